@@ -1,0 +1,179 @@
+"""The nouns every part of Thinwire shares: models, shards, packets, updates.
+
+Plain frozen dataclasses. This module imports neither TensorFlow nor numpy at run time, so policy
+modules that build flags and ``--help`` stay instant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Float32 = NDArray[np.float32]
+    Int64 = NDArray[np.int64]
+
+#: A policy's state: nested dicts of arrays, ints, floats and strings, owned by the caller.
+State = dict[str, Any]
+
+
+class Kind(enum.Enum):
+    """What an update's values mean (design section 2)."""
+
+    GRADIENT = "gradient"  # mean gradient of a mini-batch, without the learning rate
+    DELTA = "delta"  # a change of weights, learning rate already in it
+
+
+class ConfigurationError(Exception):
+    """The run as asked for cannot work; the message says why and what to set. Exit code 2."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """One shared variable: its Keras ``variable.path``, shape and dtype (float32)."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """The shared variables in W_global order; flattened and concatenated they are "the model"."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """Entries of all tensors together."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Position of each tensor's first entry in the flat model, plus the total at the end."""
+        positions = [0]
+        for tensor in self.tensors:
+            positions.append(positions[-1] + tensor.size)
+        return tuple(positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """Entries ``start:stop`` of flattened tensor number ``tensor``."""
+
+    tensor: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.stop - self.start
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardLayout:
+    """What one PS shard holds: slices, in tensor order, concatenated in one flat buffer."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def size(self) -> int:
+        """Entries of the shard's flat buffer."""
+        return sum(piece.size for piece in self.slices)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Position of each slice in the shard's flat buffer, plus the total at the end."""
+        positions = [0]
+        for piece in self.slices:
+            positions.append(positions[-1] + piece.size)
+        return tuple(positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class CodedValues:
+    """Entry values as they travel.
+
+    ``dtype`` is one of VALUE_DTYPES. ``data`` has numpy dtype float32, uint16 (the bits of a
+    bfloat16), float16 or int8. ``scale`` is used by int8 alone: value = data * scale.
+    """
+
+    dtype: str
+    data: NDArray[Any]  # [k]
+    scale: float = 1.0
+
+
+VALUE_DTYPES = ("float32", "bfloat16", "float16", "int8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One tensor (or, after routing, one slice of it) of a packet.
+
+    ``indices`` are ascending, unique positions relative to the block's first entry; ``None`` means
+    every entry (dense). A sparse block may be empty.
+    """
+
+    slot: int  # tensor number in the ModelSpec; after routing, slice number in the ShardLayout
+    size: int  # entries the block spans
+    indices: Int64 | None  # [k] int64
+    values: CodedValues  # [k], or [size] when dense
+
+
+@dataclasses.dataclass(frozen=True)
+class Packet:
+    """What a codec made of one step's tensors: at most one block per tensor, in order."""
+
+    blocks: tuple[Block, ...]
+    kind: Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """A decoded push in the flat coordinates of one shard.
+
+    ``indices`` ascending and unique; ``None`` means dense.
+    """
+
+    indices: Int64 | None  # [k] int64
+    values: Float32  # [k] float32, or [shard size] when dense
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodeContext:
+    """What a codec may know besides the tensors; no clocks, no globals."""
+
+    step: int
+    learning_rate: float
+    rng: np.random.Generator
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """An emulated link of one worker: same in both directions; 0 means without that limit."""
+
+    mbps: float = 0.0  # megabit per second
+    delay_ms: float = 0.0  # one way
+    loss: float = 0.0  # probability that a 1,448-byte segment is lost
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is emulated at all."""
+        return self.mbps > 0 or self.delay_ms > 0 or self.loss > 0
+
+
+def describe(policy: Any) -> Mapping[str, Any]:
+    """Return a policy's hyper-parameters by name, for the fingerprint and the summary."""
+    return {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
