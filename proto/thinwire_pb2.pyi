@@ -1,0 +1,356 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_WORKER: _ClassVar[Role]
+    ROLE_SUPERVISOR: _ClassVar[Role]
+    ROLE_SHARD: _ClassVar[Role]
+
+class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REASON_UNSPECIFIED: _ClassVar[Reason]
+    REASON_PROTOCOL_VERSION: _ClassVar[Reason]
+    REASON_RUN: _ClassVar[Reason]
+    REASON_FINGERPRINT: _ClassVar[Reason]
+    REASON_MODEL: _ClassVar[Reason]
+    REASON_ID_TAKEN: _ClassVar[Reason]
+    REASON_ID_RANGE: _ClassVar[Reason]
+    REASON_MALFORMED: _ClassVar[Reason]
+    REASON_NON_FINITE: _ClassVar[Reason]
+    REASON_STALE_EPOCH: _ClassVar[Reason]
+    REASON_NOT_MEMBER: _ClassVar[Reason]
+    REASON_TOPOLOGY: _ClassVar[Reason]
+    REASON_STARTING: _ClassVar[Reason]
+    REASON_FULL: _ClassVar[Reason]
+
+class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INDEX_CODING_DENSE: _ClassVar[IndexCoding]
+    INDEX_CODING_BITMAP: _ClassVar[IndexCoding]
+    INDEX_CODING_RICE: _ClassVar[IndexCoding]
+    INDEX_CODING_DEFLATED_GAPS: _ClassVar[IndexCoding]
+    INDEX_CODING_UINT32: _ClassVar[IndexCoding]
+    INDEX_CODING_ELIAS_FANO: _ClassVar[IndexCoding]
+
+class ValueDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VALUE_DTYPE_FLOAT32: _ClassVar[ValueDtype]
+    VALUE_DTYPE_BFLOAT16: _ClassVar[ValueDtype]
+    VALUE_DTYPE_FLOAT16: _ClassVar[ValueDtype]
+    VALUE_DTYPE_INT8: _ClassVar[ValueDtype]
+
+class UpdateKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UPDATE_KIND_GRADIENT: _ClassVar[UpdateKind]
+    UPDATE_KIND_DELTA: _ClassVar[UpdateKind]
+
+class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPERATION_NONE: _ClassVar[Operation]
+    OPERATION_FULL: _ClassVar[Operation]
+    OPERATION_SET: _ClassVar[Operation]
+    OPERATION_ADD: _ClassVar[Operation]
+ROLE_UNSPECIFIED: Role
+ROLE_WORKER: Role
+ROLE_SUPERVISOR: Role
+ROLE_SHARD: Role
+REASON_UNSPECIFIED: Reason
+REASON_PROTOCOL_VERSION: Reason
+REASON_RUN: Reason
+REASON_FINGERPRINT: Reason
+REASON_MODEL: Reason
+REASON_ID_TAKEN: Reason
+REASON_ID_RANGE: Reason
+REASON_MALFORMED: Reason
+REASON_NON_FINITE: Reason
+REASON_STALE_EPOCH: Reason
+REASON_NOT_MEMBER: Reason
+REASON_TOPOLOGY: Reason
+REASON_STARTING: Reason
+REASON_FULL: Reason
+INDEX_CODING_DENSE: IndexCoding
+INDEX_CODING_BITMAP: IndexCoding
+INDEX_CODING_RICE: IndexCoding
+INDEX_CODING_DEFLATED_GAPS: IndexCoding
+INDEX_CODING_UINT32: IndexCoding
+INDEX_CODING_ELIAS_FANO: IndexCoding
+VALUE_DTYPE_FLOAT32: ValueDtype
+VALUE_DTYPE_BFLOAT16: ValueDtype
+VALUE_DTYPE_FLOAT16: ValueDtype
+VALUE_DTYPE_INT8: ValueDtype
+UPDATE_KIND_GRADIENT: UpdateKind
+UPDATE_KIND_DELTA: UpdateKind
+OPERATION_NONE: Operation
+OPERATION_FULL: Operation
+OPERATION_SET: Operation
+OPERATION_ADD: Operation
+
+class ToServer(_message.Message):
+    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    pull: Pull
+    push: Push
+    chunk: Chunk
+    heartbeat: Heartbeat
+    leave: Leave
+    report: Report
+    halt: Halt
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ...) -> None: ...
+
+class ToClient(_message.Message):
+    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    HALT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    refusal: Refusal
+    reply: Reply
+    chunk: Chunk
+    waiting: Waiting
+    membership: Membership
+    halt: Halt
+    report: Report
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("path", "shape", "dtype")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    def __init__(self, path: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class Setting(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class EmulatedLink(_message.Message):
+    __slots__ = ("mbps", "delay_ms", "loss", "seed")
+    MBPS_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    mbps: float
+    delay_ms: float
+    loss: float
+    seed: int
+    def __init__(self, mbps: _Optional[float] = ..., delay_ms: _Optional[float] = ..., loss: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    role: Role
+    id: int
+    run_id: str
+    fingerprint: _containers.RepeatedCompositeFieldContainer[Setting]
+    model: _containers.RepeatedCompositeFieldContainer[Tensor]
+    incarnation: int
+    link: EmulatedLink
+    shard: int
+    num_shards: int
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_WORKER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    incarnation: int
+    last_applied_step: int
+    knows_worker: bool
+    epoch: int
+    generation: int
+    version: int
+    lease_seconds: float
+    document: str
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_applied_step: _Optional[int] = ..., knows_worker: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., document: _Optional[str] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("reason", "message", "step", "epoch")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    reason: Reason
+    message: str
+    step: int
+    epoch: int
+    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Block(_message.Message):
+    __slots__ = ("slot", "count", "coding", "coding_parameter", "index_bytes", "value_dtype", "scale")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    CODING_FIELD_NUMBER: _ClassVar[int]
+    CODING_PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VALUE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    count: int
+    coding: IndexCoding
+    coding_parameter: int
+    index_bytes: int
+    value_dtype: ValueDtype
+    scale: float
+    def __init__(self, slot: _Optional[int] = ..., count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., coding_parameter: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_dtype: _Optional[_Union[ValueDtype, str]] = ..., scale: _Optional[float] = ...) -> None: ...
+
+class Pull(_message.Message):
+    __slots__ = ("base_version", "has_base", "generation", "observe")
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HAS_BASE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    OBSERVE_FIELD_NUMBER: _ClassVar[int]
+    base_version: int
+    has_base: bool
+    generation: int
+    observe: bool
+    def __init__(self, base_version: _Optional[int] = ..., has_base: bool = ..., generation: _Optional[int] = ..., observe: bool = ...) -> None: ...
+
+class Push(_message.Message):
+    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "blocks", "payload_bytes", "payload")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    step: int
+    base_version: int
+    generation: int
+    epoch: int
+    kind: UpdateKind
+    samples: int
+    local_steps: int
+    learning_rate: float
+    loss: float
+    blocks: _containers.RepeatedCompositeFieldContainer[Block]
+    payload_bytes: int
+    payload: bytes
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "blocks", "payload_bytes", "payload")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    generation: int
+    epoch: int
+    operation: Operation
+    learning_rate: float
+    samples: int
+    stop: bool
+    step: int
+    blocks: _containers.RepeatedCompositeFieldContainer[Block]
+    payload_bytes: int
+    payload: bytes
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("cause",)
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    def __init__(self, cause: _Optional[str] = ...) -> None: ...
+
+class Membership(_message.Message):
+    __slots__ = ("epoch", "groups", "started")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    started: bool
+    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, workers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("document",)
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    document: str
+    def __init__(self, document: _Optional[str] = ...) -> None: ...
+
+class Halt(_message.Message):
+    __slots__ = ("cause",)
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    def __init__(self, cause: _Optional[str] = ...) -> None: ...
