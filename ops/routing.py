@@ -1,0 +1,90 @@
+"""The Router seam, and how a packet is cut over the shards.
+
+Placement decides which slice of which tensor lives on which shard; `split` cuts a packet by index
+range accordingly. Selection has already seen whole tensors, so the number of shards never changes
+what is sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ops.types import Block, CodedValues, ModelSpec, Packet, ShardLayout, Slice
+
+#: Tensors with more entries are cut into one slice per shard (specs/grouping_sgd.md section 9).
+MAX_SLICE_ENTRIES = 1_000_000
+
+
+def place(spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
+    """Spread tensors over shards: large ones in equal slices, the rest to the least loaded.
+
+    Deterministic, so every node computes the same placement by itself. Largest first keeps the
+    shards even; ties go to the lower tensor and the lower shard.
+
+    Args:
+        spec: The model.
+        num_shards: S >= 1.
+
+    Returns:
+        One layout per shard, slices in tensor order.
+    """
+    pieces = [piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, num_shards)]
+    loads = [0] * num_shards
+    shards: list[list[Slice]] = [[] for _ in range(num_shards)]
+    for piece in sorted(pieces, key=lambda piece: (-piece.size, piece.tensor, piece.start)):
+        target = loads.index(min(loads))
+        shards[target].append(piece)
+        loads[target] += piece.size
+    return tuple(
+        ShardLayout(tuple(sorted(shard, key=lambda piece: (piece.tensor, piece.start))))
+        for shard in shards
+    )
+
+
+def _cut(spec: ModelSpec, number: int, num_shards: int) -> list[Slice]:
+    size = spec.tensors[number].size
+    parts = num_shards if size > MAX_SLICE_ENTRIES else 1
+    edges = [size * part // parts for part in range(parts + 1)]
+    return [Slice(number, start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+
+
+def split(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:
+    """Cut a packet by index range: one tuple of blocks per shard, `slot` = slice number.
+
+    Slices whose part of a sparse block is empty are left out.
+    """
+    by_tensor = {block.slot: block for block in packet.blocks}
+    return [
+        tuple(
+            part
+            for slot, piece in enumerate(layout.slices)
+            if piece.tensor in by_tensor
+            if (part := _part(by_tensor[piece.tensor], slot, piece)) is not None
+        )
+        for layout in layouts
+    ]
+
+
+def _part(block: Block, slot: int, piece: Slice) -> Block | None:
+    if block.indices is None:
+        data = block.values.data[piece.start : piece.stop]
+        return Block(slot, piece.size, None, _with_data(block.values, data))
+    first, last = block.indices.searchsorted((piece.start, piece.stop))
+    if first == last:
+        return None
+    data = block.values.data[first:last]
+    indices = block.indices[first:last] - piece.start if piece.start else block.indices[first:last]
+    return Block(slot, piece.size, indices, _with_data(block.values, data))
+
+
+def _with_data(values: CodedValues, data: object) -> CodedValues:
+    return dataclasses.replace(values, data=data)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reliable:
+    """Everything travels on the stream, in order, exactly once."""
+
+
+#: --router value -> policy.
+REGISTRY: dict[str, type[Reliable]] = {"reliable": Reliable}

@@ -1,0 +1,227 @@
+"""The SyncRule seam: when is an update released, and who may go on?
+
+BSP, ASP, SSP and GSP are one rule with two parameters. The rule only orders worker ids; it never
+sees an update, so one bookkeeping serves every shard, the simulator and the tests.
+
+Source: specs/grouping_sgd.md sections 4, 5 and 13.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from ops.types import ConfigurationError, State
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncRule:
+    """Groups of workers that step together, and how far a worker may run ahead.
+
+    Attributes:
+        groups: Every worker id 1..n exactly once. One group is BSP, groups of one are ASP.
+        bound: A worker that has finished c iterations may start the next one while
+            ``c - min(c of live workers) <= bound``; None lets everybody go on.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    bound: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse groups that are not a partition of 1..n, and negative bounds."""
+        ids = sorted(worker for group in self.groups for worker in group)
+        if any(not group for group in self.groups):
+            raise ConfigurationError(f"groups {format_groups(self.groups)!r} hold an empty group.")
+        if ids != list(range(1, len(ids) + 1)):
+            raise ConfigurationError(
+                f"groups {format_groups(self.groups)!r} name workers {ids}; each of "
+                f"1..{max(len(ids), 1)} must stand in exactly one group (--groups, --groups_file)."
+            )
+        if self.bound is not None and self.bound < 0:
+            raise ConfigurationError(
+                f"--staleness_bound={self.bound}: expected 0 (lockstep) or more iterations."
+            )
+
+    @property
+    def waits_for_start(self) -> bool:
+        """Whether the run begins only when all workers are there (any group of several)."""
+        return any(len(group) > 1 for group in self.groups)
+
+    def group_of(self, worker: int) -> int:
+        """Return the number of the worker's group."""
+        return next(number for number, group in enumerate(self.groups) if worker in group)
+
+    def init(self) -> State:
+        """Return the state of an empty cluster."""
+        return {
+            "live": [],  # ids whose pushes a round waits for, ascending
+            "joining": [],  # ids that enter at their group's next round boundary
+            "pushed": [],  # live ids whose push is not yet released
+            "held": [],  # live ids whose round is released, waiting for leave to go on
+            "clocks": {},  # id -> finished iterations; kept when a worker leaves
+        }
+
+    def join(self, worker: int, state: State) -> State:
+        """Announce a worker; it becomes live at its group's next round boundary."""
+        if worker not in state["live"] and worker not in state["joining"]:
+            state["joining"] = sorted([*state["joining"], worker])
+        return state
+
+    def leave(self, worker: int, state: State) -> State:
+        """Forget a worker; its clock no longer holds anybody back."""
+        for field in ("live", "joining", "pushed", "held"):
+            state[field] = [other for other in state[field] if other != worker]
+        return state
+
+    def push(self, worker: int, state: State) -> State:
+        """Note that a live worker has handed in its update for this round."""
+        state["pushed"] = sorted({*state["pushed"], worker})
+        return state
+
+    def advance(self, state: State) -> tuple[list[tuple[int, ...]], list[int], State]:
+        """Settle everything that can be settled now.
+
+        Returns:
+            Rounds released (each the merged workers in order of id), workers that may go on
+            (including new ones, which may now pull), and the state.
+        """
+        released: list[tuple[int, ...]] = []
+        admitted: list[int] = []
+        for group in self.groups:
+            members = [worker for worker in group if worker in state["live"]]
+            pending = [worker for worker in members if worker in state["pushed"]]
+            if pending and pending == members:
+                released.append(tuple(pending))
+                self._finish_round(pending, state)
+                pending = []
+            if not pending:
+                admitted += self._admit(group, state)
+        return released, admitted + self._let_go(state), state
+
+    def min_clock(self, state: State) -> int:
+        """Return the smallest number of finished iterations over live workers (0 if none)."""
+        return min((state["clocks"][worker] for worker in state["live"]), default=0)
+
+    def _finish_round(self, workers: Iterable[int], state: State) -> None:
+        for worker in workers:
+            state["clocks"][worker] += 1
+            state["pushed"].remove(worker)
+            state["held"].append(worker)
+
+    def _admit(self, group: tuple[int, ...], state: State) -> list[int]:
+        """Make the group's joiners live. A returning worker must not hold back the others."""
+        entering = [worker for worker in state["joining"] if worker in group]
+        for worker in entering:
+            floor = self.min_clock(state)
+            state["clocks"][worker] = max(state["clocks"].get(worker, 0), floor)
+            state["joining"].remove(worker)
+            state["live"] = sorted([*state["live"], worker])
+        return entering
+
+    def _let_go(self, state: State) -> list[int]:
+        slowest = self.min_clock(state)
+        free = [
+            worker
+            for worker in state["held"]
+            if self.bound is None or state["clocks"][worker] - slowest <= self.bound
+        ]
+        state["held"] = [worker for worker in state["held"] if worker not in free]
+        return free
+
+
+def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
+    """Read ``"1,2|3,4"``.
+
+    >>> parse_groups("1, 2|3")
+    ((1, 2), (3,))
+
+    Raises:
+        ConfigurationError: A token is not a worker id.
+    """
+    try:
+        return tuple(
+            tuple(sorted(int(token) for token in group.replace(",", " ").split()))
+            for group in text.split("|")
+        )
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--groups={text!r}: expected worker ids like '1,2|3,4' ({error})."
+        ) from error
+
+
+def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
+    """Read one group a line; ``#`` starts a comment, blank lines are skipped.
+
+    Raises:
+        ConfigurationError: The file has no group, or a token is not a worker id.
+    """
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    groups = "|".join(line for line in lines if line)
+    if not groups:
+        raise ConfigurationError(f"--groups_file={path}: holds no group; one line of ids a group.")
+    return parse_groups(groups)
+
+
+def format_groups(groups: Iterable[Iterable[int]]) -> str:
+    """Write groups as parse_groups reads them."""
+    return "|".join(",".join(map(str, group)) for group in groups)
+
+
+def _one_group(nb_workers: int) -> tuple[tuple[int, ...], ...]:
+    return (tuple(range(1, nb_workers + 1)),)
+
+
+def _groups_of_one(nb_workers: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((worker,) for worker in range(1, nb_workers + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncChoice:
+    """A value of --sync: the groups it forms by itself, and what it takes from flags."""
+
+    groups: Callable[[int], tuple[tuple[int, ...], ...]]
+    takes_groups: bool
+    takes_bound: bool
+
+
+#: --sync value -> how it becomes a SyncRule.
+REGISTRY: dict[str, SyncChoice] = {
+    "bsp": SyncChoice(_one_group, takes_groups=False, takes_bound=False),
+    "asp": SyncChoice(_groups_of_one, takes_groups=False, takes_bound=False),
+    "ssp": SyncChoice(_groups_of_one, takes_groups=False, takes_bound=True),
+    "gsp": SyncChoice(_one_group, takes_groups=True, takes_bound=True),
+}
+
+
+def make_rule(
+    name: str,
+    nb_workers: int,
+    groups: tuple[tuple[int, ...], ...] | None = None,
+    bound: int | None = None,
+) -> SyncRule:
+    """Compose the rule that --sync, --groups and --staleness_bound ask for.
+
+    Raises:
+        ConfigurationError: Groups or a bound given to a rule that has none, a missing bound, or
+            groups that are not a partition of 1..nb_workers.
+    """
+    choice = REGISTRY[name]
+    if groups is not None and not choice.takes_groups:
+        raise ConfigurationError(
+            f"--groups was given, but --sync={name} has no groups; use --sync=gsp."
+        )
+    if bound is not None and not choice.takes_bound:
+        raise ConfigurationError(
+            f"--staleness_bound={bound} was given, but --sync={name} has no bound; "
+            "use --sync=ssp or --sync=gsp."
+        )
+    if name == "ssp" and bound is None:
+        raise ConfigurationError("--sync=ssp needs --staleness_bound (iterations, 0 or more).")
+    rule = SyncRule(groups or choice.groups(nb_workers), bound)
+    members = sum(len(group) for group in rule.groups)
+    if members != nb_workers:
+        raise ConfigurationError(
+            f"groups {format_groups(rule.groups)!r} name {members} workers, "
+            f"--nb_workers={nb_workers}; every worker needs exactly one group."
+        )
+    return rule

@@ -1,0 +1,179 @@
+"""The Weighting seam: what is a stale update worth?
+
+A weighting sees the updates of one release together with the version each was computed at, and
+returns them scaled. State is plain data; `window` below is a list of index arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ops.types import ConfigurationError, State, Update
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """One worker's update at the moment of its release."""
+
+    worker: int
+    update: Update
+    base_version: int  # shard version the update was computed at
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseContext:
+    """What a weighting may know of the shard."""
+
+    version: int  # T: updates applied so far
+    oldest_base: int  # smallest base version a live worker may still push from
+    kernels: Any  # ops.kernels.Kernels
+
+
+@dataclasses.dataclass(frozen=True)
+class Unweighted:
+    """Every update counts in full."""
+
+    def init(self, size: int) -> State:
+        """Return the empty state; `size` is the shard's number of entries."""
+        del size
+        return {}
+
+    def weigh(
+        self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
+    ) -> tuple[list[Arrival], State]:
+        """Return the arrivals as they are."""
+        del context
+        return list(arrivals), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Inverse:
+    """Scale an update by 1/Y, Y = max(1, T - base_version + 1).
+
+    Source: specs/grouping_sgd.md section 4 (Grouping-SGD's weight factor WF).
+    Differences: counted from the version the update was computed at, in every mode.
+    """
+
+    def init(self, size: int) -> State:
+        """Return the empty state; `size` is the shard's number of entries."""
+        del size
+        return {}
+
+    def weigh(
+        self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
+    ) -> tuple[list[Arrival], State]:
+        """Return the arrivals, each divided by its own staleness Y."""
+        return [
+            _scaled(arrival, 1.0 / staleness(context.version, arrival.base_version), context)
+            for arrival in arrivals
+        ], state
+
+
+@dataclasses.dataclass(frozen=True)
+class PerEntry:
+    """AdaComp's damping: divide each entry by the updates that hit it since the worker's pull.
+
+    ``rate(i) = eta / max(1, sigma_i)``, sigma_i = number of releases s with
+    ``base_version <= s < T`` whose index set holds i; an empty window (fresh update) damps nothing.
+
+    Attributes:
+        window: Most releases remembered; older ones are forgotten even if a worker is behind them.
+        beyond_window: An update older than the window is weighed with the retained part plus the
+            number of forgotten releases (``count``: an upper bound of sigma), or dropped
+            (``reject``).
+
+    Source: specs/adacomp.md sections 4 and 12.
+    """
+
+    window: int = 1024
+    beyond_window: str = "count"
+
+    def __post_init__(self) -> None:
+        """Refuse an empty window or an unknown policy beyond it."""
+        if self.window < 1:
+            raise ConfigurationError(
+                f"--staleness_window={self.window}: expected 1 or more remembered updates."
+            )
+        if self.beyond_window not in ("count", "reject"):
+            raise ConfigurationError(
+                f"--beyond_window={self.beyond_window!r}: expected 'count' or 'reject'."
+            )
+
+    def init(self, size: int) -> State:
+        """Return an empty history; `size` is the shard's number of entries."""
+        import numpy as np
+
+        return {
+            "first": 0,  # version of history[0]
+            "history": [],  # per release: ascending int32 [k] positions, or None for all
+            "scratch": np.zeros(size, np.uint16),  # [size], zero between calls
+        }
+
+    def weigh(
+        self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
+    ) -> tuple[list[Arrival], State]:
+        """Return the arrivals damped entry by entry, and remember which entries they touch."""
+        damped = [
+            self._damped(arrival, context, state)
+            for arrival in arrivals
+            if self.beyond_window == "count" or arrival.base_version >= state["first"]
+        ]
+        if damped:
+            state["history"].append(_touched(damped))
+        self._forget(context, state)
+        return damped, state
+
+    def _damped(self, arrival: Arrival, context: ReleaseContext, state: State) -> Arrival:
+        seen_from = max(arrival.base_version, state["first"])
+        forgotten = seen_from - arrival.base_version
+        window = state["history"][seen_from - state["first"] : context.version - state["first"]]
+        if not window and not forgotten:
+            return arrival
+        update = arrival.update
+        sigma = context.kernels.hits(window, update.indices, state["scratch"])
+        weights = context.kernels.damp(sigma + forgotten if forgotten else sigma)
+        return dataclasses.replace(
+            arrival, update=Update(update.indices, update.values * weights)
+        )
+
+    def _forget(self, context: ReleaseContext, state: State) -> None:
+        newest = state["first"] + len(state["history"])
+        keep_from = max(min(context.oldest_base, newest), newest - self.window, state["first"])
+        del state["history"][: keep_from - state["first"]]
+        state["first"] = keep_from
+
+
+def staleness(version: int, base_version: int) -> int:
+    """Return Y = max(1, T - base_version + 1); 1 means fresh."""
+    return max(1, version - base_version + 1)
+
+
+def _scaled(arrival: Arrival, weight: float, context: ReleaseContext) -> Arrival:
+    if weight == 1.0:
+        return arrival
+    values = context.kernels.scale(arrival.update.values, weight)
+    return dataclasses.replace(arrival, update=Update(arrival.update.indices, values))
+
+
+def _touched(arrivals: Sequence[Arrival]) -> Any:
+    """Return the union of the arrivals' positions as int32, or None when one is dense."""
+    import numpy as np
+
+    sets = [arrival.update.indices for arrival in arrivals]
+    if any(indices is None for indices in sets):
+        return None
+    if len(sets) == 1:
+        return sets[0].astype(np.int32)  # type: ignore[union-attr]
+    return np.unique(np.concatenate(sets)).astype(np.int32)  # type: ignore[arg-type]
+
+
+Weighting = Unweighted | Inverse | PerEntry
+
+#: --weighting value -> policy.
+REGISTRY: dict[str, type[Unweighted] | type[Inverse] | type[PerEntry]] = {
+    "none": Unweighted,
+    "inverse": Inverse,
+    "per_entry": PerEntry,
+}
