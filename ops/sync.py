@@ -182,13 +182,14 @@ class SyncChoice:
     groups: Callable[[int], tuple[tuple[int, ...], ...]]
     takes_groups: bool
     takes_bound: bool
+    needs_bound: bool = False
 
 
 #: --sync value -> how it becomes a SyncRule.
 REGISTRY: dict[str, SyncChoice] = {
     "bsp": SyncChoice(_one_group, takes_groups=False, takes_bound=False),
     "asp": SyncChoice(_groups_of_one, takes_groups=False, takes_bound=False),
-    "ssp": SyncChoice(_groups_of_one, takes_groups=False, takes_bound=True),
+    "ssp": SyncChoice(_groups_of_one, takes_groups=False, takes_bound=True, needs_bound=True),
     "gsp": SyncChoice(_one_group, takes_groups=True, takes_bound=True),
 }
 
@@ -215,8 +216,8 @@ def make_rule(
             f"--staleness_bound={bound} was given, but --sync={name} has no bound; "
             "use --sync=ssp or --sync=gsp."
         )
-    if name == "ssp" and bound is None:
-        raise ConfigurationError("--sync=ssp needs --staleness_bound (iterations, 0 or more).")
+    if choice.needs_bound and bound is None:
+        raise ConfigurationError(f"--sync={name} needs --staleness_bound (iterations, 0 or more).")
     rule = SyncRule(groups or choice.groups(nb_workers), bound)
     members = sum(len(group) for group in rule.groups)
     if members != nb_workers:

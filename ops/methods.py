@@ -1,0 +1,204 @@
+"""Methods: named compositions of the six policies. A method is data.
+
+Adding one is a row in METHODS; adding a policy is a class and a row in its seam's REGISTRY.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from ops import codecs, down_codecs, pacing, routing, sync, weighting
+from ops.server_update import ServerUpdate
+from ops.types import ConfigurationError, Kind, describe
+
+#: Names of the seams, in the order of the fingerprint; each is also a flag.
+SEAMS = ("pacer", "codec", "down_codec", "router", "sync", "weighting", "server_optimizer")
+
+_DENSE_ASP = {
+    "pacer": "every",
+    "codec": "dense",
+    "down_codec": "dense",
+    "router": "reliable",
+    "sync": "asp",
+    "weighting": "none",
+    "server_optimizer": "sgd",
+}
+
+#: --method value -> the seam values it stands for.
+METHODS: dict[str, dict[str, str]] = {
+    # AdaComp: top-k per tensor, rest dropped; eta / max(1, sigma) per entry. specs/adacomp.md 3, 4
+    "adacomp": _DENSE_ASP | {"codec": "topk", "down_codec": "delta", "weighting": "per_entry"},
+    # Asynchronous SGD: every push is one step.
+    "asgd": _DENSE_ASP,
+    # Bulk synchronous: one update per round of all workers. specs/grouping_sgd.md 4
+    "bsp": _DENSE_ASP | {"sync": "bsp"},
+    "ssgd": _DENSE_ASP | {"sync": "bsp"},
+    # Stale synchronous: nobody runs more than the bound ahead. specs/grouping_sgd.md 5
+    "ssp": _DENSE_ASP | {"sync": "ssp"},
+    # Grouping-SGD: synchronous groups, asynchronous among each other, 1/Y. specs/grouping_sgd.md 4
+    "gsp": _DENSE_ASP | {"sync": "gsp", "weighting": "inverse"},
+}
+
+#: Bound of --sync=ssp when neither flag nor method says otherwise.
+DEFAULT_SSP_BOUND = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """Six policies that together train a model."""
+
+    name: str
+    pacer: pacing.Pacer
+    codec: Any
+    down_codec: down_codecs.DownCodec
+    router: routing.Reliable
+    sync: sync.SyncRule
+    weighting: weighting.Weighting
+    server: ServerUpdate
+    seams: Mapping[str, str]  # seam -> value, for people and summary.json
+
+    @property
+    def kind(self) -> Kind:
+        """What updates mean on the wire."""
+        return self.pacer.kind
+
+    def check(self) -> list[str]:
+        """Refuse what cannot work; return warnings about what has no effect.
+
+        Raises:
+            ConfigurationError: The pacer's updates are not what the codec sends.
+        """
+        if self.codec.kind is Kind.DELTA and self.pacer.kind is not Kind.GRADIENT:
+            raise ConfigurationError(
+                f"--codec={self.seams['codec']} makes its own weight change of every gradient; "
+                f"--pacer={self.seams['pacer']} already sends changes of weights."
+            )
+        return [text for empty, text in self._empty_choices() if empty]
+
+    def _empty_choices(self) -> list[tuple[bool, str]]:
+        """Return (applies, warning) for each choice that cannot make a difference."""
+        one_group = len(self.sync.groups) == 1
+        alone = one_group and not isinstance(self.weighting, weighting.Unweighted)
+        dense_up = isinstance(self.codec, codecs.Dense)
+        per_entry = isinstance(self.weighting, weighting.PerEntry)
+        delta_down = isinstance(self.down_codec, down_codecs.DownDelta)
+        return [
+            (alone, f"--weighting={self.seams['weighting']} does nothing with one group: "
+             "nobody is stale."),
+            (per_entry and dense_up and not alone, "--weighting=per_entry with dense updates: "
+             "every entry has the same staleness."),
+            (delta_down and dense_up, "--down_codec=delta with dense updates: every entry "
+             "changes, replies are dense."),
+            (delta_down and not dense_up and not self.server.keeps_sparse,
+             "--down_codec=delta with momentum, adam or weight decay on the PS: every entry "
+             "changes, replies are dense."),
+            (one_group and self.sync.bound is not None, "--staleness_bound with one group: "
+             "nobody can run ahead."),
+        ]  # fmt: skip
+
+    def fingerprint(self) -> list[tuple[str, str]]:
+        """Return (name, value) of everything two nodes must agree on."""
+        policies = (
+            ("pacer", self.pacer),
+            ("codec", self.codec),
+            ("down_codec", self.down_codec),
+            ("router", self.router),
+            ("sync", self.sync),
+            ("weighting", self.weighting),
+            ("server", self.server),
+        )
+        rows = [(seam, self.seams[seam]) for seam in SEAMS]
+        rows += [
+            (f"{seam}.{name}", str(value))
+            for seam, policy in policies
+            for name, value in describe(policy).items()
+        ]
+        return rows
+
+
+def digest(rows: list[tuple[str, str]]) -> str:
+    """Return a short hash of a fingerprint."""
+    text = "\n".join(f"{name}={value}" for name, value in rows)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What the command line says about the method; None means "as the method has it"."""
+
+    method: str
+    nb_workers: int
+    overrides: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    compression_rate: float = 0.01
+    value_dtype: str = "float32"
+    local_steps: int = 1
+    groups: tuple[tuple[int, ...], ...] | None = None
+    bound: int | None = None
+    window: int = 1024
+    beyond_window: str = "count"
+    momentum: float | None = None
+    weight_decay: float = 0.0
+    global_lr: float = 1.0
+
+
+def compose(choices: Choices) -> Method:
+    """Build the method that the choices ask for.
+
+    Raises:
+        ConfigurationError: Unknown names, illegal values, or choices that exclude each other.
+    """
+    if choices.method not in METHODS:
+        raise ConfigurationError(
+            f"--method={choices.method!r}: expected one of {', '.join(METHODS)}."
+        )
+    given = {seam: value for seam, value in choices.overrides.items() if value is not None}
+    seams = METHODS[choices.method] | given
+    method = Method(
+        name=choices.method,
+        pacer=_pick(pacing.REGISTRY, seams["pacer"], local_steps=choices.local_steps),
+        codec=_pick(
+            codecs.REGISTRY,
+            seams["codec"],
+            compression_rate=choices.compression_rate,
+            value_dtype=choices.value_dtype,
+        ),
+        down_codec=_pick(down_codecs.REGISTRY, seams["down_codec"]),
+        router=_pick(routing.REGISTRY, seams["router"]),
+        sync=_sync_rule(seams["sync"], choices),
+        weighting=_pick(
+            weighting.REGISTRY,
+            seams["weighting"],
+            window=choices.window,
+            beyond_window=choices.beyond_window,
+        ),
+        server=_server(seams["server_optimizer"], choices, "server_optimizer" in given),
+        seams=seams,
+    )
+    return method
+
+
+def _pick(registry: Mapping[str, type], name: str, **hyper_parameters: Any) -> Any:
+    """Make the policy `name`, giving it those hyper-parameters that it has."""
+    policy = registry[name]
+    fields = {field.name for field in dataclasses.fields(policy)}
+    return policy(**{key: value for key, value in hyper_parameters.items() if key in fields})
+
+
+def _sync_rule(name: str, choices: Choices) -> sync.SyncRule:
+    takes_default = sync.REGISTRY[name].needs_bound and choices.bound is None
+    bound = DEFAULT_SSP_BOUND if takes_default else choices.bound
+    return sync.make_rule(name, choices.nb_workers, choices.groups, bound)
+
+
+def _server(name: str, choices: Choices, explicit: bool) -> ServerUpdate:
+    default_momentum = 0.9 if name == "momentum" else 0.0
+    return ServerUpdate(
+        optimizer=name,
+        momentum=default_momentum if choices.momentum is None else choices.momentum,
+        weight_decay=choices.weight_decay,
+        global_lr=choices.global_lr,
+        feeds_deltas=explicit,
+    )

@@ -1,0 +1,136 @@
+"""The ServerUpdate seam: a released update becomes new weights, through a Keras optimizer.
+
+Plain SGD touches only the entries of a sparse update and is done by the apply kernels, which equal
+Keras's SGD; every optimizer with state runs Keras itself on the shard's flat buffer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from ops.types import ConfigurationError, Kind, State, Update
+
+if TYPE_CHECKING:
+    from ops.types import Float32, Int64
+
+#: --server_optimizer value -> name in keras.optimizers.
+OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD", "adam": "Adam"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerUpdate:
+    """How the PS steps.
+
+    Attributes:
+        optimizer: sgd, momentum or adam.
+        momentum: For sgd and momentum.
+        weight_decay: Decoupled, as Keras does it; 0 is off.
+        global_lr: Factor on updates of kind ``delta`` that plain SGD adds.
+        feeds_deltas: Give -mean of deltas to the optimizer instead of adding them.
+    """
+
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    global_lr: float = 1.0
+    feeds_deltas: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigurationError(
+                f"--server_optimizer={self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}."
+            )
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(f"--momentum={self.momentum}: expected 0 <= momentum < 1.")
+        if self.weight_decay < 0:
+            raise ConfigurationError(f"--weight_decay={self.weight_decay}: expected 0 or more.")
+        if self.momentum and self.optimizer == "adam":
+            raise ConfigurationError("--momentum belongs to sgd; --server_optimizer=adam has betas.")
+
+    @property
+    def keeps_sparse(self) -> bool:
+        """Whether a sparse update changes only its own entries."""
+        return OPTIMIZERS[self.optimizer] == "SGD" and not self.momentum and not self.weight_decay
+
+    def init(self, theta: Float32) -> State:
+        """Return the optimizer's state for the shard's flat weights [n] float32."""
+        return {} if self.keeps_sparse else {"keras": self.make(theta)}
+
+    def make(self, theta: Float32) -> KerasFlat:
+        """Build the Keras optimizer over one flat variable."""
+        import keras
+
+        options: dict[str, Any] = {"weight_decay": self.weight_decay or None}
+        if OPTIMIZERS[self.optimizer] == "SGD":
+            options["momentum"] = self.momentum
+        return KerasFlat(getattr(keras.optimizers, OPTIMIZERS[self.optimizer])(**options), theta)
+
+    def apply(
+        self, theta: Float32, update: Update, kind: Kind, rate: float, kernels: Any, state: State
+    ) -> tuple[Int64 | None, State]:
+        """Step `theta` in place.
+
+        Args:
+            theta: [n] float32.
+            update: The released, weighted mean.
+            kind: What its values mean.
+            rate: Scheduled learning rate, used for gradients.
+            kernels: ops.kernels.Kernels.
+            state: From `init`.
+
+        Returns:
+            The entries that changed (None: all), and the state.
+        """
+        adds = kind is Kind.DELTA and not self.feeds_deltas
+        if "keras" in state and not adds:
+            state["keras"].step(theta, update, rate, negate=kind is Kind.DELTA)
+            return None, state
+        factor = -self.global_lr if adds else (-rate if kind is Kind.DELTA else rate)
+        if update.indices is None:
+            kernels.apply_dense(theta, update.values, factor)
+        else:
+            kernels.apply_sparse(theta, update.indices, update.values, factor)
+        return update.indices, state
+
+
+class KerasFlat:
+    """A Keras optimizer that owns a flat copy of the shard and writes each step back."""
+
+    def __init__(self, optimizer: Any, theta: Float32) -> None:
+        """Build the slots for `theta` [n] float32."""
+        import keras
+        import tensorflow as tf
+
+        self.optimizer = optimizer
+        self.variable = keras.Variable(theta, name="shard")
+        optimizer.build([self.variable])
+
+        @tf.function(input_signature=[tf.TensorSpec(theta.shape, tf.float32)])
+        def step(gradient: Any) -> None:
+            optimizer.apply([gradient], [self.variable])
+
+        self._step = step
+
+    def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
+        """Apply one gradient [n] or sparse update; `theta` gets the result."""
+        import numpy as np
+
+        gradient = update.values
+        if update.indices is not None:
+            gradient = np.zeros_like(theta)
+            gradient[update.indices] = update.values
+        self.optimizer.learning_rate.assign(rate)
+        self._step(-gradient if negate else gradient)
+        np.copyto(theta, np.asarray(self.variable.value))
+
+    def save(self) -> State:
+        """Return every slot, the step counter included."""
+        return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
+
+    def restore(self, slots: State, theta: Float32) -> None:
+        """Take back what `save` gave, at weights `theta`."""
+        self.variable.assign(theta)
+        for number, variable in enumerate(self.optimizer.variables):
+            variable.assign(slots[str(number)])

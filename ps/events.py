@@ -1,0 +1,178 @@
+"""What goes into the PS core and what comes out: plain data, no sockets, no clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ops.down_codecs import Operation
+from ops.types import State, Update
+
+
+@dataclasses.dataclass(frozen=True)
+class Join:
+    """A worker said Hello; `incarnation` names this life of it."""
+
+    worker: int
+    incarnation: int
+    reconnects: bool  # the worker claims to be this life already
+    peer: str  # for messages
+
+
+@dataclasses.dataclass(frozen=True)
+class Pull:
+    """A worker asks for the model; it holds `base_version` of `generation`, or nothing."""
+
+    worker: int
+    base_version: int | None
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Push:
+    """One validated, decoded, finite update."""
+
+    worker: int
+    incarnation: int
+    step: int
+    base_version: int
+    generation: int
+    epoch: int
+    update: Update
+    samples: int
+    local_steps: int
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Observe:
+    """Somebody wants to look at the whole model (an evaluation pull)."""
+
+    observer: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Alive:
+    """Anything was heard of a worker."""
+
+    worker: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """A worker's stream broke; it may come back before its lease ends."""
+
+    worker: int
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+    """A worker says farewell; `cause` is "diverged" when its gradients stay non-finite."""
+
+    worker: int
+    incarnation: int
+    cause: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """Shard 0 says who is live (to the other shards only)."""
+
+    number: int
+    live: tuple[int, ...]
+    started: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """A handler refused a push before it became an event; counted here."""
+
+    worker: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """End the run: a supervisor's wish, a signal, or shard 0's word."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """Time has passed; see `PsCore.next_deadline`."""
+
+
+Event = Join | Pull | Push | Observe | Alive | Lost | Leave | Epoch | Refused | Stop | Tick
+
+
+@dataclasses.dataclass(frozen=True)
+class Welcome:
+    """The worker is in; it may pull."""
+
+    worker: int
+    incarnation: int
+    last_step: int
+    knows_worker: bool
+    epoch: int
+    version: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Refuse:
+    """A Hello (`step` 0) or a push is not accepted; `reason` names a Reason of the wire."""
+
+    worker: int
+    incarnation: int
+    reason: str
+    message: str
+    step: int
+    epoch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """The worker may go on, with this."""
+
+    worker: int
+    step: int  # 0 answers a pull
+    operation: Operation
+    update: Update
+    version: int
+    epoch: int
+    learning_rate: float
+    samples: int
+    stop: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Answers Observe."""
+
+    observer: int
+    reply: Reply
+
+
+@dataclasses.dataclass(frozen=True)
+class NewEpoch:
+    """Membership changed; to be told to the other shards."""
+
+    epoch: Epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """State to be written; the arrays are copies."""
+
+    version: int
+    state: State
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """No more updates will be applied."""
+
+    reason: str
+
+
+Action = Welcome | Refuse | Reply | View | NewEpoch | Snapshot | Ended
