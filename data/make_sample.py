@@ -1,0 +1,67 @@
+"""How ``data/fashion_mnist_sample`` was made: a small balanced draw from Fashion-MNIST.
+
+Run ``python -m data.make_sample SOURCE_DIR [OUT_DIR]`` where SOURCE_DIR holds the four files of the
+full data set. The same source and the same seed give the same bytes (of one zlib version).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import idx
+
+SEED = 20240
+NUM_TRAIN = 10_000
+NUM_TEST = 2_000
+_HERE = Path(__file__).resolve().parent
+
+
+def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[np.int64]:
+    """Return positions of ``count`` examples, equally many of each class, in random order.
+
+    Args:
+        labels: [N] class of each example.
+        count: Examples to draw; a multiple of the number of classes.
+        seed: Seeds the draw.
+
+    Raises:
+        ValueError: ``count`` cannot be split equally or a class has too few examples.
+    """
+    classes, available = np.unique(labels, return_counts=True)
+    per_class, remainder = divmod(count, len(classes))
+    if remainder or per_class > available.min():
+        raise ValueError(f"cannot draw {count} equally from classes with {available} examples")
+    rng = np.random.default_rng(seed)
+    chosen = [
+        rng.choice(np.flatnonzero(labels == value), size=per_class, replace=False)
+        for value in classes
+    ]
+    return rng.permutation(np.concatenate(chosen)).astype(np.int64)
+
+
+def make_sample(source: Path, out: Path) -> None:
+    """Write the four sample files from the four full files."""
+    out.mkdir(parents=True, exist_ok=True)
+    for number, (prefix, count) in enumerate((("train", NUM_TRAIN), ("t10k", NUM_TEST))):
+        names = (f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz")
+        images, labels = idx.read_pair(source / names[0], source / names[1])
+        chosen = draw_balanced(labels, count, SEED + number)
+        idx.write(out / names[0], images[chosen])
+        idx.write(out / names[1], labels[chosen])
+
+
+def main() -> None:
+    """Parse the command line and write the sample."""
+    parser = argparse.ArgumentParser(description="Make the shipped sample of Fashion-MNIST.")
+    parser.add_argument("source", type=Path, help="folder with the four full files")
+    parser.add_argument("out", type=Path, nargs="?", default=_HERE / "fashion_mnist_sample")
+    arguments = parser.parse_args()
+    make_sample(arguments.source, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
