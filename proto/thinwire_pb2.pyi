@@ -30,6 +30,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_TOPOLOGY: _ClassVar[Reason]
     REASON_STARTING: _ClassVar[Reason]
     REASON_FULL: _ClassVar[Reason]
+    REASON_STALE_GENERATION: _ClassVar[Reason]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -76,6 +77,7 @@ REASON_NOT_MEMBER: Reason
 REASON_TOPOLOGY: Reason
 REASON_STARTING: Reason
 REASON_FULL: Reason
+REASON_STALE_GENERATION: Reason
 INDEX_CODING_DENSE: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
 INDEX_CODING_RICE: IndexCoding

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from ops.types import State
 from ps.events import Epoch, Join
 
+#: Epoch numbers reserved for one life of shard 0.
+EPOCHS_PER_LIFE = 1 << 16
+
 #: A change of membership: ("join" | "leave", worker).
 Change = tuple[str, int]
 
@@ -125,7 +128,8 @@ class Coordinator:
 
     def restore(self, state: State) -> None:
         """Take back what `save` gave."""
-        self.epoch = state["epoch"]
+        # Shards that outlived this one may have heard of later epochs: number on beyond them.
+        self.epoch = state["epoch"] + EPOCHS_PER_LIFE
         self.num_left = state["left"]
         self.num_returned = state["returned"]
         self._seen = set(state["seen"])

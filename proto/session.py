@@ -1,0 +1,114 @@
+"""A client's conversation with one shard, from Hello to Leave.
+
+Workers, supervisors and following shards all speak through a Session; what they say differs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ops.types import ShardLayout
+from proto import convert
+from proto import thinwire_pb2 as pb
+from proto.channel_emulated import EmulatedSender
+from proto.channel_grpc import ClientStream, NoProgress, StreamLost
+from proto.framing import BytesLike
+
+#: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
+_SLACK_BYTES = 4096
+#: How long a shard may take to answer a Hello.
+_HELLO_TIMEOUT_SECONDS = 30.0
+
+
+class Refused(Exception):
+    """The shard did not accept a Hello or a push."""
+
+    def __init__(self, refusal: pb.Refusal) -> None:
+        super().__init__(refusal.message)
+        self.reason: int = refusal.reason
+        self.step: int = refusal.step
+        self.epoch: int = refusal.epoch
+
+
+def payload_limit(layout: ShardLayout) -> int:
+    """Return the most payload bytes that any legal push or reply of a shard may have."""
+    return 5 * layout.size + _SLACK_BYTES + 64 * len(layout.slices)
+
+
+class Session:
+    """One stream to one shard.
+
+    Args:
+        address: ``host:port``.
+        hello: How to introduce oneself.
+        max_payload_bytes: Larger replies are refused before anything is allocated.
+        link: The worker's emulated up-link, if it has one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        hello: pb.Hello,
+        max_payload_bytes: int,
+        link: EmulatedSender | None = None,
+    ) -> None:
+        self.address = address
+        self._hello = hello
+        self._stream = ClientStream(address, link)
+        self._assembler = convert.Assembler(pb.ToClient, lambda message: max_payload_bytes)
+
+    @property
+    def stream(self) -> ClientStream:
+        """The stream, for its counters."""
+        return self._stream
+
+    def open(self, timeout_seconds: float) -> pb.Welcome:
+        """Connect and introduce oneself.
+
+        Raises:
+            Unreachable: Nothing answers in time.
+            Refused: The shard says no.
+            StreamLost: The stream broke, or what answers is not a Thinwire shard.
+        """
+        self._stream.open(timeout_seconds)
+        self._stream.send((convert.frame(pb.ToServer(hello=self._hello)),))
+        deadline = time.monotonic() + _HELLO_TIMEOUT_SECONDS
+        while True:
+            message, _ = self.receive(max(0.0, deadline - time.monotonic()))
+            if message.WhichOneof("body") == "welcome":
+                return message.welcome
+            if message.WhichOneof("body") == "refusal":
+                self.close()
+                raise Refused(message.refusal)
+
+    def say(self, message: pb.ToServer) -> None:
+        """Queue a message without payload."""
+        self._stream.send((convert.frame(message),))
+
+    def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
+        """Queue a push with its payload; `pieces` must not change until it is answered."""
+        self._stream.send(convert.frames(message, pieces))
+
+    def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
+        """Return the next whole message and its payload.
+
+        Raises:
+            StreamLost: The stream ended, what arrived is malformed, or nothing at all arrived for
+                `progress_seconds`.
+        """
+        while True:
+            try:
+                complete = self._assembler.feed(self._stream.receive(progress_seconds))
+            except NoProgress as error:
+                self.close()
+                raise StreamLost(str(error)) from error
+            except convert.Malformed as error:
+                self.close()
+                raise StreamLost(f"{self.address}: malformed message: {error}") from error
+            if complete is not None:
+                return complete
+
+    def close(self, grace_seconds: float = 1.0) -> None:
+        """End the stream after what has been queued."""
+        self._stream.close(grace_seconds)

@@ -1,0 +1,209 @@
+"""One worker as plain calls: gradients in, packets out; replies in, weights out. No IO, no clock.
+
+``begin`` and ``finish`` are apart, so the exchange loop, the simulator and tests share them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ops.down_codecs import Operation
+from ops.methods import Method
+from ops.routing import split
+from ops.types import Block, EncodeContext, Kind, ModelSpec, Packet, ShardLayout, State
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardReply:
+    """A decoded reply of one shard."""
+
+    operation: Operation
+    blocks: Sequence[Block]
+    version: int
+    generation: int
+    learning_rate: float
+    samples: int
+    stop: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Outgoing:
+    """One exchange: what to push to each shard."""
+
+    step: int
+    kind: Kind
+    shards: list[tuple[Block, ...]]  # per shard, slot = slice number
+    base_versions: list[int]
+    generations: list[int]
+    samples: int
+    local_steps: int
+    learning_rate: float
+    loss: float
+
+
+def aligned(size: int) -> Float32:
+    """Return zeros [size] float32 on a 64-byte border, as TensorFlow's zero-copy import needs."""
+    raw = np.zeros(size + 16, np.float32)
+    start = (-raw.ctypes.data % 64) // 4
+    return raw[start : start + size]
+
+
+class WorkerCore:
+    """The worker's side of the six policies."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layouts: tuple[ShardLayout, ...],
+        method: Method,
+        kernels: Any,
+        seed: Sequence[int],
+    ) -> None:
+        """Start without a model; `finish` brings it.
+
+        Args:
+            spec: The shared model.
+            layouts: Of every shard.
+            method: The composition.
+            kernels: ops.kernels.Kernels.
+            seed: Entropy of this worker's random generator.
+        """
+        self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
+        self.base = aligned(spec.num_parameters)  # the model as the shards handed it out
+        self.weights = aligned(spec.num_parameters)  # where local steps have led
+        self.step = 0  # exchanges begun
+        self.learning_rate = 0.0
+        self.samples_of_run = 0
+        self.stopped = False
+        self.versions = [0] * len(layouts)
+        self.generations = [-1] * len(layouts)
+        self._rng = np.random.default_rng(seed)
+        self._codec_state = method.codec.init(spec, kernels)
+        self._offsets = spec.offsets
+        self._last_packet: Packet | None = None
+        self._local_steps = 0
+        self._samples = 0
+        self._losses: list[float] = []
+
+    def begin(self, gradient: Float32, samples: int, loss: float) -> Outgoing | None:
+        """Take in one mini-batch's gradient; return an exchange, or None for a local step.
+
+        Args:
+            gradient: [num_parameters] float32 mean gradient at `weights`.
+            samples: Examples in the mini-batch.
+            loss: Its mean loss.
+
+        Raises:
+            ops.codecs.NonFiniteUpdate: The gradient holds NaN or infinity; nothing has changed.
+        """
+        if not np.isfinite(loss):
+            gradient = np.full_like(gradient, np.nan)  # let the codec's own check refuse it
+        values = self._local_change(gradient) if self.method.kind is Kind.DELTA else gradient
+        due = self.method.pacer.push_now(self._local_steps + 1)
+        packet = self._encode(values) if due else None
+        self._local_steps += 1
+        self._samples += samples
+        self._losses.append(loss)
+        if packet is None:
+            return None
+        self.step += 1
+        return Outgoing(
+            step=self.step,
+            kind=packet.kind,
+            shards=split(packet, self.layouts),
+            base_versions=list(self.versions),
+            generations=list(self.generations),
+            samples=self._samples,
+            local_steps=self._local_steps,
+            learning_rate=self.learning_rate,
+            loss=float(np.mean(self._losses)),
+        )
+
+    def finish(self, replies: Sequence[ShardReply]) -> Float32:
+        """Apply one reply of every shard, in order; return the weights to train on."""
+        for shard, reply in enumerate(replies):
+            self.receive(shard, reply)
+        return self.restart_from_base()
+
+    def receive(self, shard: int, reply: ShardReply) -> None:
+        """Apply one shard's reply to the base model."""
+        slices = self.layouts[shard].slices
+        for block in reply.blocks:
+            piece = slices[block.slot]
+            start = self._offsets[piece.tensor] + piece.start
+            target = self.base[start : start + piece.size]
+            values = self.kernels.dequantise(block.values)
+            where = slice(None) if block.indices is None else block.indices
+            if reply.operation is Operation.ADD:
+                target[where] += values
+            else:
+                target[where] = values
+        self.versions[shard], self.generations[shard] = reply.version, reply.generation
+        if shard == 0:
+            self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
+            self.stopped = self.stopped or reply.stop
+
+    def restart_from_base(self) -> Float32:
+        """Begin the next local steps at the shards' model; return the weights."""
+        np.copyto(self.weights, self.base)
+        self._local_steps, self._samples, self._losses = 0, 0, []
+        return self.weights
+
+    def undelivered(self) -> None:
+        """Hear that the last packet was refused; a codec with a residual takes it back."""
+        if self._last_packet is not None:
+            self._codec_state = self.method.codec.undelivered(self._last_packet, self._codec_state)
+
+    def save(self) -> State:
+        """Return what outlives this process, taken between two exchanges."""
+        return {
+            "step": self.step,
+            "codec": self._codec_state,
+            "rng": json.dumps(self._rng.bit_generator.state),
+        }
+
+    def restore(self, state: State, last_applied_step: int) -> bool:
+        """Take back what `save` gave.
+
+        The residual is used only if the shards applied exactly the saved steps; otherwise it
+        would send something twice or out of place.
+
+        Returns:
+            Whether the codec's state was used.
+        """
+        self._rng.bit_generator.state = json.loads(state["rng"])
+        fits = state["step"] == last_applied_step
+        if fits:
+            self._codec_state = state["codec"]
+        self.step = last_applied_step
+        return fits
+
+    def _local_change(self, gradient: Float32) -> Float32:
+        """Take a plain SGD step on the local weights; return the change since the base."""
+        if not np.isfinite(gradient).all():
+            return gradient
+        self.weights -= np.float32(self.learning_rate) * gradient
+        return self.weights - self.base
+
+    def _encode(self, values: Float32) -> Packet:
+        tensors = [
+            values[start:stop]
+            for start, stop in zip(self._offsets, self._offsets[1:], strict=False)
+        ]
+        context = EncodeContext(
+            step=self.step + 1,
+            learning_rate=self.learning_rate,
+            rng=self._rng,
+            kernels=self.kernels,
+        )
+        packet, self._codec_state = self.method.codec.encode(tensors, self._codec_state, context)
+        self._last_packet = dataclasses.replace(packet, kind=self.method.kind)
+        return self._last_packet

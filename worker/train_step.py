@@ -1,0 +1,95 @@
+"""The local half of a training step: weights in, flat gradient out, one tf.function.
+
+The model's shared variables are set from one flat buffer without a copy in between and the
+gradients land in another (measured ways: BUILD_NOTES.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from models.objective import ensure_compiled_loss
+from ops import collection
+from ops.types import ModelSpec, State
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+
+class TrainStep:
+    """A Keras model whose shared variables (W_global) are seen as one flat float32 vector."""
+
+    def __init__(self, model: Any) -> None:
+        """Freeze the model's W_global and compile nothing yet (the first step does)."""
+        self.model = model
+        self.loss = ensure_compiled_loss(model)
+        self.variables = collection.shared_variables(model)
+        self.spec: ModelSpec = collection.model_spec(self.variables)
+        self._sizes = [tensor.size for tensor in self.spec.tensors]
+        self._shapes = [tensor.shape for tensor in self.spec.tensors]
+        self._offsets = self.spec.offsets
+        shared = {id(variable) for variable in self.variables}
+        self._local = [v for v in model.variables if id(v) not in shared]
+        self._gradient_step = tf.function(self._compute, reduce_retracing=True)
+        self._assign = tf.function(self._assign_split)
+
+    def initial_weights(self) -> Float32:
+        """Return the model's own initial values, flat [num_parameters] float32."""
+        return np.concatenate(
+            [np.asarray(variable.value).ravel() for variable in self.variables]
+        ).astype(np.float32)
+
+    def set_weights(self, flat: Float32) -> None:
+        """Overwrite the shared variables; `flat` must lie on a 64-byte border.
+
+        The buffer is shared with TensorFlow only for the duration of this call.
+        """
+        if flat.ctypes.data % 64:
+            raise ValueError("weights must be 64-byte aligned (worker.core.aligned)")
+        self._assign(tf.experimental.dlpack.from_dlpack(flat.__dlpack__()))
+
+    def gradients(self, images: Any, labels: Any, out: Float32) -> float:
+        """Compute the mean gradient of one mini-batch.
+
+        Args:
+            images: [B, ...] float32.
+            labels: [B] int32.
+            out: [num_parameters] float32, overwritten.
+
+        Returns:
+            The mean loss.
+        """
+        loss, gradients = self._gradient_step(images, labels)
+        for start, stop, gradient in zip(self._offsets, self._offsets[1:], gradients, strict=False):
+            out[start:stop] = np.asarray(memoryview(gradient)).ravel()
+        return float(loss)
+
+    def save_local(self) -> State:
+        """Return the variables that stay on this worker (statistics, dropout seeds)."""
+        return {str(number): v.numpy() for number, v in enumerate(self._local)}
+
+    def restore_local(self, state: State) -> None:
+        """Take back what `save_local` gave."""
+        for number, variable in enumerate(self._local):
+            variable.assign(state[str(number)])
+
+    def _compute(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            for variable in self.variables:
+                tape.watch(variable.value)
+            outputs = self.model(images, training=True)
+            loss = tf.reduce_mean(self.loss(labels, outputs)) + sum(self.model.losses)
+        gradients = tape.gradient(loss, [variable.value for variable in self.variables])
+        dense = [
+            tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
+            for shape, gradient in zip(self._shapes, gradients, strict=True)
+        ]
+        return loss, dense
+
+    def _assign_split(self, flat: Any) -> None:
+        parts = tf.split(flat, self._sizes)
+        for variable, part, shape in zip(self.variables, parts, self._shapes, strict=True):
+            variable.assign(tf.reshape(part, shape))
