@@ -1,0 +1,109 @@
+"""What every role needs to know of a run: read once from the command line, then passed around."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from ops.methods import Method
+from ops.schedule import Schedule
+from ops.types import ConfigurationError, Link
+
+#: Exit codes of every role (docs/OPERATIONS.md).
+EXIT_DONE = 0
+EXIT_BAD_FLAG = 1
+EXIT_CONFIGURATION = 2
+EXIT_UNREACHABLE = 3
+EXIT_REFUSED = 4
+EXIT_DIVERGED = 5
+EXIT_INTERRUPTED = 130
+
+#: Why a run stopped -> the exit code of its nodes; every other reason is a run that is done.
+EXIT_OF_STOP = {"interrupted": EXIT_INTERRUPTED, "diverged": EXIT_DIVERGED}
+
+
+class Diverged(Exception):
+    """Gradients or weights stayed non-finite. Exit code 5."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelChoice:
+    """Which model: a built-in network, or the user's file."""
+
+    network: str
+    path: str | None  # --model
+    image_size: int
+    image_depth: int
+    nb_classes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DataChoice:
+    """Which examples, and who gets which."""
+
+    dataset: str
+    data_dir: str | None
+    scaling: str
+    partition: str
+    sharding_file: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Settings common to all roles."""
+
+    type_node: str
+    method: Method
+    nb_workers: int
+    addresses: tuple[str, ...]  # host:port of every shard
+    seed: int
+    run_dir: pathlib.Path
+    overwrite: bool
+    model: ModelChoice
+    data: DataChoice
+    batch_size: int
+    schedule: Schedule
+    iter_max: int
+    epochs: float | None
+    max_seconds: float | None
+    target_accuracy: float | None
+    kernels: str
+    device: str
+    lease_seconds: float
+    checkpoint_interval_seconds: float
+    keep_checkpoints: int
+    reconnect_timeout_seconds: float
+
+    @property
+    def nb_ps(self) -> int:
+        """Number of PS shards."""
+        return len(self.addresses)
+
+
+def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[float, ...]:
+    """Spread one value, or one per worker, over all workers.
+
+    Raises:
+        ConfigurationError: Another number of values.
+    """
+    if len(values) == 1:
+        return tuple(values) * nb_workers
+    if len(values) != nb_workers:
+        raise ConfigurationError(
+            f"--{flag} has {len(values)} values; give one, or one for each of the "
+            f"{nb_workers} workers (--nb_workers)."
+        )
+    return tuple(values)
+
+
+def links(
+    mbps: Sequence[float], delay_ms: Sequence[float], loss: Sequence[float], nb_workers: int
+) -> tuple[Link, ...]:
+    """Return the emulated link of every worker, in order of id."""
+    columns = (
+        per_worker(mbps, nb_workers, "link_mbps"),
+        per_worker(delay_ms, nb_workers, "link_delay_ms"),
+        per_worker(loss, nb_workers, "link_loss"),
+    )
+    return tuple(Link(*row) for row in zip(*columns, strict=True))

@@ -1,0 +1,80 @@
+"""Counters of one shard: what the status document and summary.json are made of."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from ops.types import State
+from ps import events
+
+
+@dataclasses.dataclass
+class WorkerAccount:
+    """What one worker's applied pushes add up to."""
+
+    pushes: int = 0
+    samples: int = 0
+    local_steps: int = 0
+    loss: float | None = None
+
+
+class Accounts:
+    """Everything a shard counts; only the core writes it."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.staleness: collections.Counter[int] = collections.Counter()
+        self.rejected: collections.Counter[str] = collections.Counter()
+        self.workers: dict[int, WorkerAccount] = {}
+        self.lost_updates = 0
+        self.first_pull_at: float | None = None
+        self.last_update_at: float | None = None
+        self.ended_at: float | None = None
+        self._seconds_before = 0.0  # of earlier lives
+        self._restored_version = 0
+        self._lost_before = 0
+
+    def applied(self, push: events.Push, version: int) -> None:
+        """Count one push merged into the update that follows `version`."""
+        self.staleness[version - push.base_version] += 1
+        account = self.workers.setdefault(push.worker, WorkerAccount())
+        account.pushes += 1
+        account.samples += push.samples
+        account.local_steps += push.local_steps
+        account.loss = push.loss
+
+    def reject(self, reason: str, times: int = 1) -> None:
+        """Count pushes that never reached the model."""
+        if times:
+            self.rejected[reason] += times
+
+    def note_lost_updates(self, seen_version: int) -> None:
+        """Hear of a version that a crash has undone."""
+        lost = self._lost_before + max(0, seen_version - self._restored_version)
+        self.lost_updates = max(self.lost_updates, lost)
+
+    def seconds(self) -> float:
+        """Return seconds from the first pull to the last applied update, over all lives."""
+        if self.first_pull_at is None or self.last_update_at is None:
+            return self._seconds_before
+        return self._seconds_before + max(0.0, self.last_update_at - self.first_pull_at)
+
+    def save(self) -> State:
+        """Return plain data."""
+        return {
+            "staleness": {str(delay): count for delay, count in self.staleness.items()},
+            "rejected": dict(self.rejected),
+            "workers": {str(w): dataclasses.asdict(a) for w, a in self.workers.items()},
+            "lost_updates": self.lost_updates,
+            "seconds": self.seconds(),
+        }
+
+    def restore(self, state: State, version: int) -> None:
+        """Take back what `save` gave, for a shard restarted at `version`."""
+        self.staleness = collections.Counter({int(d): n for d, n in state["staleness"].items()})
+        self.rejected = collections.Counter(state["rejected"])
+        self.workers = {int(w): WorkerAccount(**a) for w, a in state["workers"].items()}
+        self.lost_updates = self._lost_before = state["lost_updates"]
+        self._seconds_before = state["seconds"]
+        self._restored_version = version

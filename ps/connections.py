@@ -1,0 +1,178 @@
+"""Open streams of one shard, and what goes over them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterable
+
+from ops import wire
+from ops.down_codecs import Operation
+from ops.types import Block, CodedValues, ShardLayout, Update
+from proto import convert
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import ServerStream
+from ps import events
+
+
+class Connection:
+    """One client's stream after its Hello."""
+
+    def __init__(self, stream: ServerStream, hello: pb.Hello, incarnation: int) -> None:
+        """Wrap a stream; `incarnation` is the worker's life, or 0."""
+        self.stream = stream
+        self.role: int = hello.role
+        self.id: int = hello.id
+        self.incarnation = incarnation
+        self.chooser = wire.IndexChooser()
+        self.left = False
+
+    def say(self, message: pb.ToClient) -> None:
+        """Queue a message without payload."""
+        self.stream.send((convert.frame(message),), counted=False)
+
+
+class SharedBlocks:
+    """The coded blocks of one update; made once, in whichever sending thread needs them first."""
+
+    def __init__(self, update: Update, layout: ShardLayout) -> None:
+        """Remember what to code; nothing is done yet."""
+        self._update, self._layout = update, layout
+        self._lock = threading.Lock()
+        self._coded: list[wire.WireBlock] | None = None
+
+    def coded(self, chooser: wire.IndexChooser) -> list[wire.WireBlock]:
+        """Return the blocks, coding them now if nobody has."""
+        with self._lock:
+            if self._coded is None:
+                blocks = blocks_of(self._update, self._layout)
+                self._coded = [chooser.encode(block) for block in blocks]
+            return self._coded
+
+
+def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
+    """Cut an update in shard coordinates into one block per slice; empty ones are left out."""
+    offsets = layout.offsets
+    blocks = []
+    for slot, piece in enumerate(layout.slices):
+        start, stop = offsets[slot], offsets[slot + 1]
+        if update.indices is None:
+            values = CodedValues("float32", update.values[start:stop])
+            blocks.append(Block(slot, piece.size, None, values))
+            continue
+        first, last = update.indices.searchsorted((start, stop))
+        if first < last:
+            values = CodedValues("float32", update.values[first:last])
+            indices = update.indices[first:last] - start
+            blocks.append(Block(slot, piece.size, indices, values))
+    return blocks
+
+
+def reply_frames(
+    reply: events.Reply, generation: int, shared: SharedBlocks, chooser: wire.IndexChooser
+) -> Iterable[bytes]:
+    """Make the frames of one reply (in a sending thread)."""
+    message = pb.ToClient()
+    body = message.reply
+    body.version, body.generation, body.epoch = reply.version, generation, reply.epoch
+    body.operation = reply.operation.value  # type: ignore[assignment]
+    body.learning_rate, body.samples = reply.learning_rate, reply.samples
+    body.stop, body.step = reply.stop, reply.step
+    coded = [] if reply.operation is Operation.NONE else shared.coded(chooser)
+    pieces = convert.blocks_to_message(coded, body.blocks)
+    return convert.frames(message, pieces)
+
+
+class Replies:
+    """Turns the Reply actions of one batch into sends; equal updates are coded once."""
+
+    def __init__(self, layout: ShardLayout, generation: int) -> None:
+        """Start a batch."""
+        self._layout, self._generation = layout, generation
+        self._shared: dict[int, SharedBlocks] = {}
+
+    def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
+        """Queue one reply; coding happens in the connection's sending thread."""
+        shared = self._shared.setdefault(
+            id(reply.update), SharedBlocks(reply.update, self._layout)
+        )
+        make: Callable[[], Iterable[bytes]] = functools.partial(
+            reply_frames, reply, self._generation, shared, connection.chooser
+        )
+        connection.stream.send(make, counted=counted)
+
+
+@dataclasses.dataclass
+class Traffic:
+    """Training bytes that went to one worker over streams that are closed."""
+
+    closed_bytes: int = 0
+
+
+class Connections:
+    """All open connections; workers by id, others by a running number."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.workers: dict[int, Connection] = {}
+        self.observers: dict[int, Connection] = {}
+        self.had_supervisor = False
+        self._traffic: dict[int, Traffic] = {}
+        self._numbers = 0
+        self._lock = threading.Lock()
+
+    def add_worker(self, connection: Connection) -> None:
+        """Make this the worker's stream; an older one is ended."""
+        with self._lock:
+            old = self.workers.pop(connection.id, None)
+            if old is not None:
+                self._close(old)
+            self.workers[connection.id] = connection
+
+    def drop_worker(self, connection: Connection) -> None:
+        """Forget a worker's stream if it still is this one."""
+        with self._lock:
+            if self.workers.get(connection.id) is connection:
+                del self.workers[connection.id]
+                self._close(connection)
+
+    def add_observer(self, connection: Connection) -> int:
+        """Take in a supervisor or a following shard; return its number."""
+        with self._lock:
+            self._numbers += 1
+            self.observers[self._numbers] = connection
+            self.had_supervisor |= connection.role == pb.ROLE_SUPERVISOR
+            return self._numbers
+
+    def drop_observer(self, number: int) -> None:
+        """Forget an observer."""
+        with self._lock:
+            self.observers.pop(number, None)
+
+    def with_role(self, role: int) -> list[Connection]:
+        """Return the observers of one role."""
+        with self._lock:
+            return [each for each in self.observers.values() if each.role == role]
+
+    def everyone(self) -> list[Connection]:
+        """Return all connections."""
+        with self._lock:
+            return [*self.workers.values(), *self.observers.values()]
+
+    def bytes_down(self) -> dict[int, int]:
+        """Return training bytes sent to each worker, closed streams included."""
+        with self._lock:
+            totals = {worker: traffic.closed_bytes for worker, traffic in self._traffic.items()}
+            for worker, connection in self.workers.items():
+                totals[worker] = totals.get(worker, 0) + connection.stream.bytes_sent
+            return totals
+
+    def restore_bytes_down(self, totals: dict[int, int]) -> None:
+        """Go on counting from an earlier life of the shard."""
+        self._traffic = {worker: Traffic(count) for worker, count in totals.items()}
+
+    def _close(self, connection: Connection) -> None:
+        traffic = self._traffic.setdefault(connection.id, Traffic())
+        traffic.closed_bytes += connection.stream.bytes_sent
+        connection.stream.close()

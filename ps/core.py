@@ -1,0 +1,394 @@
+"""One shard of the parameter server as a sans-IO state machine.
+
+``handle(event, now) -> [action]`` and ``next_deadline()``; it never waits, reads no clock, holds
+no lock. gRPC, the simulator and the tests feed it the same events. Source: design section 5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ops.down_codecs import Operation
+from ops.merge import mean_update
+from ops.methods import Method
+from ops.schedule import Budget, Schedule
+from ops.sync import SyncRule
+from ops.types import State, Update
+from ops.weighting import Arrival, ReleaseContext
+from ps import events
+from ps.accounts import Accounts
+from ps.membership import Change, Membership
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+
+@dataclasses.dataclass(frozen=True)
+class CoreConfig:
+    """What a shard needs to know besides its method."""
+
+    budget: Budget
+    schedule: Schedule
+    nb_workers: int
+    generation: int = 0
+    max_seconds: float | None = None  # from the first pull
+    start_timeout_seconds: float = 600.0  # then a synchronous run starts with those present
+    snapshot_interval_seconds: float = 10.0
+
+
+@dataclasses.dataclass
+class Member:
+    """What the shard knows of one worker, live or not."""
+
+    incarnation: int = 0
+    last_step: int = 0  # newest step taken in (applied, or waiting in its round)
+    base_version: int = 0  # what the worker was last handed
+    early: events.Push | None = None  # arrived before the worker became live here
+    pending: events.Push | None = None  # waits for its group
+    question: tuple[int, int | None] | None = None  # (step or 0 for a pull, base version)
+    free: bool = False  # an open question may be answered
+
+
+class PsCore:
+    """State and rules of one shard."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        method: Method,
+        theta: Float32,
+        kernels: Any,
+        membership: Membership,
+        sync: SyncRule,
+    ) -> None:
+        """Start at version 0.
+
+        Args:
+            config: Budget, rates and intervals.
+            method: The composition.
+            theta: Initial weights [n] float32 of this shard; owned and updated in place.
+            kernels: ops.kernels.Kernels.
+            membership: Coordinator on shard 0, Follower elsewhere.
+            sync: The rule of this shard: shard 0's holds the bound, the others' have none.
+        """
+        self.config, self.method, self.kernels = config, method, kernels
+        self.theta, self.membership, self.sync = theta, membership, sync
+        self.version = 0
+        self.samples = 0
+        self.stop_reason: str | None = None
+        self.started = not sync.waits_for_start
+        self.accounts = Accounts()
+        self.members: dict[int, Member] = {}
+        self.sync_state = sync.init()
+        self.weighting_state = method.weighting.init(len(theta))
+        self.down_state = method.down_codec.init(len(theta))
+        self.server_state = method.server.init(theta)
+        self._start_deadline: float | None = None
+        self._snapshot_at: float | None = None
+        self._snapshot_version = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The scheduled rate of the next update."""
+        fraction = self.config.budget.fraction(self.version, self.samples)
+        return self.config.schedule.rate(fraction)
+
+    def handle(self, event: events.Event, now: float) -> list[events.Action]:
+        """Take in one event; return what is to be done about it, in order."""
+        actions = self._handlers[type(event)](self, event, now)
+        return [*actions, *self._expire(now)]
+
+    def next_deadline(self) -> float | None:
+        """Return when a Tick is due, if ever."""
+        deadlines = [self.membership.next_deadline(), self._start_deadline, self._snapshot_at]
+        deadlines.append(self._time_limit())
+        return min((when for when in deadlines if when is not None), default=None)
+
+    # -- events -----------------------------------------------------------------------------
+
+    def _join(self, event: events.Join, now: float) -> list[events.Action]:
+        if not 1 <= event.worker <= self.config.nb_workers:
+            return [self._refuse(event, "ID_RANGE", f"--id_worker={event.worker}: this run has "
+                                 f"workers 1..{self.config.nb_workers} (--nb_workers).")]  # fmt: skip
+        holder = self.membership.holder(event)
+        if holder is not None:
+            return [self._refuse(event, "ID_TAKEN", f"--id_worker={event.worker} is held by a live "
+                                 f"worker at {holder}; give this one another id.")]  # fmt: skip
+        changes = list(self.membership.join(event, now))
+        member = self.members.setdefault(event.worker, Member())
+        known = member.last_step > 0
+        member.incarnation, member.question = event.incarnation, None
+        welcome = events.Welcome(
+            event.worker, event.incarnation, member.last_step, known, self.membership.epoch, self.version
+        )
+        return [welcome, *self._change(changes, now)]
+
+    def _pull(self, event: events.Pull, now: float) -> list[events.Action]:
+        self.membership.heard(event.worker, now)
+        member = self.members.get(event.worker)
+        if member is None:
+            return []
+        if self.accounts.first_pull_at is None:
+            self.accounts.first_pull_at = now
+            self._snapshot_at = now + self.config.snapshot_interval_seconds
+        self._note_lost_updates(event.generation, event.base_version)
+        member.question = (0, self._usable_base(event.generation, event.base_version))
+        return self._answer([event.worker])
+
+    def _push(self, event: events.Push, now: float) -> list[events.Action]:
+        self.membership.heard(event.worker, now)
+        member = self.members.get(event.worker)
+        if member is None or not self.membership.admits(event.worker, event.incarnation):
+            return [self._refuse(event, "NOT_MEMBER", "the lease of this worker had run out; it "
+                                 "must say Hello again.", event.step)]  # fmt: skip
+        self._note_lost_updates(event.generation, event.base_version)
+        usable = self._usable_base(event.generation, event.base_version)
+        if event.step <= member.last_step or self.stop_reason:
+            member.question = (event.step, usable)
+            member.free = member.free or bool(self.stop_reason)
+            return self._answer([event.worker])
+        if usable is None:
+            self.accounts.reject("generation")
+            return [self._refuse(event, "STALE_GENERATION", f"the update was computed at version "
+                                 f"{event.base_version} of generation {event.generation}; this shard "
+                                 f"is at version {self.version} of generation "
+                                 f"{self.config.generation}. Pull again.", event.step)]  # fmt: skip
+        member.question, member.free, member.early = (event.step, usable), False, event
+        member.last_step = event.step
+        return self._settle(now)
+
+    def _observe(self, event: events.Observe, now: float) -> list[events.Action]:
+        del now
+        full = Update(None, self.theta.copy())
+        return [events.View(event.observer, self._reply(0, 0, Operation.FULL, full))]
+
+    def _alive(self, event: events.Alive, now: float) -> list[events.Action]:
+        self.membership.heard(event.worker, now)
+        return []
+
+    def _lost(self, event: events.Lost, now: float) -> list[events.Action]:
+        del now
+        self.membership.lost(event.worker, event.incarnation)
+        return []
+
+    def _leave(self, event: events.Leave, now: float) -> list[events.Action]:
+        actions = self._change(list(self.membership.leave(event.worker, event.incarnation)), now)
+        diverged = event.cause == "diverged" and not self.sync_state["live"]
+        return [*actions, *(self._end("diverged", now) if diverged else [])]
+
+    def _epoch(self, event: events.Epoch, now: float) -> list[events.Action]:
+        self.started = self.started or event.started
+        return self._change(list(self.membership.follow(event)), now)
+
+    def _refused(self, event: events.Refused, now: float) -> list[events.Action]:
+        self.membership.heard(event.worker, now)
+        self.accounts.reject(event.reason)
+        return []
+
+    def _stop(self, event: events.Stop, now: float) -> list[events.Action]:
+        return self._end(event.reason, now)
+
+    def _tick(self, event: events.Tick, now: float) -> list[events.Action]:
+        del event, now
+        return []
+
+    # -- rules ------------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> list[events.Action]:
+        """Do what time has made due."""
+        actions = self._change(list(self.membership.expire(now)), now)
+        if self._start_deadline is not None and now >= self._start_deadline:
+            self._start_deadline, self.started = None, True
+            actions += [*self._publish(), *self._settle(now)]
+        limit = self._time_limit()
+        if limit is not None and now >= limit:
+            actions += self._end("max_seconds", now)
+        if self._snapshot_at is not None and now >= self._snapshot_at:
+            self._snapshot_at = now + self.config.snapshot_interval_seconds
+            actions += self._snapshot_if_new()
+        return actions
+
+    def _time_limit(self) -> float | None:
+        first, limit = self.accounts.first_pull_at, self.config.max_seconds
+        running = self.stop_reason is None and first is not None and limit
+        return first + limit if running else None  # type: ignore[operator]
+
+    def _change(self, changes: Sequence[Change], now: float) -> list[events.Action]:
+        """Carry a change of membership into the rule, and tell the other shards."""
+        if not changes:
+            return []
+        for verb, worker in changes:
+            member = self.members.setdefault(worker, Member())
+            if verb == "join":
+                self.sync_state = self.sync.join(worker, self.sync_state)
+                continue
+            self.sync_state = self.sync.leave(worker, self.sync_state)
+            if waiting := member.pending or member.early:
+                self.accounts.reject("left")
+                member.last_step = waiting.step - 1  # so that a retry counts
+            member.pending = member.early = member.question = None
+            member.free = False
+        self._check_start(now)
+        return [*self._publish(), *self._settle(now)]
+
+    def _check_start(self, now: float) -> None:
+        if self.started:
+            return
+        present = len(self.sync_state["joining"])
+        if present >= self.config.nb_workers:
+            self.started, self._start_deadline = True, None
+        elif present and self._start_deadline is None:
+            self._start_deadline = now + self.config.start_timeout_seconds
+
+    def _publish(self) -> list[events.Action]:
+        live = tuple(sorted([*self.sync_state["live"], *self.sync_state["joining"]]))
+        return [events.NewEpoch(events.Epoch(self.membership.epoch, live, self.started))]
+
+    def _settle(self, now: float) -> list[events.Action]:
+        """Release every round that is complete and answer whoever may go on."""
+        actions: list[events.Action] = []
+        if not self.started:
+            return actions
+        while True:
+            self._take_early()
+            released, free, self.sync_state = self.sync.advance(self.sync_state)
+            for workers in released:
+                actions += self._release(workers, now)
+            for worker in free:
+                self.members[worker].free = True
+            actions += self._answer(free)
+            if not released and not free:
+                return actions
+
+    def _take_early(self) -> None:
+        """Let pushes of live workers into their round."""
+        for worker in self.sync_state["live"]:
+            member = self.members[worker]
+            if member.early is not None:
+                member.pending, member.early = member.early, None
+                self.sync_state = self.sync.push(worker, self.sync_state)
+
+    def _release(self, workers: tuple[int, ...], now: float) -> list[events.Action]:
+        """Weigh, merge and apply one round; version + 1."""
+        pushes = [self.members[worker].pending for worker in workers]
+        for worker in workers:
+            self.members[worker].pending = None
+        arrivals = [
+            Arrival(push.worker, push.update, push.base_version)
+            for push in pushes
+            if push is not None and self.stop_reason is None
+        ]
+        kept, self.weighting_state = self.method.weighting.weigh(
+            arrivals, self._release_context(), self.weighting_state
+        )
+        self.accounts.reject("stale", len(arrivals) - len(kept))
+        if not kept:
+            return []
+        merged = mean_update([arrival.update for arrival in kept], len(self.theta))
+        touched, self.server_state = self.method.server.apply(
+            self.theta, merged, self.method.kind, self.learning_rate, self.kernels, self.server_state
+        )
+        for push in pushes:
+            if push is not None and any(arrival.worker == push.worker for arrival in kept):
+                self.samples += push.samples
+                self.accounts.applied(push, self.version)
+        self.version += 1
+        self.accounts.last_update_at = now
+        self.down_state = self.method.down_codec.note(touched, self.version, self.down_state)
+        reason = self.config.budget.end(self.version, self.samples)
+        return self._end(reason, now) if reason else []
+
+    def _release_context(self) -> ReleaseContext:
+        bases = [self.members[worker].base_version for worker in self.sync_state["live"]]
+        return ReleaseContext(self.version, min(bases, default=self.version), self.kernels)
+
+    def _answer(self, workers: Iterable[int]) -> list[events.Action]:
+        """Reply to those of the workers that have asked and may go on.
+
+        Workers with the same base get the same arrays.
+        """
+        replies: list[events.Action] = []
+        gathered: dict[int | None, tuple[Operation, Update]] = {}
+        for worker in workers:
+            member = self.members[worker]
+            if member.question is None or not (member.free or self.stop_reason):
+                continue
+            (step, base), member.question = member.question, None
+            if base not in gathered:
+                gathered[base] = self.method.down_codec.gather(
+                    self.theta, base, self.version, self.down_state
+                )
+            member.base_version = self.version
+            replies.append(self._reply(worker, step, *gathered[base]))
+        return replies
+
+    def _reply(self, worker: int, step: int, operation: Operation, update: Update) -> events.Reply:
+        return events.Reply(
+            worker=worker,
+            step=step,
+            operation=operation,
+            update=update,
+            version=self.version,
+            epoch=self.membership.epoch,
+            learning_rate=self.learning_rate,
+            samples=self.samples,
+            stop=self.stop_reason is not None,
+        )
+
+    def _usable_base(self, generation: int, base_version: int | None) -> int | None:
+        known = base_version is not None and base_version <= self.version
+        return base_version if known and generation == self.config.generation else None
+
+    def _note_lost_updates(self, generation: int, base_version: int | None) -> None:
+        """A worker that saw a later version of the last life proves how much a crash lost."""
+        if base_version is not None and generation == self.config.generation - 1:
+            self.accounts.note_lost_updates(base_version)
+
+    def _end(self, reason: str, now: float) -> list[events.Action]:
+        if self.stop_reason is not None:
+            return []
+        self.stop_reason = reason
+        self.accounts.ended_at = now
+        asking = [worker for worker, member in self.members.items() if member.question]
+        return [*self._answer(asking), *self._snapshot_if_new(force=True), events.Ended(reason)]
+
+    def _refuse(
+        self, event: events.Join | events.Push, reason: str, message: str, step: int = 0
+    ) -> events.Refuse:
+        epoch = self.membership.epoch
+        return events.Refuse(event.worker, event.incarnation, reason, message, step, epoch)
+
+    def _snapshot_if_new(self, force: bool = False) -> list[events.Action]:
+        if self.version == self._snapshot_version and not force:
+            return []
+        self._snapshot_version = self.version
+        return [events.Snapshot(self.version, self.snapshot())]
+
+    def snapshot(self) -> State:
+        """Return all durable state as plain data; arrays are copies."""
+        from ps import durable
+
+        return durable.save(self)
+
+    def restore(self, state: State) -> None:
+        """Take back what `snapshot` gave; the generation is the caller's to count."""
+        from ps import durable
+
+        durable.restore(self, state)
+        self._snapshot_version = self.version
+
+    _handlers: Any = {
+        events.Join: _join,
+        events.Pull: _pull,
+        events.Push: _push,
+        events.Observe: _observe,
+        events.Alive: _alive,
+        events.Lost: _lost,
+        events.Leave: _leave,
+        events.Epoch: _epoch,
+        events.Refused: _refused,
+        events.Stop: _stop,
+        events.Tick: _tick,
+    }

@@ -1,0 +1,62 @@
+"""Flags that only a PS reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from absl import flags
+
+FLAGS = flags.FLAGS
+_TOPIC = "Parameter server"
+
+
+@dataclasses.dataclass(frozen=True)
+class PsFlags:
+    """One shard's own settings."""
+
+    id_ps: int
+    bind: str
+    port: int
+    insecure: bool
+    start_timeout_seconds: float
+    linger_seconds: float
+
+
+def define() -> None:
+    """Register the flags."""
+    flags.DEFINE_integer(
+        "id_ps", 0, "Which shard this is, 0..nb_ps-1.", lower_bound=0, module_name=_TOPIC
+    )
+    flags.DEFINE_boolean(
+        "insecure",
+        False,
+        "Allow a PS to listen beyond this machine without encryption.",
+        module_name=_TOPIC,
+    )
+    flags.DEFINE_float(
+        "start_timeout_seconds",
+        600.0,
+        "Synchronous runs wait this long for all workers, then start with those present.",
+        lower_bound=0.0,
+        module_name=_TOPIC,
+    )
+    flags.DEFINE_float(
+        "linger_seconds",
+        15.0,
+        "How long a finished PS waits for workers and Supervisor to say farewell.",
+        lower_bound=0.0,
+        module_name=_TOPIC,
+    )
+
+
+def read(addresses: tuple[str, ...]) -> PsFlags:
+    """Return this shard's settings; `addresses` are those of all shards."""
+    port = int(addresses[FLAGS.id_ps].rpartition(":")[2]) if FLAGS.id_ps < len(addresses) else 0
+    return PsFlags(
+        id_ps=FLAGS.id_ps,
+        bind=FLAGS.ip_PS,
+        port=port,
+        insecure=FLAGS.insecure,
+        start_timeout_seconds=FLAGS.start_timeout_seconds,
+        linger_seconds=FLAGS.linger_seconds,
+    )

@@ -1,0 +1,119 @@
+"""Shards 1.. dial shard 0: run id, membership epochs, the end of the run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from absl import logging
+
+from ops.types import ShardLayout
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import StreamLost, Unreachable
+from proto.session import Refused, Session, payload_limit
+from ps import events
+
+_RETRY_SECONDS = 1.0
+_REPORT_SECONDS = 1.0
+
+
+class Leader:
+    """A following shard's view of shard 0."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: pb.Hello,
+        layout: ShardLayout,
+        progress_seconds: float,
+        put: Callable[[events.Event], None],
+        report: Callable[[], str],
+    ) -> None:
+        """Prepare to follow.
+
+        Args:
+            address: Of shard 0.
+            hello: This shard's introduction.
+            layout: Of this shard.
+            progress_seconds: Shard 0 silent for longer is dialled again.
+            put: Queues an event for the core.
+            report: Makes this shard's metrics document.
+        """
+        self._address, self._hello, self._layout = address, hello, layout
+        self._progress_seconds, self._put, self._report = progress_seconds, put, report
+        self._session: Session | None = None
+        self._closing = threading.Event()
+        self.halted: str | None = None
+
+    def connect(self, timeout_seconds: float) -> pb.Welcome:
+        """Reach shard 0 within the time.
+
+        Raises:
+            Unreachable: It did not answer.
+            Refused: It did not want this shard.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            session = Session(self._address, self._hello, payload_limit(self._layout))
+            try:
+                welcome = session.open(max(1.0, deadline - time.monotonic()))
+            except (StreamLost, Refused) as error:
+                if isinstance(error, Refused) and error.reason != pb.REASON_STARTING:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise Unreachable(f"shard 0 at {self._address}: {error}") from error
+                self._closing.wait(_RETRY_SECONDS)
+                continue
+            self._session = session
+            self._hello.run_id = welcome.run_id
+            return welcome
+
+    def follow(self, reconnect_seconds: float) -> None:
+        """Start to listen and report, in threads; reconnect when shard 0 comes back."""
+        threading.Thread(
+            target=self._listen, args=(reconnect_seconds,), name="leader", daemon=True
+        ).start()
+        threading.Thread(target=self._speak, name="leader-report", daemon=True).start()
+
+    def close(self) -> None:
+        """Say farewell with a last report."""
+        self._closing.set()
+        session = self._session
+        if session is not None:
+            session.say(pb.ToServer(report=pb.Report(document=self._report())))
+            session.say(pb.ToServer(leave=pb.Leave(cause="done")))
+            session.close()
+
+    def _listen(self, reconnect_seconds: float) -> None:
+        while not self._closing.is_set():
+            try:
+                self._hear()
+            except StreamLost as error:
+                if self._closing.is_set() or self.halted:
+                    return
+                logging.warning("lost shard 0: %s", error)
+                try:
+                    self.connect(reconnect_seconds)
+                except (Unreachable, Refused) as failure:
+                    logging.error("%s", failure)
+                    self._put(events.Stop("interrupted"))
+                    return
+
+    def _hear(self) -> None:
+        while self._session is not None:
+            message, _ = self._session.receive(self._progress_seconds)
+            body = message.WhichOneof("body")
+            if body == "membership":
+                epoch = message.membership
+                live = tuple(sorted(w for group in epoch.groups for w in group.workers))
+                self._put(events.Epoch(epoch.epoch, live, epoch.started))
+            elif body == "halt":
+                self.halted = message.halt.cause
+                self._put(events.Stop(message.halt.cause))
+
+    def _speak(self) -> None:
+        while not self._closing.wait(_REPORT_SECONDS):
+            session = self._session
+            if session is not None:
+                session.say(pb.ToServer(report=pb.Report(document=self._report())))

@@ -1,0 +1,69 @@
+"""Judge a Hello before it reaches the core."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ops.types import ModelSpec
+from proto import convert
+from proto import thinwire_pb2 as pb
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What this shard is, and what a client must agree with."""
+
+    run_id: str
+    shard: int
+    num_shards: int
+    generation: int
+    fingerprint: list[pb.Setting]
+    model: list[pb.Tensor]
+
+
+def identity(
+    run_id: str,
+    shard: int,
+    num_shards: int,
+    generation: int,
+    fingerprint: list[tuple[str, str]],
+    spec: ModelSpec,
+) -> Identity:
+    """Put the shard's identity into words of the wire."""
+    settings = convert.settings_of(fingerprint)
+    return Identity(run_id, shard, num_shards, generation, settings, convert.tensors_of(spec))
+
+
+def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
+    """Return (reason, message) of a refusal, or None for a Hello that fits."""
+    if hello.protocol_version != convert.PROTOCOL_VERSION:
+        return pb.REASON_PROTOCOL_VERSION, (
+            f"protocol_version: this PS speaks {convert.PROTOCOL_VERSION}, the client "
+            f"{hello.protocol_version}; install the same Thinwire on both."
+        )
+    if hello.role not in (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR, pb.ROLE_SHARD):
+        return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
+    if (hello.shard, hello.num_shards) != (mine.shard, mine.num_shards):
+        return pb.REASON_TOPOLOGY, (
+            f"shard: this is PS {mine.shard} of {mine.num_shards}, the client looks for PS "
+            f"{hello.shard} of {hello.num_shards}; give all nodes the same --nb_ps and --ps_hosts "
+            "and this PS its --id_ps."
+        )
+    if hello.run_id and mine.run_id and hello.run_id != mine.run_id:
+        return pb.REASON_RUN, (
+            f"run_id: this PS runs {mine.run_id}, the client belongs to {hello.run_id}; "
+            "restart the client, or point it to its own PS."
+        )
+    difference = convert.first_difference(mine.model, list(hello.model))
+    if difference:
+        return pb.REASON_MODEL, (
+            f"model differs: {difference}; give all nodes the same --network or --model."
+        )
+    if hello.role == pb.ROLE_SUPERVISOR:
+        return None
+    difference = convert.first_difference(mine.fingerprint, list(hello.fingerprint))
+    if difference:
+        return pb.REASON_FINGERPRINT, (
+            f"method differs: {difference}; give all nodes the same --method and seam flags."
+        )
+    return None

@@ -1,0 +1,101 @@
+"""From a Push message to a checked update in shard coordinates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ops import wire
+from ops.types import Block, Kind, ShardLayout, Update
+from proto import convert
+from proto import thinwire_pb2 as pb
+from ps import events
+
+#: Above this share of the shard a sparse update is cheaper to handle as a dense one.
+_DENSE_FRACTION = 0.25
+
+_KINDS = {pb.UPDATE_KIND_GRADIENT: Kind.GRADIENT, pb.UPDATE_KIND_DELTA: Kind.DELTA}
+_NO_ENTRIES = np.empty(0, np.int64)
+
+
+class NonFinite(Exception):
+    """The update holds NaN or infinity."""
+
+
+class PushDecoder:
+    """Decodes pushes for one shard."""
+
+    def __init__(self, layout: ShardLayout, kind: Kind, kernels: Any) -> None:
+        """Remember what every push must fit."""
+        self._layout, self._kind, self._kernels = layout, kind, kernels
+        self._sizes = [piece.size for piece in layout.slices]
+        self._offsets = layout.offsets
+
+    def decode(self, worker: int, push: pb.Push, payload: memoryview) -> events.Push:
+        """Check and decode one push.
+
+        Raises:
+            Malformed: Anything but finiteness is wrong.
+            NonFinite: A value or the loss is NaN or infinite.
+        """
+        if _KINDS.get(push.kind) is not self._kind:
+            raise convert.Malformed(
+                f"kind: updates of this run are of kind {self._kind.value}, the push says {push.kind}"
+            )
+        if not push.step or not push.samples or not push.local_steps:
+            raise convert.Malformed("step, samples and local_steps must be 1 or more")
+        blocks = convert.blocks_from_message(push.blocks, payload, self._sizes)
+        update = self._flatten(blocks)
+        if not math.isfinite(push.loss) or not wire.all_finite(update.values):
+            raise NonFinite(f"step {push.step}: the update or its loss is not finite")
+        return events.Push(
+            worker=worker,
+            incarnation=push.incarnation,
+            step=push.step,
+            base_version=push.base_version,
+            generation=push.generation,
+            epoch=push.epoch,
+            update=update,
+            samples=push.samples,
+            local_steps=push.local_steps,
+            loss=push.loss,
+        )
+
+    def _flatten(self, blocks: list[Block]) -> Update:
+        """Join the blocks in shard coordinates, dense where that is cheaper."""
+        if len(blocks) == 1 == len(self._sizes) and blocks[0].indices is None:
+            return Update(None, self._kernels.dequantise(blocks[0].values))
+        num_sent = sum(len(block.values.data) for block in blocks)
+        if num_sent > _DENSE_FRACTION * self._layout.size:
+            return self._dense(blocks)
+        if not blocks:
+            return Update(_NO_ENTRIES, np.empty(0, np.float32))
+        positions = [
+            (np.arange(block.size) if block.indices is None else block.indices)
+            + self._offsets[block.slot]
+            for block in blocks
+        ]
+        values = [self._kernels.dequantise(block.values) for block in blocks]
+        return Update(np.concatenate(positions), np.concatenate(values))
+
+    def _dense(self, blocks: list[Block]) -> Update:
+        complete = [block.slot for block in blocks] == list(range(len(self._sizes)))
+        all_dense = complete and all(block.indices is None for block in blocks)
+        flat = (np.empty if all_dense else np.zeros)(self._layout.size, np.float32)
+        for block in blocks:
+            start = self._offsets[block.slot]
+            target = flat[start : start + block.size]
+            where = slice(None) if block.indices is None else block.indices
+            target[where] = self._kernels.dequantise(block.values)
+        if all_dense:
+            return Update(None, flat)
+        touched = np.concatenate(
+            [
+                (np.arange(block.size) if block.indices is None else block.indices)
+                + self._offsets[block.slot]
+                for block in blocks
+            ]
+        )
+        return Update(touched, flat[touched])

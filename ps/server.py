@@ -1,0 +1,224 @@
+"""gRPC around the core: reader threads validate and queue, one writer thread runs `handle`."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from ops.types import ShardLayout, State
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import Server, ServerStream, serve
+from ps import events
+from ps.connections import Connection, Connections, Replies
+from ps.core import PsCore
+from ps.handshake import Identity
+from ps.pushes import PushDecoder
+from ps.reader import StreamReader
+
+_STATUS_INTERVAL_SECONDS = 1.0
+_WAITING_INTERVAL_SECONDS = 3.0
+
+
+class ShardServer:
+    """One shard on the network.
+
+    Args:
+        core: The state machine.
+        layout: Of this shard.
+        share: This shard's part of the model, for emulated links.
+        save: Takes (version, state) of a snapshot; must not block.
+        lease_seconds: Told to workers.
+        max_streams: Workers, supervisors and shards that may be connected.
+    """
+
+    def __init__(
+        self,
+        core: PsCore,
+        layout: ShardLayout,
+        share: float,
+        save: Callable[[int, State], None],
+        lease_seconds: float,
+        max_streams: int,
+    ) -> None:
+        self.core, self.layout, self.share = core, layout, share
+        self.save, self.lease_seconds = save, lease_seconds
+        self.max_streams = max_streams
+        self.decoder = PushDecoder(layout, core.method.kind, core.kernels)
+        self.connections = Connections()
+        self.identity: Identity | None = None  # None: not ready to be spoken to
+        self.document = "{}"  # what Welcome tells supervisors and shards of the run
+        self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
+        self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
+        self.on_status: Callable[[], str] | None = None
+        self._welcomes: dict[int, Connection] = {}  # incarnation -> connection that said Hello
+        self._epoch: pb.Membership | None = None
+        self._due = [time.monotonic()] * 2
+        self.server: Server | None = None
+
+    def listen(self, bind: str, port: int) -> int:
+        """Start to listen; return the port.
+
+        Raises:
+            proto.channel_grpc.PortInUse: Somebody else has it.
+        """
+        self.server = serve(bind, port, self._read, self.max_streams)
+        return self.server.port
+
+    def open_for(self, identity: Identity, document: str) -> None:
+        """Begin to accept Hellos."""
+        self.document = document
+        self.identity = identity
+        if self.server is not None:
+            self.server.set_serving(True)
+
+    def _read(self, stream: ServerStream) -> None:
+        StreamReader(self, self.decoder, stream).read()
+
+    @property
+    def identity_shard(self) -> int:
+        """This shard's number."""
+        return self.identity.shard if self.identity is not None else 0
+
+    def expect(self, incarnation: int, connection: Connection) -> None:
+        """Remember who said Hello until the core has judged (reader threads)."""
+        self._welcomes[incarnation] = connection
+
+    def welcome_observer(self, connection: Connection) -> None:
+        """Let a supervisor or a following shard in (reader threads)."""
+
+        def welcome() -> None:
+            connection.say(self._welcome_message(None))
+            if connection.role == pb.ROLE_SHARD and self._epoch is not None:
+                connection.say(pb.ToClient(membership=self._epoch))
+            if self.core.stop_reason is not None:
+                connection.say(pb.ToClient(halt=pb.Halt(cause=self.core.stop_reason)))
+
+        self.queue.put(welcome)
+
+    # -- the writer thread ------------------------------------------------------------------
+
+    def run_until(self, finished: Callable[[], bool]) -> None:
+        """Be the writer thread until `finished`."""
+        while not finished():
+            now = time.monotonic()
+            deadline = min(
+                [*self._due, *(when for when in [self.core.next_deadline()] if when is not None)]
+            )
+            try:
+                item = self.queue.get(timeout=min(0.5, max(0.0, deadline - now)))
+            except queue.Empty:
+                item = events.Tick()
+            if callable(item):
+                item()
+            else:
+                self._dispatch(self.core.handle(item, time.monotonic()))
+            self._do_regular_work(time.monotonic())
+
+    def _do_regular_work(self, now: float) -> None:
+        if now >= self._due[0]:
+            self._due[0] = now + _STATUS_INTERVAL_SECONDS
+            self.publish_status()
+        if now >= self._due[1]:
+            self._due[1] = now + min(_WAITING_INTERVAL_SECONDS, self.lease_seconds / 3)
+            for connection in self.connections.everyone():
+                connection.say(pb.ToClient(waiting=pb.Waiting()))
+
+    def publish_status(self) -> None:
+        """Send the status document to every supervisor."""
+        supervisors = self.connections.with_role(pb.ROLE_SUPERVISOR)
+        if self.on_status is not None and supervisors:
+            report = pb.ToClient(report=pb.Report(document=self.on_status()))
+            for supervisor in supervisors:
+                supervisor.say(report)
+
+    def _dispatch(self, actions: list[events.Action]) -> None:
+        replies = Replies(self.layout, self.core.config.generation)
+        for action in actions:
+            if isinstance(action, events.Reply):
+                connection = self.connections.workers.get(action.worker)
+                if connection is not None:
+                    replies.send(action, connection)
+            elif isinstance(action, events.View):
+                observer = self.connections.observers.get(action.observer)
+                if observer is not None:
+                    replies.send(action.reply, observer, counted=False)
+            else:
+                self._actions[type(action)](self, action)
+
+    def _welcome(self, action: events.Welcome) -> None:
+        connection = self._welcomes.pop(action.incarnation, None)
+        if connection is None or self.identity is None:
+            return
+        self.connections.add_worker(connection)
+        connection.say(self._welcome_message(action))
+        logging.info("worker %d joined (%s)", action.worker, connection.stream.peer)
+
+    def _welcome_message(self, action: events.Welcome | None) -> pb.ToClient:
+        identity = self.identity
+        welcome = pb.Welcome(
+            run_id=identity.run_id if identity else "",
+            epoch=self.core.membership.epoch,
+            generation=self.core.config.generation,
+            version=self.core.version,
+            lease_seconds=self.lease_seconds,
+            document=self.document,
+        )
+        if action is not None:
+            welcome.incarnation = action.incarnation
+            welcome.last_applied_step = action.last_step
+            welcome.knows_worker = action.knows_worker
+        return pb.ToClient(welcome=welcome)
+
+    def _refuse(self, action: events.Refuse) -> None:
+        refusal = pb.Refusal(
+            reason=pb.Reason.Value(f"REASON_{action.reason}"),
+            message=action.message,
+            step=action.step,
+            epoch=action.epoch,
+        )
+        hello = self._welcomes.pop(action.incarnation, None) if action.step == 0 else None
+        connection = hello or self.connections.workers.get(action.worker)
+        if connection is not None:
+            connection.say(pb.ToClient(refusal=refusal))
+            if hello is not None:
+                connection.stream.close()
+        logging.warning("refused worker %d: %s", action.worker, action.message)
+
+    def _new_epoch(self, action: events.NewEpoch) -> None:
+        epoch = action.epoch
+        groups = [
+            pb.Group(workers=[worker for worker in group if worker in epoch.live])
+            for group in self.core.sync.groups
+        ]
+        self._epoch = pb.Membership(epoch=epoch.number, groups=groups, started=epoch.started)
+        logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
+        for shard in self.connections.with_role(pb.ROLE_SHARD):
+            shard.say(pb.ToClient(membership=self._epoch))
+
+    def _snapshot(self, action: events.Snapshot) -> None:
+        state = action.state | {
+            "run_id": self.identity.run_id if self.identity else "",
+            "bytes_down": {str(w): count for w, count in self.connections.bytes_down().items()},
+            "reports": {f"{role}:{who}": text for (role, who), text in self.reports.items()},
+        }
+        self.save(action.version, state)
+
+    def _ended(self, action: events.Ended) -> None:
+        logging.info("run ended at version %d: %s", self.core.version, action.reason)
+        self.publish_status()
+        for connection in self.connections.everyone():
+            connection.say(pb.ToClient(halt=pb.Halt(cause=action.reason)))
+        if self.server is not None:
+            self.server.set_serving(False)
+
+    _actions: Any = {
+        events.Welcome: _welcome,
+        events.Refuse: _refuse,
+        events.NewEpoch: _new_epoch,
+        events.Snapshot: _snapshot,
+        events.Ended: _ended,
+    }
