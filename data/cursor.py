@@ -1,0 +1,101 @@
+"""The endless walk of one worker over its shard, in batches, with a position that can be saved."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ops.types import ConfigurationError
+
+
+class Cursor:
+    """Deals out batches of a shard for ever, in a new order each epoch.
+
+    The order of an epoch follows from (seed, epoch) alone, so a position is three integers and any
+    of them can be recomputed. A batch may span the border of two epochs: every batch is full and
+    each example is dealt out once an epoch.
+
+    Args:
+        indices: [n] positions of the shard's examples in the training set.
+        batch_size: Examples of one batch, 1..n.
+        seed: Seeds the orders; make it differ between workers.
+
+    Raises:
+        ConfigurationError: The batch is larger than the shard, or smaller than one.
+
+    >>> cursor = Cursor(np.arange(4), batch_size=3, seed=1)
+    >>> sorted(np.concatenate([cursor.next() for _ in range(4)]).tolist())
+    [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    """
+
+    def __init__(self, indices: NDArray[np.int64], batch_size: int, seed: int) -> None:
+        check_batch_size(batch_size, len(indices))
+        self._indices = np.array(indices, dtype=np.int64)  # [n] int64
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = 0
+        self._position = 0
+        self._order = self._order_of(0)  # [n] int64, this epoch's
+
+    def next(self) -> NDArray[np.int64]:
+        """Return the positions of the next batch: [batch_size] int64, owned by the caller."""
+        stop = self._position + self._batch_size
+        batch = self._order[self._position : stop].copy()
+        self._position = stop
+        missing = stop - len(self._order)
+        if missing >= 0:
+            self._epoch += 1
+            self._order = self._order_of(self._epoch)
+            self._position = missing
+            batch = np.concatenate([batch, self._order[:missing]])
+        return batch
+
+    def state(self) -> dict[str, int]:
+        """Return the position: epoch, examples of it dealt out, and what the orders depend on."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "seed": self._seed,
+            "shard_size": len(self._indices),
+        }
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Go to a saved position; the batch size may differ from that of then.
+
+        Raises:
+            ConfigurationError: The state belongs to another seed or another shard, or is damaged.
+        """
+        own = self.state()
+        for name in ("seed", "shard_size"):
+            if state.get(name) != own[name]:
+                raise ConfigurationError(
+                    f"The saved position in the data has {name} {state.get(name)}, this run has "
+                    f"{own[name]}; expected the same. Start with the flags of the saved run, or "
+                    "with --overwrite."
+                )
+        epoch, position = state.get("epoch", -1), state.get("position", -1)
+        if epoch < 0 or not 0 <= position < len(self._indices):
+            raise ConfigurationError(
+                f"The saved position in the data is epoch {epoch}, example {position}; expected an "
+                f"epoch from 0 and an example in 0..{len(self._indices) - 1}. The checkpoint is "
+                "damaged: use an older one or --overwrite."
+            )
+        self._epoch, self._position = int(epoch), int(position)
+        self._order = self._order_of(self._epoch)
+
+    def _order_of(self, epoch: int) -> NDArray[np.int64]:
+        return np.random.default_rng([self._seed, epoch]).permutation(self._indices)
+
+
+def check_batch_size(batch_size: int, shard_size: int) -> None:
+    """Refuse a batch that the shard cannot fill.
+
+    Raises:
+        ConfigurationError: ``batch_size`` is not in 1..shard_size.
+    """
+    if not 1 <= batch_size <= shard_size:
+        raise ConfigurationError(
+            f"--batch_size {batch_size} does not fit this worker's shard of {shard_size} training "
+            f"examples; expected 1 to {shard_size}. Lower --batch_size, lower --nb_workers, or "
+            "take a larger --dataset."
+        )

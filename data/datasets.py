@@ -1,0 +1,188 @@
+"""Data sets by name, checked and scaled: for workers to train on, for Supervisors to test with."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import DATASETS, PARTS, sources, synthetic
+from data.scaling import scale
+from ops.types import ConfigurationError
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Training and test examples; a part that was not asked for has no examples."""
+
+    train_images: NDArray[np.float32]  # [N, height, width, channels] float32
+    train_labels: NDArray[np.int32]  # [N] int32
+    test_images: NDArray[np.float32]  # [M, height, width, channels] float32
+    test_labels: NDArray[np.int32]  # [M] int32
+    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
+
+
+def load(
+    name: str,
+    data_dir: str | None,
+    image_size: int,
+    image_depth: int,
+    nb_classes: int,
+    scaling: str,
+    seed: int,
+    *,
+    parts: Sequence[str] = PARTS,
+) -> Dataset:
+    """Load a data set by name.
+
+    Args:
+        name: One of ``data.DATASETS``.
+        data_dir: Folder the user named, or None for the data set's usual places.
+        image_size: Height and width the network takes, in pixels.
+        image_depth: Channels the network takes.
+        nb_classes: Classes the network tells apart.
+        scaling: One of ``data.SCALINGS``.
+        seed: Seeds generated data.
+        parts: The parts wanted, for example ("train",) on a worker.
+
+    Raises:
+        ConfigurationError: Unknown name or scaling, files missing or damaged, or images and labels
+            that do not fit the sizes given.
+
+    Source: design section 7.
+    """
+    raws: dict[str, sources.RawPart] = {}
+    arrays: dict[str, Any] = {}
+    for part in PARTS:
+        images = np.zeros((0, image_size, image_size, image_depth), dtype=np.uint8)
+        raw = sources.RawPart(images, np.zeros(0, dtype=np.int32))
+        if part in parts:
+            raw = load_raw(name, data_dir, part, image_size, image_depth, nb_classes, seed)
+        raws[part] = raw
+        arrays[f"{part}_images"] = scale(raw.images, scaling)
+        arrays[f"{part}_labels"] = raw.labels
+    return Dataset(**arrays, train_file_offsets=raws["train"].file_offsets)
+
+
+def load_raw(
+    name: str,
+    data_dir: str | None,
+    part: str,
+    image_size: int = 28,
+    image_depth: int = 1,
+    nb_classes: int = 10,
+    seed: int = 0,
+) -> sources.RawPart:
+    """Load one part as stored, a quarter of the memory; ``data.scaling.scale`` what is needed.
+
+    Args and errors as ``load``; ``part`` is "train" or "test".
+    """
+    if name not in DATASETS or part not in PARTS:
+        raise ConfigurationError(
+            f"Data set {name!r}, part {part!r} is not known; expected --dataset "
+            f"{', '.join(DATASETS)} and part {', '.join(PARTS)}."
+        )
+    if name == "synthetic":
+        if data_dir is not None:
+            raise ConfigurationError(
+                f"--data_dir {data_dir} was given, but --dataset synthetic is generated and reads "
+                "no files. Leave --data_dir out, or choose another --dataset."
+            )
+        generated = synthetic.generate(part, image_size, image_depth, nb_classes, seed)
+        return sources.RawPart(*generated)
+    raw = sources.find(name, part, data_dir, image_size, image_depth)
+    _check_fit(name, raw, (image_size, image_size, image_depth), nb_classes)
+    return raw
+
+
+def from_user_module(module: ModuleType, seed: int) -> Dataset:
+    """Return the data of a user's ``load_data()``, as is: it scales its images itself.
+
+    Args:
+        module: What ``models.load_user_model`` returned.
+        seed: Seeds Python's and numpy's global generators before the call, so that every process
+            of a run sees the same data.
+
+    Raises:
+        ConfigurationError: ``load_data`` is missing, fails, or returns something else than
+            ((x_train, y_train), (x_test, y_test)) with integer labels of one dimension.
+
+    Source: design section 3, W_global.
+    """
+    where = getattr(module, "__file__", None) or module.__name__
+    if not callable(getattr(module, "load_data", None)):
+        raise ConfigurationError(
+            f"{where} has no function load_data(). Expected one that returns ((x_train, y_train), "
+            "(x_test, y_test)); add it, or choose a --dataset."
+        )
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        returned = module.load_data()
+        (x_train, y_train), (x_test, y_test) = returned
+    except Exception as error:
+        raise ConfigurationError(
+            f"load_data() of {where} failed: {type(error).__name__}: {error}. Expected it to "
+            "return ((x_train, y_train), (x_test, y_test))."
+        ) from error
+    train = _check_user_part(where, "train", x_train, y_train)
+    test = _check_user_part(where, "test", x_test, y_test)
+    if train[0].shape[1:] != test[0].shape[1:]:
+        raise ConfigurationError(
+            f"load_data() of {where} returned training examples of shape {train[0].shape[1:]} and "
+            f"test examples of shape {test[0].shape[1:]}; expected the same shape."
+        )
+    return Dataset(*train, *test)
+
+
+def _check_fit(name: str, raw: sources.RawPart, shape: tuple[int, ...], nb_classes: int) -> None:
+    if not len(raw.labels):
+        raise ConfigurationError(f"Data set {name} holds no examples; expected at least one.")
+    if raw.images.shape[1:] != shape:
+        height, width, depth = raw.images.shape[1:]
+        raise ConfigurationError(
+            f"Data set {name} has images of {height} x {width} pixels and {depth} channels; "
+            f"expected {shape[0]} x {shape[1]} and {shape[2]}. Set --image_size {height} "
+            f"--image_depth {depth}, or choose another --dataset."
+        )
+    highest = int(raw.labels.max())
+    if highest >= nb_classes:
+        raise ConfigurationError(
+            f"Data set {name} has a label {highest}; expected 0 to {nb_classes - 1}. Set "
+            f"--nb_classes {highest + 1} or more."
+        )
+
+
+def _check_user_part(
+    where: str, part: str, images: Any, labels: Any
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Return one part of the user's data as float32 and int32."""
+    problem = f"load_data() of {where} returned x_{part} and y_{part} that cannot be used: "
+    try:
+        inputs = np.ascontiguousarray(images, dtype=np.float32)
+        classes = np.asarray(labels)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{problem}{error}. Expected arrays of numbers.") from error
+    if classes.ndim == 2 and classes.shape[1] == 1:
+        classes = classes[:, 0]
+    if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
+        raise ConfigurationError(
+            f"{problem}y_{part} is {classes.dtype} {classes.shape}. Expected integer class numbers "
+            f"of shape [N]; of one-hot labels give y_{part}.argmax(axis=1)."
+        )
+    if inputs.ndim < 2 or len(inputs) != len(classes) or not len(inputs):
+        raise ConfigurationError(
+            f"{problem}their shapes are {inputs.shape} and {classes.shape}. Expected [N, ...] and "
+            "[N] with the same N of at least 1."
+        )
+    if classes.min() < 0 or not np.isfinite(inputs).all():
+        raise ConfigurationError(
+            f"{problem}there is a negative label, NaN or infinity. Expected labels from 0 and "
+            "finite values."
+        )
+    return inputs, classes.astype(np.int32)

@@ -1,0 +1,200 @@
+"""Where the files of a named data set lie, and how they are fetched when they lie nowhere.
+
+Order: the folder the user named, the system's package, the Keras cache, a download into that cache.
+A named folder is the only place looked at when there is one: nothing is substituted silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import os
+import shutil
+import tempfile
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from absl import logging
+from numpy.typing import NDArray
+
+from data import adacomp_shards, idx
+from ops.types import ConfigurationError
+
+_DOWNLOAD_ROOT = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+_DOWNLOAD_TIMEOUT_SECONDS = 20
+_PREFIXES = {"train": "train", "test": "t10k"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RawPart:
+    """One part of a data set as stored."""
+
+    images: NDArray[np.uint8]  # [N, height, width, channels] uint8
+    labels: NDArray[np.int32]  # [N] int32
+    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Where one data set may lie."""
+
+    folders: tuple[Path, ...] = ()  # installed IDX files
+    cache: str | None = None  # folder of IDX files, or .npz, below the Keras cache's datasets/
+    package: str | None = None  # how to install it
+
+
+_SOURCES = {
+    "fashion_mnist_sample": _Source(
+        folders=(Path(__file__).resolve().parent / "fashion_mnist_sample",)
+    ),
+    "fashion_mnist": _Source(
+        folders=(Path("/usr/share/datasets/fashion-mnist"),),
+        cache="fashion-mnist",
+        package="on Debian and Ubuntu run `apt-get install dataset-fashion-mnist`",
+    ),
+    "mnist": _Source(cache="mnist.npz"),
+}
+
+
+def find(name: str, part: str, data_dir: str | None, image_size: int, image_depth: int) -> RawPart:
+    """Return one part of a stored data set.
+
+    Args:
+        name: fashion_mnist_sample, fashion_mnist or mnist.
+        part: "train" or "test".
+        data_dir: Folder the user named, or None.
+        image_size: Height and width; needed to read header-less files.
+        image_depth: Channels; likewise.
+
+    Raises:
+        ConfigurationError: The files are nowhere, or damaged.
+    """
+    source = _SOURCES[name]
+    if data_dir is not None:
+        return _from_data_dir(Path(data_dir), part, image_size, image_depth)
+    for folder in source.folders:
+        if (raw := _from_folder(folder, part)) is not None:
+            return raw
+    if source.cache is None:
+        raise ConfigurationError(
+            f"The shipped data set {name} is not at {source.folders[0]}. Expected its four files "
+            "there: restore them from the repository."
+        )
+    return _from_cache(name, source, part)
+
+
+def _from_data_dir(folder: Path, part: str, image_size: int, image_depth: int) -> RawPart:
+    if (raw := _from_folder(folder, part)) is not None:
+        return raw
+    if adacomp_shards.holds(folder, part):
+        shards = adacomp_shards.read(folder, part, image_size, image_depth)
+        logging.info("data: %s part from AdaComp's files in %s", part, folder)
+        return RawPart(shards.images, shards.labels.astype(np.int32), shards.offsets)
+    images, labels = (_names(part, kind)[0] for kind in ("images", "labels"))
+    raise ConfigurationError(
+        f"--data_dir {folder} holds no {part} data. Expected {images} and {labels} (with or "
+        f"without .gz), or AdaComp's folders such as "
+        f"{adacomp_shards.image_path(folder, part, 0).parent.name}/. Name the folder that holds "
+        "them, or leave --data_dir out to use the data set's usual places."
+    )
+
+
+def _names(part: str, kind: str) -> list[str]:
+    """Return the names an IDX file goes by, the usual one first."""
+    ending = "idx3-ubyte" if kind == "images" else "idx1-ubyte"
+    stems = [f"{_PREFIXES[part]}-{kind}{mark}{ending}" for mark in ("-", ".")]
+    return [stem + suffix for stem in stems for suffix in (".gz", "")]
+
+
+def _from_folder(folder: Path, part: str) -> RawPart | None:
+    """Return the part from four flat IDX files, or None where there is none of its two files."""
+    found = []
+    for kind in ("images", "labels"):
+        candidates = [folder / name for name in _names(part, kind)]
+        found.append(next((path for path in candidates if path.is_file()), None))
+    images_path, labels_path = found
+    if images_path is None and labels_path is None:
+        return None
+    if images_path is None or labels_path is None:
+        missing = "images" if images_path is None else "labels"
+        raise ConfigurationError(
+            f"{folder} holds {images_path or labels_path} but not the {missing} that belong to it; "
+            f"expected {_names(part, missing)[0]} beside it. Copy it there."
+        )
+    images, labels = idx.read_pair(images_path, labels_path)
+    logging.info("data: %d %s examples from %s", len(labels), part, folder)
+    return RawPart(images if images.ndim == 4 else images[..., None], labels.astype(np.int32))
+
+
+def _from_cache(name: str, source: _Source, part: str) -> RawPart:
+    cache = Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser() / "datasets"
+    if source.cache is None:
+        raise ValueError(f"{name} has no place in the Keras cache")
+    place = cache / source.cache
+    if place.suffix == ".npz":
+        if not place.is_file():
+            _download(name, source, place.parent, [place.name])
+        return _from_archive(place, part)
+    if (raw := _from_folder(place, part)) is None:
+        kinds = ("images", "labels")
+        _download(name, source, place, [_names(part, kind)[0] for kind in kinds])
+        raw = _from_folder(place, part)
+    if raw is None:
+        raise ConfigurationError(f"Data set {name} vanished from {place} after its download.")
+    return raw
+
+
+def _from_archive(path: Path, part: str) -> RawPart:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            images, labels = archive[f"x_{part}"], archive[f"y_{part}"]
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigurationError(
+            f"Data file {path} cannot be read: {error}. Expected an .npz archive with x_{part} and "
+            f"y_{part}. Delete it, and it is fetched again."
+        ) from error
+    if images.dtype != np.uint8 or images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise ConfigurationError(
+            f"Data file {path} holds images {images.dtype} {images.shape} and labels "
+            f"{labels.shape}; expected uint8 [N, height, width] and [N]. Delete it, and it is "
+            "fetched again."
+        )
+    logging.info("data: %d %s examples from %s", len(labels), part, path)
+    return RawPart(images[..., None], labels.astype(np.int32))
+
+
+def _download(name: str, source: _Source, folder: Path, files: list[str]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            _fetch(_DOWNLOAD_ROOT + file, folder / file)
+    except (OSError, http.client.HTTPException) as error:
+        ways = [f"connect this machine to the internet (tried {_DOWNLOAD_ROOT}{files[0]})"]
+        ways += [source.package] if source.package else []
+        ways += [f"copy {' and '.join(files)} into {folder}"]
+        ways += ["name a folder with its four IDX files by --data_dir"]
+        ways += ["take the shipped one with --dataset fashion_mnist_sample"]
+        raise ConfigurationError(
+            f"Data set {name} is not on this machine and its download failed: {error}. To get it: "
+            f"{'; or '.join(ways)}."
+        ) from error
+
+
+def _fetch(address: str, target: Path) -> None:
+    """Download one file; other processes see it whole or not at all."""
+    logging.info("data: downloading %s", address)
+    descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".partial-")
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            with urllib.request.urlopen(address, timeout=_DOWNLOAD_TIMEOUT_SECONDS) as answer:
+                shutil.copyfileobj(answer, out)
+                announced = answer.headers.get("Content-Length")
+            if announced is not None and out.tell() != int(announced):
+                raise OSError(f"{address} ended after {out.tell()} of {announced} bytes")
+        os.replace(partial, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
