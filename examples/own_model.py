@@ -1,0 +1,30 @@
+"""Your own model and data: python main.py --type_node Cluster --model examples/own_model.py"""
+
+import keras
+import numpy as np
+
+from thinwire import W_global
+
+
+def build_model():
+    """Return the model; its outputs are logits, or compile it with a loss of your own."""
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Flatten(name="flatten"),
+            keras.layers.Dense(32, activation="relu", name="hidden"),
+            keras.layers.Dense(4, name="logits"),
+        ],
+        name="own_model",
+    )
+    W_global.extend(model.trainable_variables)  # what is not listed here stays local
+    return model
+
+
+def load_data():
+    """Return four kinds of noisy stripes as ((x_train, y_train), (x_test, y_test))."""
+    rng = np.random.default_rng(1)
+    y = rng.integers(4, size=2500)
+    patterns = np.sin(np.arange(8) * np.arange(1, 5)[:, None])[:, :, None, None]
+    x = patterns[y] + rng.normal(size=(2500, 8, 8, 1))
+    return (x[:2000], y[:2000]), (x[2000:], y[2000:])
