@@ -49,10 +49,7 @@ def shard(
 
     Source: specs/adacomp.md section 7 (files), specs/grouping_sgd.md (fractions file).
     """
-    if partition not in PARTITIONS:
-        raise ConfigurationError(
-            f"--partition {partition} is not known; expected one of {', '.join(PARTITIONS)}."
-        )
+    _check_partition(partition)
     owned = equal_range(len(labels), nb_workers, id_worker, "training examples")
     if partition == "iid":
         order = np.random.default_rng([seed, len(labels)]).permutation(len(labels))
@@ -129,6 +126,13 @@ def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, floa
         )
     _check_cover(path, fractions)
     return fractions
+
+
+def _check_partition(partition: str) -> None:
+    if partition not in PARTITIONS:
+        raise ConfigurationError(
+            f"--partition {partition} is not known; expected one of {', '.join(PARTITIONS)}."
+        )
 
 
 def _parse_fractions(path: str | Path, number: int, text: str) -> tuple[float, float]:
