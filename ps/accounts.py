@@ -17,6 +17,7 @@ class WorkerAccount:
     samples: int = 0
     local_steps: int = 0
     loss: float | None = None
+    refused: int = 0
 
 
 class Accounts:
@@ -28,6 +29,7 @@ class Accounts:
         self.rejected: collections.Counter[str] = collections.Counter()
         self.workers: dict[int, WorkerAccount] = {}
         self.lost_updates = 0
+        self.num_replies = 0  # replies that carried weights
         self.first_pull_at: float | None = None
         self.last_update_at: float | None = None
         self.ended_at: float | None = None
@@ -38,16 +40,20 @@ class Accounts:
     def applied(self, push: events.Push, version: int) -> None:
         """Count one push merged into the update that follows `version`."""
         self.staleness[version - push.base_version] += 1
-        account = self.workers.setdefault(push.worker, WorkerAccount())
+        account = self.worker(push.worker)
         account.pushes += 1
         account.samples += push.samples
         account.local_steps += push.local_steps
         account.loss = push.loss
 
-    def reject(self, reason: str, times: int = 1) -> None:
-        """Count pushes that never reached the model."""
-        if times:
-            self.rejected[reason] += times
+    def worker(self, worker: int) -> WorkerAccount:
+        """Return one worker's account, opening it if need be."""
+        return self.workers.setdefault(worker, WorkerAccount())
+
+    def reject(self, reason: str, worker: int) -> None:
+        """Count a push that never reached the model."""
+        self.rejected[reason] += 1
+        self.worker(worker).refused += 1
 
     def note_lost_updates(self, seen_version: int) -> None:
         """Hear of a version that a crash has undone."""
@@ -67,6 +73,7 @@ class Accounts:
             "rejected": dict(self.rejected),
             "workers": {str(w): dataclasses.asdict(a) for w, a in self.workers.items()},
             "lost_updates": self.lost_updates,
+            "replies": self.num_replies,
             "seconds": self.seconds(),
         }
 
@@ -76,5 +83,6 @@ class Accounts:
         self.rejected = collections.Counter(state["rejected"])
         self.workers = {int(w): WorkerAccount(**a) for w, a in state["workers"].items()}
         self.lost_updates = self._lost_before = state["lost_updates"]
+        self.num_replies = state["replies"]
         self._seconds_before = state["seconds"]
         self._restored_version = version

@@ -150,7 +150,7 @@ class PsCore:
             member.free = member.free or bool(self.stop_reason)
             return self._answer([event.worker])
         if usable is None:
-            self.accounts.reject("generation")
+            self.accounts.reject("generation", event.worker)
             return [self._refuse(event, "STALE_GENERATION", f"the update was computed at version "
                                  f"{event.base_version} of generation {event.generation}; this shard "
                                  f"is at version {self.version} of generation "
@@ -184,7 +184,7 @@ class PsCore:
 
     def _refused(self, event: events.Refused, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
-        self.accounts.reject(event.reason)
+        self.accounts.reject(event.reason, event.worker)
         return []
 
     def _stop(self, event: events.Stop, now: float) -> list[events.Action]:
@@ -226,7 +226,7 @@ class PsCore:
                 continue
             self.sync_state = self.sync.leave(worker, self.sync_state)
             if waiting := member.pending or member.early:
-                self.accounts.reject("left")
+                self.accounts.reject("left", worker)
                 member.last_step = waiting.step - 1  # so that a retry counts
             member.pending = member.early = member.question = None
             member.free = False
@@ -283,7 +283,10 @@ class PsCore:
         kept, self.weighting_state = self.method.weighting.weigh(
             arrivals, self._release_context(), self.weighting_state
         )
-        self.accounts.reject("stale", len(arrivals) - len(kept))
+        kept_workers = {arrival.worker for arrival in kept}
+        for arrival in arrivals:
+            if arrival.worker not in kept_workers:
+                self.accounts.reject("stale", arrival.worker)
         if not kept:
             return []
         merged = mean_update([arrival.update for arrival in kept], len(self.theta))
@@ -291,7 +294,7 @@ class PsCore:
             self.theta, merged, self.method.kind, self.learning_rate, self.kernels, self.server_state
         )
         for push in pushes:
-            if push is not None and any(arrival.worker == push.worker for arrival in kept):
+            if push is not None and push.worker in kept_workers:
                 self.samples += push.samples
                 self.accounts.applied(push, self.version)
         self.version += 1
@@ -321,6 +324,7 @@ class PsCore:
                     self.theta, base, self.version, self.down_state
                 )
             member.base_version = self.version
+            self.accounts.num_replies += 1
             replies.append(self._reply(worker, step, *gathered[base]))
         return replies
 

@@ -200,12 +200,7 @@ class ShardServer:
             shard.say(pb.ToClient(membership=self._epoch))
 
     def _snapshot(self, action: events.Snapshot) -> None:
-        state = action.state | {
-            "run_id": self.identity.run_id if self.identity else "",
-            "bytes_down": {str(w): count for w, count in self.connections.bytes_down().items()},
-            "reports": {f"{role}:{who}": text for (role, who), text in self.reports.items()},
-        }
-        self.save(action.version, state)
+        self.save(action.version, action.state)
 
     def _ended(self, action: events.Ended) -> None:
         logging.info("run ended at version %d: %s", self.core.version, action.reason)

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from models.objective import ensure_compiled_loss
-from ops import collection
-from ops.types import ModelSpec, State
+from models.shared import SharedModel
+from ops.types import State
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -22,25 +22,19 @@ if TYPE_CHECKING:
 class TrainStep:
     """A Keras model whose shared variables (W_global) are seen as one flat float32 vector."""
 
-    def __init__(self, model: Any) -> None:
-        """Freeze the model's W_global and compile nothing yet (the first step does)."""
-        self.model = model
-        self.loss = ensure_compiled_loss(model)
-        self.variables = collection.shared_variables(model)
-        self.spec: ModelSpec = collection.model_spec(self.variables)
+    def __init__(self, shared: SharedModel) -> None:
+        """Trace nothing yet: the first step does."""
+        self.model = shared.model
+        self.loss = ensure_compiled_loss(self.model)
+        self.variables = shared.variables
+        self.spec = shared.spec
         self._sizes = [tensor.size for tensor in self.spec.tensors]
         self._shapes = [tensor.shape for tensor in self.spec.tensors]
         self._offsets = self.spec.offsets
-        shared = {id(variable) for variable in self.variables}
-        self._local = [v for v in model.variables if id(v) not in shared]
+        shared_ids = {id(variable) for variable in self.variables}
+        self._local = [v for v in self.model.variables if id(v) not in shared_ids]
         self._gradient_step = tf.function(self._compute, reduce_retracing=True)
         self._assign = tf.function(self._assign_split)
-
-    def initial_weights(self) -> Float32:
-        """Return the model's own initial values, flat [num_parameters] float32."""
-        return np.concatenate(
-            [np.asarray(variable.value).ravel() for variable in self.variables]
-        ).astype(np.float32)
 
     def set_weights(self, flat: Float32) -> None:
         """Overwrite the shared variables; `flat` must lie on a 64-byte border.

@@ -1,0 +1,48 @@
+"""A built model seen as one flat vector of its shared variables, the same on every node."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import models
+from ops import collection
+from ops.run import ModelChoice
+from ops.types import ModelSpec
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+
+class SharedModel:
+    """A Keras model, its W_global variables in order, and their signature."""
+
+    def __init__(self, choice: ModelChoice, seed: int) -> None:
+        """Build the network or the user's model, with the same values for the same seed.
+
+        Raises:
+            ConfigurationError: It cannot be built, or has nothing to share.
+        """
+        self.user_module: ModuleType | None = None
+        if choice.path is not None:
+            self.user_module = models.load_user_model(choice.path)
+            self.model: Any = models.build_user_model(self.user_module, seed)
+        else:
+            self.model = models.build(
+                choice.network, choice.image_size, choice.image_depth, choice.nb_classes, seed
+            )
+        self.variables = collection.shared_variables(self.model)
+        self.spec: ModelSpec = collection.model_spec(self.variables)
+
+    def flat(self) -> Float32:
+        """Return a copy of the shared values: [num_parameters] float32."""
+        return np.concatenate([np.asarray(v.value).ravel() for v in self.variables])
+
+    def assign(self, flat: Float32) -> None:
+        """Overwrite the shared values from [num_parameters] float32."""
+        offsets = self.spec.offsets
+        for number, variable in enumerate(self.variables):
+            values = flat[offsets[number] : offsets[number + 1]]
+            variable.assign(values.reshape(variable.shape))

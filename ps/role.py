@@ -1,0 +1,261 @@
+"""The PS role: build the shard, serve it, save it, end with the right exit code."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import time
+from typing import Any
+
+from absl import logging
+
+from models.shared import SharedModel
+from ops import kernels, metrics, routing
+from ops.checkpoint import Checkpoints
+from ops.run import EXIT_DONE, EXIT_OF_STOP, Run
+from ops.schedule import Budget
+from ops.sync import SyncRule
+from ops.types import ConfigurationError, ModelSpec, ShardLayout, State
+from proto import convert
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import check_bind
+from ps import events
+from ps.core import CoreConfig, PsCore
+from ps.flags import PsFlags
+from ps.follow import Leader
+from ps.handshake import identity
+from ps.membership import Coordinator, Follower
+from ps.saver import Saver
+from ps.server import ShardServer
+from ps.status import StatusBoard
+
+_SPARE_STREAMS = 16
+
+
+def run(run: Run, own: PsFlags, examples_per_epoch: int | None) -> int:
+    """Serve one shard until the run has ended; return the exit code.
+
+    Raises:
+        ConfigurationError: The port is taken, or the run directory holds another run.
+        Unreachable, Refused: A following shard cannot join shard 0.
+    """
+    if own.id_ps >= run.nb_ps:
+        raise ConfigurationError(
+            f"--id_ps={own.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, --ps_hosts)."
+        )
+    check_bind(own.bind, own.insecure)
+    return _Shard(run, own, examples_per_epoch).serve()
+
+
+class _Shard:
+    """One PS process."""
+
+    def __init__(self, run: Run, own: PsFlags, examples_per_epoch: int | None) -> None:
+        self.run, self.own = run, own
+        self.leads = own.id_ps == 0
+        shared = SharedModel(run.model, run.seed)
+        self.spec = shared.spec
+        layouts = routing.place(self.spec, run.nb_ps)
+        self.layout = layouts[own.id_ps]
+        directory = run.run_dir / "checkpoints" / f"ps-{own.id_ps}"
+        self.checkpoints = Checkpoints(directory, keep=run.keep_checkpoints)
+        self.saved = self._load()
+        self.run_id = self.saved["run_id"] if self.saved else ""
+        if not self.run_id and self.leads:
+            self.run_id = secrets.token_hex(8)
+        theta = _shard_values(shared.flat(), self.spec, self.layout)
+        self.core = self._core(theta, examples_per_epoch)
+        if self.saved:
+            self.core.restore(self.saved["core"])
+            self.core.stop_reason = None
+
+    def serve(self) -> int:
+        """Listen, join shard 0 if this is another, and write until the end."""
+        core, own = self.core, self.own
+        finished = core.config.budget.end(core.version, core.samples)
+        if finished:
+            logging.info("this run is finished (%s at version %d)", finished, core.version)
+            return EXIT_DONE
+        self.saver = Saver(self.checkpoints)
+        share = self.layout.size / self.spec.num_parameters
+        self.server = ShardServer(
+            core,
+            self.layout,
+            share,
+            self._save,
+            self.run.lease_seconds,
+            self.run.nb_workers + self.run.nb_ps + _SPARE_STREAMS,
+        )
+        self.board = StatusBoard(self.run, self.spec, core, self.server)
+        self.server.reports, bytes_down = _saved_traffic(self.saved)
+        self.server.connections.restore_bytes_down(bytes_down)
+        port = self.server.listen(own.bind, own.port)
+        logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, port)
+        leader = None if self.leads else self._join_leader()
+        self._open()
+        self._save(core.version, core.snapshot())  # the new generation must survive a crash
+        self.saver.flush()
+        previous = {
+            number: signal.signal(number, self._interrupt)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            self.server.run_until(self._over)
+            return self._finish(leader)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    # -- start ------------------------------------------------------------------------------
+
+    def _load(self) -> State | None:
+        found = self.checkpoints.load_latest()
+        if found is None:
+            return None
+        _, state = found
+        mine = convert.settings_of(self._fingerprint())
+        theirs = [pb.Setting(name=name, value=value) for name, value in state["fingerprint"]]
+        difference = convert.first_difference(mine, theirs) or convert.first_difference(
+            convert.tensors_of(self.spec),
+            [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in state["model"]],
+        )
+        if difference:
+            raise ConfigurationError(
+                f"--run_dir={self.run.run_dir} holds another run ({difference}); give this one "
+                "another --run_dir, or --overwrite the old one."
+            )
+        return state
+
+    def _fingerprint(self) -> list[tuple[str, str]]:
+        return self.run.method.fingerprint()
+
+    def _core(self, theta: Any, examples_per_epoch: int | None) -> PsCore:
+        run, method = self.run, self.run.method
+        generation = self.saved["core"]["generation"] + 1 if self.saved else 0
+        examples = None
+        if run.epochs and examples_per_epoch:
+            examples = round(run.epochs * examples_per_epoch)
+        config = CoreConfig(
+            budget=Budget(run.iter_max, examples),
+            schedule=run.schedule,
+            nb_workers=run.nb_workers,
+            generation=generation,
+            max_seconds=run.max_seconds if self.leads else None,
+            start_timeout_seconds=self.own.start_timeout_seconds,
+            snapshot_interval_seconds=run.checkpoint_interval_seconds,
+        )
+        rule = method.sync
+        membership: Coordinator | Follower
+        if self.leads:
+            membership = Coordinator(run.nb_workers, run.lease_seconds)
+        else:  # leave to go on is shard 0's alone to give
+            membership, rule = Follower(run.nb_workers), SyncRule(rule.groups)
+        return PsCore(config, method, theta, kernels.load(run.kernels), membership, rule)
+
+    def _join_leader(self) -> Leader:
+        hello = pb.Hello(
+            protocol_version=convert.PROTOCOL_VERSION,
+            role=pb.ROLE_SHARD,
+            id=self.own.id_ps,
+            run_id=self.run_id,
+            fingerprint=convert.settings_of(self._fingerprint()),
+            model=convert.tensors_of(self.spec),
+            shard=0,
+            num_shards=self.run.nb_ps,
+        )
+        leader = Leader(
+            self.run.addresses[0],
+            hello,
+            self.layout,
+            max(10.0, 2 * self.run.lease_seconds),
+            self.server.queue.put,
+            self.board.shard_document,
+        )
+        welcome = leader.connect(self.run.reconnect_timeout_seconds)
+        self.run_id = welcome.run_id
+        leader.follow(self.run.reconnect_timeout_seconds)
+        return leader
+
+    def _open(self) -> None:
+        mine = identity(
+            self.run_id,
+            self.own.id_ps,
+            self.run.nb_ps,
+            self.core.config.generation,
+            self._fingerprint(),
+            self.spec,
+        )
+        self.server.on_status = self.board.document
+        self.server.open_for(mine, json.dumps(self.board.about()))
+
+    # -- running ----------------------------------------------------------------------------
+
+    def _save(self, version: int, state: State) -> None:
+        traffic = self.server.connections.bytes_down()
+        self.saver.put(
+            version,
+            {
+                "core": state,
+                "run_id": self.run_id,
+                "fingerprint": [list(row) for row in self._fingerprint()],
+                "model": [[t.path, list(t.shape), t.dtype] for t in self.spec.tensors],
+                "bytes_down": {str(worker): count for worker, count in traffic.items()},
+                "reports": {
+                    f"{role}:{who}": text for (role, who), text in self.server.reports.items()
+                },
+            },
+        )
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        del frame
+        logging.info("%s: stopping", signal.Signals(number).name)
+        self.server.queue.put(events.Stop("interrupted"))
+
+    def _over(self) -> bool:
+        """Whether everybody has heard of the end, or had time enough to."""
+        accounts, connections = self.core.accounts, self.server.connections
+        if self.core.stop_reason is None:
+            return False
+        since = time.monotonic() - (accounts.ended_at or 0.0)
+        if since >= self.own.linger_seconds:
+            return True
+        waits_for_supervisor = self.leads and not connections.had_supervisor
+        everyone_left = all(each.left or each.stream.lost for each in connections.everyone())
+        return everyone_left and since >= (2.0 if waits_for_supervisor else 0.2)
+
+    def _finish(self, leader: Leader | None) -> int:
+        reason = self.core.stop_reason or "interrupted"
+        if leader is not None:
+            leader.close()
+        self._save(self.core.version, self.core.snapshot())
+        self.saver.flush()
+        if self.leads and not self.server.connections.had_supervisor:
+            summary = metrics.summarise(self.board.status(), [])
+            metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)
+        if self.server.server is not None:
+            self.server.server.stop(0.5)
+        return EXIT_OF_STOP.get(reason, EXIT_DONE)
+
+
+def _shard_values(flat: Any, spec: ModelSpec, layout: ShardLayout) -> Any:
+    """Gather a shard's flat buffer from the flat model."""
+    import numpy as np
+
+    starts = [spec.offsets[piece.tensor] for piece in layout.slices]
+    return np.concatenate(
+        [
+            flat[start + piece.start : start + piece.stop]
+            for start, piece in zip(starts, layout.slices, strict=True)
+        ]
+    ).astype(np.float32)
+
+
+def _saved_traffic(saved: State | None) -> tuple[dict[tuple[int, int], str], dict[int, int]]:
+    if saved is None:
+        return {}, {}
+    reports = {}
+    for key, text in saved["reports"].items():
+        role, _, who = key.partition(":")
+        reports[(int(role), int(who))] = text
+    return reports, {int(worker): count for worker, count in saved["bytes_down"].items()}

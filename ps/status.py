@@ -1,0 +1,148 @@
+"""The run's status document: shard 0's counters, the workers' own, and the other shards'."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ops import metrics
+from ops.run import Run
+from ops.sync import format_groups
+from ops.types import ModelSpec
+from proto import thinwire_pb2 as pb
+from ps.core import PsCore
+
+if TYPE_CHECKING:
+    from ps.server import ShardServer
+
+#: Fields a worker counts itself; the rest of its line is what the shard saw.
+_OWN_FIELDS = (
+    "bytes_up",
+    "compute_seconds",
+    "encode_seconds",
+    "send_seconds",
+    "wait_seconds",
+    "steps_per_second",
+)
+
+
+class StatusBoard:
+    """Puts together what supervisors, summaries and following shards are told."""
+
+    def __init__(self, run: Run, spec: ModelSpec, core: PsCore, server: ShardServer) -> None:
+        """Look at `core` and `server` whenever asked (writer thread)."""
+        self._run, self._spec, self._core, self._server = run, spec, core, server
+
+    def about(self) -> dict[str, Any]:
+        """Return what does not change during a run, for Welcome."""
+        run = self._run
+        return {
+            "method": run.method.name,
+            "seams": dict(run.method.seams),
+            "iter_max": run.iter_max,
+            "nb_workers": run.nb_workers,
+            "seed": run.seed,
+        }
+
+    def shard_document(self) -> str:
+        """Return a following shard's own counters, for shard 0."""
+        return json.dumps({"bytes_down": self._server.connections.bytes_down(), **self._rejected()})
+
+    def document(self) -> str:
+        """Return the status as JSON."""
+        return self.status().to_json()
+
+    def status(self) -> metrics.RunStatus:
+        """Return the status of the whole run (shard 0)."""
+        run, core = self._run, self._core
+        workers = self._workers()
+        accounts, membership = core.accounts, core.membership
+        return metrics.RunStatus(
+            run_id=self._server.identity.run_id if self._server.identity else "",
+            method=run.method.name,
+            seams=dict(run.method.seams),
+            nb_workers=run.nb_workers,
+            nb_ps=run.nb_ps,
+            num_parameters=self._spec.num_parameters,
+            seed=run.seed,
+            iter_max=run.iter_max,
+            version=core.version,
+            generation=core.config.generation,
+            samples=core.samples,
+            seconds=accounts.seconds(),
+            learning_rate=core.learning_rate,
+            staleness=metrics.Histogram(dict(accounts.staleness)),
+            rejected_pushes=dict(accounts.rejected),
+            bytes_up=sum(worker.bytes_up for worker in workers),
+            bytes_down=sum(worker.bytes_down for worker in workers),
+            pushes=sum(worker.pushes for worker in workers),
+            pulls=accounts.num_replies,
+            membership=metrics.MembershipCounts(
+                epochs=membership.epoch % (1 << 16),
+                left=membership.num_left,
+                returned=membership.num_returned,
+                lost_updates=accounts.lost_updates,
+            ),
+            workers=workers,
+            policies={"groups": {"groups": format_groups(core.sync.groups)}},
+            stop_reason=core.stop_reason,
+        )
+
+    def _workers(self) -> list[metrics.WorkerMetrics]:
+        down = self._bytes_down()
+        clocks = self._core.sync_state["clocks"]
+        fastest = max(clocks.values(), default=0)
+        return [self._worker(w, down.get(w, 0), fastest) for w in sorted(self._core.members)]
+
+    def _worker(self, worker: int, bytes_down: int, fastest: int) -> metrics.WorkerMetrics:
+        account = self._core.accounts.worker(worker)
+        clock = self._core.sync_state["clocks"].get(worker, 0)
+        own = _own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
+        return metrics.WorkerMetrics(
+            id=worker,
+            state=self._state(worker),  # type: ignore[arg-type]
+            clock=clock,
+            lag=fastest - clock,
+            pushes=account.pushes,
+            samples=account.samples,
+            local_steps=account.local_steps,
+            bytes_down=bytes_down,
+            loss=account.loss,
+            refused=account.refused,
+            **own,
+        )
+
+    def _state(self, worker: int) -> str:
+        membership = self._core.membership.state_of(worker)
+        if membership == "left":
+            return "done" if self._core.stop_reason else "left"
+        waits = worker in (*self._core.sync_state["pushed"], *self._core.sync_state["held"])
+        return "suspect" if membership == "suspect" else ("waiting" if waits else "training")
+
+    def _bytes_down(self) -> dict[int, int]:
+        totals = dict(self._server.connections.bytes_down())
+        for (role, _), text in self._server.reports.items():
+            if role == pb.ROLE_SHARD:
+                for worker, count in _bytes_by_worker(text).items():
+                    totals[worker] = totals.get(worker, 0) + count
+        return totals
+
+    def _rejected(self) -> dict[str, Any]:
+        return {"rejected": dict(self._core.accounts.rejected)}
+
+
+def _own_counters(text: str) -> dict[str, Any]:
+    """Take a worker's own figures from its report; anything ill-formed counts as nothing."""
+    try:
+        report = metrics.WorkerMetrics.from_json(text)
+    except ValueError:
+        return {}
+    return {name: getattr(report, name) for name in _OWN_FIELDS}
+
+
+def _bytes_by_worker(text: str) -> dict[int, int]:
+    try:
+        document = json.loads(text)
+        return {int(worker): int(count) for worker, count in document["bytes_down"].items()}
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return {}

@@ -1,0 +1,205 @@
+"""One worker's exchanges with all shards: push everywhere, wait for everybody."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+from ops import wire
+from ops.down_codecs import Operation
+from ops.run import Run
+from ops.types import ConfigurationError, Kind, Link, ModelSpec, ShardLayout
+from proto import convert
+from proto import thinwire_pb2 as pb
+from proto.channel_emulated import EmulatedSender, LinkModel
+from proto.framing import BytesLike
+from worker.core import Outgoing, ShardReply
+from worker.shard_client import PushRefused, ShardClient
+
+_KINDS = {
+    Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
+    Kind.DELTA: pb.UPDATE_KIND_DELTA,
+}
+
+
+class Exchange:
+    """All shards, as one worker sees them."""
+
+    def __init__(
+        self,
+        run: Run,
+        id_worker: int,
+        spec: ModelSpec,
+        layouts: tuple[ShardLayout, ...],
+        link: Link,
+        closing: threading.Event,
+    ) -> None:
+        """Prepare one client per shard; nothing is dialled yet."""
+        seed = run.seed * 1000 + id_worker
+        sender = EmulatedSender(LinkModel(link, seed)) if link.active else None
+        self.layouts = layouts
+        self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
+        self._choosers = [wire.IndexChooser() for _ in layouts]
+        self.shards = [
+            ShardClient(
+                address,
+                _hello(run, id_worker, spec, shard, link, seed),
+                layouts[shard],
+                sender,
+                run.reconnect_timeout_seconds,
+                closing,
+            )
+            for shard, address in enumerate(run.addresses)
+        ]
+
+    def join(self) -> list[pb.Welcome]:
+        """Say Hello to every shard; shard 0 names this life of the worker for the others."""
+        first = self.shards[0].connect()
+        for shard in self.shards[1:]:
+            shard.hello.run_id, shard.hello.incarnation = first.run_id, first.incarnation
+        return [first, *(shard.connect() for shard in self.shards[1:])]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What shard 0 tells of the run."""
+        return dict(json.loads(self.shards[0].welcome.document or "{}"))
+
+    def pull(self) -> list[ShardReply]:
+        """Fetch the whole model."""
+        for shard in self.shards:
+            shard.ask(pb.ToServer(pull=pb.Pull()))
+        return [self._decode(number, *shard.answer()) for number, shard in enumerate(self.shards)]
+
+    def push(self, outgoing: Outgoing) -> list[ShardReply | None]:
+        """Push to every shard, then wait for every answer.
+
+        Returns:
+            One reply per shard; None where the push was refused as not finite.
+
+        Raises:
+            ConfigurationError: A shard calls the push malformed.
+        """
+        for number, shard in enumerate(self.shards):
+            message, pieces = self._message(number, outgoing)
+            shard.ask(message, pieces)
+        return [self._answer(number) for number in range(len(self.shards))]
+
+    def close(self, cause: str) -> None:
+        """Say farewell to every shard."""
+        for shard in self.shards:
+            shard.say(pb.ToServer(leave=pb.Leave(cause=cause)))
+        for shard in self.shards:
+            shard.close()
+
+    @property
+    def bytes_up(self) -> int:
+        """Training bytes sent."""
+        return sum(shard.bytes_sent for shard in self.shards)
+
+    @property
+    def send_seconds(self) -> float:
+        """Seconds from a push to its last byte out, the slowest shard's sum."""
+        return max(shard.send_seconds for shard in self.shards)
+
+    def _answer(self, number: int) -> ShardReply | None:
+        shard = self.shards[number]
+        while True:
+            try:
+                return self._decode(number, *shard.answer())
+            except PushRefused as refusal:
+                if refusal.reason == pb.REASON_STALE_GENERATION:
+                    shard.ask(pb.ToServer(pull=pb.Pull()))
+                    continue
+                if refusal.reason == pb.REASON_NON_FINITE:
+                    return None
+                raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal
+
+    def _message(self, number: int, outgoing: Outgoing) -> tuple[pb.ToServer, list[BytesLike]]:
+        message = pb.ToServer()
+        push = message.push
+        push.incarnation = self.shards[number].welcome.incarnation
+        push.step, push.kind = outgoing.step, _KINDS[outgoing.kind]
+        push.base_version = outgoing.base_versions[number]
+        push.generation = outgoing.generations[number]
+        push.epoch = self.shards[number].welcome.epoch
+        push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
+        push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
+        coded = [self._choosers[number].encode(block) for block in outgoing.shards[number]]
+        return message, convert.blocks_to_message(coded, push.blocks)
+
+    def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
+        return ShardReply(
+            operation=Operation(reply.operation),
+            blocks=convert.blocks_from_message(reply.blocks, payload, self._sizes[number]),
+            version=reply.version,
+            generation=reply.generation,
+            learning_rate=reply.learning_rate,
+            samples=reply.samples,
+            stop=reply.stop,
+        )
+
+
+class Heartbeat:
+    """Keeps the leases alive and reports, whatever the training thread is doing."""
+
+    def __init__(self, exchange: Exchange, lease_seconds: float, report: Any) -> None:
+        """Start the thread; `report` makes the metrics document."""
+        self._exchange, self._report = exchange, report
+        self._interval_seconds = min(1.0, lease_seconds / 3)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send a last report and end."""
+        self._stop.set()
+        self._thread.join()
+        self._beat()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_seconds):
+            self._beat()
+
+    def _beat(self) -> None:
+        first, *others = self._exchange.shards
+        first.say(pb.ToServer(report=pb.Report(document=self._report())))
+        for shard in others:
+            shard.say(pb.ToServer(heartbeat=pb.Heartbeat()))
+
+
+class Stopwatch:
+    """Adds up where a worker's time goes."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.seconds: dict[str, float] = {"compute": 0.0, "encode": 0.0, "wait": 0.0}
+        self._mark = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin a lap without booking the time before."""
+        self._mark = time.perf_counter()
+
+    def lap(self, what: str) -> None:
+        """Book the time since the last mark."""
+        now = time.perf_counter()
+        self.seconds[what] += now - self._mark
+        self._mark = now
+
+
+def _hello(
+    run: Run, id_worker: int, spec: ModelSpec, shard: int, link: Link, seed: int
+) -> pb.Hello:
+    return pb.Hello(
+        protocol_version=convert.PROTOCOL_VERSION,
+        role=pb.ROLE_WORKER,
+        id=id_worker,
+        fingerprint=convert.settings_of(run.method.fingerprint()),
+        model=convert.tensors_of(spec),
+        link=pb.EmulatedLink(
+            mbps=link.mbps, delay_ms=link.delay_ms, loss=link.loss, seed=seed + 1
+        ),
+        shard=shard,
+        num_shards=run.nb_ps,
+    )

@@ -1,0 +1,295 @@
+"""The Worker role: data, step, exchange, until the run ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import logging
+
+from data import datasets, sharding
+from data.cursor import Cursor
+from models.shared import SharedModel
+from ops import kernels, metrics, routing
+from ops.checkpoint import Checkpoints
+from ops.codecs import NonFiniteUpdate
+from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run
+from ops.types import ConfigurationError, State
+from worker.core import Outgoing, WorkerCore
+from worker.exchange import Exchange, Heartbeat, Stopwatch
+from worker.flags import WorkerFlags
+from worker.shard_client import Halted
+from worker.train_step import TrainStep
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+#: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
+MAX_NON_FINITE = 100
+_CALIBRATION_STEPS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One worker's examples."""
+
+    images: Any  # [N, ...] float32
+    labels: Any  # [N] int32
+    cursor: Cursor
+
+
+def load_shard(run: Run, shared: SharedModel, id_worker: int, nb_workers: int) -> Shard:
+    """Load the training set and pick this worker's part of it.
+
+    Raises:
+        ConfigurationError: Missing or corrupt files, or a batch larger than the shard.
+    """
+    data, model = run.data, run.model
+    if shared.user_module is not None and hasattr(shared.user_module, "load_data"):
+        whole = datasets.from_user_module(shared.user_module, run.seed)
+    else:
+        whole = datasets.load(
+            data.dataset,
+            data.data_dir,
+            model.image_size,
+            model.image_depth,
+            model.nb_classes,
+            data.scaling,
+            run.seed,
+            parts=("train",),
+        )
+    fractions = None
+    if data.sharding_file is not None:
+        fractions = sharding.read_fractions(data.sharding_file, nb_workers)
+    indices = sharding.shard(
+        whole.train_labels,
+        nb_workers,
+        id_worker,
+        data.partition,
+        run.seed,
+        fractions,
+        file_offsets=whole.train_file_offsets,
+    )
+    cursor = Cursor(np.arange(len(indices)), run.batch_size, run.seed * 100_003 + id_worker)
+    return Shard(whole.train_images[indices], whole.train_labels[indices], cursor)
+
+
+def run(run: Run, own: WorkerFlags) -> int:
+    """Train until the run ends; return the exit code.
+
+    Raises:
+        ConfigurationError, Unreachable, Refused, Diverged: See their exit codes.
+    """
+    return _Worker(run, own).train()
+
+
+class _Worker:
+    """One worker process."""
+
+    def __init__(self, run: Run, own: WorkerFlags) -> None:
+        self.run, self.own = run, own
+        self.closing = threading.Event()
+        shared = SharedModel(run.model, run.seed)
+        self.step = TrainStep(shared)
+        self.shard = load_shard(run, shared, own.id_worker, run.nb_workers)
+        layouts = routing.place(shared.spec, run.nb_ps)
+        self.core = WorkerCore(
+            shared.spec,
+            layouts,
+            run.method,
+            kernels.load(run.kernels),
+            [run.seed, own.id_worker],
+        )
+        self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
+        self.exchange = Exchange(
+            run, own.id_worker, shared.spec, layouts, own.link, self.closing
+        )
+        directory = pathlib.Path(run.run_dir) / "checkpoints" / f"worker-{own.id_worker}"
+        self.checkpoints = Checkpoints(directory, keep=2)
+        self.stopwatch = Stopwatch()
+        self.num_steps = 0
+        self.started_at = time.monotonic()
+        self.pause_seconds = 0.0
+        self.before = metrics.WorkerMetrics(id=own.id_worker)  # totals of earlier lives
+        self.run_id = ""
+
+    def train(self) -> int:
+        """Join, train, leave."""
+        previous = [(n, signal.signal(n, self._interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            self._warm_up()
+            welcomes = self.exchange.join()
+            self.run_id = welcomes[0].run_id
+            self._resume(max(welcome.last_applied_step for welcome in welcomes))
+            heartbeat = Heartbeat(self.exchange, welcomes[0].lease_seconds, self._report)
+            cause = "error"
+            try:
+                cause = self._loop()
+            except Diverged:
+                cause = "diverged"
+                raise
+            finally:
+                heartbeat.stop()
+                self.exchange.close(cause)
+            return self._exit_code(cause)
+        finally:
+            for number, handler in previous:
+                signal.signal(number, handler)
+
+    def _exit_code(self, cause: str) -> int:
+        if cause == "interrupted":
+            return EXIT_INTERRUPTED
+        halt = self.exchange.shards[0].halt_cause
+        logging.info("done after %d exchanges (%s)", self.core.step, halt or "stop")
+        return EXIT_OF_STOP.get(halt, EXIT_DONE)
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def _loop(self) -> str:
+        self.step.set_weights(self.core.finish(self.exchange.pull()))
+        saved_at = self.started_at = time.monotonic()
+        non_finite = 0
+        self.stopwatch.start()
+        while not self.core.stopped and not self.closing.is_set():
+            try:
+                outgoing = self._one_step()
+                applied = outgoing is None or self._exchange(outgoing)
+            except NonFiniteUpdate:
+                applied = False
+            except Halted:
+                break
+            non_finite = 0 if applied else non_finite + 1
+            if non_finite > MAX_NON_FINITE:
+                raise Diverged(
+                    f"{non_finite} mini-batches in a row had NaN or infinite gradients; the "
+                    f"model has diverged. Lower --learning_rate (now {self.core.learning_rate:g})."
+                )
+            if time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds:
+                self._save()
+                saved_at = time.monotonic()
+        self._save()
+        return "done" if self.core.stopped or not self.closing.is_set() else "interrupted"
+
+    def _one_step(self) -> Outgoing | None:
+        """One mini-batch: its gradient, and what the pacer and the codec make of it."""
+        batch = self.shard.cursor.next()
+        images, labels = self.shard.images[batch], self.shard.labels[batch]
+        loss = self.step.gradients(images, labels, self.gradient)
+        self.num_steps += 1
+        self._clip()
+        if self.pause_seconds:
+            self.closing.wait(self.pause_seconds)
+        self.stopwatch.lap("compute")
+        outgoing = self.core.begin(self.gradient, len(labels), loss)
+        if outgoing is None:
+            self.step.set_weights(self.core.weights)
+        self.stopwatch.lap("encode")
+        return outgoing
+
+    def _exchange(self, outgoing: Outgoing) -> bool:
+        """Push, wait, take over the model; return whether shard 0 took the push."""
+        replies = self.exchange.push(outgoing)
+        self.stopwatch.lap("wait")
+        for number, reply in enumerate(replies):
+            if reply is not None:
+                self.core.receive(number, reply)
+        if replies[0] is None:
+            self.core.undelivered()
+        self.step.set_weights(self.core.restart_from_base())
+        self.stopwatch.lap("compute")
+        return replies[0] is not None
+
+    def _clip(self) -> None:
+        if not self.own.clip_norm:
+            return
+        norm = float(np.sqrt(np.dot(self.gradient, self.gradient)))
+        if norm > self.own.clip_norm:
+            self.gradient *= np.float32(self.own.clip_norm / norm)
+
+    def _warm_up(self) -> None:
+        """Compile the step; with --slowdown measure it alone. Leaves no trace in the state."""
+        local = self.step.save_local()
+        images = self.shard.images[: self.run.batch_size]
+        labels = self.shard.labels[: self.run.batch_size]
+        self.step.gradients(images, labels, self.gradient)
+        if self.own.slowdown > 1:
+            seconds = []
+            for _ in range(_CALIBRATION_STEPS):
+                start = time.perf_counter()
+                self.step.gradients(images, labels, self.gradient)
+                seconds.append(time.perf_counter() - start)
+            self.pause_seconds = (self.own.slowdown - 1) * float(np.median(seconds))
+            logging.info("slowdown %g: pausing %.1f ms a step", self.own.slowdown,
+                         1e3 * self.pause_seconds)  # fmt: skip
+        self.step.restore_local(local)
+
+    # -- state ------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        state = {
+            "run_id": self.run_id,
+            "core": self.core.save(),
+            "cursor": self.shard.cursor.state(),
+            "local": self.step.save_local(),
+            "metrics": self._metrics().to_dict(),
+        }
+        try:
+            self.checkpoints.save(self.core.step, state)
+        except OSError as error:
+            logging.error("cannot write the worker's checkpoint: %s", error)
+
+    def _resume(self, last_applied_step: int) -> None:
+        """Go on from this worker's checkpoint if it is of this run."""
+        self.core.step = last_applied_step
+        found = self.checkpoints.load_latest()
+        if found is None:
+            return
+        state: State = found[1]
+        if state["run_id"] != self.run_id:
+            logging.info("ignoring the checkpoint of another run (%s)", state["run_id"])
+            return
+        try:
+            self.shard.cursor.restore(state["cursor"])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
+        self.step.restore_local(state["local"])
+        self.before = metrics.WorkerMetrics.from_dict(state["metrics"])
+        if self.core.restore(state["core"], last_applied_step):
+            logging.info("resumed at step %d", last_applied_step)
+        else:
+            logging.warning(
+                "the checkpoint is of step %d, the PS applied step %d: the codec starts afresh",
+                state["core"]["step"],
+                last_applied_step,
+            )
+
+    def _metrics(self) -> metrics.WorkerMetrics:
+        seconds, before = self.stopwatch.seconds, self.before
+        elapsed = max(1e-9, time.monotonic() - self.started_at)
+        return metrics.WorkerMetrics(
+            id=self.own.id_worker,
+            clock=self.core.step,
+            bytes_up=before.bytes_up + self.exchange.bytes_up,
+            compute_seconds=before.compute_seconds + seconds["compute"],
+            encode_seconds=before.encode_seconds + seconds["encode"],
+            send_seconds=before.send_seconds + self.exchange.send_seconds,
+            wait_seconds=before.wait_seconds + max(0.0, seconds["wait"] - self.exchange.send_seconds),
+            steps_per_second=self.num_steps / elapsed,
+        )
+
+    def _report(self) -> str:
+        return self._metrics().to_json()
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        """Finish the current exchange; if it does not come to an end, cut the streams."""
+        del frame
+        logging.info("%s: stopping", signal.Signals(number).name)
+        self.closing.set()
+        timer = threading.Timer(5.0, lambda: [shard.close() for shard in self.exchange.shards])
+        timer.daemon = True
+        timer.start()

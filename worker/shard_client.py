@@ -1,0 +1,184 @@
+"""A worker's dealings with one shard: one question at a time, asked until it is answered."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+from absl import logging
+
+from ops.types import ShardLayout
+from proto import thinwire_pb2 as pb
+from proto.channel_emulated import EmulatedSender
+from proto.channel_grpc import StreamLost, Unreachable
+from proto.framing import BytesLike
+from proto.session import Refused, Session, payload_limit
+
+_FIRST_BACKOFF_SECONDS = 0.2
+_LAST_BACKOFF_SECONDS = 5.0
+#: A Hello refused for these reasons may be accepted a little later.
+_TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL)
+
+
+class PushRefused(Exception):
+    """A push was judged and not applied; `reason` says why. The stream stands."""
+
+    def __init__(self, refusal: pb.Refusal) -> None:
+        super().__init__(refusal.message)
+        self.reason: int = refusal.reason
+
+
+class Halted(Exception):
+    """The run has ended and the shard is gone."""
+
+
+class ShardClient:
+    """One shard as a worker sees it; reconnects by itself, repeats what was not answered."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: pb.Hello,
+        layout: ShardLayout,
+        link: EmulatedSender | None,
+        reconnect_timeout_seconds: float,
+        closing: threading.Event,
+    ) -> None:
+        """Nothing is dialled yet.
+
+        Args:
+            address: ``host:port``.
+            hello: This worker's introduction to this shard; gets run id and incarnation.
+            layout: Of the shard.
+            link: The worker's emulated up-link.
+            reconnect_timeout_seconds: After this long without an answer, Unreachable.
+            closing: Set when the worker is asked to stop.
+        """
+        self.address, self.hello, self._layout, self._link = address, hello, layout, link
+        self._patience_seconds = reconnect_timeout_seconds
+        self._closing = closing
+        self._progress_seconds = 30.0
+        self._session: Session | None = None
+        self._asked: tuple[pb.ToServer, Sequence[BytesLike]] | None = None
+        self._bytes_before = 0
+        self._send_seconds_before = 0.0
+        self.welcome = pb.Welcome()
+        self.halt_cause = ""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Training bytes over all streams to this shard."""
+        open_bytes = self._session.stream.bytes_sent if self._session else 0
+        return self._bytes_before + open_bytes
+
+    @property
+    def send_seconds(self) -> float:
+        """Seconds from `ask` to the last byte out, over all streams."""
+        open_seconds = self._session.stream.send_seconds if self._session else 0.0
+        return self._send_seconds_before + open_seconds
+
+    def connect(self) -> pb.Welcome:
+        """Dial until welcomed.
+
+        Raises:
+            Unreachable: Nobody answered for the whole patience.
+            Refused: The shard said no for good.
+        """
+        deadline = time.monotonic() + self._patience_seconds
+        backoff = _FIRST_BACKOFF_SECONDS
+        while True:
+            session = Session(self.address, self.hello, payload_limit(self._layout), self._link)
+            try:
+                remaining = max(0.5, deadline - time.monotonic())
+                self.welcome = session.open(remaining)
+                break
+            except (Unreachable, StreamLost, Refused) as error:
+                if isinstance(error, Refused) and error.reason not in _TRANSIENT:
+                    raise
+                session.close(0.0)
+                if self._closing.is_set() or time.monotonic() + backoff >= deadline:
+                    raise Unreachable(str(error)) from error
+            self._closing.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            backoff = min(2 * backoff, _LAST_BACKOFF_SECONDS)
+        self._session = session
+        self._progress_seconds = max(10.0, 3 * self.welcome.lease_seconds)
+        self.hello.run_id = self.welcome.run_id
+        self.hello.incarnation = self.welcome.incarnation
+        return self.welcome
+
+    def say(self, message: pb.ToServer) -> None:
+        """Queue a message that needs no answer, if the stream stands."""
+        if self._session is not None:
+            self._session.say(message)
+
+    def ask(self, message: pb.ToServer, pieces: Sequence[BytesLike] = ()) -> None:
+        """Queue a pull or a push; `pieces` must not change until it is answered."""
+        self._asked = (message, pieces)
+        self._send()
+
+    def answer(self) -> tuple[pb.Reply, memoryview]:
+        """Wait for the answer, through reconnections.
+
+        Raises:
+            PushRefused: The shard judged the push and did not apply it.
+            Unreachable, Refused: The shard is gone for good.
+            Halted: It is gone because the run has ended.
+        """
+        while True:
+            try:
+                answer = self._receive()
+            except StreamLost as error:
+                self._reconnect(error)
+                continue
+            if answer is not None:
+                self._asked = None
+                return answer
+
+    def close(self) -> None:
+        """End the stream after what has been queued."""
+        if self._session is not None:
+            self._session.close()
+
+    def _send(self) -> None:
+        if self._asked is None or self._session is None:
+            return
+        message, pieces = self._asked
+        if message.WhichOneof("body") == "push":
+            self._session.send(message, pieces)
+        else:
+            self._session.say(message, counted=True)
+
+    def _receive(self) -> tuple[pb.Reply, memoryview] | None:
+        if self._session is None:
+            raise StreamLost("not connected")
+        message, payload = self._session.receive(self._progress_seconds)
+        body = message.WhichOneof("body")
+        if body == "reply":
+            return message.reply, payload
+        if body == "halt":
+            self.halt_cause = message.halt.cause
+        if body == "refusal":
+            if message.refusal.reason == pb.REASON_NOT_MEMBER:
+                raise StreamLost(message.refusal.message)
+            raise PushRefused(message.refusal)
+        return None
+
+    def _reconnect(self, error: StreamLost) -> None:
+        self._drop()
+        if self.halt_cause:
+            raise Halted(self.halt_cause) from error
+        if self._closing.is_set():
+            raise Unreachable(f"stopped while waiting for {self.address}") from error
+        logging.warning("stream to %s lost (%s); reconnecting", self.address, error)
+        self.connect()
+        self._send()
+
+    def _drop(self) -> None:
+        if self._session is None:
+            return
+        self._bytes_before += self._session.stream.bytes_sent
+        self._send_seconds_before += self._session.stream.send_seconds
+        self._session.close(0.0)
+        self._session = None
