@@ -1,0 +1,222 @@
+"""Frozen dataclasses that travel as JSON: written strictly, read with every field checked.
+
+Metrics documents come from other machines, so reading trusts nothing: unknown, missing or
+ill-typed fields, NaN, numbers of absurd size, control characters and deep nesting all raise
+ValueError with the place and the value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+_DocumentType = typing.TypeVar("_DocumentType", bound="Document")
+_LARGEST_COUNT = 2**63 - 1
+_LONGEST_TEXT = 1000
+_DEEPEST_NESTING = 16
+
+
+class Document:
+    """Base of a dataclass whose fields are counts, floats, strings, lists, dicts and Documents.
+
+    Ints are counts: 0 to 2**63 - 1. A field annotated ``float | None`` is written as null when it
+    is not finite. Fields with a default may be missing.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values.
+
+        Raises:
+            ValueError: a field that may not be null is NaN or infinite.
+        """
+        kinds = _kinds(type(self))
+        return {name: _write(getattr(self, name), kind, name) for name, kind in kinds.items()}
+
+    def to_json(self) -> str:
+        """Return the document as one line of JSON."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls: type[_DocumentType], values: Any, where: str = "") -> _DocumentType:
+        """Build the document from parsed JSON.
+
+        Raises:
+            ValueError: with the field and what was expected.
+        """
+        where = where or cls.__name__
+        if not isinstance(values, dict):
+            _refuse(where, values, "an object")
+        kinds = _kinds(cls)
+        for name in values:
+            if name not in kinds:
+                raise ValueError(f"{where} has the unknown field {name!r:.80}")
+        given = {
+            name: _read(values[name], kind, f"{where}.{name}")
+            for name, kind in kinds.items()
+            if name in values
+        }
+        for name in kinds:
+            if name not in given and name in _required(cls):
+                raise ValueError(f"{where} lacks the field {name!r}")
+        return cls(**given)
+
+    @classmethod
+    def from_json(cls: type[_DocumentType], text: str | bytes) -> _DocumentType:
+        """Parse and check a document of any origin; raises ValueError."""
+        return cls.from_dict(parse_json(text))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON strictly: no NaN or Infinity, no bottomless nesting; raises ValueError."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
+
+
+def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+    """Write ``document`` so that readers see the old file or the whole new one, never a part.
+
+    Raises:
+        ValueError: the document holds NaN or infinity, which is not JSON.
+    """
+    path = pathlib.Path(path)
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _kinds(cls: Any) -> dict[str, Any]:
+    """Field names and resolved annotations, in order."""
+    hints = _hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _required(cls: Any) -> frozenset[str]:
+    missing = dataclasses.MISSING
+    return frozenset(
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is missing and field.default_factory is missing
+    )
+
+
+def _write(value: Any, kind: Any, where: str) -> Any:
+    if isinstance(value, Document):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {str(key): _write(item, Any, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_write(item, Any, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        if _is_optional(kind):
+            return None
+        raise ValueError(f"{where} is {value}, expected a finite number")
+    return value
+
+
+def _read(value: Any, kind: Any, where: str) -> Any:
+    """Return ``value`` as the annotated ``kind`` wants it."""
+    if kind is Any:
+        return _check_plain(value, where, _DEEPEST_NESTING)
+    if _is_optional(kind):
+        (kind,) = (choice for choice in typing.get_args(kind) if choice is not type(None))
+        return None if value is None else _read(value, kind, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        if value not in arguments:
+            _refuse(where, value, f"one of {', '.join(arguments)}")
+        return value
+    if origin is list:
+        if not isinstance(value, list):
+            _refuse(where, value, "a list")
+        return [_read(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value)]
+    if origin is dict:
+        return _read_dict(value, arguments[0], arguments[1], where)
+    if isinstance(kind, type) and issubclass(kind, Document):
+        return kind.from_dict(value, where)
+    return _read_scalar(value, kind, where)
+
+
+def _read_dict(value: Any, key_kind: Any, item_kind: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        _refuse(where, value, "an object")
+    result = {}
+    for text, item in value.items():
+        key: Any = _read_scalar(text, str, f"a key of {where}")
+        if key_kind is int:
+            if not (text.isascii() and text.isdigit() and len(text) <= 18):
+                _refuse(f"a key of {where}", text, "a whole number")
+            key = int(text)
+        result[key] = _read(item, item_kind, f"{where}.{text}")
+    return result
+
+
+def _read_scalar(value: Any, kind: Any, where: str) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str):
+        if len(value) > _LONGEST_TEXT or not value.isprintable():
+            _refuse(where, value, f"at most {_LONGEST_TEXT} printable characters")
+        return value
+    if kind is int and type(value) is int:
+        if not 0 <= value <= _LARGEST_COUNT:
+            _refuse(where, value, "a count from 0 to 2**63 - 1")
+        return value
+    if kind is float and type(value) in (int, float):
+        # An int beyond every float would make float() and isfinite() raise OverflowError.
+        if abs(value) > 1e300 or not math.isfinite(value):
+            _refuse(where, value, "a finite number")
+        return float(value)
+    _refuse(where, value, {int: "a whole number", float: "a number"}.get(kind, kind.__name__))
+
+
+def _check_plain(value: Any, where: str, depth: int) -> Any:
+    """Check free-form JSON, such as what a policy reports about itself."""
+    if depth == 0:
+        raise ValueError(f"{where} is nested more than {_DEEPEST_NESTING} deep")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _read_scalar(key, str, f"a key of {where}")
+            _check_plain(item, f"{where}.{key}", depth - 1)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            _check_plain(item, f"{where}[{i}]", depth - 1)
+    elif isinstance(value, str):
+        _read_scalar(value, str, where)
+    elif value is not None and not isinstance(value, bool):
+        _read_scalar(value, float, where)
+    return value
+
+
+def _is_optional(kind: Any) -> bool:
+    return typing.get_origin(kind) in (types.UnionType, typing.Union) and (
+        type(None) in typing.get_args(kind)
+    )
+
+
+def _refuse(where: str, value: Any, expected: str) -> NoReturn:
+    # ascii() because the value may be hostile and the message goes to a log or a terminal.
+    shown = f"{value.bit_length()} bits" if type(value) is int and value > 2**64 else ascii(value)
+    raise ValueError(f"{where} is {shown:.80}, expected {expected}")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"the JSON holds {name}, expected finite numbers")
