@@ -56,16 +56,7 @@ class ServerUpdate:
 
     def init(self, theta: Float32) -> State:
         """Return the optimizer's state for the shard's flat weights [n] float32."""
-        return {} if self.keeps_sparse else {"keras": self.make(theta)}
-
-    def make(self, theta: Float32) -> KerasFlat:
-        """Build the Keras optimizer over one flat variable."""
-        import keras
-
-        options: dict[str, Any] = {"weight_decay": self.weight_decay or None}
-        if OPTIMIZERS[self.optimizer] == "SGD":
-            options["momentum"] = self.momentum
-        return KerasFlat(getattr(keras.optimizers, OPTIMIZERS[self.optimizer])(**options), theta)
+        return {} if self.keeps_sparse else {"keras": KerasFlat(keras_optimizer(self), theta)}
 
     def apply(
         self, theta: Float32, update: Update, kind: Kind, rate: float, kernels: Any, state: State
@@ -93,6 +84,16 @@ class ServerUpdate:
         else:
             kernels.apply_sparse(theta, update.indices, update.values, factor)
         return update.indices, state
+
+
+def keras_optimizer(choice: ServerUpdate) -> Any:
+    """Build the Keras optimizer that the choice names."""
+    import keras
+
+    options: dict[str, Any] = {"weight_decay": choice.weight_decay or None}
+    if OPTIMIZERS[choice.optimizer] == "SGD":
+        options["momentum"] = choice.momentum
+    return getattr(keras.optimizers, OPTIMIZERS[choice.optimizer])(**options)
 
 
 class KerasFlat:

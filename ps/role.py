@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import secrets
+import shutil
 import signal
 import time
 from typing import Any
 
 from absl import logging
 
+from data.chosen import num_train
 from models.shared import SharedModel
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
@@ -21,6 +24,7 @@ from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import check_bind
 from ps import events
+from ps import flags as ps_flags
 from ps.core import CoreConfig, PsCore
 from ps.flags import PsFlags
 from ps.follow import Leader
@@ -33,39 +37,54 @@ from ps.status import StatusBoard
 _SPARE_STREAMS = 16
 
 
-def run(run: Run, own: PsFlags, examples_per_epoch: int | None) -> int:
+def main(run: Run) -> int:
     """Serve one shard until the run has ended; return the exit code.
 
     Raises:
         ConfigurationError: The port is taken, or the run directory holds another run.
         Unreachable, Refused: A following shard cannot join shard 0.
     """
+    own = ps_flags.read(run.addresses)
     if own.id_ps >= run.nb_ps:
         raise ConfigurationError(
             f"--id_ps={own.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, --ps_hosts)."
         )
     check_bind(own.bind, own.insecure)
-    return _Shard(run, own, examples_per_epoch).serve()
+    if run.overwrite:
+        shutil.rmtree(_checkpoint_dir(run, own.id_ps), ignore_errors=True)
+    return _Shard(run, own).serve()
+
+
+def _checkpoint_dir(run: Run, id_ps: int) -> pathlib.Path:
+    return run.run_dir / "checkpoints" / f"ps-{id_ps}"
+
+
+def _examples_of_run(run: Run, shared: SharedModel) -> int | None:
+    """Return the budget in examples that --epochs stands for."""
+    if run.epochs is None:
+        return None
+    return max(1, round(run.epochs * num_train(run.data, run.model, shared.user_module, run.seed)))
 
 
 class _Shard:
     """One PS process."""
 
-    def __init__(self, run: Run, own: PsFlags, examples_per_epoch: int | None) -> None:
+    def __init__(self, run: Run, own: PsFlags) -> None:
         self.run, self.own = run, own
         self.leads = own.id_ps == 0
         shared = SharedModel(run.model, run.seed)
         self.spec = shared.spec
         layouts = routing.place(self.spec, run.nb_ps)
         self.layout = layouts[own.id_ps]
-        directory = run.run_dir / "checkpoints" / f"ps-{own.id_ps}"
-        self.checkpoints = Checkpoints(directory, keep=run.keep_checkpoints)
+        self.checkpoints = Checkpoints(
+            _checkpoint_dir(run, own.id_ps), keep=run.keep_checkpoints
+        )
         self.saved = self._load()
         self.run_id = self.saved["run_id"] if self.saved else ""
         if not self.run_id and self.leads:
             self.run_id = secrets.token_hex(8)
         theta = _shard_values(shared.flat(), self.spec, self.layout)
-        self.core = self._core(theta, examples_per_epoch)
+        self.core = self._core(theta, _examples_of_run(run, shared))
         if self.saved:
             self.core.restore(self.saved["core"])
             self.core.stop_reason = None
@@ -130,12 +149,9 @@ class _Shard:
     def _fingerprint(self) -> list[tuple[str, str]]:
         return self.run.method.fingerprint()
 
-    def _core(self, theta: Any, examples_per_epoch: int | None) -> PsCore:
+    def _core(self, theta: Any, examples: int | None) -> PsCore:
         run, method = self.run, self.run.method
         generation = self.saved["core"]["generation"] + 1 if self.saved else 0
-        examples = None
-        if run.epochs and examples_per_epoch:
-            examples = round(run.epochs * examples_per_epoch)
         config = CoreConfig(
             budget=Budget(run.iter_max, examples),
             schedule=run.schedule,
@@ -222,7 +238,8 @@ class _Shard:
             return True
         waits_for_supervisor = self.leads and not connections.had_supervisor
         everyone_left = all(each.left or each.stream.lost for each in connections.everyone())
-        return everyone_left and since >= (2.0 if waits_for_supervisor else 0.2)
+        patience = self.own.linger_seconds / 3 if waits_for_supervisor else 0.2
+        return everyone_left and since >= patience
 
     def _finish(self, leader: Leader | None) -> int:
         reason = self.core.stop_reason or "interrupted"

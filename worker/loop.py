@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shutil
 import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
-from data import datasets, sharding
+from data import sharding
+from data.chosen import load_chosen
 from data.cursor import Cursor
 from models.shared import SharedModel
 from ops import kernels, metrics, routing
@@ -20,6 +23,7 @@ from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run
 from ops.types import ConfigurationError, State
+from worker import flags as worker_flags
 from worker.core import Outgoing, WorkerCore
 from worker.exchange import Exchange, Heartbeat, Stopwatch
 from worker.flags import WorkerFlags
@@ -49,20 +53,8 @@ def load_shard(run: Run, shared: SharedModel, id_worker: int, nb_workers: int) -
     Raises:
         ConfigurationError: Missing or corrupt files, or a batch larger than the shard.
     """
-    data, model = run.data, run.model
-    if shared.user_module is not None and hasattr(shared.user_module, "load_data"):
-        whole = datasets.from_user_module(shared.user_module, run.seed)
-    else:
-        whole = datasets.load(
-            data.dataset,
-            data.data_dir,
-            model.image_size,
-            model.image_depth,
-            model.nb_classes,
-            data.scaling,
-            run.seed,
-            parts=("train",),
-        )
+    data = run.data
+    whole = load_chosen(data, run.model, shared.user_module, run.seed, parts=("train",))
     fractions = None
     if data.sharding_file is not None:
         fractions = sharding.read_fractions(data.sharding_file, nb_workers)
@@ -79,13 +71,27 @@ def load_shard(run: Run, shared: SharedModel, id_worker: int, nb_workers: int) -
     return Shard(whole.train_images[indices], whole.train_labels[indices], cursor)
 
 
-def run(run: Run, own: WorkerFlags) -> int:
+def main(run: Run) -> int:
     """Train until the run ends; return the exit code.
 
     Raises:
         ConfigurationError, Unreachable, Refused, Diverged: See their exit codes.
     """
+    own = worker_flags.read(run.nb_workers)
+    limit_threads(own.threads)
+    if run.overwrite:
+        shutil.rmtree(_checkpoint_dir(run, own.id_worker), ignore_errors=True)
     return _Worker(run, own).train()
+
+
+def limit_threads(threads: int) -> None:
+    """Give TensorFlow so many threads; 0 leaves the choice to it."""
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+def _checkpoint_dir(run: Run, id_worker: int) -> pathlib.Path:
+    return run.run_dir / "checkpoints" / f"worker-{id_worker}"
 
 
 class _Worker:
@@ -109,8 +115,7 @@ class _Worker:
         self.exchange = Exchange(
             run, own.id_worker, shared.spec, layouts, own.link, self.closing
         )
-        directory = pathlib.Path(run.run_dir) / "checkpoints" / f"worker-{own.id_worker}"
-        self.checkpoints = Checkpoints(directory, keep=2)
+        self.checkpoints = Checkpoints(_checkpoint_dir(run, own.id_worker), keep=2)
         self.stopwatch = Stopwatch()
         self.num_steps = 0
         self.started_at = time.monotonic()

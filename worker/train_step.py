@@ -33,7 +33,7 @@ class TrainStep:
         self._offsets = self.spec.offsets
         shared_ids = {id(variable) for variable in self.variables}
         self._local = [v for v in self.model.variables if id(v) not in shared_ids]
-        self._gradient_step = tf.function(self._compute, reduce_retracing=True)
+        self._gradient_step = tf.function(self.compute, reduce_retracing=True)
         self._assign = tf.function(self._assign_split)
 
     def set_weights(self, flat: Float32) -> None:
@@ -70,7 +70,8 @@ class TrainStep:
         for number, variable in enumerate(self._local):
             variable.assign(state[str(number)])
 
-    def _compute(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
+    def compute(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
+        """Return (mean loss, gradients of the shared variables); for use inside a tf.function."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for variable in self.variables:
                 tape.watch(variable.value)

@@ -1,0 +1,203 @@
+"""The Cluster role: every node of a run as a real process of this machine.
+
+Starts PS shards, workers and a Supervisor as plain ``python main.py`` command lines, passes signals
+on, reaps every child, and exits with the worst of their codes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from absl import flags, logging
+
+from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run
+from worker.flags import check_emulation
+
+FLAGS = flags.FLAGS
+_MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
+#: Flags that each child gets a value of its own for.
+_OWN_FLAGS = ("type_node", "id_worker", "id_ps", "ip_PS", "port", "ps_hosts", "nb_ps", "run_dir",
+              "overwrite", "flagfile", "batch_size", "linger_seconds")  # fmt: skip
+_END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
+_KILL_AFTER_SECONDS = 20.0
+
+
+@dataclasses.dataclass
+class Child:
+    """One node."""
+
+    name: str
+    role: str
+    process: subprocess.Popen[bytes]
+
+
+def main(run: Run) -> int:
+    """Run the whole cluster; return the worst exit code of its nodes."""
+    check_emulation([[float(value) for value in FLAGS[name].value] for name in
+                     ("link_mbps", "link_delay_ms", "link_loss", "slowdown")])  # fmt: skip
+    if run.overwrite:
+        _clear(run.run_dir)
+    finished = _finished(run)
+    if finished:
+        logging.info("this run is finished (%s); see %s, or --overwrite it", finished,
+                     run.run_dir / "report" / "index.html")  # fmt: skip
+        return EXIT_DONE
+    return _Cluster(run).run()
+
+
+def _finished(run: Run) -> str | None:
+    """Return why an earlier run in this directory ended, if it reached its end."""
+    try:
+        summary = json.loads((run.run_dir / "summary.json").read_text())
+    except (OSError, ValueError):
+        return None
+    reached = summary.get("updates", 0) >= run.iter_max or summary.get("stop_reason") != "iter_max"
+    reason = summary.get("stop_reason")
+    return reason if reason in _END_REASONS and reached else None
+
+
+def _clear(run_dir: pathlib.Path) -> None:
+    """Remove what an earlier run wrote here, and nothing else."""
+    for name in ("checkpoints", "tb", "report"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    for name in ("metrics.jsonl", "summary.json", "best.keras"):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+class _Cluster:
+    """The children of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run_settings = run
+        self.addresses = self._choose_addresses()
+        self.children: list[Child] = []
+        self.interrupted = threading.Event()
+        self.common = self._common_flags()
+
+    def run(self) -> int:
+        """Start everybody, wait for the end, reap everybody."""
+        previous = [(n, signal.signal(n, self._interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            self._start()
+            self._wait()
+        finally:
+            self._reap()
+            for number, handler in previous:
+                signal.signal(number, handler)
+        return self._code()
+
+    def _start(self) -> None:
+        run = self.run_settings
+        for shard in range(run.nb_ps):
+            port = self.addresses[shard].rpartition(":")[2]
+            self._spawn(f"ps-{shard}", "PS", [f"--id_ps={shard}", f"--port={int(port) - shard}",
+                                              "--linger_seconds=60"])  # fmt: skip
+        for worker in range(1, run.nb_workers + 1):
+            self._spawn(f"worker-{worker}", "Worker", [f"--id_worker={worker}"])
+        self._spawn("supervisor-0", "Supervisor", ["--batch_size=1000"])
+
+    def _spawn(self, name: str, role: str, own: list[str]) -> None:
+        command = [sys.executable, str(_MAIN), f"--type_node={role}", *self.common]
+        if role != "Supervisor":
+            command.append(f"--batch_size={FLAGS.batch_size}")
+        if role != "PS":
+            command.append(f"--ps_hosts={','.join(self.addresses)}")
+        else:
+            command.append(f"--ps_hosts={','.join(self.addresses)}")
+        process = subprocess.Popen(  # noqa: S603 - our own command line
+            [*command, *own],
+            start_new_session=True,  # a terminal's Ctrl-C reaches them through us alone
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
+        )
+        self.children.append(Child(name, role, process))
+
+    def _wait(self) -> None:
+        """Wait until the run's nodes have ended; end it when its PS has died."""
+        deadline: float | None = None
+        while any(child.process.poll() is None for child in self.children):
+            time.sleep(0.1)
+            dead_ps = [c for c in self._of("PS") if c.process.poll() not in (None, EXIT_DONE)]
+            all_ps_gone = all(c.process.poll() is not None for c in self._of("PS"))
+            if self._hopeless() or dead_ps or all_ps_gone or self.interrupted.is_set():
+                deadline = deadline or time.monotonic() + _KILL_AFTER_SECONDS
+                if dead_ps or self._hopeless():
+                    self._signal(signal.SIGTERM)
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+
+    def _hopeless(self) -> bool:
+        """Whether a node refused to start, or no worker is left to go on."""
+        codes = [child.process.poll() for child in self._of("Worker")]
+        return bool(codes) and all(code not in (None, EXIT_DONE) for code in codes)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        del frame
+        logging.info("%s: ending the cluster", signal.Signals(number).name)
+        self.interrupted.set()
+        self._signal(signal.SIGINT)
+
+    def _signal(self, number: int) -> None:
+        for child in self.children:
+            if child.process.poll() is None:
+                child.process.send_signal(number)
+
+    def _reap(self) -> None:
+        for child in self.children:
+            if child.process.poll() is None:
+                logging.warning("%s does not end; killing it", child.name)
+                child.process.kill()
+            child.process.wait()
+
+    def _of(self, role: str) -> list[Child]:
+        return [child for child in self.children if child.role == role]
+
+    def _code(self) -> int:
+        """Return the worst code; a killed worker does not spoil a run that reached its end."""
+        codes = {child.name: child.process.returncode for child in self.children}
+        logging.info("exit codes: %s", codes)
+        if self.interrupted.is_set():
+            return EXIT_INTERRUPTED
+        ps_codes = [child.process.returncode for child in self._of("PS")]
+        if any(code < 0 for code in ps_codes):
+            return EXIT_UNREACHABLE
+        if all(code == EXIT_DONE for code in ps_codes):
+            return EXIT_DONE
+        return max(abs(code) if code > 0 else 0 for code in codes.values())
+
+    def _choose_addresses(self) -> tuple[str, ...]:
+        """Take the asked ports; port 0 means any free ones."""
+        addresses = self.run_settings.addresses
+        if FLAGS.port != 0 or FLAGS.ps_hosts:
+            return addresses
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in addresses]
+        ports = [each.getsockname()[1] for each in sockets]
+        for each in sockets:
+            each.close()
+        return tuple(f"127.0.0.1:{port}" for port in ports)
+
+    def _common_flags(self) -> list[str]:
+        """Return every flag that was given here, for the children."""
+        given = [
+            FLAGS[name].serialize()
+            for name in FLAGS
+            if FLAGS[name].present and name not in _OWN_FLAGS
+        ]
+        threads = FLAGS.worker_threads or max(
+            1, (os.cpu_count() or 1) // self.run_settings.nb_workers
+        )
+        return [
+            *(part for text in given for part in text.split("\n") if part),
+            f"--run_dir={self.run_settings.run_dir}",
+            f"--worker_threads={threads}",
+        ]

@@ -1,0 +1,159 @@
+"""Thinwire: ``python main.py --type_node PS|Worker|Supervisor|Cluster|Standalone``.
+
+Chooses the role, keeps its log, turns what ends it into an exit code. TensorFlow is imported only
+inside a role, so ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging as standard_logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from absl import app, flags, logging
+
+from cluster import flags as run_flags
+from ops.run import (
+    EXIT_BAD_FLAG,
+    EXIT_CONFIGURATION,
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    Diverged,
+    Run,
+)
+from ops.types import ConfigurationError
+from ps import flags as ps_flags
+from supervisor import flags as supervisor_flags
+from worker import flags as worker_flags
+
+FLAGS = flags.FLAGS
+
+#: --type_node value -> module with `main(run) -> exit code`.
+ROLES = {
+    "PS": "ps.role",
+    "Worker": "worker.loop",
+    "Supervisor": "supervisor.loop",
+    "Cluster": "cluster.local",
+    "Standalone": "worker.standalone",
+}
+_HELP_FLAGS = ("help", "helpshort", "helpfull")
+
+
+def main(arguments: list[str]) -> int:
+    """Play one role; return the exit code."""
+    if len(arguments) > 1:
+        sys.stderr.write(f"unexpected argument {arguments[1]!r}: every setting is a --flag\n")
+        return EXIT_BAD_FLAG
+    if any(FLAGS[name].value for name in _HELP_FLAGS):
+        sys.stdout.write("".join(_help_lines()))
+        return EXIT_DONE
+    try:
+        run = run_flags.read_run()
+        _open_log(run)
+        for warning in run.method.check():
+            logging.warning("%s", warning)
+        _prepare_process(run)
+        return int(importlib.import_module(ROLES[run.type_node]).main(run))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        logging.error("%s", error)
+        return code
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Return the documented exit code of an expected failure."""
+    if isinstance(error, ConfigurationError):
+        return EXIT_CONFIGURATION
+    if isinstance(error, Diverged):
+        return EXIT_DIVERGED
+    from proto.channel_grpc import Unreachable
+    from proto.session import Refused
+
+    codes = ((Unreachable, EXIT_UNREACHABLE), (Refused, EXIT_REFUSED))
+    return next((code for kind, code in codes if isinstance(error, kind)), None)
+
+
+def _prepare_process(run: Run) -> None:
+    """Set what must be set before TensorFlow and gRPC start."""
+    from proto.process import keep_freed_memory
+
+    keep_freed_memory()
+    if run.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+def _node_name(run: Run) -> str:
+    """Return for example ``worker-3``."""
+    number = {"PS": FLAGS.id_ps, "Worker": FLAGS.id_worker}.get(run.type_node, 0)
+    return f"{run.type_node.lower()}-{number}"
+
+
+def _open_log(run: Run) -> None:
+    """Log to stderr and to the run directory, each line with the node's name."""
+    name = _node_name(run)
+    folder = run.run_dir / "logs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = standard_logging.FileHandler(folder / f"{name}.log")
+        (run.run_dir / f"flags-{name}.txt").write_text(FLAGS.flags_into_string())
+    except OSError as error:
+        raise ConfigurationError(
+            f"--run_dir={run.run_dir} cannot be written ({error}); choose another folder."
+        ) from error
+    layout = standard_logging.Formatter(f"%(asctime)s {name} %(levelname).1s %(message)s")
+    logging.use_absl_handler()
+    for each in (handler, logging.get_absl_handler()):
+        each.setFormatter(layout)
+    standard_logging.getLogger().addHandler(handler)
+    logging.set_verbosity(logging.INFO)
+
+
+def _help_lines() -> Iterator[str]:
+    """Yield the flags by topic."""
+    yield f"{__doc__}\n"
+    for topic, members in sorted(FLAGS.flags_by_module_dict().items(), key=_topic_order):
+        if topic.startswith("absl") or topic == sys.argv[0]:
+            continue
+        yield f"\n{topic}:\n"
+        for flag in members:
+            values = getattr(flag.parser, "enum_values", None)
+            kind = "|".join(values) if values else flag.flag_type()
+            yield f"  --{flag.name} <{kind}>\n      {flag.help} Default: {flag.default_as_str}\n"
+
+
+def _topic_order(item: tuple[str, Any]) -> int:
+    """Keep the topics in the order in which they were defined."""
+    first = item[1][0].name
+    return list(FLAGS).index(first) if first in FLAGS else 0
+
+
+def _parse(arguments: list[str]) -> list[str]:
+    """Parse the command line; a bad flag ends the process with one clear line and code 1."""
+    try:
+        return list(FLAGS(arguments))
+    except flags.Error as error:
+        sys.stderr.write(f"{error}\n(--help lists all flags)\n")
+        sys.exit(EXIT_BAD_FLAG)
+
+
+def define_flags() -> None:
+    """Register every flag of every role."""
+    run_flags.define(list(ROLES))
+    for module in (ps_flags, worker_flags, supervisor_flags):
+        module.define()
+    app.define_help_flags()
+
+
+if __name__ == "__main__":
+    define_flags()
+    sys.exit(main(_parse(sys.argv)))

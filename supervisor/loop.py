@@ -1,0 +1,260 @@
+"""The Supervisor role: watches a run from shard 0, evaluates it, keeps its records.
+
+Training goes on if it dies; started again it goes on with its records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from data.chosen import load_chosen
+from models.shared import SharedModel
+from ops import metrics, routing
+from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run
+from ops.types import Float32, ModelSpec, ShardLayout
+from proto import convert
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import StreamLost, Unreachable
+from proto.session import Refused, Session, payload_limit
+from supervisor import flags as supervisor_flags
+from supervisor.dashboard import Dashboard
+from supervisor.recorder import Recorder
+
+_PROGRESS_SECONDS = 30.0
+_RETRY_SECONDS = 0.5
+
+
+def main(run: Run) -> int:
+    """Watch until the run has ended; return the exit code.
+
+    Raises:
+        ConfigurationError, Unreachable, Refused: See their exit codes.
+    """
+    shared = SharedModel(run.model, run.seed)
+    dataset = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("test",))
+    recorder = Recorder(run, shared, dataset.test_images, dataset.test_labels)
+    finished = recorder.finished()
+    if finished:
+        logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
+        return EXIT_DONE
+    return _Watcher(run, shared.spec, recorder).watch()
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """The whole model at one vector of versions."""
+
+    weights: Float32  # [num_parameters]
+    versions: list[int]
+
+
+class _Shard:
+    """A Supervisor's stream to one shard, read by a thread of its own."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
+        self.status: metrics.RunStatus | None = None
+        self.halt_cause = ""
+        self.lost = threading.Event()
+        threading.Thread(target=self._read, name="observer", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message, payload = self.session.receive(_PROGRESS_SECONDS)
+                body = message.WhichOneof("body")
+                if body == "reply":
+                    self.replies.put((message.reply, payload))
+                elif body == "report":
+                    self.status = metrics.RunStatus.from_json(message.report.document)
+                elif body == "halt":
+                    self.halt_cause = message.halt.cause
+        except StreamLost as error:
+            logging.info("stream to %s ended: %s", self.session.address, error)
+        except ValueError as error:
+            logging.error("%s sent a status that cannot be read: %s", self.session.address, error)
+        self.lost.set()
+        self.replies.put(None)
+
+
+class _Watcher:
+    """One Supervisor process."""
+
+    def __init__(self, run: Run, spec: ModelSpec, recorder: Recorder) -> None:
+        self.run, self.spec, self.recorder = run, spec, recorder
+        self.own = supervisor_flags.read()
+        self.layouts = routing.place(spec, run.nb_ps)
+        self.shards: list[_Shard] = []
+        self.interrupted = threading.Event()
+        self.dashboard = Dashboard(run.iter_max)
+        self.run_id = ""
+
+    def watch(self) -> int:
+        """Connect, evaluate until the end, write the records."""
+        previous = [(n, signal.signal(n, self._interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            self._connect()
+            with self.dashboard:
+                self._observe()
+            return self._finish()
+        finally:
+            for shard in self.shards:
+                shard.session.say(pb.ToServer(leave=pb.Leave(cause="done")))
+                shard.session.close()
+            for number, handler in previous:
+                signal.signal(number, handler)
+
+    def _connect(self) -> None:
+        """Join every shard, patiently.
+
+        Raises:
+            Unreachable, Refused: A shard stays away, or does not want us.
+        """
+        self.shards = []
+        deadline = time.monotonic() + self.run.reconnect_timeout_seconds
+        for number, layout in enumerate(self.layouts):
+            while True:
+                session = Session(
+                    self.run.addresses[number], self._hello(number), payload_limit(layout)
+                )
+                try:
+                    welcome = session.open(max(0.5, deadline - time.monotonic()))
+                    break
+                except (StreamLost, Unreachable, Refused) as error:
+                    if isinstance(error, Refused) and error.reason != pb.REASON_STARTING:
+                        raise
+                    if time.monotonic() >= deadline or self.interrupted.is_set():
+                        raise Unreachable(str(error)) from error
+                    self.interrupted.wait(_RETRY_SECONDS)
+            self.run_id = welcome.run_id
+            self.shards.append(_Shard(session))
+
+    def _hello(self, shard: int) -> pb.Hello:
+        return pb.Hello(
+            protocol_version=convert.PROTOCOL_VERSION,
+            role=pb.ROLE_SUPERVISOR,
+            run_id=self.run_id,
+            model=convert.tensors_of(self.spec),
+            shard=shard,
+            num_shards=self.run.nb_ps,
+        )
+
+    # -- watching ---------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        """Evaluate at the interval until the run ends or shard 0 is gone for good."""
+        next_at, last_version = time.monotonic(), -1
+        while not self._ended():
+            if self.shards[0].lost.is_set() and not self._reconnect():
+                return
+            status = self.shards[0].status
+            if status is not None:
+                self.recorder.status(status)
+                self.dashboard.show(status, self.recorder.latest)
+                due = time.monotonic() >= next_at or self._due_by_updates(status, last_version)
+                if due and status.version != last_version:
+                    last_version = self._evaluate(status)
+                    next_at = time.monotonic() + self.own.eval_interval_seconds
+            self.interrupted.wait(0.1)
+
+    def _ended(self) -> bool:
+        return self.interrupted.is_set() or bool(self.shards[0].halt_cause)
+
+    def _due_by_updates(self, status: metrics.RunStatus, last_version: int) -> bool:
+        interval = self.own.eval_interval_updates
+        return interval > 0 and status.version - max(0, last_version) >= interval
+
+    def _reconnect(self) -> bool:
+        logging.warning("lost the PS; looking for it for %g s", self.run.reconnect_timeout_seconds)
+        for shard in self.shards:
+            shard.session.close(0.0)
+        try:
+            self._connect()
+        except (Unreachable, Refused) as error:
+            logging.error("%s", error)
+            return False
+        return True
+
+    def _evaluate(self, status: metrics.RunStatus, final: bool = False) -> int:
+        """Pull and evaluate; return the version, or the last one if the pull failed."""
+        view = self._pull()
+        if view is None:
+            return status.version
+        self.recorder.evaluate(status, view.weights, view.versions, final)
+        target = self.run.target_accuracy
+        latest = self.recorder.latest
+        if target is not None and latest is not None and latest.accuracy >= target and not final:
+            logging.info("accuracy %.4f reaches the target %g", latest.accuracy, target)
+            self.shards[0].session.say(pb.ToServer(halt=pb.Halt(cause="target_accuracy")))
+        return view.versions[0]
+
+    def _pull(self) -> _View | None:
+        weights = np.empty(self.spec.num_parameters, np.float32)
+        versions = []
+        for shard in self.shards:
+            shard.session.say(pb.ToServer(pull=pb.Pull(observe=True)))
+        for shard, layout in zip(self.shards, self.layouts, strict=True):
+            try:
+                answer = shard.replies.get(timeout=_PROGRESS_SECONDS)
+            except queue.Empty:
+                answer = None
+            if answer is None:
+                return None
+            reply, payload = answer
+            self._place(layout, reply, payload, weights)
+            versions.append(reply.version)
+        return _View(weights, versions)
+
+    def _place(
+        self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32
+    ) -> None:
+        sizes = [piece.size for piece in layout.slices]
+        for block in convert.blocks_from_message(reply.blocks, payload, sizes):
+            piece = layout.slices[block.slot]
+            start = self.spec.offsets[piece.tensor] + piece.start
+            weights[start : start + piece.size] = block.values.data
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def _finish(self) -> int:
+        """Evaluate the final version and write summary and report."""
+        cause = self.shards[0].halt_cause
+        if not cause and not self.interrupted.is_set():
+            logging.error("the PS is gone and the run had not ended")
+            self.recorder.close()
+            raise Unreachable(f"{self.run.addresses[0]}: the PS is gone")
+        self._wait_for_last_status(cause)
+        status = self.shards[0].status
+        if status is not None:
+            if cause:
+                self._evaluate(status, final=True)
+            status = dataclasses.replace(status, stop_reason=cause or "interrupted")
+            self.recorder.finish(status)
+            logging.info("report: %s", self.run.run_dir / "report" / "index.html")
+        if self.interrupted.is_set():
+            return EXIT_INTERRUPTED
+        return EXIT_OF_STOP.get(cause, EXIT_DONE)
+
+    def _wait_for_last_status(self, cause: str) -> None:
+        """Give shard 0 a moment to send a status with the workers' last reports in it."""
+        deadline = time.monotonic() + 3.0
+        while time.monotonic() < deadline and not self.shards[0].lost.is_set():
+            status = self.shards[0].status
+            done = status is not None and status.stop_reason is not None
+            if not cause or (done and status and all(w.state == "done" for w in status.workers)):
+                break
+            time.sleep(0.1)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        del frame
+        logging.info("%s: stopping", signal.Signals(number).name)
+        self.interrupted.set()

@@ -1,0 +1,116 @@
+"""Everything that is written down about a run: evaluations, best model, summary, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import Any
+
+from absl import logging
+
+from models.objective import ensure_compiled_loss
+from models.shared import SharedModel
+from ops import metrics
+from ops.run import Run
+from ops.types import Float32
+from supervisor import report
+from supervisor.evaluate import Evaluator
+from supervisor.metrics import MetricsLog
+
+_END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
+
+
+class Recorder:
+    """Keeps the records of one run directory."""
+
+    def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:
+        """Open the records, going on with those of an earlier life.
+
+        Args:
+            run: The run's settings.
+            shared: The model to evaluate.
+            images: [N, ...] float32 test images.
+            labels: [N] int32.
+        """
+        self._run, self._shared = run, shared
+        if run.overwrite:
+            self._clear()
+        loss = ensure_compiled_loss(shared.model)
+        self._evaluator = Evaluator(shared.model, loss, images, labels, run.batch_size)
+        self._log = MetricsLog(run.run_dir, resume=True)
+        self.evaluations: list[metrics.Evaluation] = self._log.evaluations
+        self._best = max((e.accuracy for e in self.evaluations), default=-1.0)
+
+    @property
+    def latest(self) -> metrics.Evaluation | None:
+        """The newest evaluation."""
+        return self.evaluations[-1] if self.evaluations else None
+
+    def finished(self) -> str | None:
+        """Return why the run in this directory ended, if it did."""
+        try:
+            summary = json.loads((self._run.run_dir / "summary.json").read_text())
+        except (OSError, ValueError):
+            return None
+        reason = summary.get("stop_reason")
+        short = reason == "iter_max" and summary.get("updates", 0) < self._run.iter_max
+        return reason if reason in _END_REASONS and not short else None
+
+    def status(self, status: metrics.RunStatus) -> None:
+        """Log a status document."""
+        self._log.status(status)
+
+    def evaluate(
+        self, status: metrics.RunStatus, weights: Float32, versions: list[int], final: bool
+    ) -> metrics.Evaluation:
+        """Evaluate weights [num_parameters] on the whole test set and log the result."""
+        self._shared.assign(weights)
+        accuracy, loss = self._evaluator.evaluate()
+        evaluation = metrics.Evaluation(
+            version=versions[0],
+            samples=status.samples,
+            seconds=status.seconds,
+            accuracy=accuracy,
+            loss=loss,
+            bytes_up=status.bytes_up,
+            bytes_down=status.bytes_down,
+            versions=versions,
+            final=final,
+        )
+        self._log.evaluation(evaluation)
+        if accuracy > self._best:
+            self._best = accuracy
+            self._keep_best()
+        logging.info(
+            "version %d: test accuracy %.4f, loss %s%s",
+            evaluation.version,
+            accuracy,
+            "not finite" if loss is None else f"{loss:.4f}",
+            " (final)" if final else "",
+        )
+        return evaluation
+
+    def finish(self, status: metrics.RunStatus) -> None:
+        """Write summary.json and the report."""
+        self._log.status(status)
+        summary = metrics.summarise(status, self.evaluations, self._run.target_accuracy)
+        metrics.write_json_atomically(self._run.run_dir / "summary.json", summary)
+        self.close()
+        report.write_report(self._run.run_dir)
+
+    def close(self) -> None:
+        """Flush the logs."""
+        self._log.close()
+
+    def _keep_best(self) -> None:
+        path = self._run.run_dir / "best.keras"
+        temporary = self._run.run_dir / "best.tmp.keras"
+        self._shared.model.save(temporary)
+        os.replace(temporary, path)
+
+    def _clear(self) -> None:
+        for name in ("metrics.jsonl", "summary.json", "best.keras"):
+            (self._run.run_dir / name).unlink(missing_ok=True)
+        for name in ("tb/supervisor-0", "report"):
+            shutil.rmtree(self._run.run_dir / name, ignore_errors=True)

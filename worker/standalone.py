@@ -1,0 +1,67 @@
+"""Training without a network: one device, one Keras optimizer. The reference for everything else.
+
+ESync calls it *local*, DGS calls it *MSGD*.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from models.shared import SharedModel
+from ops.methods import Method
+from ops.server_update import keras_optimizer
+from ops.types import State
+from worker.train_step import TrainStep
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+
+class LocalTrainer:
+    """Gradient and optimizer in one tf.function."""
+
+    def __init__(self, shared: SharedModel, method: Method, clip_norm: float) -> None:
+        """Build the optimizer that the PS of this method would use."""
+        self._shared = shared
+        self._step = TrainStep(shared)
+        self.optimizer = keras_optimizer(method.server)
+        self.optimizer.build(shared.variables)
+        self._clip_norm = clip_norm
+        self._rate: float | None = None
+        self._train = tf.function(self._compute, reduce_retracing=True)
+
+    def train(self, images: Any, labels: Any, rate: float) -> float:
+        """Take one step on a mini-batch; return its mean loss."""
+        if rate != self._rate:
+            self.optimizer.learning_rate.assign(rate)
+            self._rate = rate
+        return float(self._train(images, labels))
+
+    def flat(self) -> Float32:
+        """Return the weights: [num_parameters] float32."""
+        return self._shared.flat()
+
+    def save(self) -> State:
+        """Return everything that training changes."""
+        return {
+            "weights": self.flat(),
+            "optimizer": {str(i): np.array(v) for i, v in enumerate(self.optimizer.variables)},
+            "local": self._step.save_local(),
+        }
+
+    def restore(self, state: State) -> None:
+        """Take back what `save` gave."""
+        self._shared.assign(state["weights"])
+        for number, variable in enumerate(self.optimizer.variables):
+            variable.assign(state["optimizer"][str(number)])
+        self._step.restore_local(state["local"])
+
+    def _compute(self, images: Any, labels: Any) -> Any:
+        loss, gradients = self._step.compute(images, labels)
+        if self._clip_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, self._clip_norm)
+        self.optimizer.apply(gradients, self._shared.variables)
+        return loss
