@@ -1,0 +1,239 @@
+"""Cuts messages into frames of at most 1 MiB and puts them together again.
+
+A frame is exactly the protobuf bytes of one ToServer or ToClient. Frames with bulk bytes are
+encoded and decoded by hand: protobuf's runtime would copy those bytes once more on each side.
+
+Source: design section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from proto import thinwire_pb2 as pb
+
+#: No frame is larger than this.
+MAX_MESSAGE_BYTES = 1 << 20
+#: A payload up to this size travels inside its header's frame.
+INLINE_BYTES = 64 << 10
+
+_BULK_TAG = b"\x1a"  # field 3 of both envelopes: push, reply
+_CHUNK_TAG = b"\x22"  # field 4 of both envelopes: chunk
+_DATA_TAG = 0x0A  # Chunk.data, field 1
+_PAYLOAD_TAG = b"\x6a"  # Push.payload and Reply.payload, field 13
+_CHUNK_OVERHEAD = 8  # two tags and two lengths of three bytes
+_CHUNK_DATA_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
+
+BytesLike = bytes | bytearray | memoryview
+Message = TypeVar("Message", pb.ToServer, pb.ToClient)
+
+
+class Malformed(Exception):
+    """What arrived is not a message, or not one that is allowed here."""
+
+
+def frame(message: pb.ToServer | pb.ToClient) -> bytes:
+    """Return the one frame of a message without payload.
+
+    Raises:
+        ValueError: The message is larger than MAX_MESSAGE_BYTES.
+    """
+    data = message.SerializeToString()
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(
+            f"a {message.WhichOneof('body')} message of {len(data)} bytes does not fit into one "
+            f"frame of {MAX_MESSAGE_BYTES}: shorten its lists or its document"
+        )
+    return data
+
+
+def frames(
+    message: pb.ToServer | pb.ToClient, pieces: Sequence[BytesLike]
+) -> Iterator[bytes]:
+    """Return the frames of a push or a reply with its payload.
+
+    Sets ``payload_bytes``. The frames are made one by one while the result is iterated, so the
+    memory behind ``pieces`` must not change until then. Each bulk byte is copied once.
+
+    Args:
+        message: With ``push`` or ``reply`` set and its ``payload`` unset.
+        pieces: The payload, as buffers of bytes in order.
+
+    Raises:
+        ValueError: The header does not fit into one frame, or there is no push or reply in it.
+    """
+    name = message.WhichOneof("body")
+    if name not in ("push", "reply"):
+        raise ValueError(
+            f"only a push or a reply has a payload, this message has {name}"
+        )
+    body: pb.Push | pb.Reply = getattr(message, name)
+    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    body.payload_bytes = sum(len(view) for view in views)
+    if 0 < body.payload_bytes <= INLINE_BYTES:
+        header = body.SerializeToString()
+        tail = _PAYLOAD_TAG + _varint(body.payload_bytes)
+        length = _varint(len(header) + len(tail) + body.payload_bytes)
+        whole = b"".join((_BULK_TAG, length, header, tail, *views))
+        if len(whole) <= MAX_MESSAGE_BYTES:
+            return iter((whole,))
+    return _header_and_chunks(frame(message), views)
+
+
+def _header_and_chunks(header: bytes, views: list[memoryview]) -> Iterator[bytes]:
+    yield header
+    parts: list[memoryview] = []
+    room = _CHUNK_DATA_BYTES
+    for view in views:
+        position = 0
+        while position < len(view):
+            part = view[position : position + room]
+            parts.append(part)
+            position += len(part)
+            room -= len(part)
+            if room == 0:
+                yield _chunk(parts, _CHUNK_DATA_BYTES)
+                parts, room = [], _CHUNK_DATA_BYTES
+    if parts:
+        yield _chunk(parts, _CHUNK_DATA_BYTES - room)
+
+
+def _chunk(parts: list[memoryview], size: int) -> bytes:
+    length = _varint(size)
+    outer = _varint(1 + len(length) + size)
+    return b"".join((_CHUNK_TAG, outer, bytes((_DATA_TAG,)), length, *parts))
+
+
+class Assembler(Generic[Message]):
+    """Puts the frames of one stream together to messages with their payloads.
+
+    Args:
+        message_type: ToServer on the server, ToClient on the client.
+        limit: Given the header of a push or a reply, returns the largest payload it may have, in
+            bytes; may raise Malformed itself. Called before anything is allocated.
+    """
+
+    def __init__(
+        self, message_type: type[Message], limit: Callable[[Message], int]
+    ) -> None:
+        self._message_type: type[Message] = message_type
+        self._limit: Callable[[Message], int] = limit
+        self._header: Message | None = None
+        self._buffer = memoryview(b"")
+        self._filled = 0
+
+    @property
+    def inside_payload(self) -> bool:
+        """Whether chunks of the last header are still to come."""
+        return self._header is not None
+
+    def feed(self, data: bytes) -> tuple[Message, memoryview] | None:
+        """Take in one frame.
+
+        Returns:
+            A message and its payload (empty where the message has none), or None while chunks are
+            still to come. The payload belongs to the caller.
+
+        Raises:
+            Malformed: The frame, or its place in the stream, is wrong. The stream is of no use
+                after that.
+        """
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise Malformed(
+                f"a frame of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} is allowed"
+            )
+        bulk = _chunk_data(data)
+        if bulk is not None:
+            return self._continue(bulk)
+        try:
+            message = self._message_type.FromString(data)
+        except DecodeError as error:
+            raise Malformed(
+                f"a frame of {len(data)} bytes does not parse: {error}"
+            ) from error
+        name = message.WhichOneof("body")
+        if name is None:
+            raise Malformed(f"a frame of {len(data)} bytes holds no known message")
+        if name == "chunk":  # encoded in an unusual way by another client
+            return self._continue(memoryview(message.chunk.data))
+        if self._header is not None:
+            raise Malformed(f"a {name} arrived in the middle of a payload")
+        if name in ("push", "reply"):
+            return self._begin(message, getattr(message, name))
+        return message, memoryview(b"")
+
+    def _begin(
+        self, message: Message, body: pb.Push | pb.Reply
+    ) -> tuple[Message, memoryview] | None:
+        size = body.payload_bytes
+        allowed = self._limit(message)
+        if size > allowed:
+            raise Malformed(
+                f"a payload of {size} bytes; this message may have at most {allowed}"
+            )
+        payload = body.payload  # each access makes a new copy
+        if payload:
+            if len(payload) != size:
+                raise Malformed(
+                    f"payload_bytes is {size} but the message holds {len(payload)} bytes"
+                )
+            return message, memoryview(payload)
+        if size == 0:
+            return message, memoryview(b"")
+        self._header = message
+        self._buffer = np.empty(size, np.uint8).data
+        self._filled = 0
+        return None
+
+    def _continue(self, bulk: memoryview) -> tuple[Message, memoryview] | None:
+        if self._header is None:
+            raise Malformed("a chunk arrived without a push or reply before it")
+        end = self._filled + len(bulk)
+        if len(bulk) == 0 or end > len(self._buffer):
+            raise Malformed(
+                f"a chunk of {len(bulk)} bytes where {len(self._buffer) - self._filled} are missing"
+            )
+        self._buffer[self._filled : end] = bulk
+        self._filled = end
+        if end < len(self._buffer):
+            return None
+        result = self._header, self._buffer
+        self._header, self._buffer = None, memoryview(b"")
+        return result
+
+
+def _varint(value: int) -> bytes:
+    """Return a non-negative integer as protobuf's variable-length integer."""
+    coded = bytearray()
+    while value > 0x7F:
+        coded.append(value & 0x7F | 0x80)
+        value >>= 7
+    coded.append(value)
+    return bytes(coded)
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return (value, position behind it), or (-1, position) if there is none of <= 4 bytes."""
+    value = 0
+    for count, byte in enumerate(data[position : position + 4]):
+        value |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            return value, position + count + 1
+    return -1, position
+
+
+def _chunk_data(data: bytes) -> memoryview | None:
+    """Return the bytes of a Chunk encoded as `_chunk` does; None for anything else."""
+    if data[:1] != _CHUNK_TAG:
+        return None
+    length, position = _read_varint(data, 1)
+    if position + length != len(data) or data[position : position + 1] != b"\x0a":
+        return None
+    length, position = _read_varint(data, position + 1)
+    if length < 0 or position + length != len(data):
+        return None
+    return memoryview(data)[position:]

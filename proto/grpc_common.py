@@ -1,0 +1,88 @@
+"""What both ends of a gRPC stream share: names, options, byte counting, addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable
+
+from absl import logging
+
+from ops.types import ConfigurationError
+from proto.framing import MAX_MESSAGE_BYTES
+
+SERVICE = "thinwire.v1.ParameterServer"
+METHOD = "Session"
+
+_MESSAGE_OVERHEAD_BYTES = 5  # gRPC: compression flag and length
+_FRAME_OVERHEAD_BYTES = 9  # HTTP/2 frame header
+_FRAME_BYTES = 16 << 10
+
+#: Frames, or a function that makes them when their turn has come.
+Frames = Iterable[bytes] | Callable[[], Iterable[bytes]]
+
+
+#: Frames on their way to a stream's sending thread: themselves, whether their bytes are training
+#: bytes, and when they were handed in. A tuple because every exchange makes two of them.
+Outgoing = tuple[Frames, bool, float]
+
+
+def wire_bytes(num_bytes: int) -> int:
+    """Return what one message costs on a stream: 5 bytes, and 9 for each 16 KiB frame of it."""
+    inside = num_bytes + _MESSAGE_OVERHEAD_BYTES
+    num_frames = -(-inside // _FRAME_BYTES)
+    return inside + _FRAME_OVERHEAD_BYTES * num_frames
+
+
+def channel_options(keepalive_seconds: float) -> list[tuple[str, int]]:
+    """Return the gRPC options of both ends.
+
+    A silent peer is noticed after two keep-alive times. Messages just above the limit come
+    through, so that they can be refused with a reason.
+    """
+    keepalive_ms = round(1000 * keepalive_seconds)
+    return [
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ]
+
+
+def host_and_port(address: str, port: int) -> str:
+    """Return ``host:port`` as gRPC wants it, IPv6 addresses in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address: 127.0.0.0/8, ::1, localhost."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_bind(address: str, insecure: bool) -> None:
+    """Refuse to listen beyond this machine unless the user asked for it.
+
+    Raises:
+        ConfigurationError: The address is not a loopback address and ``insecure`` is off.
+    """
+    if is_loopback(address):
+        return
+    if not insecure:
+        raise ConfigurationError(
+            f"--ip_PS={address} is reachable from other machines and the connection is neither "
+            "encrypted nor authenticated; bind 127.0.0.1, or add --insecure if every machine that "
+            "can reach this address is trusted"
+        )
+    logging.warning(
+        "listening on %s with --insecure: no encryption, no authentication; whoever reaches this "
+        "address can read and change the model",
+        address,
+    )

@@ -1,0 +1,269 @@
+"""The shard's end: a gRPC server that hands each Session to a function as a ServerStream."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+from absl import logging
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from ops.types import ConfigurationError, Link
+from proto.channel_emulated import EmulatedSender, LinkModel
+from proto.grpc_common import (
+    METHOD,
+    SERVICE,
+    Frames,
+    Outgoing,
+    channel_options,
+    host_and_port,
+    wire_bytes,
+)
+
+_SPARE_CALLS = 8  # health checks, and streams that are told that there is no room
+
+
+class PortInUse(ConfigurationError):
+    """The address cannot be listened on."""
+
+
+class ServerStream:
+    """One client's conversation, as the shard sees it.
+
+    ``incoming`` is for one thread; everything else may be called from any thread.
+    """
+
+    def __init__(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> None:
+        self._requests = requests
+        self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+        self._sender: EmulatedSender | None = None
+        self._lost = threading.Event()
+        self._bytes_sent = 0
+        self._bytes_received = 0
+        self.peer: str = context.peer()
+        if not context.add_callback(self._on_end):
+            self._on_end()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Training bytes sent, with framing and what an emulated link sent again."""
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received, with framing."""
+        return self._bytes_received
+
+    @property
+    def lost(self) -> bool:
+        """Whether the stream has ended; what is sent now goes nowhere."""
+        return self._lost.is_set()
+
+    def incoming(self) -> Iterator[bytes]:
+        """Yield frames until the client closes its half, or the stream ends in any way."""
+        with contextlib.suppress(grpc.RpcError):
+            for data in self._requests:
+                self._bytes_received += wire_bytes(len(data))
+                yield data
+
+    def send(self, frames: Frames, counted: bool = True) -> None:
+        """Queue frames, in order and without a break between them; never blocks.
+
+        Args:
+            frames: Or a function that makes them, run in the sending thread just before.
+            counted: Whether they are training bytes; an evaluation pull's reply is not.
+        """
+        if not self._lost.is_set():
+            self._outgoing.put((frames, counted, time.monotonic()))
+
+    def pace(self, link: Link, share: float, seed: int) -> None:
+        """Send over an emulated link from now on.
+
+        Args:
+            link: The worker's link.
+            share: This shard's part of its rate, in (0, 1].
+            seed: Seeds the losses.
+        """
+        if not link.active:
+            self._sender = None
+            return
+        shared = Link(link.mbps * share, link.delay_ms, link.loss)
+        # Waiting on the event, a send to a client that has gone ends at once.
+        self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._wait)
+
+    def close(self) -> None:
+        """End the stream in good order, after what has been queued."""
+        self._outgoing.put(None)
+
+    def _wait(self, seconds: float) -> None:
+        self._lost.wait(seconds)
+
+    def _on_end(self) -> None:
+        self._lost.set()
+        self._outgoing.put(None)
+
+    def responses(self) -> Iterator[bytes]:
+        """Yield what is to be sent; for the server's own thread."""
+        while (outgoing := self._outgoing.get()) is not None:
+            frames, counted, ready_at = outgoing
+            if callable(frames):
+                frames, ready_at = frames(), time.monotonic()
+            for data in frames:
+                size = wire_bytes(len(data))
+                if self._sender is not None:
+                    size = self._sender.carry(size, ready_at)
+                if self._lost.is_set():
+                    return
+                if counted:
+                    self._bytes_sent += size
+                yield data
+
+
+class _DaemonThreads(futures.Executor):
+    """One daemon thread per call: a stream holds its thread for life, and none outlives main.
+
+    The standard pool joins its threads at exit, so a process that fails without stopping its
+    server would never end.
+    """
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a call in a thread of its own; see futures.Executor."""
+        future: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(*args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - handed to whoever holds the future
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="grpc-call", daemon=True).start()
+        return future
+
+
+class Server:
+    """A listening shard; made by `serve`."""
+
+    def __init__(
+        self, server: grpc.Server, port: int, health_servicer: health.HealthServicer
+    ) -> None:
+        self._server = server
+        self._health = health_servicer
+        self.port = port
+
+    def set_serving(self, serving: bool) -> None:
+        """Say through grpc.health.v1 whether the shard takes work."""
+        values = health_pb2.HealthCheckResponse
+        status = values.SERVING if serving else values.NOT_SERVING
+        for service in ("", SERVICE):
+            self._health.set(service, status)
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        """Take no new streams, give the open ones so long to end, then cut them."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_seconds).wait()
+
+
+class _Sessions:
+    """Runs the handler of each Session and bounds their number."""
+
+    def __init__(
+        self, handler: Callable[[ServerStream], None], max_streams: int
+    ) -> None:
+        self._handler = handler
+        self._room = threading.Semaphore(max_streams)
+        self._max_streams = max_streams
+
+    def __call__(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        if not self._room.acquire(blocking=False):
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"all {self._max_streams} streams of this shard are taken",
+            )
+        try:
+            stream = ServerStream(requests, context)
+            context.send_initial_metadata(())  # tells the client that the stream stands
+            name = f"reader {stream.peer}"
+            threading.Thread(
+                target=self._read, args=(stream,), name=name, daemon=True
+            ).start()
+            yield from stream.responses()
+        finally:
+            self._room.release()
+
+    def _read(self, stream: ServerStream) -> None:
+        try:
+            self._handler(stream)
+        except Exception:  # noqa: BLE001 - one client's trouble must not end the shard
+            logging.exception("the stream of %s is closed after an error", stream.peer)
+        finally:
+            stream.close()
+
+
+def serve(
+    address: str,
+    port: int,
+    handler: Callable[[ServerStream], None],
+    max_streams: int,
+    keepalive_seconds: float = 20.0,
+) -> Server:
+    """Listen, and run ``handler`` in a thread of its own for each stream.
+
+    The stream ends in good order when the handler returns. The health service says NOT_SERVING
+    until `Server.set_serving`.
+
+    Args:
+        address: To bind; see `check_bind`.
+        port: 0 takes a free one.
+        handler: Called with each new stream; reads it to its end.
+        max_streams: Further ones are refused with RESOURCE_EXHAUSTED.
+        keepalive_seconds: A client silent for twice as long is lost.
+
+    Raises:
+        PortInUse: Another process has the port, or the address is not of this machine.
+    """
+    options = [*channel_options(keepalive_seconds), ("grpc.so_reuseport", 0)]
+    executor: Any = _DaemonThreads()
+    server = grpc.server(
+        executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
+    )
+    session = grpc.stream_stream_rpc_method_handler(_Sessions(handler, max_streams))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {METHOD: session}),)
+    )
+    health_servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    try:
+        bound = server.add_insecure_port(host_and_port(address, port))
+    except RuntimeError as error:
+        raise PortInUse(_why_not_bound(address, port)) from error
+    result = Server(server, bound, health_servicer)
+    result.set_serving(False)
+    server.start()
+    return result
+
+
+def _why_not_bound(address: str, port: int) -> str:
+    reason = "the address cannot be bound"
+    try:
+        family, kind, _, _, name = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(name)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    return (
+        f"cannot listen on {host_and_port(address, port)}: {reason}; "
+        "stop the process that has it, or choose another --port or --ip_PS"
+    )

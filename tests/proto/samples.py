@@ -1,0 +1,108 @@
+"""One filled-in message of every kind; golden bytes are made of them once and kept for ever.
+
+``python -m tests.proto.samples`` writes the files that are missing and touches no other.
+"""
+
+from pathlib import Path
+
+from google.protobuf.message import Message
+
+from proto import thinwire_pb2 as pb
+
+GOLDEN = Path(__file__).parent / "golden"
+
+_BLOCKS = [
+    pb.Block(
+        slot=0, count=3, coding=pb.INDEX_CODING_RICE, coding_parameter=6, index_bytes=4
+    ),
+    pb.Block(slot=2, count=2, value_dtype=pb.VALUE_DTYPE_INT8, scale=0.125),
+]
+
+
+def samples() -> dict[str, Message]:
+    """Return {file name without ending: message}, one for each body of both envelopes."""
+    hello = pb.Hello(
+        protocol_version=1,
+        role=pb.ROLE_WORKER,
+        id=3,
+        run_id="run-1",
+        fingerprint=[pb.Setting(name="codec.compression_rate", value="0.01")],
+        model=[pb.Tensor(path="dense/kernel", shape=[28, 10], dtype="float32")],
+        incarnation=2**63 + 7,
+        link=pb.EmulatedLink(mbps=100, delay_ms=2.5, loss=0.01, seed=9),
+        shard=1,
+        num_shards=2,
+    )
+    push = pb.Push(
+        incarnation=2**63 + 7,
+        step=41,
+        base_version=40,
+        generation=1,
+        epoch=2,
+        kind=pb.UPDATE_KIND_DELTA,
+        samples=64,
+        local_steps=4,
+        learning_rate=0.02,
+        loss=0.5,
+        blocks=_BLOCKS,
+        payload_bytes=18,
+        payload=bytes(range(18)),
+    )
+    reply = pb.Reply(
+        version=42,
+        generation=1,
+        epoch=2,
+        operation=pb.OPERATION_SET,
+        learning_rate=0.004,
+        samples=2**40,
+        stop=True,
+        step=41,
+        blocks=_BLOCKS,
+        payload_bytes=18,
+        payload=bytes(range(18)),
+    )
+    welcome = pb.Welcome(
+        run_id="run-1",
+        incarnation=2**63 + 7,
+        last_applied_step=40,
+        knows_worker=True,
+        epoch=2,
+        generation=1,
+        version=42,
+        lease_seconds=10.5,
+        document='{"seed": 1}',
+    )
+    refusal = pb.Refusal(reason=pb.REASON_FULL, message="no room", step=41, epoch=2)
+    groups = [pb.Group(workers=[1, 3]), pb.Group(workers=[2])]
+    chunk = pb.Chunk(data=b"\x00\xff" * 5)
+    report = pb.Report(document='{"loss": 0.5}')
+    halt = pb.Halt(cause="iter_max")
+    return {
+        "to_server_hello": pb.ToServer(hello=hello),
+        "to_server_pull": pb.ToServer(
+            pull=pb.Pull(base_version=40, has_base=True, generation=1, observe=True)
+        ),
+        "to_server_push": pb.ToServer(push=push),
+        "to_server_chunk": pb.ToServer(chunk=chunk),
+        "to_server_heartbeat": pb.ToServer(heartbeat=pb.Heartbeat()),
+        "to_server_leave": pb.ToServer(leave=pb.Leave(cause="done")),
+        "to_server_report": pb.ToServer(report=report),
+        "to_server_halt": pb.ToServer(halt=halt),
+        "to_client_welcome": pb.ToClient(welcome=welcome),
+        "to_client_refusal": pb.ToClient(refusal=refusal),
+        "to_client_reply": pb.ToClient(reply=reply),
+        "to_client_chunk": pb.ToClient(chunk=chunk),
+        "to_client_waiting": pb.ToClient(waiting=pb.Waiting()),
+        "to_client_membership": pb.ToClient(
+            membership=pb.Membership(epoch=2, groups=groups, started=True)
+        ),
+        "to_client_halt": pb.ToClient(halt=halt),
+        "to_client_report": pb.ToClient(report=report),
+    }
+
+
+if __name__ == "__main__":
+    for file_name, message in samples().items():
+        path = GOLDEN / f"{file_name}.bin"
+        if not path.exists():
+            path.write_bytes(message.SerializeToString())
