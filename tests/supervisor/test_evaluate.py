@@ -1,0 +1,94 @@
+"""The evaluator counts every example exactly once, whatever the batch size."""
+
+import keras
+import numpy as np
+import pytest
+
+from ops.types import ConfigurationError
+from supervisor.evaluate import Evaluator
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(3)])
+
+
+@pytest.fixture(scope="module")
+def examples():
+    generator = np.random.default_rng(2)
+    images = generator.normal(size=(23, 4, 4, 1)).astype(np.float32)
+    return images, generator.integers(0, 3, 23).astype(np.int32)
+
+
+def reference(weights, images, labels):
+    """Obvious numpy: softmax cross-entropy and the share of right answers."""
+    logits = images.reshape(len(images), -1).astype(np.float64) @ weights[0] + weights[1]
+    logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    accuracy = np.mean(logits.argmax(axis=1) == labels)
+    return accuracy, -np.mean(logs[np.arange(len(labels)), labels])
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 23, 100_000])
+def test_the_whole_set_counts_once(model, examples, batch_size):
+    weights = [np.random.default_rng(3).normal(size=(16, 3)), np.array([0.1, -0.2, 0.3])]
+    evaluator = Evaluator(model, LOSS, *examples, batch_size)
+    accuracy, loss = evaluator.evaluate(weights)
+    expected_accuracy, expected_loss = reference(weights, *examples)
+    assert accuracy == expected_accuracy
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    assert evaluator._run_batch.experimental_get_tracing_count() == 1
+
+
+def test_new_weights_do_not_compile_again(model, examples):
+    evaluator = Evaluator(model, LOSS, *examples, batch_size=10)
+    for scale in (0.0, 1.0, 2.0):
+        weights = [np.full((16, 3), scale), np.zeros(3)]
+        assert evaluator.evaluate(weights)[0] == reference(weights, *examples)[0]
+    assert evaluator._run_batch.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize("loss", [keras.losses.get("sparse_categorical_crossentropy"), LOSS])
+def test_functions_and_objects_and_scalars_are_losses(model, examples, loss):
+    weights = [np.zeros((16, 3)), np.zeros(3)]
+    scalar = Evaluator(model, lambda y, p: 2.5 + 0 * p[0, 0], *examples, 7).evaluate(weights)
+    assert scalar[1] == pytest.approx(2.5)
+    assert Evaluator(model, loss, *examples, 7).evaluate(weights)[1] > 0
+
+
+def test_weights_may_set_themselves(model, examples):
+    def set_weights():
+        model.set_weights([np.zeros((16, 3)), np.array([0.0, 5.0, 0.0])])
+
+    accuracy, _ = Evaluator(model, LOSS, *examples, 8).evaluate(set_weights)
+    assert accuracy == np.mean(examples[1] == 1)
+
+
+def test_a_diverged_model_has_no_finite_loss(model, examples):
+    _, loss = Evaluator(model, LOSS, *examples, 8).evaluate([np.full((16, 3), np.nan), np.zeros(3)])
+    assert np.isnan(loss)
+
+
+def test_large_layers_cut_the_batch():
+    layers = [keras.Input((8,)), keras.layers.Dense(2**16), keras.layers.Dense(2)]
+    evaluator = Evaluator(
+        keras.Sequential(layers), LOSS, np.zeros((5000, 8), "f4"), np.zeros(5000, "i4"), 100_000
+    )
+    assert evaluator.batch_size == 2**28 // (4 * (2**16 + 2))
+
+
+def test_bad_input_is_refused(model, examples):
+    images, labels = examples
+    with pytest.raises(ConfigurationError, match="23 images and 22 labels"):
+        Evaluator(model, LOSS, images, labels[1:], 5)
+    with pytest.raises(ConfigurationError, match="0 images"):
+        Evaluator(model, LOSS, images[:0], labels[:0], 5)
+    with pytest.raises(ConfigurationError, match="--batch_size is 0"):
+        Evaluator(model, LOSS, images, labels, 0)
+    with pytest.raises(ValueError):
+        Evaluator(model, LOSS, images, labels, 5).evaluate([np.zeros(3)])
+    flat = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
+    with pytest.raises(ConfigurationError, match="classes"):
+        Evaluator(flat, LOSS, images, labels, 5).evaluate([np.zeros((16, 1)), np.zeros(1)])
