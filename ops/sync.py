@@ -57,7 +57,7 @@ class SyncRule:
             "live": [],  # ids whose pushes a round waits for, ascending
             "joining": [],  # ids that enter at their group's next round boundary
             "pushed": [],  # live ids whose push is not yet released
-            "held": [],  # live ids whose round is released, waiting for leave to go on
+            "held": [],  # live ids that are new or whose round is released, and that may not go on yet
             "clocks": {},  # id -> finished iterations; kept when a worker leaves
         }
 
@@ -86,7 +86,6 @@ class SyncRule:
             (including new ones, which may now pull), and the state.
         """
         released: list[tuple[int, ...]] = []
-        admitted: list[int] = []
         for group in self.groups:
             members = [worker for worker in group if worker in state["live"]]
             pending = [worker for worker in members if worker in state["pushed"]]
@@ -95,8 +94,8 @@ class SyncRule:
                 self._finish_round(pending, state)
                 pending = []
             if not pending:
-                admitted += self._admit(group, state)
-        return released, admitted + self._let_go(state), state
+                self._admit(group, state)
+        return released, self._let_go(state), state
 
     def min_clock(self, state: State) -> int:
         """Return the smallest number of finished iterations over live workers (0 if none)."""
@@ -108,15 +107,17 @@ class SyncRule:
             state["pushed"].remove(worker)
             state["held"].append(worker)
 
-    def _admit(self, group: tuple[int, ...], state: State) -> list[int]:
-        """Make the group's joiners live. A returning worker must not hold back the others."""
-        entering = [worker for worker in state["joining"] if worker in group]
-        for worker in entering:
+    def _admit(self, group: tuple[int, ...], state: State) -> None:
+        """Make the group's joiners live; they go on when the bound lets them.
+
+        A returning worker must not hold back the others, nor run ahead of them.
+        """
+        for worker in [worker for worker in state["joining"] if worker in group]:
             floor = self.min_clock(state)
             state["clocks"][worker] = max(state["clocks"].get(worker, 0), floor)
             state["joining"].remove(worker)
             state["live"] = sorted([*state["live"], worker])
-        return entering
+            state["held"].append(worker)
 
     def _let_go(self, state: State) -> list[int]:
         slowest = self.min_clock(state)
