@@ -110,11 +110,13 @@ class SyncRule:
     def _admit(self, group: tuple[int, ...], state: State) -> None:
         """Make the group's joiners live; they go on when the bound lets them.
 
-        A returning worker must not hold back the others, nor run ahead of them.
+        A returning worker must not hold back the others, nor run ahead of them; members of a
+        group step together, so it takes over its group's clock.
         """
         for worker in [worker for worker in state["joining"] if worker in group]:
-            floor = self.min_clock(state)
-            state["clocks"][worker] = max(state["clocks"].get(worker, 0), floor)
+            peers = [state["clocks"][peer] for peer in group if peer in state["live"]]
+            own = max(state["clocks"].get(worker, 0), self.min_clock(state))
+            state["clocks"][worker] = peers[0] if peers else own
             state["joining"].remove(worker)
             state["live"] = sorted([*state["live"], worker])
             state["held"].append(worker)
