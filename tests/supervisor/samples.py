@@ -1,0 +1,91 @@
+"""A small run, made up, for the tests of everything that shows one."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+
+from ops.metrics import (
+    Evaluation,
+    Histogram,
+    RunStatus,
+    WorkerMetrics,
+    summarise,
+    write_json_atomically,
+)
+
+
+def make_worker(number: int, version: int, **changes) -> WorkerMetrics:
+    """A worker that has done its share of ``version`` updates."""
+    values = {
+        "state": "training",
+        "clock": version // 4,
+        "lag": number - 1,
+        "pushes": version // 4,
+        "samples": 10 * version // 4,
+        "bytes_up": 9_000 * version // 4,
+        "bytes_down": 30_000 * version // 4,
+        "compute_seconds": 0.008 * version * (1 + 0.2 * number),
+        "encode_seconds": 0.001 * version,
+        "send_seconds": 0.0015 * version,
+        "wait_seconds": 0.006 * version * (1 - 0.15 * number),
+        "loss": 2.3 * math.exp(-version / 1500),
+        "steps_per_second": 12.5 / number,
+    }
+    return WorkerMetrics(number, **values | changes)
+
+
+def make_status(version: int = 800, **changes) -> RunStatus:
+    """Four workers of an AdaComp run after ``version`` updates."""
+    values = {
+        "run_id": "a1b2c3",
+        "method": "adacomp",
+        "seams": {"pacer": "every", "codec": "topk", "down_codec": "delta", "sync": "asp"},
+        "nb_workers": 4,
+        "nb_ps": 1,
+        "num_parameters": 421_642,
+        "seed": 1,
+        "iter_max": 2000,
+        "version": version,
+        "samples": 10 * version,
+        "seconds": 0.02 * version,
+        "learning_rate": 0.02,
+        "staleness": Histogram(
+            {0: version // 20, 1: version // 8, 2: version // 4, 3: version // 2}
+        ),
+        "bytes_up": 9_000 * version,
+        "bytes_down": 30_000 * version,
+        "pushes": version,
+        "pulls": version + 4,
+        "workers": [make_worker(number, version) for number in (1, 2, 3, 4)],
+    }
+    return RunStatus(**values | changes)
+
+
+def make_evaluation(version: int, best: float = 0.85, **changes) -> Evaluation:
+    """An evaluation on a plausible learning curve."""
+    accuracy = best - (best - 0.1) * math.exp(-version / 400)
+    values = {
+        "samples": 10 * version,
+        "seconds": 0.02 * version,
+        "accuracy": accuracy,
+        "loss": 2.3 * (1 - accuracy),
+        "bytes_up": 9_000 * version,
+        "bytes_down": 30_000 * version,
+        "versions": [version],
+    }
+    return Evaluation(version, **values | changes)
+
+
+def write_run(run_dir: pathlib.Path, best: float = 0.85, **changes) -> pathlib.Path:
+    """Write summary.json and metrics.jsonl of a finished run."""
+    run_dir.mkdir(parents=True)
+    status = make_status(2000, stop_reason="iter_max", **changes)
+    evaluations = [make_evaluation(version, best) for version in range(0, 2001, 200)]
+    lines = [{"kind": "eval", **evaluation.to_dict()} for evaluation in evaluations]
+    lines.append({"kind": "status", **status.to_dict()})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run_dir / "metrics.jsonl").write_text(text, encoding="utf-8")
+    write_json_atomically(run_dir / "summary.json", summarise(status, evaluations))
+    return run_dir
