@@ -58,9 +58,7 @@ class LinkModel:
         resent_bytes, rounds = self._lose(num_bytes)
         bytes_on_wire = num_bytes + resent_bytes
         self._free_at = max(now, self._free_at) + bytes_on_wire / self._bytes_per_second
-        arrival = (
-            self._free_at + self._delay_seconds + rounds * self._round_trip_seconds
-        )
+        arrival = self._free_at + self._delay_seconds + rounds * self._round_trip_seconds
         self._last_delivery_at = max(self._last_delivery_at, arrival)
         return Delivery(self._free_at, self._last_delivery_at, bytes_on_wire)
 

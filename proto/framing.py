@@ -51,9 +51,7 @@ def frame(message: pb.ToServer | pb.ToClient) -> bytes:
     return data
 
 
-def frames(
-    message: pb.ToServer | pb.ToClient, pieces: Sequence[BytesLike]
-) -> Iterator[bytes]:
+def frames(message: pb.ToServer | pb.ToClient, pieces: Sequence[BytesLike]) -> Iterator[bytes]:
     """Return the frames of a push or a reply with its payload.
 
     Sets ``payload_bytes``. The frames are made one by one while the result is iterated, so the
@@ -68,9 +66,7 @@ def frames(
     """
     name = message.WhichOneof("body")
     if name not in ("push", "reply"):
-        raise ValueError(
-            f"only a push or a reply has a payload, this message has {name}"
-        )
+        raise ValueError(f"only a push or a reply has a payload, this message has {name}")
     body: pb.Push | pb.Reply = getattr(message, name)
     views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     body.payload_bytes = sum(len(view) for view in views)
@@ -117,9 +113,7 @@ class Assembler(Generic[Message]):
             bytes; may raise Malformed itself. Called before anything is allocated.
     """
 
-    def __init__(
-        self, message_type: type[Message], limit: Callable[[Message], int]
-    ) -> None:
+    def __init__(self, message_type: type[Message], limit: Callable[[Message], int]) -> None:
         self._message_type: type[Message] = message_type
         self._limit: Callable[[Message], int] = limit
         self._header: Message | None = None
@@ -143,18 +137,14 @@ class Assembler(Generic[Message]):
                 after that.
         """
         if len(data) > MAX_MESSAGE_BYTES:
-            raise Malformed(
-                f"a frame of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} is allowed"
-            )
+            raise Malformed(f"a frame of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} is allowed")
         bulk = _chunk_data(data)
         if bulk is not None:
             return self._continue(bulk)
         try:
             message = self._message_type.FromString(data)
         except DecodeError as error:
-            raise Malformed(
-                f"a frame of {len(data)} bytes does not parse: {error}"
-            ) from error
+            raise Malformed(f"a frame of {len(data)} bytes does not parse: {error}") from error
         name = message.WhichOneof("body")
         if name is None:
             raise Malformed(f"a frame of {len(data)} bytes holds no known message")
@@ -172,9 +162,7 @@ class Assembler(Generic[Message]):
         size = body.payload_bytes
         allowed = self._limit(message)
         if size > allowed:
-            raise Malformed(
-                f"a payload of {size} bytes; this message may have at most {allowed}"
-            )
+            raise Malformed(f"a payload of {size} bytes; this message may have at most {allowed}")
         payload = body.payload  # each access makes a new copy
         if payload:
             if len(payload) != size:

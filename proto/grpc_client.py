@@ -113,9 +113,7 @@ class ClientStream:
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(self._requests())
         self._channel = channel
         name = f"reader {self.address}"
-        self._reader = threading.Thread(
-            target=self._read, args=(call,), name=name, daemon=True
-        )
+        self._reader = threading.Thread(target=self._read, args=(call,), name=name, daemon=True)
         self._reader.start()
         settled = self._settled.wait(max(0.0, deadline - time.monotonic()))
         if settled and self._accepted:
@@ -123,11 +121,7 @@ class ClientStream:
         call.cancel()
         self._reader.join()
         channel.close()
-        reason = (
-            str(self._incoming.get())
-            if settled
-            else f"no answer in {timeout_seconds:g} s"
-        )
+        reason = str(self._incoming.get()) if settled else f"no answer in {timeout_seconds:g} s"
         raise Unreachable(
             f"a process at {self.address} accepts connections but not this stream: {reason}"
         )
@@ -151,9 +145,7 @@ class ClientStream:
         try:
             received = self._incoming.get(timeout=max(0.0, timeout_seconds))
         except queue.Empty:
-            raise NoProgress(
-                f"{self.address} sent nothing for {timeout_seconds:g} s"
-            ) from None
+            raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:g} s") from None
         if isinstance(received, StreamLost):
             self._incoming.put(received)  # whoever asks again is told again
             raise received

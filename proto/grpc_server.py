@@ -40,9 +40,7 @@ class ServerStream:
     ``incoming`` is for one thread; everything else may be called from any thread.
     """
 
-    def __init__(
-        self, requests: Iterator[bytes], context: grpc.ServicerContext
-    ) -> None:
+    def __init__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
         self._requests = requests
         self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
         self._sender: EmulatedSender | None = None
@@ -175,16 +173,12 @@ class Server:
 class _Sessions:
     """Runs the handler of each Session and bounds their number."""
 
-    def __init__(
-        self, handler: Callable[[ServerStream], None], max_streams: int
-    ) -> None:
+    def __init__(self, handler: Callable[[ServerStream], None], max_streams: int) -> None:
         self._handler = handler
         self._room = threading.Semaphore(max_streams)
         self._max_streams = max_streams
 
-    def __call__(
-        self, requests: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if not self._room.acquire(blocking=False):
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -194,9 +188,7 @@ class _Sessions:
             stream = ServerStream(requests, context)
             context.send_initial_metadata(())  # tells the client that the stream stands
             name = f"reader {stream.peer}"
-            threading.Thread(
-                target=self._read, args=(stream,), name=name, daemon=True
-            ).start()
+            threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
             yield from stream.responses()
         finally:
             self._room.release()
@@ -256,9 +248,7 @@ def serve(
 def _why_not_bound(address: str, port: int) -> str:
     reason = "the address cannot be bound"
     try:
-        family, kind, _, _, name = socket.getaddrinfo(
-            address, port, type=socket.SOCK_STREAM
-        )[0]
+        family, kind, _, _, name = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.bind(name)
     except OSError as error:

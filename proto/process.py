@@ -30,6 +30,4 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # musl
         return False
-    return [mallopt(parameter, value) for parameter, value in _SETTINGS] == [1] * len(
-        _SETTINGS
-    )
+    return [mallopt(parameter, value) for parameter, value in _SETTINGS] == [1] * len(_SETTINGS)

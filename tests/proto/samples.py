@@ -12,9 +12,7 @@ from proto import thinwire_pb2 as pb
 GOLDEN = Path(__file__).parent / "golden"
 
 _BLOCKS = [
-    pb.Block(
-        slot=0, count=3, coding=pb.INDEX_CODING_RICE, coding_parameter=6, index_bytes=4
-    ),
+    pb.Block(slot=0, count=3, coding=pb.INDEX_CODING_RICE, coding_parameter=6, index_bytes=4),
     pb.Block(slot=2, count=2, value_dtype=pb.VALUE_DTYPE_INT8, scale=0.125),
 ]
 

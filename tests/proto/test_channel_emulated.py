@@ -17,9 +17,7 @@ def test_rate_is_kept_over_messages_sent_together():
     assert [delivery.serialised_at for delivery in deliveries] == pytest.approx(
         [5.1, 5.2, 5.3, 5.4]
     )
-    assert all(
-        delivery.delivered_at == delivery.serialised_at for delivery in deliveries
-    )
+    assert all(delivery.delivered_at == delivery.serialised_at for delivery in deliveries)
 
 
 def test_an_idle_link_starts_anew():
@@ -52,10 +50,7 @@ def test_lost_segments_cost_their_bytes_and_round_trips():
     assert deliveries[-1].serialised_at == pytest.approx(
         sum(delivery.bytes_on_wire for delivery in deliveries) * 8 / 10e6
     )
-    late = [
-        delivery.delivered_at - delivery.serialised_at - 0.020
-        for delivery in deliveries
-    ]
+    late = [delivery.delivered_at - delivery.serialised_at - 0.020 for delivery in deliveries]
     # With 1,000 segments at least one round of losses is certain; a round trip is 40 ms.
     assert min(late) >= 0.040 - 1e-9
 
@@ -64,19 +59,14 @@ def test_a_round_trip_is_at_least_a_millisecond():
     model = LinkModel(Link(loss=0.5), seed=1)
     delivery = model.send(0.0, 100 * SEGMENT_BYTES)
     assert delivery.delivered_at >= 0.001
-    assert delivery.delivered_at * 1000 == pytest.approx(
-        round(delivery.delivered_at * 1000)
-    )
+    assert delivery.delivered_at * 1000 == pytest.approx(round(delivery.delivered_at * 1000))
 
 
 def test_deliveries_are_in_order_and_seeded():
     def run(seed: int) -> list[float]:
         model = LinkModel(Link(mbps=50, delay_ms=5, loss=0.2), seed)
         sizes = np.random.default_rng(0).integers(1, 20_000, 300)
-        return [
-            model.send(0.001 * step, int(size)).delivered_at
-            for step, size in enumerate(sizes)
-        ]
+        return [model.send(0.001 * step, int(size)).delivered_at for step, size in enumerate(sizes)]
 
     assert all(one <= two for one, two in itertools.pairwise(run(1)))
     assert run(1) == run(1)
@@ -96,9 +86,7 @@ class FakeTime:
 
 def test_the_sender_waits_for_delivery_and_pipelines_the_delay():
     fake = FakeTime()
-    sender = EmulatedSender(
-        LinkModel(Link(mbps=10, delay_ms=1000)), fake.clock, fake.sleep
-    )
+    sender = EmulatedSender(LinkModel(Link(mbps=10, delay_ms=1000)), fake.clock, fake.sleep)
     arrivals = []
     for _ in range(3):
         assert sender.carry(MEGABIT_BYTES, ready_at=100.0) == MEGABIT_BYTES

@@ -53,10 +53,7 @@ def test_frames_come_back_in_order_and_are_counted():
         streams.put(stream)
         echo(stream)
 
-    sent = [
-        bytes([number]) * size
-        for number, size in enumerate((0, 1, 1024, 16_379, 1 << 20))
-    ]
+    sent = [bytes([number]) * size for number, size in enumerate((0, 1, 1024, 16_379, 1 << 20))]
     with serving(handler) as server, connected(server) as client:
         client.send(sent)
         assert [client.receive(WAIT_SECONDS) for _ in sent] == sent
@@ -89,9 +86,7 @@ def test_what_does_not_count_is_not_counted_and_functions_run_in_the_sending_thr
         assert client.receive(WAIT_SECONDS) == b"end"
         assert client.bytes_sent == 0
         seen = [ran_in.get(timeout=WAIT_SECONDS) for _ in range(3)]
-        stream = next(
-            item for item in seen if isinstance(item, channel_grpc.ServerStream)
-        )
+        stream = next(item for item in seen if isinstance(item, channel_grpc.ServerStream))
         assert len({item for item in seen if isinstance(item, threading.Thread)}) == 2
         assert stream.bytes_sent == 0
 
@@ -193,9 +188,7 @@ def test_a_killed_client_is_noticed():
 
 def test_a_killed_server_is_noticed():
     with start(SERVER_PROGRAM) as server:
-        client = channel_grpc.ClientStream(
-            f"127.0.0.1:{server.stdout.readline().strip()}"
-        )
+        client = channel_grpc.ClientStream(f"127.0.0.1:{server.stdout.readline().strip()}")
         client.open(WAIT_SECONDS)
         client.send([b"alive"])
         assert client.receive(WAIT_SECONDS) == b"alive"
@@ -208,9 +201,7 @@ def test_a_killed_server_is_noticed():
 
 def test_a_server_process_that_forgets_to_stop_still_ends():
     with start(SERVER_PROGRAM) as server:
-        client = channel_grpc.ClientStream(
-            f"127.0.0.1:{server.stdout.readline().strip()}"
-        )
+        client = channel_grpc.ClientStream(f"127.0.0.1:{server.stdout.readline().strip()}")
         client.open(WAIT_SECONDS)
         server.stdin.close()
         assert server.wait(WAIT_SECONDS) == 0
@@ -253,9 +244,7 @@ def test_one_stream_too_many_is_told_so_and_room_is_given_back():
 def test_a_port_in_use_is_a_clear_error():
     with (
         serving(echo) as server,
-        pytest.raises(
-            channel_grpc.PortInUse, match=rf"{server.port}.*in use.*--port"
-        ) as caught,
+        pytest.raises(channel_grpc.PortInUse, match=rf"{server.port}.*in use.*--port") as caught,
     ):
         channel_grpc.serve("127.0.0.1", server.port, echo, 1)
     assert isinstance(caught.value, ConfigurationError)
@@ -279,9 +268,7 @@ def test_health():
             if serving_now is not None:
                 server.set_serving(serving_now)
             for service in ("", "thinwire.v1.ParameterServer"):
-                status = stub.Check(
-                    health_pb2.HealthCheckRequest(service=service)
-                ).status
+                status = stub.Check(health_pb2.HealthCheckRequest(service=service)).status
                 assert status == (1 if serving_now else 2)
 
 

@@ -114,9 +114,7 @@ def test_pieces_may_be_any_buffers():
     assert bytes(payload) == values.tobytes() + b"abcd"
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in samples() if "chunk" not in name)
-)
+@pytest.mark.parametrize("name", sorted(name for name in samples() if "chunk" not in name))
 def test_all_other_messages_pass_as_they_are(name):
     message = samples()[name]
     got, payload = assembler_for(message).feed(frame(message))

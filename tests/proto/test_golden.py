@@ -24,9 +24,7 @@ def test_golden_bytes_decode_and_encode_as_ever(name):
 def test_every_body_has_golden_bytes(envelope):
     bodies = {field.name for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields}
     assert bodies == {
-        message.WhichOneof("body")
-        for message in samples().values()
-        if type(message) is envelope
+        message.WhichOneof("body") for message in samples().values() if type(message) is envelope
     }
 
 
