@@ -1,0 +1,234 @@
+"""Between the nouns of ops.types and the messages of the wire.
+
+Everything that arrives is checked here before anything is allocated for it: lengths, ranges, order
+and enum values. What is wrong raises Malformed, and only that.
+
+Source: design section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from ops import types, wire
+from proto import thinwire_pb2 as pb
+from proto.framing import (
+    INLINE_BYTES,
+    MAX_MESSAGE_BYTES,
+    Assembler,
+    BytesLike,
+    Malformed,
+    frame,
+    frames,
+)
+
+__all__ = [
+    "INLINE_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "PROTOCOL_VERSION",
+    "Assembler",
+    "Malformed",
+    "blocks_from_message",
+    "blocks_to_message",
+    "first_difference",
+    "frame",
+    "frames",
+    "settings_of",
+    "spec_of",
+    "tensors_of",
+]
+
+#: Goes into every Hello.
+PROTOCOL_VERSION = 1
+
+_MAX_ENTRIES = 1 << 40  # keeps sizes far from overflow; no real model comes near
+_VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+_DTYPE_NUMBERS = {name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in _VALUE_BYTES}
+_DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
+_CODINGS = {int(coding): coding for coding in wire.IndexCoding}
+
+
+def tensors_of(spec: types.ModelSpec) -> list[pb.Tensor]:
+    """Return the model signature that a Hello carries."""
+    return [
+        pb.Tensor(path=tensor.path, shape=tensor.shape, dtype=tensor.dtype)
+        for tensor in spec.tensors
+    ]
+
+
+def spec_of(tensors: Iterable[pb.Tensor]) -> types.ModelSpec:
+    """Return the model that a signature describes.
+
+    Raises:
+        Malformed: Of a path that is empty or repeated, another dtype than float32, or a size
+            beyond any memory.
+    """
+    result: dict[str, types.TensorSpec] = {}
+    for tensor in tensors:
+        if not tensor.path or tensor.path in result:
+            raise Malformed(f"variable path {tensor.path!r} is empty or repeated")
+        if tensor.dtype != "float32":
+            raise Malformed(f"{tensor.path}: dtype {tensor.dtype!r}; only 'float32' is known")
+        shape = tuple(tensor.shape)
+        if math.prod(shape) > _MAX_ENTRIES:
+            raise Malformed(f"{tensor.path}: shape {shape} is larger than {_MAX_ENTRIES} entries")
+        result[tensor.path] = types.TensorSpec(tensor.path, shape, tensor.dtype)
+    return types.ModelSpec(tuple(result.values()))
+
+
+def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
+    """Return a method fingerprint, pairs of name and canonical text, as a Hello carries it."""
+    return [pb.Setting(name=name, value=value) for name, value in fingerprint]
+
+
+def first_difference(
+    expected: Sequence[pb.Tensor] | Sequence[pb.Setting],
+    got: Sequence[pb.Tensor] | Sequence[pb.Setting],
+) -> str | None:
+    """Return the first place where two model signatures or two fingerprints differ.
+
+    Returns:
+        The field's name and both values in words, or None where all is equal.
+    """
+    for number, (ours, theirs) in enumerate(zip(expected, got, strict=False)):
+        for name, one, other in _fields(ours, theirs, number):
+            if one != other:
+                return f"{name}: expected {one!r}, got {other!r}"
+    if len(expected) == len(got):
+        return None
+    longer, side = (expected, "missing") if len(expected) > len(got) else (got, "not expected")
+    extra = longer[min(len(expected), len(got))]
+    name = f"variable {extra.path!r}" if isinstance(extra, pb.Tensor) else extra.name
+    return f"{name} is {side}: expected {len(expected)} entries, got {len(got)}"
+
+
+def _fields(
+    ours: pb.Tensor | pb.Setting, theirs: pb.Tensor | pb.Setting, number: int
+) -> list[tuple[str, Any, Any]]:
+    if isinstance(ours, pb.Tensor) and isinstance(theirs, pb.Tensor):
+        return [
+            (f"path of variable {number}", ours.path, theirs.path),
+            (f"shape of {ours.path}", tuple(ours.shape), tuple(theirs.shape)),
+            (f"dtype of {ours.path}", ours.dtype, theirs.dtype),
+        ]
+    if isinstance(ours, pb.Setting) and isinstance(theirs, pb.Setting):
+        return [
+            (f"name of setting {number}", ours.name, theirs.name),
+            (ours.name, ours.value, theirs.value),
+        ]
+    raise TypeError(f"cannot compare a {type(ours).__name__} with a {type(theirs).__name__}")
+
+
+class _RepeatedBlocks(Protocol):
+    """The repeated Block field of a Push or a Reply."""
+
+    def add(self, **fields: Any) -> pb.Block:
+        """Append one block."""
+
+
+def blocks_to_message(
+    blocks: Iterable[wire.WireBlock], repeated_field: _RepeatedBlocks
+) -> list[BytesLike]:
+    """Append the descriptions of coded blocks to a message.
+
+    Returns:
+        The pieces of the payload for `frames`: for each block its index bytes, then its values.
+    """
+    pieces: list[BytesLike] = []
+    for block in blocks:
+        repeated_field.add(
+            slot=block.slot,
+            count=block.count,
+            coding=int(block.coding),
+            coding_parameter=block.coding_parameter,
+            index_bytes=len(block.index_bytes),
+            value_dtype=_DTYPE_NUMBERS[block.value_dtype],
+            scale=block.scale,
+        )
+        pieces += (block.index_bytes, block.value_bytes)
+    return pieces
+
+
+def blocks_from_message(
+    blocks: Sequence[pb.Block], payload: memoryview, sizes: Sequence[int]
+) -> list[types.Block]:
+    """Decode the blocks of a push or a reply.
+
+    Args:
+        blocks: Their descriptions.
+        payload: All index and value bytes, in block order.
+        sizes: Entries of each slot.
+
+    Returns:
+        One block for each description; dense values may be views of ``payload``.
+
+    Raises:
+        Malformed: Slots are not ascending or out of range, lengths do not add up, or a block's
+            bytes do not decode.
+    """
+    previous = -1
+    position = 0
+    result = []
+    for block in blocks:
+        if not previous < block.slot < len(sizes):
+            raise Malformed(
+                f"block of slot {block.slot} after {previous}; slots ascend below {len(sizes)}"
+            )
+        previous = block.slot
+        middle = position + block.index_bytes
+        value_dtype = _checked_dtype(block, sizes[block.slot])
+        end = middle + block.count * _VALUE_BYTES[value_dtype]
+        if end > len(payload):
+            raise Malformed(
+                f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
+            )
+        result.append(
+            _decode(block, value_dtype, payload[position:middle], payload[middle:end], sizes)
+        )
+        position = end
+    if position != len(payload):
+        raise Malformed(f"the blocks use {position} of {len(payload)} bytes of the payload")
+    return result
+
+
+def _checked_dtype(block: pb.Block, size: int) -> str:
+    """Check a block's description against its slot's size; return the name of its dtype."""
+    name = _DTYPE_NAMES.get(block.value_dtype)
+    if name is None or block.coding not in _CODINGS:
+        raise Malformed(
+            f"slot {block.slot}: unknown value dtype {block.value_dtype} or coding {block.coding}"
+        )
+    dense = _CODINGS[block.coding] == wire.IndexCoding.DENSE
+    if block.count > size or (dense and (block.count != size or block.index_bytes)):
+        raise Malformed(
+            f"slot {block.slot}: {block.count} values and {block.index_bytes} index bytes "
+            f"for {size} entries, coding {_CODINGS[block.coding].name}"
+        )
+    if not math.isfinite(block.scale):
+        raise Malformed(f"slot {block.slot}: the scale is {block.scale}")
+    return name
+
+
+def _decode(
+    block: pb.Block,
+    value_dtype: str,
+    index_bytes: memoryview,
+    value_bytes: memoryview,
+    sizes: Sequence[int],
+) -> types.Block:
+    try:
+        return wire.decode_block(
+            block.slot,
+            block.count,
+            _CODINGS[block.coding],
+            block.coding_parameter,
+            index_bytes,
+            value_dtype,
+            block.scale,
+            value_bytes,
+            sizes[block.slot],
+        )
+    except wire.WireError as error:
+        raise Malformed(f"slot {block.slot}: {error}") from error

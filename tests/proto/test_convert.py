@@ -1,0 +1,177 @@
+"""Signatures, differences in words, and blocks on their way through a message."""
+
+import numpy as np
+import pytest
+
+from ops import wire
+from ops.types import ModelSpec, TensorSpec
+from proto import convert
+from proto import thinwire_pb2 as pb
+from proto.convert import Malformed
+
+SPEC = ModelSpec(
+    (TensorSpec("conv/kernel", (3, 3, 1, 8)), TensorSpec("conv/bias", (8,)), TensorSpec("s", ()))
+)
+SIZES = (72, 8, 1)
+
+
+def test_a_model_survives_its_signature():
+    assert convert.spec_of(convert.tensors_of(SPEC)) == SPEC
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (pb.Tensor(path="", dtype="float32"), "empty"),
+        (pb.Tensor(path="s", dtype="float32"), "repeated"),
+        (pb.Tensor(path="x", dtype="float64"), "float64"),
+        (pb.Tensor(path="x", shape=[2**31] * 3, dtype="float32"), "larger"),
+    ],
+)
+def test_an_impossible_signature_is_malformed(tensor, words):
+    with pytest.raises(Malformed, match=words):
+        convert.spec_of([*convert.tensors_of(SPEC), tensor])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (SPEC.tensors, None),
+        (
+            (SPEC.tensors[0], TensorSpec("conv/bias", (9,)), SPEC.tensors[2]),
+            "shape of conv/bias: expected (8,), got (9,)",
+        ),
+        (
+            (TensorSpec("dense/kernel", (72,)), *SPEC.tensors[1:]),
+            "path of variable 0: expected 'conv/kernel', got 'dense/kernel'",
+        ),
+        (SPEC.tensors[:2], "variable 's' is missing: expected 3 entries, got 2"),
+        (
+            (*SPEC.tensors, TensorSpec("t", ())),
+            "variable 't' is not expected: expected 3 entries, got 4",
+        ),
+    ],
+)
+def test_models_are_compared_in_words(changed, words):
+    ours, theirs = convert.tensors_of(SPEC), convert.tensors_of(ModelSpec(changed))
+    assert convert.first_difference(ours, theirs) == words
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ([("codec", "topk"), ("codec.compression_rate", "0.01")], None),
+        (
+            [("codec", "topk"), ("codec.compression_rate", "0.1")],
+            "codec.compression_rate: expected '0.01', got '0.1'",
+        ),
+        ([("sync", "bsp")], "name of setting 0: expected 'codec', got 'sync'"),
+        ([("codec", "topk")], "codec.compression_rate is missing: expected 2 entries, got 1"),
+    ],
+)
+def test_fingerprints_are_compared_in_words(changed, words):
+    ours = convert.settings_of([("codec", "topk"), ("codec.compression_rate", "0.01")])
+    assert convert.first_difference(ours, convert.settings_of(changed)) == words
+
+
+def dense_block(slot: int, values: np.ndarray) -> wire.WireBlock:
+    return wire.WireBlock(
+        slot, values.size, wire.IndexCoding.DENSE, 0, b"", "float32", 1.0, values.tobytes()
+    )
+
+
+def sparse_block(slot: int, positions: list[int], values: np.ndarray) -> wire.WireBlock:
+    index_bytes = np.array(positions, "<u4").tobytes()
+    return wire.WireBlock(
+        slot,
+        len(positions),
+        wire.IndexCoding.UINT32,
+        0,
+        index_bytes,
+        "int8",
+        0.5,
+        values.astype(np.int8).tobytes(),
+    )
+
+
+def blocks() -> list[wire.WireBlock]:
+    return [
+        sparse_block(0, [1, 5, 71], np.array([3, -4, 5])),
+        dense_block(1, np.arange(8, dtype="<f4")),
+    ]
+
+
+def through_a_message() -> tuple[pb.Push, bytes]:
+    push = pb.Push()
+    pieces = convert.blocks_to_message(blocks(), push.blocks)
+    return push, b"".join(bytes(piece) for piece in pieces)
+
+
+def test_blocks_survive_a_message():
+    push, payload = through_a_message()
+    sparse, dense = convert.blocks_from_message(push.blocks, memoryview(payload), SIZES)
+    assert (sparse.slot, sparse.size, sparse.values.dtype, sparse.values.scale) == (
+        0,
+        72,
+        "int8",
+        0.5,
+    )
+    np.testing.assert_array_equal(sparse.indices, [1, 5, 71])
+    np.testing.assert_array_equal(sparse.values.data, [3, -4, 5])
+    assert (dense.slot, dense.size, dense.indices) == (1, 8, None)
+    np.testing.assert_array_equal(dense.values.data, np.arange(8))
+
+
+def test_no_blocks_are_no_payload():
+    assert convert.blocks_from_message([], memoryview(b""), SIZES) == []
+
+
+def _change(number: int, **fields):
+    def apply(push: pb.Push, payload: bytes) -> bytes:
+        for name, value in fields.items():
+            setattr(push.blocks[number], name, value)
+        return payload
+
+    return apply
+
+
+def _swap(push: pb.Push, payload: bytes) -> bytes:
+    first, second = (pb.Block.FromString(block.SerializeToString()) for block in push.blocks)
+    del push.blocks[:]
+    push.blocks.extend([second, first])
+    return payload
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_change(1, slot=0), "slots ascend"),
+        (_change(1, slot=3), "slots ascend"),
+        (_swap, "slots ascend"),
+        (_change(0, count=73), "73 values"),
+        (_change(1, count=7), "7 values"),
+        (_change(1, index_bytes=1), "1 index bytes"),
+        (_change(0, coding=99), "coding 99"),
+        (_change(0, value_dtype=9), "dtype 9"),
+        (_change(0, scale=float("nan")), "scale is nan"),
+        (_change(0, scale=float("inf")), "scale is inf"),
+        (_change(0, count=4), "slot 0"),
+        (_change(0, index_bytes=2**32 - 1), "ends at byte"),
+        (lambda push, payload: payload[:-1], "ends at byte"),
+        (lambda push, payload: payload + b"x", "47 of 48 bytes"),
+        (lambda push, payload: payload[:4] + b"\x00" * 4 + payload[8:], "slot 0"),
+        (lambda push, payload: payload[:8] + b"\xff" * 4 + payload[12:], "slot 0"),
+    ],
+)
+def test_spoilt_blocks_are_malformed(spoil, words):
+    push, payload = through_a_message()
+    payload = spoil(push, payload)
+    with pytest.raises(Malformed, match=words):
+        convert.blocks_from_message(push.blocks, memoryview(payload), SIZES)
+
+
+def test_every_coding_and_dtype_of_the_wire_is_known():
+    assert {coding.name: int(coding) for coding in wire.IndexCoding} == {
+        name.removeprefix("INDEX_CODING_"): number for name, number in pb.IndexCoding.items()
+    }
+    assert set(convert._DTYPE_NAMES) == set(pb.ValueDtype.values())
