@@ -1,0 +1,236 @@
+"""What the Supervisor shows while a run goes on: a live table on a terminal, else plain lines.
+
+The render functions are pure: status and evaluation in, text out.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from ops.metrics import Evaluation, RunStatus, WorkerMetrics
+
+_BAR_CELLS = 20  # as wide as Keras draws it
+_RATE_WINDOW = 20  # statuses behind the rate that the ETA is made of
+_MOST_WORKERS_SHOWN = 32
+_STATE_STYLES = {
+    "waiting": "yellow",
+    "training": "green",
+    "suspect": "bold red",
+    "left": "dim",
+    "done": "cyan",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """One moment of a run, ready to be shown.
+
+    ``updates_per_second`` is recent, None when unknown. ``evaluation`` is the newest one, if any.
+    """
+
+    status: RunStatus
+    evaluation: Evaluation | None = None
+    updates_per_second: float | None = None
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Time to ``iter_max`` at the recent rate; None when it cannot be told."""
+        if not self.status.iter_max or not self.updates_per_second:
+            return None
+        return max(0, self.status.iter_max - self.status.version) / self.updates_per_second
+
+
+class RateMeter:
+    """Updates per second over the last statuses."""
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_RATE_WINDOW)
+
+    def rate(self, status: RunStatus) -> float | None:
+        """Take ``status`` in and return the recent rate; None while there is none."""
+        now = (status.seconds, status.version)
+        if self._seen and (now[1] < self._seen[-1][1] or now[0] < self._seen[-1][0]):
+            self._seen.clear()  # the server came back from an older snapshot
+        if not self._seen or now != self._seen[-1]:
+            self._seen.append(now)
+        seconds = now[0] - self._seen[0][0]
+        if seconds <= 0:
+            return status.version / status.seconds if status.seconds > 0 else None
+        return (now[1] - self._seen[0][1]) / seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Return ``1:02:03``, ``2:03`` or ``3s``."""
+    whole = int(seconds + 0.5)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}" if minutes else f"{rest}s"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return bytes with a decimal unit, three digits: ``9.00 kB``, ``1.20 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{_three_digits(num_bytes)} {unit}"
+        num_bytes /= 1000
+    return f"{_three_digits(num_bytes)} TB"
+
+
+def progress_line(progress: Progress) -> str:
+    """Return a line as Keras prints it: count, bar, ETA, metrics."""
+    status = progress.status
+    done, whole = status.version, status.iter_max
+    head = f"{done}"
+    if whole:
+        filled = min(_BAR_CELLS, _BAR_CELLS * done // whole)
+        head = f"{done:>{len(str(whole))}}/{whole} {'━' * filled}{'─' * (_BAR_CELLS - filled)}"
+    return f"{head} {' - '.join([_times(progress), *_measures(progress)])}"
+
+
+def plain_line(progress: Progress) -> str:
+    """Return one line for a log file: no bar, workers by state."""
+    status = progress.status
+    head = f"update {status.version}" + (f"/{status.iter_max}" if status.iter_max else "")
+    states = collections.Counter(worker.state for worker in status.workers)
+    workers = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    traffic = f"up {format_bytes(status.bytes_up)} - down {format_bytes(status.bytes_down)}"
+    parts = [head, _times(progress), *_measures(progress), traffic, f"workers: {workers or 'none'}"]
+    return " - ".join(parts)
+
+
+def worker_rows(status: RunStatus) -> list[tuple[str, ...]]:
+    """Return the cells of the workers' table: id, state, clock, lag, rate, loss, up, down, wait."""
+    return [_worker_row(worker) for worker in status.workers[:_MOST_WORKERS_SHOWN]]
+
+
+def render(progress: Progress) -> Any:
+    """Return what rich shows: the table of workers above the progress line."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    status = progress.status
+    present = sum(worker.state != "left" for worker in status.workers)
+    title = Text(f"{status.method} · {present} of {status.nb_workers} workers", style="bold")
+    table = Table(title=title, title_justify="left", pad_edge=False, box=None)
+    for name in ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited"):
+        table.add_column(
+            name, justify="left" if name == "state" else "right", header_style="dim", no_wrap=True
+        )
+    for worker, (number, state, *rest) in zip(status.workers, worker_rows(status), strict=False):
+        cells = [Text(number), Text(state, style=_STATE_STYLES[worker.state]), *map(Text, rest)]
+        table.add_row(*cells)
+    parts: list[Any] = [table]
+    hidden = len(status.workers) - _MOST_WORKERS_SHOWN
+    if hidden > 0:
+        parts.append(Text(f"… and {hidden} more", style="dim"))
+    return Group(*parts, Text(progress_line(progress), no_wrap=True, overflow="ellipsis"))
+
+
+class Dashboard:
+    """Shows the run as it goes; a context manager.
+
+    Args:
+        write: takes one plain line per update; default absl's log.
+        live: whether to draw a live table; default: whether standard output is a terminal that
+            can show the bar's characters.
+        console: a rich Console to draw on, for tests.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None] | None = None,
+        live: bool | None = None,
+        console: Any = None,
+    ) -> None:
+        self._write = write or (lambda line: logging.info("%s", line))
+        self._live = (
+            self._start(console) if (sys.stdout.isatty() if live is None else live) else None
+        )
+        self._meter = RateMeter()
+
+    @staticmethod
+    def _start(console: Any) -> Any:
+        from rich.live import Live
+
+        # No refresh thread: the picture changes only with a new status.
+        live = Live(console=console, auto_refresh=False)
+        live.start()
+        return live
+
+    def update(self, status: RunStatus, evaluation: Evaluation | None = None) -> None:
+        """Show this status and the newest evaluation."""
+        progress = Progress(status, evaluation, self._meter.rate(status))
+        if self._live is None:
+            self._write(plain_line(progress))
+        else:
+            self._live.update(render(progress), refresh=True)
+
+    def close(self) -> None:
+        """Leave the last picture standing and give the terminal back; harmless when repeated."""
+        if self._live is not None:
+            self._live.stop()
+
+    def __enter__(self) -> Dashboard:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        """Close."""
+        self.close()
+
+
+def _can_draw() -> bool:
+    encoding = (sys.stdout.encoding or "").lower()
+    return sys.stdout.isatty() and encoding.startswith("utf")
+
+
+def _times(progress: Progress) -> str:
+    """Return elapsed time and, while it goes on, the ETA."""
+    elapsed = format_duration(progress.status.seconds)
+    eta = progress.eta_seconds
+    if progress.status.stop_reason is not None:
+        return f"{elapsed} ({progress.status.stop_reason})"
+    return elapsed if eta is None else f"{elapsed} ETA {format_duration(eta)}"
+
+
+def _measures(progress: Progress) -> list[str]:
+    evaluation, loss = progress.evaluation, progress.status.loss
+    parts = []
+    if evaluation is not None:
+        parts.append(f"accuracy: {evaluation.accuracy:.4f}")
+        if evaluation.loss is not None:
+            parts.append(f"test loss: {evaluation.loss:.4f}")
+    if loss is not None:
+        parts.append(f"loss: {loss:.4f}")
+    if progress.updates_per_second is not None:
+        parts.append(f"{_three_digits(progress.updates_per_second)} updates/s")
+    return parts
+
+
+def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
+    return (
+        str(worker.id),
+        worker.state,
+        str(worker.clock),
+        str(worker.lag),
+        _three_digits(worker.steps_per_second),
+        "-" if worker.loss is None else f"{worker.loss:.4f}",
+        format_bytes(worker.bytes_up),
+        format_bytes(worker.bytes_down),
+        format_duration(worker.wait_seconds),
+    )
+
+
+def _three_digits(value: float) -> str:
+    """Return 0.12, 1.23, 12.3 or 123."""
+    if value < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
