@@ -158,6 +158,7 @@ class EncodeContext:
     step: int
     learning_rate: float
     rng: np.random.Generator
+    kernels: Any  # ops.kernels.Kernels
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,7 @@ class PushDecoder:
         if not push.step or not push.samples or not push.local_steps:
             raise convert.Malformed("step, samples and local_steps must be 1 or more")
         blocks = convert.blocks_from_message(push.blocks, payload, self._sizes)
-        update = self._flatten(blocks)
+        update = self.flatten(blocks)
         if not math.isfinite(push.loss) or not wire.all_finite(update.values):
             raise NonFinite(f"step {push.step}: the update or its loss is not finite")
         return events.Push(
@@ -63,8 +63,8 @@ class PushDecoder:
             loss=push.loss,
         )
 
-    def _flatten(self, blocks: list[Block]) -> Update:
-        """Join the blocks in shard coordinates, dense where that is cheaper."""
+    def flatten(self, blocks: list[Block]) -> Update:
+        """Join blocks in shard coordinates, dense where that is cheaper."""
         if len(blocks) == 1 == len(self._sizes) and blocks[0].indices is None:
             return Update(None, self._kernels.dequantise(blocks[0].values))
         num_sent = sum(len(block.values.data) for block in blocks)

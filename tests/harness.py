@@ -1,0 +1,196 @@
+"""A whole run in one process: the real cores, a toy problem, no sockets, a virtual clock."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from ops import kernels, routing
+from ops.codecs import NonFiniteUpdate
+from ops.methods import Choices, Method, compose
+from ops.schedule import Budget, Schedule
+from ops.sync import SyncRule
+from ops.types import ModelSpec, TensorSpec
+from ps import events
+from ps.connections import blocks_of
+from ps.core import CoreConfig, PsCore
+from ps.membership import Coordinator, Follower
+from ps.pushes import PushDecoder
+from worker.core import Outgoing, ShardReply, WorkerCore
+
+KERNELS = kernels.load("numpy")
+SPEC = ModelSpec((TensorSpec("w", (6, 4)), TensorSpec("b", (4,))))
+
+
+class Softmax:
+    """Linear softmax regression on separable points: loss and flat gradient by hand."""
+
+    def __init__(self, seed: int = 0, examples: int = 400) -> None:
+        rng = np.random.default_rng(seed)
+        self.x = rng.normal(size=(examples, 6)).astype(np.float32)
+        truth = rng.normal(size=(6, 4))
+        self.y = (self.x @ truth).argmax(1)
+
+    def gradient(self, flat: np.ndarray, batch: np.ndarray) -> tuple[float, np.ndarray]:
+        weights, bias = flat[:24].reshape(6, 4), flat[24:]
+        x, y = self.x[batch], self.y[batch]
+        logits = x @ weights + bias
+        logits -= logits.max(1, keepdims=True)
+        odds = np.exp(logits)
+        odds /= odds.sum(1, keepdims=True)
+        loss = float(-np.log(odds[np.arange(len(y)), y] + 1e-9).mean())
+        odds[np.arange(len(y)), y] -= 1
+        odds /= len(y)
+        gradient = np.concatenate([(x.T @ odds).ravel(), odds.sum(0)])
+        return loss, gradient.astype(np.float32)
+
+    def accuracy(self, flat: np.ndarray) -> float:
+        logits = self.x @ flat[:24].reshape(6, 4) + flat[24:]
+        return float((logits.argmax(1) == self.y).mean())
+
+
+def method(name: str = "asgd", nb_workers: int = 2, **choices) -> Method:
+    overrides = choices.pop("overrides", {})
+    return compose(Choices(method=name, nb_workers=nb_workers, overrides=overrides, **choices))
+
+
+class MiniWorker:
+    """A worker core with its batches."""
+
+    def __init__(self, number: int, run: MiniRun) -> None:
+        self.number, self.run = number, run
+        self.core = WorkerCore(SPEC, run.layouts, run.method, KERNELS, [run.seed, number])
+        self.batches = np.random.default_rng([run.seed, number, 7])
+        self.incarnation = number * 1000
+        self.replies: dict[int, ShardReply] = {}
+        self.outgoing: Outgoing | None = None
+        self.computing = False
+        self.alive = True
+
+    def join(self, reconnects: bool = False) -> None:
+        self.alive, self.computing, self.replies = True, False, {}
+        for shard in range(len(self.run.shards)):
+            self.run.feed(shard, events.Join(self.number, self.incarnation, reconnects, "peer"))
+        for shard in range(len(self.run.shards)):
+            self.run.feed(shard, events.Pull(self.number, None, 0))
+
+    def step(self) -> None:
+        batch = self.batches.integers(0, len(self.run.problem.y), self.run.batch)
+        loss, gradient = self.run.problem.gradient(self.core.weights, batch)
+        self.run.log.append((self.number, batch))
+        try:
+            outgoing = self.core.begin(gradient, self.run.batch, loss)
+        except NonFiniteUpdate:
+            return
+        if outgoing is None:
+            return
+        self.outgoing, self.computing = outgoing, False
+        self.push()
+
+    def push(self) -> None:
+        for shard in range(len(self.run.shards)):
+            self.run.feed(shard, self.run.push_event(self, shard))
+
+    def take(self, shard: int, reply: ShardReply) -> None:
+        self.replies[shard] = reply
+        if len(self.replies) == len(self.run.shards):
+            self.core.finish([self.replies[each] for each in range(len(self.run.shards))])
+            self.replies, self.computing = {}, not self.core.stopped
+
+
+class MiniRun:
+    """Shards and workers of one run, driven in a seeded random order."""
+
+    def __init__(self, chosen: Method, iter_max: int = 60, seed: int = 1, nb_ps: int = 1,
+                 rate: float = 0.1, batch: int = 8, **config) -> None:  # fmt: skip
+        self.method, self.seed, self.batch, self.nb_ps = chosen, seed, batch, nb_ps
+        self.problem = Softmax()
+        self.layouts = routing.place(SPEC, nb_ps)
+        self.now = 0.0
+        self.rng = random.Random(seed)
+        self.log: list[tuple[int, np.ndarray]] = []
+        self.actions: list[tuple[int, events.Action]] = []
+        nb_workers = sum(len(group) for group in chosen.sync.groups)
+        self.settings = CoreConfig(Budget(iter_max), Schedule(rate), nb_workers, **config)
+        initial = np.random.default_rng(seed).normal(size=28).astype(np.float32) * 0.1
+        self.shards = [self._shard(number, initial) for number in range(nb_ps)]
+        self.decoders = [PushDecoder(layout, chosen.kind, KERNELS) for layout in self.layouts]
+        self.workers = {number: MiniWorker(number, self) for number in range(1, nb_workers + 1)}
+
+    def _shard(self, number: int, initial: np.ndarray) -> PsCore:
+        layout, rule = self.layouts[number], self.method.sync
+        offsets = SPEC.offsets
+        theta = np.concatenate(
+            [initial[offsets[p.tensor] + p.start : offsets[p.tensor] + p.stop]
+             for p in layout.slices]
+        )  # fmt: skip
+        nb_workers = self.settings.nb_workers
+        member = Coordinator(nb_workers, 10.0) if number == 0 else Follower(nb_workers)
+        rule = rule if number == 0 else SyncRule(rule.groups)
+        return PsCore(self.settings, self.method, theta, KERNELS, member, rule)
+
+    def feed(self, shard: int, event: events.Event) -> list[events.Action]:
+        """Hand one event to a shard and carry out what it answers."""
+        actions = self.shards[shard].handle(event, self.now)
+        for action in actions:
+            self.actions.append((shard, action))
+            if isinstance(action, events.Reply) and self.workers[action.worker].alive:
+                self.workers[action.worker].take(shard, self.decoded(shard, action))
+            elif isinstance(action, events.NewEpoch) and shard == 0:
+                for other in range(1, self.nb_ps):
+                    self.feed(other, action.epoch)
+        return actions
+
+    def decoded(self, shard: int, reply: events.Reply) -> ShardReply:
+        return ShardReply(
+            reply.operation,
+            blocks_of(reply.update, self.layouts[shard]),
+            reply.version,
+            self.shards[shard].config.generation,
+            reply.learning_rate,
+            reply.samples,
+            reply.stop,
+        )
+
+    def push_event(self, worker: MiniWorker, shard: int) -> events.Push:
+        outgoing = worker.outgoing
+        update = self.decoders[shard].flatten(list(outgoing.shards[shard]))
+        return events.Push(
+            worker.number, worker.incarnation, outgoing.step, outgoing.base_versions[shard],
+            outgoing.generations[shard], 0, update, outgoing.samples, outgoing.local_steps,
+            outgoing.loss,
+        )  # fmt: skip
+
+    def join_all(self) -> None:
+        for worker in self.workers.values():
+            worker.join()
+
+    def turn(self) -> bool:
+        """Let one random worker that can take a step; return whether there was one."""
+        self.now += 0.01
+        ready = [worker for worker in self.workers.values() if worker.alive and worker.computing]
+        if not ready:
+            return False
+        self.rng.choice(ready).step()
+        return True
+
+    def run(self, max_turns: int = 100_000) -> MiniRun:
+        self.join_all()
+        for _ in range(max_turns):
+            if not self.turn():
+                break
+        return self
+
+    @property
+    def theta(self) -> np.ndarray:
+        flat = np.empty(28, np.float32)
+        for core, layout in zip(self.shards, self.layouts, strict=True):
+            for slot, piece in enumerate(layout.slices):
+                start = SPEC.offsets[piece.tensor] + piece.start
+                own = layout.offsets
+                flat[start : start + piece.size] = core.theta[own[slot] : own[slot + 1]]
+        return flat
+
+    def deadlocked(self) -> bool:
+        return self.shards[0].stop_reason is None
