@@ -1,0 +1,63 @@
+# One target per chore; pre-commit and .ci/run call these and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+PROTO := proto/thinwire_pb2.py proto/thinwire_pb2.pyi proto/thinwire_pb2_grpc.py
+SHELL := /bin/bash
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types proto bench peers format product clean
+
+help: ## This list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+
+setup: $(STAMP) ## Make .venv with everything pinned
+
+# uv installs in a third of pip's time; where it cannot be had, pip does the same work.
+$(STAMP): requirements.txt requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$($(PYTHON) --version): the pinned packages need CPython 3.11 or later;" \
+	    "run for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	if $(BIN)/python -m pip install --quiet uv && \
+	   $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -r requirements-dev.txt; \
+	then :; else $(BIN)/python -m pip install --quiet -r requirements-dev.txt; fi
+	touch $@
+
+demo: $(STAMP) ## AdaComp, 1 PS, 4 workers, a Supervisor, on this machine
+	$(BIN)/python main.py --type_node=Cluster --flagfile=examples/demo.flags
+
+test: $(STAMP) ## All tests but the product of all policies
+	$(BIN)/python -m pytest -q
+
+product: $(STAMP) ## Every legal combination of policies
+	$(BIN)/python -m pytest -q -m product
+
+lint: $(STAMP) ## Style, import arrows
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(STAMP) ## mypy on ops, proto/convert and the cores
+	$(BIN)/mypy
+
+format: $(STAMP) ## Format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP) ## Generate proto/thinwire_pb2*
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+	  proto/thinwire.proto
+
+bench: $(STAMP) ## Costs of this machine as ratios to their limits
+	$(BIN)/python -m bench
+
+peers: $(STAMP) ## The same work on TensorFlow's and torch's own parameter exchange
+	bench/peers/setup.sh
+	$(BIN)/python -m bench.peers
+
+clean: ## Remove caches and runs, keep .venv
+	rm -rf runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
