@@ -88,6 +88,8 @@ def _prepare_process(run: Run) -> None:
     from proto.process import keep_freed_memory
 
     keep_freed_memory()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if run.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 

@@ -100,9 +100,7 @@ class _Cluster:
     def _start(self) -> None:
         run = self.run_settings
         for shard in range(run.nb_ps):
-            port = self.addresses[shard].rpartition(":")[2]
-            self._spawn(f"ps-{shard}", "PS", [f"--id_ps={shard}", f"--port={int(port) - shard}",
-                                              "--linger_seconds=60"])  # fmt: skip
+            self._spawn(f"ps-{shard}", "PS", [f"--id_ps={shard}", "--linger_seconds=60"])
         for worker in range(1, run.nb_workers + 1):
             self._spawn(f"worker-{worker}", "Worker", [f"--id_worker={worker}"])
         self._spawn("supervisor-0", "Supervisor", ["--batch_size=1000"])
@@ -111,14 +109,10 @@ class _Cluster:
         command = [sys.executable, str(_MAIN), f"--type_node={role}", *self.common]
         if role != "Supervisor":
             command.append(f"--batch_size={FLAGS.batch_size}")
-        if role != "PS":
-            command.append(f"--ps_hosts={','.join(self.addresses)}")
-        else:
-            command.append(f"--ps_hosts={','.join(self.addresses)}")
+        command.append(f"--ps_hosts={','.join(self.addresses)}")
         process = subprocess.Popen(  # noqa: S603 - our own command line
             [*command, *own],
             start_new_session=True,  # a terminal's Ctrl-C reaches them through us alone
-            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")},
         )
         self.children.append(Child(name, role, process))
 

@@ -165,6 +165,11 @@ class Dashboard:
         live.start()
         return live
 
+    @property
+    def live(self) -> bool:
+        """Whether a terminal shows every status as it comes."""
+        return self._live is not None
+
     def update(self, status: RunStatus, evaluation: Evaluation | None = None) -> None:
         """Show this status and the newest evaluation."""
         progress = Progress(status, evaluation, self._meter.rate(status))

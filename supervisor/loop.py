@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging
@@ -19,7 +19,7 @@ from data.chosen import load_chosen
 from models.shared import SharedModel
 from ops import metrics, routing
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run
-from ops.types import Float32, ModelSpec, ShardLayout
+from ops.types import ModelSpec, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost, Unreachable
@@ -28,8 +28,13 @@ from supervisor import flags as supervisor_flags
 from supervisor.dashboard import Dashboard
 from supervisor.recorder import Recorder
 
+if TYPE_CHECKING:
+    from ops.types import Float32
+
 _PROGRESS_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
+_PLAIN_LINE_SECONDS = 10.0  # between two lines where there is no terminal
+_RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
 
 
 def main(run: Run) -> int:
@@ -95,8 +100,10 @@ class _Watcher:
         self.layouts = routing.place(spec, run.nb_ps)
         self.shards: list[_Shard] = []
         self.interrupted = threading.Event()
-        self.dashboard = Dashboard(run.iter_max)
+        self.dashboard = Dashboard()
         self.run_id = ""
+        self._told: metrics.RunStatus | None = None  # newest status that was shown
+        self._due = {"show": 0.0, "record": 0.0}
 
     def watch(self) -> int:
         """Connect, evaluate until the end, write the records."""
@@ -158,13 +165,25 @@ class _Watcher:
                 return
             status = self.shards[0].status
             if status is not None:
-                self.recorder.status(status)
-                self.dashboard.show(status, self.recorder.latest)
+                self._tell(status)
                 due = time.monotonic() >= next_at or self._due_by_updates(status, last_version)
                 if due and status.version != last_version:
                     last_version = self._evaluate(status)
                     next_at = time.monotonic() + self.own.eval_interval_seconds
             self.interrupted.wait(0.1)
+
+    def _tell(self, status: metrics.RunStatus) -> None:
+        """Show and record a new status, each at its own pace."""
+        now = time.monotonic()
+        if status is self._told:
+            return
+        self._told = status
+        if now >= self._due["show"]:
+            self.dashboard.update(status, self.recorder.latest)
+            self._due["show"] = now + (0.0 if self.dashboard.live else _PLAIN_LINE_SECONDS)
+        if now >= self._due["record"]:
+            self.recorder.status(status)
+            self._due["record"] = now + _RECORD_SECONDS
 
     def _ended(self) -> bool:
         return self.interrupted.is_set() or bool(self.shards[0].halt_cause)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
@@ -13,10 +14,12 @@ from models.objective import ensure_compiled_loss
 from models.shared import SharedModel
 from ops import metrics
 from ops.run import Run
-from ops.types import Float32
 from supervisor import report
 from supervisor.evaluate import Evaluator
 from supervisor.metrics import MetricsLog
+
+if TYPE_CHECKING:
+    from ops.types import Float32
 
 _END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
 
@@ -38,8 +41,8 @@ class Recorder:
             self._clear()
         loss = ensure_compiled_loss(shared.model)
         self._evaluator = Evaluator(shared.model, loss, images, labels, run.batch_size)
-        self._log = MetricsLog(run.run_dir, resume=True)
-        self.evaluations: list[metrics.Evaluation] = self._log.evaluations
+        self._log = MetricsLog(run.run_dir, resume=not run.overwrite)
+        self.evaluations = self._log.evaluations
         self._best = max((e.accuracy for e in self.evaluations), default=-1.0)
 
     @property
@@ -59,14 +62,14 @@ class Recorder:
 
     def status(self, status: metrics.RunStatus) -> None:
         """Log a status document."""
-        self._log.status(status)
+        self._log.add_status(status)
 
     def evaluate(
         self, status: metrics.RunStatus, weights: Float32, versions: list[int], final: bool
     ) -> metrics.Evaluation:
         """Evaluate weights [num_parameters] on the whole test set and log the result."""
-        self._shared.assign(weights)
-        accuracy, loss = self._evaluator.evaluate()
+        accuracy, raw_loss = self._evaluator.evaluate(lambda: self._shared.assign(weights))
+        loss = raw_loss if math.isfinite(raw_loss) else None
         evaluation = metrics.Evaluation(
             version=versions[0],
             samples=status.samples,
@@ -78,7 +81,7 @@ class Recorder:
             versions=versions,
             final=final,
         )
-        self._log.evaluation(evaluation)
+        self._log.add_evaluation(evaluation)
         if accuracy > self._best:
             self._best = accuracy
             self._keep_best()
@@ -93,7 +96,7 @@ class Recorder:
 
     def finish(self, status: metrics.RunStatus) -> None:
         """Write summary.json and the report."""
-        self._log.status(status)
+        self._log.add_status(status)
         summary = metrics.summarise(status, self.evaluations, self._run.target_accuracy)
         metrics.write_json_atomically(self._run.run_dir / "summary.json", summary)
         self.close()
@@ -110,7 +113,6 @@ class Recorder:
         os.replace(temporary, path)
 
     def _clear(self) -> None:
-        for name in ("metrics.jsonl", "summary.json", "best.keras"):
+        for name in ("summary.json", "best.keras"):
             (self._run.run_dir / name).unlink(missing_ok=True)
-        for name in ("tb/supervisor-0", "report"):
-            shutil.rmtree(self._run.run_dir / name, ignore_errors=True)
+        shutil.rmtree(self._run.run_dir / "report", ignore_errors=True)
