@@ -92,8 +92,8 @@ def first_difference(
     Returns:
         The field's name and both values in words, or None where all is equal.
     """
-    for number, (ours, theirs) in enumerate(zip(expected, got, strict=False)):
-        for name, one, other in _fields(ours, theirs, number):
+    for number in range(min(len(expected), len(got))):
+        for name, one, other in _fields(expected[number], got[number], number):
             if one != other:
                 return f"{name}: expected {one!r}, got {other!r}"
     if len(expected) == len(got):

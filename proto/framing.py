@@ -26,6 +26,7 @@ _CHUNK_TAG = b"\x22"  # field 4 of both envelopes: chunk
 _DATA_TAG = 0x0A  # Chunk.data, field 1
 _PAYLOAD_TAG = b"\x6a"  # Push.payload and Reply.payload, field 13
 _CHUNK_OVERHEAD = 8  # two tags and two lengths of three bytes
+_NO_BYTES = memoryview(b"")
 _CHUNK_DATA_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
 
 BytesLike = bytes | bytearray | memoryview
@@ -117,7 +118,7 @@ class Assembler(Generic[Message]):
         self._message_type: type[Message] = message_type
         self._limit: Callable[[Message], int] = limit
         self._header: Message | None = None
-        self._buffer = memoryview(b"")
+        self._buffer = _NO_BYTES
         self._filled = 0
 
     @property
@@ -190,7 +191,7 @@ class Assembler(Generic[Message]):
         if end < len(self._buffer):
             return None
         result = self._header, self._buffer
-        self._header, self._buffer = None, memoryview(b"")
+        self._header, self._buffer = None, _NO_BYTES
         return result
 
 

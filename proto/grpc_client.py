@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 
@@ -41,8 +42,8 @@ class NoProgress(Exception):
 class ClientStream:
     """One conversation with one shard; for one life of the stream.
 
-    A thread reads ahead, so `receive` can stop waiting without ending the stream: measured, that
-    costs 5 % of a 1 KB round trip against reading in the caller's thread.
+    A thread reads ahead, so `receive` can stop waiting without ending the stream: about 10 us of
+    a 1 KB round trip of 200, against reading in the caller's thread.
 
     Args:
         address: ``host:port``.
@@ -110,7 +111,9 @@ class ClientStream:
                 f"nothing answers at {self.address} after {timeout_seconds:g} s; is the parameter "
                 "server running, and are --ip_PS and --port right?"
             ) from None
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(self._requests())
+        call = channel.stream_stream(
+            f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
+        )(self._requests())
         self._channel = channel
         name = f"reader {self.address}"
         self._reader = threading.Thread(target=self._read, args=(call,), name=name, daemon=True)
@@ -160,7 +163,7 @@ class ClientStream:
         self._channel.close()  # cancels the call if it has not ended by itself
         self._reader.join()
 
-    def _read(self, call: grpc.Call) -> None:
+    def _read(self, call: Any) -> None:  # grpc.Call and an iterator
         reason = "the shard ended the stream"
         try:
             call.initial_metadata()
