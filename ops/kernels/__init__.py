@@ -1,0 +1,82 @@
+"""The array work of the policies: select, quantise, apply, count hits.
+
+One interface, two bodies: numpy, and `tf.function`s that run on any device. A conformance test
+holds them equal. `bench/kernels.py` shows numpy ahead on CPU, so that is what "auto" takes there.
+
+Source: design.md sections 2 and 5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ops.types import ConfigurationError
+
+CHOICES = ("auto", "tf", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """One set of bodies; each function is documented at its numpy body.
+
+    Attributes:
+        name: "numpy" or "tf".
+        top_k: (x [n], k) -> (indices, values). See `ops.kernels.select.top_k`.
+        feedback_top_k: (residual [n] in place, addend [n], k) -> (indices, values).
+        random_k: (n, k, rng) -> indices.
+        quantise: (values [k], dtype) -> CodedValues. See `ops.kernels.quantise`.
+        dequantise: (CodedValues) -> values [k].
+        apply_sparse: (theta [n] in place, indices, values, rate). See `ops.kernels.apply`.
+        apply_dense: (theta [n] in place, values [n], rate).
+        scale: (values, rate) -> rate * values.
+        hits: (window, indices, scratch [n]) -> sigma [k] int32.
+        damp: (sigma) -> 1 / max(1, sigma) float32.
+    """
+
+    name: str
+    top_k: Callable[..., Any]
+    feedback_top_k: Callable[..., Any]
+    random_k: Callable[..., Any]
+    quantise: Callable[..., Any]
+    dequantise: Callable[..., Any]
+    apply_sparse: Callable[..., None]
+    apply_dense: Callable[..., None]
+    scale: Callable[..., Any]
+    hits: Callable[..., Any]
+    damp: Callable[..., Any]
+
+
+def load(choice: str, on_gpu: bool = False) -> Kernels:
+    """Return the bodies for a value of --kernels.
+
+    Args:
+        choice: auto, tf or numpy. TensorFlow is imported only if its bodies are taken.
+        on_gpu: Whether the tensors live on a GPU; there auto means tf.
+
+    Raises:
+        ConfigurationError: Another choice.
+    """
+    if choice not in CHOICES:
+        raise ConfigurationError(f"--kernels={choice!r}: expected one of {', '.join(CHOICES)}.")
+    from ops.kernels import apply, quantise, select
+
+    bodies = Kernels(
+        name="numpy",
+        top_k=select.top_k,
+        feedback_top_k=select.feedback_top_k,
+        random_k=select.random_k,
+        quantise=quantise.quantise,
+        dequantise=quantise.dequantise,
+        apply_sparse=apply.apply_sparse,
+        apply_dense=apply.apply_dense,
+        scale=apply.scale,
+        hits=apply.hits,
+        damp=apply.damp,
+    )
+    if choice == "numpy" or (choice == "auto" and not on_gpu):
+        return bodies
+    from ops.kernels import tensorflow_bodies
+
+    return dataclasses.replace(bodies, name="tf", **tensorflow_bodies.BODIES)

@@ -1,0 +1,188 @@
+"""The kernels as `tf.function`s: any device, one trace whatever n and k are.
+
+They take numpy arrays or tensors and return numpy arrays. Magnitudes are compared as the bits of
+the float without its sign: the same order, and exact for subnormal numbers, which TensorFlow's
+threads would flush to zero. In arithmetic they do flush, there the numpy bodies differ from these
+by less than the smallest normal number.
+
+Source: design.md section 5; limits.md section 3 (never XLA on CPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from ops.kernels import quantise as plain
+from ops.types import CodedValues
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ops.types import Float32, Int64
+
+_FLOATS = tf.TensorSpec([None], tf.float32)
+_INDICES = tf.TensorSpec([None], tf.int64)
+_NUMBER = tf.TensorSpec([], tf.int32)
+_MAGNITUDE_BITS = 0x7FFFFFFF
+_SAMPLED_KEPT = 200
+_SAFETY = 4.0
+
+
+@tf.function(input_signature=[_FLOATS, _NUMBER])
+def _top_k(x: Any, k: Any) -> Any:
+    """Sampled threshold, exact top-k among survivors; everything where too few survive."""
+    magnitudes = tf.bitwise.bitwise_and(
+        tf.bitcast(x, tf.uint32), tf.constant(_MAGNITUDE_BITS, tf.uint32)
+    )
+    sample = magnitudes[:: tf.maximum(k // _SAMPLED_KEPT, 1)]
+    size = tf.size(sample)
+    expected = tf.cast(k, tf.float64) * tf.cast(size, tf.float64)
+    expected /= tf.cast(tf.maximum(tf.size(x), 1), tf.float64)
+    rank = tf.minimum(tf.cast(expected + _SAFETY * tf.sqrt(expected), tf.int32) + 1, size)
+    one = tf.constant(1, tf.uint32)  # zeros are never selected
+    lowest = tf.concat([tf.math.top_k(sample, rank).values[-1:], one[None]], 0)[0]
+    threshold = tf.where(lowest > one, lowest, one)
+    candidates = tf.where(magnitudes >= threshold)[:, 0]
+    if tf.size(candidates) < k:
+        candidates = tf.where(magnitudes >= one)[:, 0]
+    kept = tf.minimum(k, tf.size(candidates))
+    order = tf.math.top_k(tf.gather(magnitudes, candidates), kept).indices  # ties: lowest first
+    chosen = tf.sort(tf.gather(candidates, order))
+    return chosen, tf.gather(x, chosen)
+
+
+@tf.function(input_signature=[_FLOATS, _INDICES, _FLOATS, _FLOATS])
+def _changed_entries(theta: Any, indices: Any, values: Any, rates: Any) -> Any:
+    return tf.gather(theta, indices) - rates * values
+
+
+@tf.function(input_signature=[_FLOATS, _FLOATS, _FLOATS])
+def _changed(theta: Any, values: Any, rates: Any) -> Any:
+    return theta - rates * values
+
+
+@tf.function(input_signature=[_FLOATS, _FLOATS])
+def _product(rates: Any, values: Any) -> Any:
+    return rates * values
+
+
+@tf.function(input_signature=[_FLOATS])
+def _to_bfloat16(values: Any) -> Any:
+    cut = tf.clip_by_value(values, -plain.LARGEST_BFLOAT16, plain.LARGEST_BFLOAT16)
+    bits = tf.bitcast(cut, tf.uint32)
+    odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 16), tf.constant(1, tf.uint32))
+    return tf.cast(tf.bitwise.right_shift(bits + odd + 0x7FFF, 16), tf.uint16)
+
+
+@tf.function(input_signature=[_FLOATS])
+def _to_float16(values: Any) -> Any:
+    cut = tf.clip_by_value(values, -plain.LARGEST_FLOAT16, plain.LARGEST_FLOAT16)
+    return tf.cast(cut, tf.float16)
+
+
+@tf.function(input_signature=[_FLOATS])
+def _largest(values: Any) -> Any:
+    return tf.reduce_max(tf.concat([tf.abs(values), [0.0]], 0))
+
+
+@tf.function(input_signature=[_FLOATS, tf.TensorSpec([], tf.float32)])
+def _to_int8(values: Any, scale: Any) -> Any:
+    return tf.cast(tf.clip_by_value(tf.round(values / scale), -127.0, 127.0), tf.int8)
+
+
+@tf.function(input_signature=[_INDICES])
+def _damp(sigma: Any) -> Any:
+    return 1.0 / tf.cast(tf.maximum(sigma, 1), tf.float32)
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.int32), _INDICES, _INDICES])
+def _count_hits(size: Any, touched: Any, indices: Any) -> Any:
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(touched, tf.int32), touched, size)
+    return tf.gather(counts, indices)
+
+
+def _rates(rate: float | Float32, size: int) -> Any:
+    """Return the rate as [k], or [1] to broadcast."""
+    return np.broadcast_to(np.asarray(rate, np.float32), (size if np.ndim(rate) else 1,))
+
+
+def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
+    """See `ops.kernels.select.top_k`."""
+    indices, values = _top_k(x, max(0, min(k, int(x.shape[0]))))
+    return indices.numpy(), values.numpy()
+
+
+def feedback_top_k(residual: Float32, addend: Any, k: int) -> tuple[Int64, Float32]:
+    """See `ops.kernels.select.feedback_top_k`; the residual is a numpy array."""
+    residual += np.asarray(addend)
+    indices, values = top_k(residual, k)
+    residual[indices] = 0
+    return indices, values
+
+
+def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float32) -> None:
+    """See `ops.kernels.apply.apply_sparse`; theta is a numpy array or a `tf.Variable` [n]."""
+    rates = _rates(rate, int(values.shape[0]))
+    if isinstance(theta, tf.Variable):
+        product = _product(rates, values)
+        tf.raw_ops.ResourceScatterSub(resource=theta.handle, indices=indices, updates=product)
+        return
+    theta[indices] = _changed_entries(theta, indices, values, rates).numpy()
+
+
+def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
+    """See `ops.kernels.apply.apply_dense`; theta is a numpy array or a `tf.Variable` [n]."""
+    rates = _rates(rate, int(values.shape[0]))
+    if isinstance(theta, tf.Variable):
+        theta.assign_sub(_product(rates, values))
+        return
+    np.copyto(theta, _changed(theta, values, rates).numpy())
+
+
+def scale(values: Any, rate: float | Float32) -> Float32:
+    """See `ops.kernels.apply.scale`."""
+    return _product(_rates(rate, int(values.shape[0])), values).numpy()
+
+
+def damp(sigma: Any) -> Float32:
+    """See `ops.kernels.apply.damp`."""
+    return _damp(tf.cast(sigma, tf.int64)).numpy()
+
+
+def hits(
+    window: Sequence[NDArray[Any] | None], indices: Int64 | None, scratch: NDArray[Any]
+) -> NDArray[np.int32]:
+    """See `ops.kernels.apply.hits`; needs no scratch but its length, and costs O(n)."""
+    sparse = [touched for touched in window if touched is not None]
+    asked = np.arange(scratch.size) if indices is None else indices
+    touched = np.concatenate([np.empty(0, np.int64), *sparse]).astype(np.int64, copy=False)
+    return _count_hits(scratch.size, touched, asked).numpy() + np.int32(len(window) - len(sparse))
+
+
+def quantise(values: Any, dtype: str) -> CodedValues:
+    """See `ops.kernels.quantise.quantise`."""
+    if dtype == "bfloat16":
+        return CodedValues(dtype, _to_bfloat16(values).numpy())
+    if dtype == "float16":
+        return CodedValues(dtype, _to_float16(values).numpy())
+    if dtype == "int8":
+        factor = plain.int8_scale(float(_largest(values)))
+        return CodedValues(dtype, _to_int8(values, factor).numpy(), factor)
+    return plain.quantise(np.asarray(values), dtype)
+
+
+#: Fields of ops.kernels.Kernels that these bodies replace.
+BODIES = {
+    "top_k": top_k,
+    "feedback_top_k": feedback_top_k,
+    "quantise": quantise,
+    "apply_sparse": apply_sparse,
+    "apply_dense": apply_dense,
+    "scale": scale,
+    "hits": hits,
+    "damp": damp,
+}
