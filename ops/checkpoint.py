@@ -40,7 +40,7 @@ _MANIFEST = "manifest.json"
 _log = logging.getLogger(__name__)
 
 
-class DamagedCheckpoint(ValueError):
+class DamagedCheckpointError(ValueError):
     """A checkpoint is incomplete, altered, or of an unknown format; the message says which."""
 
 
@@ -103,7 +103,7 @@ class Checkpoints:
         for _, path in reversed(self._found()):
             try:
                 return load(path)
-            except DamagedCheckpoint as error:
+            except DamagedCheckpointError as error:
                 _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
         return None
 
@@ -136,7 +136,7 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
         (step, state); arrays are fresh and writable.
 
     Raises:
-        DamagedCheckpoint: with the path and what is wrong.
+        DamagedCheckpointError: with the path and what is wrong.
     """
     path = pathlib.Path(path)
     try:
@@ -147,7 +147,7 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
         if type(step) is not int or not isinstance(state, dict):
             raise ValueError("step or state is of the wrong type")
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{path}: {type(error).__name__}: {error}") from error
+        raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from error
     return step, state
 
 

@@ -151,9 +151,8 @@ class Dashboard:
         console: Any = None,
     ) -> None:
         self._write = write or (lambda line: logging.info("%s", line))
-        self._live = (
-            self._start(console) if (sys.stdout.isatty() if live is None else live) else None
-        )
+        live = _can_draw() if live is None else live
+        self._live = self._start(console) if live else None
         self._meter = RateMeter()
 
     @staticmethod

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from ops.checkpoint import Checkpoints, DamagedCheckpoint, copy_state, load
+from ops.checkpoint import Checkpoints, DamagedCheckpointError, copy_state, load
 
 STATE = {
     "weights": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -133,7 +133,7 @@ def test_a_damaged_one_is_reported_and_the_one_before_taken(tmp_path, caplog, da
         step, state = checkpoints.load_latest()
     assert step == 1 and state["w"].tolist() == [1, 1, 1, 1]
     assert newest.name in caplog.text
-    with pytest.raises(DamagedCheckpoint, match=newest.name):
+    with pytest.raises(DamagedCheckpointError, match=newest.name):
         load(newest)
 
 
@@ -143,7 +143,7 @@ def test_every_flipped_byte_is_noticed(tmp_path):
         whole = (path / name).read_bytes()
         for position in range(len(whole.rstrip())):
             flip(path / name, position)
-            with pytest.raises(DamagedCheckpoint):
+            with pytest.raises(DamagedCheckpointError):
                 load(path)
             (path / name).write_bytes(whole)
     assert load(path)[0] == 3

@@ -81,8 +81,12 @@ def make_evaluation(version: int, best: float = 0.85, **changes) -> Evaluation:
 def write_run(run_dir: pathlib.Path, best: float = 0.85, **changes) -> pathlib.Path:
     """Write summary.json and metrics.jsonl of a finished run."""
     run_dir.mkdir(parents=True)
-    status = make_status(2000, stop_reason="iter_max", **changes)
-    evaluations = [make_evaluation(version, best) for version in range(0, 2001, 200)]
+    workers = [make_worker(number, 2000, state="done") for number in (1, 2, 3, 4)]
+    status = make_status(2000, **{"stop_reason": "iter_max", "workers": workers} | changes)
+    evaluations = [
+        make_evaluation(version, best, bytes_up=status.bytes_up * version // 2000)
+        for version in range(0, 2001, 200)
+    ]
     lines = [{"kind": "eval", **evaluation.to_dict()} for evaluation in evaluations]
     lines.append({"kind": "status", **status.to_dict()})
     text = "".join(json.dumps(line) + "\n" for line in lines)

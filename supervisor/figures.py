@@ -1,0 +1,236 @@
+"""The pictures of a report, as PNG bytes in a light and a dark theme.
+
+Matplotlib's figures are made directly, without pyplot: no global state, no window, any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ops.metrics import Histogram
+
+_DOTS_PER_INCH = 180
+_MOST_STALENESS_BARS = 40
+_MOST_LABELLED_WORKERS = 32
+_LINE_STYLES = ("-", "--", ":", "-.")
+_LOG_SPREAD = 8.0  # runs whose costs differ by more than this share a logarithmic axis
+#: What a worker's second goes to: key in summary.json, and its name in the legend.
+TIME_PARTS = (
+    ("compute_seconds", "compute"),
+    ("encode_seconds", "encode"),
+    ("send_seconds", "send"),
+    ("wait_seconds", "wait"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Theme:
+    """Colours of one theme; ``series`` stay apart for colour-blind eyes too."""
+
+    background: str
+    text: str
+    muted: str
+    grid: str
+    series: tuple[str, ...]
+
+
+THEMES: Mapping[str, Theme] = {
+    "light": Theme(
+        background="#ffffff",
+        text="#1c2330",
+        muted="#667085",
+        grid="#e8eaf0",
+        series=("#1f6fd6", "#e07a00", "#00926b", "#b5409a", "#c9382b", "#4aa8d8", "#8a6d00"),
+    ),
+    "dark": Theme(
+        background="#171b22",
+        text="#e8ebf1",
+        muted="#98a2b3",
+        grid="#2a303b",
+        series=("#5b9dff", "#ffa340", "#2cc295", "#dd7cc6", "#ff7b6e", "#7fd0f5", "#d9bd4a"),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Accuracy (0 to 1) against some cost in its base unit, for one run."""
+
+    name: str
+    costs: Sequence[float]
+    accuracies: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A cost axis: its words and its units as (name, size), smallest first."""
+
+    label: str
+    units: tuple[tuple[str, float], ...]
+
+    def unit_for(self, largest: float) -> tuple[str, float]:
+        """Return the largest unit in which ``largest`` is 10 or more, else the first."""
+        fitting = [unit for unit in self.units if largest >= 10 * unit[1]]
+        return fitting[-1] if fitting else self.units[0]
+
+
+SECONDS = Axis("Training time", (("s", 1.0), ("min", 60.0), ("h", 3600.0)))
+BYTES = Axis("Traffic, up and down", (("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
+UPDATES = Axis("Updates applied", (("", 1.0),))
+
+
+def accuracy_figure(curves: Sequence[Curve], axis: Axis, theme: Theme) -> bytes:
+    """Draw test accuracy against a cost, one line a run.
+
+    One curve is labelled with its last value; several get a legend above.
+    """
+    figure, axes = _empty(theme, width_inches=5.2, height_inches=3.5)
+    drawn = [curve for curve in curves if curve.costs]
+    if not drawn:
+        return _finish(figure, axes, theme, note="The model was never evaluated")
+    unit, size = axis.unit_for(max(max(curve.costs) for curve in drawn))
+    logarithmic = _spread([max(curve.costs) for curve in drawn]) > _LOG_SPREAD
+    styles = itertools.cycle(itertools.product(_LINE_STYLES, theme.series))
+    for curve, (line_style, colour) in zip(drawn, styles, strict=False):
+        points = [
+            (cost / size, 100 * accuracy)
+            for cost, accuracy in zip(curve.costs, curve.accuracies, strict=True)
+            if cost > 0 or not logarithmic
+        ]
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, line_style, color=colour, linewidth=2, label=_plain(curve.name))
+        axes.plot(xs[-1], ys[-1], "o", color=colour, markersize=6, clip_on=False)
+    if logarithmic:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
+    axes.set_xlabel(f"{axis.label} ({unit})" if unit else axis.label)
+    axes.set_ylabel("Test accuracy (%)")
+    if len(curves) > 1:
+        _legend_above(axes, theme, num_columns=min(3, len(drawn)))
+    else:
+        _label_last(axes, xs[-1], ys[-1], theme)
+    return _finish(figure, axes, theme)
+
+
+def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
+    """Draw how stale the merged updates were, with mean and 95th percentile."""
+    figure, axes = _empty(theme, width_inches=5.2, height_inches=3.5)
+    if not staleness.total:
+        return _finish(figure, axes, theme, note="No update was counted")
+    bar_width = 1 + staleness.max // _MOST_STALENESS_BARS
+    shares: dict[int, float] = {}
+    for value, times in staleness.counts.items():
+        left = value // bar_width * bar_width
+        shares[left] = shares.get(left, 0.0) + 100 * times / staleness.total
+    centres = [left + (bar_width - 1) / 2 for left in shares]
+    axes.bar(centres, list(shares.values()), width=0.86 * bar_width, color=theme.series[0])
+    marks = (("mean", staleness.mean, f"{staleness.mean:.1f}"), ("p95", staleness.p95, ""))
+    for (name, value, text), style in zip(marks, ("-", "--"), strict=True):
+        label = f"{name} {text or value}"
+        axes.axvline(value, linestyle=style, color=theme.series[1], linewidth=1.8, label=label)
+    axes.set_xlim(-0.6 * bar_width, max(shares) + bar_width - 0.4)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("Updates applied since the worker read the model")
+    axes.set_ylabel("Share of pushes (%)")
+    _legend_above(axes, theme, num_columns=2)
+    return _finish(figure, axes, theme)
+
+
+def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
+    """Draw where each worker's time went, one stacked bar a worker.
+
+    Args:
+        workers: rows of summary.json.
+        theme: colours.
+    """
+    height_inches = min(11.0, max(2.4, 1.5 + 0.34 * len(workers)))
+    figure, axes = _empty(theme, width_inches=5.2, height_inches=height_inches)
+    if not workers:
+        return _finish(figure, axes, theme, note="No worker took part")
+    totals = [sum(float(worker[key]) for key, _ in TIME_PARTS) for worker in workers]
+    unit, size = SECONDS.unit_for(max(totals))
+    positions = range(len(workers))
+    left = [0.0] * len(workers)
+    for (key, name), colour in zip(TIME_PARTS, theme.series, strict=False):
+        widths = [float(worker[key]) / size for worker in workers]
+        edge = {"edgecolor": theme.background, "linewidth": 0.6 if len(workers) <= 64 else 0}
+        axes.barh(positions, widths, left=left, height=0.72, color=colour, label=name, **edge)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    every = 1 + (len(workers) - 1) // _MOST_LABELLED_WORKERS
+    axes.set_yticks(positions[::every], [f"worker {row['id']}" for row in workers][::every])
+    axes.set_ylim(len(workers) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"Time spent ({unit})")
+    _legend_above(axes, theme, num_columns=len(TIME_PARTS))
+    return _finish(figure, axes, theme)
+
+
+def _empty(theme: Theme, width_inches: float, height_inches: float) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((width_inches, height_inches), _DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.set_facecolor(theme.background)
+    axes = figure.add_subplot()
+    axes.set_facecolor(theme.background)
+    axes.set_axisbelow(True)
+    axes.grid(color=theme.grid, linewidth=1)
+    axes.tick_params(colors=theme.muted, length=0, labelsize=10, pad=6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(theme.grid)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=theme.text, fontsize=11)
+    axes.xaxis.labelpad = axes.yaxis.labelpad = 8
+    return figure, axes
+
+
+def _finish(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
+    if note:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, note, color=theme.muted, ha="center", va="center", fontsize=11)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    buffer = io.BytesIO()
+    # Without the Software tag the same run gives the same bytes under any matplotlib.
+    figure.savefig(buffer, format="png", facecolor=theme.background, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=num_columns,
+        frameon=False,
+        labelcolor=theme.text,
+        fontsize=10,
+        borderaxespad=0.2,
+        handlelength=1.6,
+        columnspacing=1.4,
+    )
+
+
+def _label_last(axes: Any, x: float, y: float, theme: Theme) -> None:
+    text = f"{y:.1f} %"
+    offset = {"textcoords": "offset points", "xytext": (0, 9), "ha": "right"}
+    axes.annotate(text, (x, y), color=theme.text, fontsize=11, fontweight="bold", **offset)
+    axes.margins(y=0.12)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return largest / smallest of the positive values, 1 when there are none."""
+    positive = [value for value in values if value > 0]
+    return max(positive) / min(positive) if positive else 1.0
+
+
+def _plain(name: str) -> str:
+    """Keep matplotlib from reading mathematics, or a hidden label, into a run's name."""
+    text = name.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
