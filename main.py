@@ -40,7 +40,7 @@ ROLES = {
     "Worker": "worker.loop",
     "Supervisor": "supervisor.loop",
     "Cluster": "cluster.local",
-    "Standalone": "worker.standalone",
+    "Standalone": "cluster.standalone",
 }
 _HELP_FLAGS = ("help", "helpshort", "helpfull")
 
@@ -92,6 +92,21 @@ def _prepare_process(run: Run) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if run.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    if run.type_node != "Cluster":
+        _import_tensorflow_quietly()
+
+
+def _import_tensorflow_quietly() -> None:
+    """Import TensorFlow without the lines it writes to stderr before its log settings apply."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        importlib.import_module("tensorflow")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _node_name(run: Run) -> str:

@@ -26,6 +26,7 @@ class Connection:
         self.id: int = hello.id
         self.incarnation = incarnation
         self.chooser = wire.IndexChooser()
+        self.evaluates = hello.role == pb.ROLE_SUPERVISOR and len(hello.model) > 0
         self.left = False
 
     def say(self, message: pb.ToClient) -> None:
@@ -117,7 +118,8 @@ class Connections:
         """Start empty."""
         self.workers: dict[int, Connection] = {}
         self.observers: dict[int, Connection] = {}
-        self.had_supervisor = False
+        self.had_supervisor = False  # one that evaluates was connected
+        self.was_evaluated = False  # and one of them left in good order
         self._traffic: dict[int, Traffic] = {}
         self._numbers = 0
         self._lock = threading.Lock()
@@ -142,13 +144,14 @@ class Connections:
         with self._lock:
             self._numbers += 1
             self.observers[self._numbers] = connection
-            self.had_supervisor |= connection.role == pb.ROLE_SUPERVISOR
+            self.had_supervisor |= connection.evaluates
             return self._numbers
 
     def drop_observer(self, number: int) -> None:
         """Forget an observer."""
         with self._lock:
-            self.observers.pop(number, None)
+            gone = self.observers.pop(number, None)
+            self.was_evaluated |= gone is not None and gone.evaluates and gone.left
 
     def with_role(self, role: int) -> list[Connection]:
         """Return the observers of one role."""

@@ -54,8 +54,9 @@ def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             f"run_id: this PS runs {mine.run_id}, the client belongs to {hello.run_id}; "
             "restart the client, or point it to its own PS."
         )
+    looks_only = hello.role == pb.ROLE_SUPERVISOR and not hello.model
     difference = convert.first_difference(mine.model, list(hello.model))
-    if difference:
+    if difference and not looks_only:
         return pb.REASON_MODEL, (
             f"model differs: {difference}; give all nodes the same --network or --model."
         )

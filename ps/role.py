@@ -247,7 +247,7 @@ class _Shard:
             leader.close()
         self._save(self.core.version, self.core.snapshot())
         self.saver.flush()
-        if self.leads and not self.server.connections.had_supervisor:
+        if self.leads and not self.server.connections.was_evaluated:
             summary = metrics.summarise(self.board.status(), [])
             metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)
         if self.server.server is not None:

@@ -1,0 +1,121 @@
+"""Real ``main.py`` processes for tests: started, watched over the wire, always reaped."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ops import metrics
+from proto import convert
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import StreamLost, Unreachable
+from proto.session import Session
+
+MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
+#: Small enough that processes start and train in seconds.
+TINY = ("--network=lenet", "--dataset=synthetic", "--worker_threads=1", "--batch_size=10",
+        "--lease_seconds=1.5", "--learning_rate=0.01")  # fmt: skip
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Nodes:
+    """The processes of one test."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.port = free_port()
+        self.common: tuple[str, ...] = TINY
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *flags: str) -> subprocess.Popen[bytes]:
+        """Start one process; `name` is for its log and for `wait`."""
+        command = [sys.executable, str(MAIN), f"--port={self.port}", f"--run_dir={self.run_dir}",
+                   *self.common, *flags]  # fmt: skip
+        with open(self.folder / f"{name}.out", "ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        return process
+
+    def cluster(self, nb_workers: int, *flags: str, supervisor: bool = False) -> None:
+        """Start a PS and workers one by one, as by hand."""
+        self.common = (*self.common, f"--nb_workers={nb_workers}", *flags)
+        self.start("ps", "--type_node=PS", "--linger_seconds=4")
+        for worker in range(1, nb_workers + 1):
+            self.worker(worker)
+        if supervisor:
+            self.supervisor()
+
+    def worker(self, number: int) -> None:
+        self.start(f"worker-{number}", "--type_node=Worker", f"--id_worker={number}")
+
+    def supervisor(self) -> None:
+        self.start("supervisor", "--type_node=Supervisor", "--eval_interval_seconds=1")
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        self.processes[name].send_signal(number)
+        if number == signal.SIGKILL:
+            self.processes[name].wait(10)
+
+    def wait(self, name: str, seconds: float = 60) -> int:
+        """Return the exit code of a process."""
+        try:
+            return self.processes[name].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{name} did not end; {self.output(name)[-3000:]}") from None
+
+    def output(self, name: str) -> str:
+        return (self.folder / f"{name}.out").read_text()
+
+    def summary(self) -> dict[str, Any]:
+        return dict(json.loads((self.run_dir / "summary.json").read_text()))
+
+    def watch(self, until: Callable[[metrics.RunStatus], bool], seconds: float = 60) -> None:
+        """Look at the run through a supervisor's stream until a status fits."""
+        deadline = time.monotonic() + seconds
+        hello = pb.Hello(
+            protocol_version=convert.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR, num_shards=1
+        )
+        status: metrics.RunStatus | None = None
+        while time.monotonic() < deadline:
+            session = Session(f"127.0.0.1:{self.port}", hello, 1 << 28)
+            try:
+                session.open(deadline - time.monotonic())
+                while time.monotonic() < deadline:
+                    message, _ = session.receive(deadline - time.monotonic())
+                    if message.WhichOneof("body") == "report":
+                        status = metrics.RunStatus.from_json(message.report.document)
+                        if until(status):
+                            session.say(pb.ToServer(leave=pb.Leave(cause="seen enough")))
+                            session.close()
+                            return
+            except (StreamLost, Unreachable):
+                pass
+            session.close(0.0)
+        logs = {name: self.output(name)[-1500:] for name in self.processes}
+        raise AssertionError(f"not seen within {seconds} s: {status}, {logs}")
+
+    def reap(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()

@@ -1,0 +1,116 @@
+"""Real processes on loopback: start in any order, die, come back, end with the right code."""
+
+import signal
+
+import pytest
+
+from tests.nodes import Nodes
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    started = Nodes(tmp_path)
+    yield started
+    started.reap()
+
+
+def test_three_roles_by_hand_in_any_order(nodes):
+    nodes.common = (*nodes.common, "--nb_workers=2", "--method=asgd", "--iter_max=300")
+    nodes.supervisor()
+    nodes.worker(2)
+    nodes.start("ps", "--type_node=PS")
+    nodes.worker(1)
+    assert [nodes.wait(name) for name in ("worker-1", "worker-2", "supervisor", "ps")] == [0] * 4
+    summary = nodes.summary()
+    assert summary["updates"] == 300
+    assert summary["stop_reason"] == "iter_max"
+    assert summary["test_accuracy"] is not None
+    assert sum(worker["pushes"] for worker in summary["workers"]) == 300
+    assert (nodes.run_dir / "best.keras").exists()
+    assert (nodes.run_dir / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "flags"),
+    [
+        ("bsp", ["--method=bsp", "--iter_max=250"]),
+        ("asp", ["--method=adacomp", "--iter_max=700"]),
+        ("ssp", ["--method=ssp", "--staleness_bound=2", "--iter_max=700"]),
+        ("gsp", ["--method=gsp", "--groups=1,2|3", "--iter_max=500"]),
+    ],
+)
+def test_a_killed_worker_leaves_and_the_others_finish(nodes, mode, flags):
+    nodes.cluster(3, *flags)
+    nodes.watch(lambda status: status.version >= 40)
+    nodes.kill("worker-2")
+    assert nodes.wait("worker-1") == 0
+    assert nodes.wait("worker-3") == 0
+    assert nodes.wait("ps") == 0
+    summary = nodes.summary()
+    assert summary["updates"] == int(flags[-1].partition("=")[2])
+    assert summary["membership"]["left"] >= 1 or mode == "asp"
+    assert nodes.processes["worker-2"].returncode == -signal.SIGKILL
+
+
+def test_a_worker_comes_back_and_goes_on(nodes):
+    nodes.cluster(2, "--method=bsp", "--iter_max=1200")
+    nodes.watch(lambda status: status.version >= 30)
+    nodes.kill("worker-2")
+    nodes.watch(lambda status: status.membership.left == 1)
+    nodes.worker(2)
+    nodes.watch(lambda status: status.membership.returned == 1)
+    assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps")] == [0, 0, 0]
+    assert nodes.summary()["updates"] == 1200
+
+
+def test_the_supervisor_may_die_and_return(nodes):
+    nodes.cluster(2, "--method=adacomp", "--iter_max=2500", supervisor=True)
+    nodes.watch(lambda status: status.version >= 100)
+    nodes.kill("supervisor")
+    nodes.supervisor()
+    assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps", "supervisor")] == [0] * 4
+    assert nodes.summary()["updates"] == 2500
+
+
+@pytest.mark.parametrize("method", ["adacomp", "bsp"])
+def test_a_killed_ps_goes_on_from_its_last_snapshot(nodes, method):
+    nodes.cluster(2, f"--method={method}", "--iter_max=900", "--checkpoint_interval_seconds=0.7")
+    nodes.watch(lambda status: status.version >= 200)
+    nodes.kill("ps")
+    nodes.start("ps", "--type_node=PS", "--linger_seconds=4")
+    assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps")] == [0, 0, 0]
+    summary = nodes.summary()
+    assert summary["updates"] == 900
+    assert summary["membership"]["lost_updates"] >= 0
+    applied = sum(worker["pushes"] for worker in summary["workers"])
+    assert applied == (900 if method == "adacomp" else 1800)
+
+
+def test_ctrl_c_ends_a_cluster_cleanly_and_the_same_command_resumes(nodes):
+    flags = ("--type_node=Cluster", "--method=adacomp", "--nb_workers=2", "--iter_max=1500")
+    nodes.start("cluster", *flags)
+    nodes.watch(lambda status: status.version >= 100)
+    nodes.kill("cluster", signal.SIGINT)
+    assert nodes.wait("cluster") == 130
+    interrupted = nodes.summary()
+    assert interrupted["stop_reason"] == "interrupted"
+    assert 100 <= interrupted["updates"] < 1500
+    nodes.start("cluster", *flags)
+    assert nodes.wait("cluster") == 0
+    assert nodes.summary()["updates"] == 1500
+    nodes.start("again", *flags)
+    assert nodes.wait("again", 10) == 0
+    assert "finished" in nodes.output("again")
+
+
+def test_two_shards_serve_one_cluster(nodes):
+    flags = ("--type_node=Cluster", "--method=adacomp", "--nb_workers=2", "--nb_ps=2",
+             "--iter_max=400", "--port=0")  # fmt: skip
+    nodes.start("cluster", *flags)
+    assert nodes.wait("cluster", 90) == 0
+    summary = nodes.summary()
+    assert summary["updates"] == 400
+    assert summary["nb_ps"] == 2
+    assert summary["test_accuracy"] is not None
