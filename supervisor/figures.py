@@ -16,6 +16,7 @@ from ops.metrics import Histogram
 _DOTS_PER_INCH = 180
 _MOST_STALENESS_BARS = 40
 _MOST_LABELLED_WORKERS = 32
+_LONGEST_NAME = 36  # characters of a run's name in a legend
 _LINE_STYLES = ("-", "--", ":", "-.")
 _LOG_SPREAD = 8.0  # runs whose costs differ by more than this share a logarithmic axis
 #: What a worker's second goes to: key in summary.json, and its name in the legend.
@@ -64,6 +65,11 @@ class Curve:
     costs: Sequence[float]
     accuracies: Sequence[float]
 
+    def without_free_points(self) -> Curve:
+        """Return the points that cost something: a logarithmic axis has no zero."""
+        points = [(c, a) for c, a in zip(self.costs, self.accuracies, strict=True) if c > 0]
+        return Curve(self.name, [cost for cost, _ in points], [accuracy for _, accuracy in points])
+
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
@@ -89,26 +95,26 @@ def accuracy_figure(curves: Sequence[Curve], axis: Axis, theme: Theme) -> bytes:
     One curve is labelled with its last value; several get a legend above.
     """
     figure, axes = _empty(theme, width_inches=5.2, height_inches=3.5)
-    drawn = [curve for curve in curves if curve.costs]
+    logarithmic = _spread([max(curve.costs, default=0) for curve in curves]) > _LOG_SPREAD
+    drawn = [curve.without_free_points() if logarithmic else curve for curve in curves]
+    drawn = [curve for curve in drawn if curve.costs]
     if not drawn:
         return _finish(figure, axes, theme, note="The model was never evaluated")
     unit, size = axis.unit_for(max(max(curve.costs) for curve in drawn))
-    logarithmic = _spread([max(curve.costs) for curve in drawn]) > _LOG_SPREAD
     styles = itertools.cycle(itertools.product(_LINE_STYLES, theme.series))
     for curve, (line_style, colour) in zip(drawn, styles, strict=False):
-        points = [
-            (cost / size, 100 * accuracy)
-            for cost, accuracy in zip(curve.costs, curve.accuracies, strict=True)
-            if cost > 0 or not logarithmic
-        ]
-        xs, ys = zip(*points, strict=True)
+        xs = [cost / size for cost in curve.costs]
+        ys = [100 * accuracy for accuracy in curve.accuracies]
         axes.plot(xs, ys, line_style, color=colour, linewidth=2, label=_plain(curve.name))
         axes.plot(xs[-1], ys[-1], "o", color=colour, markersize=6, clip_on=False)
+    notes = [unit] if unit else []
     if logarithmic:
-        axes.set_xscale("log")
+        notes.append("log scale")
+        _scale_logarithmically(axes)
     else:
         axes.set_xlim(left=0)
-    axes.set_xlabel(f"{axis.label} ({unit})" if unit else axis.label)
+        axes.locator_params(axis="x", nbins=6)
+    axes.set_xlabel(f"{axis.label} ({', '.join(notes)})" if notes else axis.label)
     axes.set_ylabel("Test accuracy (%)")
     if len(curves) > 1:
         _legend_above(axes, theme, num_columns=min(3, len(drawn)))
@@ -148,7 +154,7 @@ def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
         workers: rows of summary.json.
         theme: colours.
     """
-    height_inches = min(11.0, max(2.4, 1.5 + 0.34 * len(workers)))
+    height_inches = min(11.0, max(3.5, 1.5 + 0.34 * len(workers)))
     figure, axes = _empty(theme, width_inches=5.2, height_inches=height_inches)
     if not workers:
         return _finish(figure, axes, theme, note="No worker took part")
@@ -224,6 +230,14 @@ def _label_last(axes: Any, x: float, y: float, theme: Theme) -> None:
     axes.margins(y=0.12)
 
 
+def _scale_logarithmically(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
 def _spread(values: Sequence[float]) -> float:
     """Return largest / smallest of the positive values, 1 when there are none."""
     positive = [value for value in values if value > 0]
@@ -232,5 +246,6 @@ def _spread(values: Sequence[float]) -> float:
 
 def _plain(name: str) -> str:
     """Keep matplotlib from reading mathematics, or a hidden label, into a run's name."""
-    text = name.replace("$", r"\$")
+    shown = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
+    text = shown.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

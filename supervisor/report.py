@@ -109,12 +109,12 @@ def write_comparison(
 def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
     """Return the folders' names, with as much of the path in front as tells them apart."""
     parts = [pathlib.Path(run_dir).resolve().parts for run_dir in run_dirs]
-    names = ["/".join(part[-1:]) for part in parts]
+    names = [part[-1] for part in parts]
     for depth in range(2, max(map(len, parts)) + 1):
         if len(set(names)) == len(names):
             break
         names = [
-            "/".join(part[-depth:]) if names.count(name) > 1 else name
+            str(pathlib.Path(*part[-depth:])) if names.count(name) > 1 else name
             for part, name in zip(parts, names, strict=True)
         ]
     return names
