@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 _REGION = 1 << 19  # entries of scratch in use at a time: stays in cache however large the model
 
 
-def apply_sparse(
-    theta: Float32, indices: Int64, values: Float32, rate: float | Float32
-) -> None:
+def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | Float32) -> None:
     """Do ``theta[indices] -= rate * values`` in place.
 
     Args:
@@ -92,7 +90,7 @@ def _add_hits(
     scratch: NDArray[Any],
     sigma: NDArray[np.int32],
 ) -> None:
-    """Add to sigma [k] how many sets of the window hold each entry; fewer than scratch can count."""
+    """Add to sigma [k] how many sets hold each entry; no more sets than scratch can count."""
     edges = np.arange(0, scratch.size + _REGION, _REGION)
     asked = indices.searchsorted(edges)
     stops = [touched.searchsorted(edges.astype(touched.dtype)) for touched in window]

@@ -93,7 +93,7 @@ def _sampled_threshold(x: Float32, addend: Float32 | None, k: int) -> np.float32
 
 
 def _scan(x: Float32, addend: Float32 | None, threshold: np.float32) -> tuple[Int64, Float32]:
-    """Add the addend to x in place, if there is one; return the entries that reach threshold > 0."""
+    """Add the addend, if any, to x in place; return the entries that reach a threshold > 0."""
     masks = np.empty((2, min(_PIECE, x.size)), bool)
     packed = np.zeros(-(-min(_REGION, x.size) // _WORD), np.uint16)
     indices, values = [], []

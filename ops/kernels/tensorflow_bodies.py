@@ -10,7 +10,7 @@ Source: design.md section 5; limits.md section 3 (never XLA on CPU).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,7 +176,7 @@ def quantise(values: Any, dtype: str) -> CodedValues:
 
 
 #: Fields of ops.kernels.Kernels that these bodies replace.
-BODIES = {
+BODIES: dict[str, Callable[..., Any]] = {
     "top_k": top_k,
     "feedback_top_k": feedback_top_k,
     "quantise": quantise,

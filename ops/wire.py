@@ -1,0 +1,223 @@
+"""Blocks as bytes: positions near their entropy, values as they are.
+
+Encoding goes through an `IndexChooser`, which knows for each slot which index coding is smallest.
+Decoding is stateless and trusts nothing: lengths, ranges and order are checked before anything is
+allocated for them, and whatever is wrong raises `WireError`.
+
+Source: design section 4, specs/adacomp.md section 9.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ops import index_codings
+from ops.index_codings import WireError
+from ops.types import VALUE_DTYPES, Block, CodedValues
+
+if TYPE_CHECKING:
+    from ops.types import Float32, Int64
+
+__all__ = ["IndexChooser", "IndexCoding", "WireBlock", "WireError", "all_finite", "decode_block"]
+
+_NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
+_UINT32_RANGE = 1 << 32
+_FINITE_PIECE = 1 << 18  # entries: the second look at each is in cache
+
+
+class IndexCoding(enum.IntEnum):
+    """How positions are coded; the numbers are those of the wire."""
+
+    DENSE = 0
+    BITMAP = 1
+    RICE = 2
+    DEFLATED_GAPS = 3
+    UINT32 = 4
+    ELIAS_FANO = 5
+
+
+_CODINGS = frozenset(int(coding) for coding in IndexCoding)
+
+
+@dataclasses.dataclass(frozen=True)
+class WireBlock:
+    """One block as it travels."""
+
+    slot: int
+    count: int  # values
+    coding: IndexCoding
+    coding_parameter: int  # low bits of RICE and ELIAS_FANO, else 0
+    index_bytes: bytes
+    value_dtype: str
+    scale: float
+    value_bytes: memoryview  # of the block's own array: no copy
+
+
+class IndexChooser:
+    """Remembers for each slot which index coding was smallest, and tries all from time to time.
+
+    Attributes:
+        interval: Blocks of one slot between two trials.
+        state: Plain ints, ``"<slot>.coding"`` and ``"<slot>.blocks"`` (since the last trial). Put
+            it into a checkpoint, hand it back, and the same bytes come out.
+    """
+
+    def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:
+        """Start with nothing remembered, or with an earlier chooser's state."""
+        self.interval = interval
+        self.state = dict(state or {})
+
+    def encode(self, block: Block) -> WireBlock:
+        """Return the block as bytes; its values are viewed, not copied."""
+        data = np.ascontiguousarray(block.values.data)
+        coding, parameter, index_bytes = self._code(block)
+        return WireBlock(
+            slot=block.slot,
+            count=data.size,
+            coding=coding,
+            coding_parameter=parameter,
+            index_bytes=index_bytes,
+            value_dtype=block.values.dtype,
+            scale=block.values.scale,
+            value_bytes=data.data.cast("B") if data.size else memoryview(b""),
+        )
+
+    def _code(self, block: Block) -> tuple[IndexCoding, int, bytes]:
+        indices = block.indices
+        if indices is None or indices.size == block.size:
+            return IndexCoding.DENSE, 0, b""
+        if not indices.size:
+            return IndexCoding.UINT32, 0, b""
+        remembered, seen = f"{block.slot}.coding", f"{block.slot}.blocks"
+        blocks_since_trial = self.state.get(seen, self.interval)
+        if blocks_since_trial >= self.interval:
+            chosen = min(_trials(indices, block.size), key=lambda trial: len(trial[2]))
+            self.state |= {remembered: int(chosen[0]), seen: 1}
+            return chosen
+        self.state[seen] = blocks_since_trial + 1
+        return _encode_as(IndexCoding(self.state[remembered]), indices, block.size)
+
+
+def _trials(indices: Int64, size: int) -> list[tuple[IndexCoding, int, bytes]]:
+    """Return the codings that may be smallest, coded; the two-part ones are compared unmade."""
+    rice = index_codings.best_rice(indices)[1]
+    elias_fano = index_codings.best_elias_fano(indices)[1]
+    tried = [IndexCoding.RICE if rice <= elias_fano else IndexCoding.ELIAS_FANO]
+    if size <= 8 * min(rice, elias_fano):
+        tried.append(IndexCoding.BITMAP)
+    if size <= _UINT32_RANGE:
+        tried += [IndexCoding.DEFLATED_GAPS, IndexCoding.UINT32]
+    return [_encode_as(coding, indices, size) for coding in tried]
+
+
+def _encode_as(coding: IndexCoding, indices: Int64, size: int) -> tuple[IndexCoding, int, bytes]:
+    """Return (coding, its best parameter, index bytes)."""
+    parameter = 0
+    if coding is IndexCoding.RICE:
+        parameter = index_codings.best_rice(indices)[0]
+        data = index_codings.encode_rice(indices, parameter)
+    elif coding is IndexCoding.ELIAS_FANO:
+        parameter = index_codings.best_elias_fano(indices)[0]
+        data = index_codings.encode_elias_fano(indices, parameter)
+    elif coding is IndexCoding.BITMAP:
+        data = index_codings.encode_bitmap(indices, size)
+    elif coding is IndexCoding.DEFLATED_GAPS:
+        data = index_codings.encode_deflated_gaps(indices)
+    else:
+        data = index_codings.encode_uint32(indices)
+    return coding, parameter, data
+
+
+def decode_block(
+    slot: int,
+    count: int,
+    coding: int,
+    coding_parameter: int,
+    index_bytes: memoryview,
+    value_dtype: str,
+    scale: float,
+    value_bytes: memoryview,
+    size: int,
+) -> Block:
+    """Check and decode one block.
+
+    Args:
+        slot: Its slot.
+        count: Number of values.
+        coding: An IndexCoding.
+        coding_parameter: Low bits of RICE and ELIAS_FANO, else 0.
+        index_bytes: The coded positions.
+        value_dtype: One of ops.types.VALUE_DTYPES.
+        scale: Of int8 values.
+        value_bytes: The values, little-endian.
+        size: Entries of the slot.
+
+    Returns:
+        The block. Its values are a view of `value_bytes` where that is aligned. They have not
+        been checked to be finite: see `all_finite`.
+
+    Raises:
+        WireError: Anything does not fit.
+    """
+    if value_dtype not in VALUE_DTYPES:
+        raise WireError(f"value dtype {value_dtype!r}; expected one of {', '.join(VALUE_DTYPES)}")
+    dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
+    if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
+        raise WireError(
+            f"{count} values of {value_dtype} in {len(value_bytes)} bytes for {size} entries"
+        )
+    if value_dtype != "int8":
+        scale = 1.0
+    elif not 0 < scale < math.inf:
+        raise WireError(f"scale {scale}; expected a finite number above 0")
+    indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
+    values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)
+    if not values.flags.aligned:
+        values = values.copy()
+    return Block(slot, size, indices, CodedValues(value_dtype, values, scale))
+
+
+def _decode_indices(
+    coding: int, parameter: int, data: memoryview, count: int, size: int
+) -> Int64 | None:
+    """Return ascending, unique positions below size; None for DENSE."""
+    if coding == IndexCoding.DENSE:
+        if count != size or len(data) or parameter:
+            raise WireError(f"dense block of {count} values, {len(data)} index bytes for {size}")
+        return None
+    if coding not in _CODINGS:
+        raise WireError(f"index coding {coding} is unknown; expected 0 to {max(_CODINGS)}")
+    if not count:
+        if len(data):
+            raise WireError(f"{len(data)} index bytes for no values")
+        return np.empty(0, np.int64)
+    if coding == IndexCoding.RICE:
+        indices = index_codings.decode_rice(data, count, size, parameter)
+    elif coding == IndexCoding.ELIAS_FANO:
+        indices = index_codings.decode_elias_fano(data, count, size, parameter)
+    elif parameter:
+        raise WireError(f"coding {coding} has no parameter; got {parameter}")
+    elif coding == IndexCoding.BITMAP:
+        indices = index_codings.decode_bitmap(data, count, size)
+    elif coding == IndexCoding.DEFLATED_GAPS:
+        indices = index_codings.decode_deflated_gaps(data, count)
+    else:
+        indices = index_codings.decode_uint32(data, count)
+    if indices[-1] >= size or (indices[1:] <= indices[:-1]).any():
+        raise WireError(f"positions are not ascending and unique below {size}")
+    return indices
+
+
+def all_finite(values: Float32) -> bool:
+    """Return whether [k] float32 values hold no NaN and no infinity; without temporaries."""
+    for start in range(0, values.size, _FINITE_PIECE):
+        piece = values[start : start + _FINITE_PIECE]
+        # NaN travels through max, and compares as false.
+        if not (piece.max() < np.inf and piece.min() > -np.inf):
+            return False
+    return True
