@@ -1,0 +1,96 @@
+"""Every legal mix of seam values runs: finite, without deadlock, to the end.
+
+A covering array of all legal triples in the ordinary tests; `make product` runs every mix.
+"""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from ops import codecs, down_codecs, pacing, sync, weighting
+from ops.server_update import OPTIMIZERS
+from ops.types import VALUE_DTYPES, ConfigurationError
+from tests.harness import MiniRun, method
+
+SEAMS = {
+    "pacer": [(name, steps) for name, steps in (("every", 1), ("fixed", 1), ("fixed", 3))],
+    "codec": list(codecs.REGISTRY),
+    "value_dtype": list(VALUE_DTYPES),
+    "down_codec": list(down_codecs.REGISTRY),
+    "sync": ["bsp", "asp", "ssp", "gsp", "gsp+bound"],
+    "weighting": list(weighting.REGISTRY),
+    "server_optimizer": list(OPTIMIZERS),
+    "nb_ps": [1, 2],
+}
+assert {name for name, _ in SEAMS["pacer"]} == set(pacing.REGISTRY)
+assert {name.partition("+")[0] for name in SEAMS["sync"]} == set(sync.REGISTRY)
+
+
+def compose(mix):
+    name, _, bounded = mix["sync"].partition("+")
+    pacer, local_steps = mix["pacer"]
+    overrides = {key: mix[key] for key in ("codec", "down_codec", "weighting", "server_optimizer")}
+    chosen = method(
+        "asgd",
+        nb_workers=3,
+        compression_rate=0.3,
+        value_dtype=mix["value_dtype"],
+        local_steps=local_steps,
+        groups=((1, 2), (3,)) if name == "gsp" else None,
+        bound=2 if bounded or name == "ssp" else None,
+        overrides=overrides | {"sync": name, "pacer": pacer},
+    )
+    chosen.check()
+    return chosen
+
+
+def run_mix(mix) -> None:
+    try:
+        chosen = compose(mix)
+    except ConfigurationError:
+        return
+    run = MiniRun(chosen, iter_max=24, nb_ps=mix["nb_ps"], rate=0.05).run()
+    assert not run.deadlocked(), mix
+    assert [core.version for core in run.shards] == [24] * mix["nb_ps"], mix
+    assert np.isfinite(run.theta).all(), mix
+
+
+def covering_array(seed: int = 1):
+    """Greedy: mixes until every triple of values of three seams has appeared."""
+    rng = random.Random(seed)
+    names = list(SEAMS)
+    missing = {
+        tuple(zip(trio, values, strict=True))
+        for trio in itertools.combinations(names, 3)
+        for values in itertools.product(*(SEAMS[name] for name in trio))
+    }
+    while missing:
+        best, covered = None, set()
+        for _ in range(30):
+            start = dict(rng.choice(sorted(missing, key=repr)[:200]))
+            mix = {name: start.get(name, rng.choice(SEAMS[name])) for name in names}
+            found = {
+                trio
+                for trio in itertools.combinations(((n, mix[n]) for n in names), 3)
+                if trio in missing
+            }
+            if len(found) > len(covered):
+                best, covered = mix, found
+        missing -= covered
+        yield best
+
+
+def test_all_triples_of_seam_values():
+    mixes = list(covering_array())
+    assert len(mixes) < 400
+    for mix in mixes:
+        run_mix(mix)
+
+
+@pytest.mark.product
+@pytest.mark.timeout(3600)
+def test_every_mix():
+    for values in itertools.product(*SEAMS.values()):
+        run_mix(dict(zip(SEAMS, values, strict=True)))

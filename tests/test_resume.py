@@ -1,0 +1,96 @@
+"""k steps, save, load into new objects, k steps == 2k steps, bit for bit, for every policy."""
+
+import numpy as np
+import pytest
+
+from ops import codecs, down_codecs, pacing, sync, weighting
+from ops.checkpoint import Checkpoints
+from ops.server_update import OPTIMIZERS
+from tests.harness import MiniRun, method
+
+#: (seam, value) of every policy there is; each is tried in a one-worker AdaComp run.
+POLICIES = [
+    *(("pacer", name) for name in pacing.REGISTRY),
+    *(("codec", name) for name in codecs.REGISTRY),
+    *(("down_codec", name) for name in down_codecs.REGISTRY),
+    *(("sync", name) for name in sync.REGISTRY),
+    *(("weighting", name) for name in weighting.REGISTRY),
+    *(("server_optimizer", name) for name in OPTIMIZERS),
+]
+
+
+def start(chosen, iter_max, generation=0):
+    return MiniRun(chosen, iter_max=iter_max, nb_ps=1, generation=generation)
+
+
+def advance(run: MiniRun, versions: int) -> None:
+    while run.shards[0].version < versions:
+        assert run.turn()
+
+
+@pytest.mark.parametrize(("seam", "value"), POLICIES)
+def test_resume_is_exact(seam, value, tmp_path):
+    local_steps = 3 if (seam, value) == ("pacer", "fixed") else 1
+    chosen = method(
+        "adacomp", nb_workers=1, compression_rate=0.3, local_steps=local_steps,
+        overrides={seam: value},
+    )  # fmt: skip
+    whole = start(chosen, 1000)
+    whole.join_all()
+    advance(whole, 12)
+
+    first = start(chosen, 1000)
+    first.join_all()
+    advance(first, 6)
+    worker = first.workers[1]
+    saved = {
+        "ps": first.shards[0].snapshot(),
+        "worker": worker.core.save(),
+        "batches": str(worker.batches.bit_generator.state),
+    }
+    Checkpoints(tmp_path).save(6, saved)
+    state = Checkpoints(tmp_path).load_latest()[1]
+
+    second = start(chosen, 1000, generation=1)
+    second.shards[0].restore(state["ps"])
+    resumed = second.workers[1]
+    resumed.batches.bit_generator.state = worker.batches.bit_generator.state
+    last_step = second.shards[0].members[1].last_step
+    assert resumed.core.restore(state["worker"], last_step)
+    second.join_all()
+    advance(second, 12)
+    np.testing.assert_array_equal(second.theta, whole.theta)
+    assert second.shards[0].samples == whole.shards[0].samples
+    assert second.shards[0].accounts.staleness == whole.shards[0].accounts.staleness
+    assert second.shards[0].sync_state["clocks"] == whole.shards[0].sync_state["clocks"]
+
+
+def test_a_checkpoint_of_another_step_does_not_bring_its_residual():
+    chosen = method("adacomp", nb_workers=1)
+    run = start(chosen, 100)
+    run.join_all()
+    advance(run, 3)
+    saved = run.workers[1].core.save()
+    other = start(chosen, 100).workers[1].core
+    assert not other.restore(saved, 5)
+    assert other.step == 5
+
+
+def test_state_survives_a_restart_of_the_ps_alone():
+    """The worker lives on, its push of the old generation is refused, nothing is applied twice."""
+    chosen = method("adacomp", nb_workers=2, compression_rate=0.2)
+    run = MiniRun(chosen, iter_max=80)
+    run.join_all()
+    advance(run, 20)
+    snapshot = run.shards[0].snapshot()
+    advance(run, 30)
+    again = MiniRun(chosen, iter_max=80, generation=1)
+    again.shards[0].restore(snapshot)
+    again.workers = run.workers
+    for worker in again.workers.values():
+        worker.run = again
+        worker.join(reconnects=True)
+    while again.turn():
+        pass
+    assert again.shards[0].version == 80
+    assert sum(again.shards[0].accounts.staleness.values()) == 80
