@@ -72,7 +72,7 @@ class Session:
             StreamLost: The stream broke, or what answers is not a Thinwire shard.
         """
         self._stream.open(timeout_seconds)
-        self._stream.send((convert.frame(pb.ToServer(hello=self._hello)),))
+        self.say(pb.ToServer(hello=self._hello))
         deadline = time.monotonic() + _HELLO_TIMEOUT_SECONDS
         while True:
             message, _ = self.receive(max(0.0, deadline - time.monotonic()))
@@ -82,9 +82,9 @@ class Session:
                 self.close()
                 raise Refused(message.refusal)
 
-    def say(self, message: pb.ToServer) -> None:
-        """Queue a message without payload."""
-        self._stream.send((convert.frame(message),))
+    def say(self, message: pb.ToServer, counted: bool = False) -> None:
+        """Queue a message without payload; `counted` if it belongs to training."""
+        self._stream.send((convert.frame(message),), counted)
 
     def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
         """Queue a push with its payload; `pieces` must not change until it is answered."""
