@@ -1,0 +1,133 @@
+"""Rules of the house that no other tool checks."""
+
+import ast
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("cluster", "ps", "worker", "supervisor", "ops", "proto", "data", "models", "thinwire")
+LONGEST_FILE = 400
+HELP_SECONDS = 0.5
+
+#: Spelled in parts, so that this file does not hold them.
+FORBIDDEN = {
+    "an address of a package index": "|".join(["py" + r"pi\.", "files.python" + "hosted"]),
+    "a folder of one machine": "|".join(["/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/[a-z]"]),
+    "an unfinished place": "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]),
+}
+
+
+def _files(*suffixes):
+    """Return this checkout's own files: what git tracks, or would."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in names.splitlines()]
+    return [path for path in paths if path.suffix in suffixes and path.exists()]
+
+
+def _relative(path):
+    return str(path.relative_to(ROOT))
+
+
+def test_files_are_short():
+    too_long = {
+        _relative(path): lines
+        for path in _files(".py")
+        if not path.name.startswith("thinwire_pb2")
+        and (lines := len(path.read_text().splitlines())) > LONGEST_FILE
+    }
+    assert not too_long, f"split these (limit {LONGEST_FILE} lines): {too_long}"
+
+
+@pytest.mark.parametrize("what", sorted(FORBIDDEN))
+def test_no_file_holds(what):
+    pattern = re.compile(FORBIDDEN[what])
+    found = [
+        f"{_relative(path)}:{number}: {line.strip()}"
+        for path in _files(".py", ".md", ".toml", ".txt", ".yaml", ".proto", ".flags", ".sh", "")
+        for number, line in enumerate(_text(path).splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def _text(path):
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        return ""
+
+
+def test_no_room_imports_main():
+    for path in _files(".py"):
+        if path.parent.name not in ROOMS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module]
+            assert "main" not in names, f"{_relative(path)}:{node.lineno} imports main"
+
+
+def _links(text):
+    """Return the local targets of a Markdown text's links and images, without code blocks."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose)
+    return [t.split("#")[0] for t in targets if not re.match(r"[a-z]+:|#", t)]
+
+
+def test_local_links_lead_somewhere():
+    broken = [
+        f"{_relative(path)}: {target}"
+        for path in _files(".md")
+        for target in _links(path.read_text())
+        if not (path.parent / target).exists()
+    ]
+    assert not broken, broken
+
+
+def _run_main(*arguments):
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_help_is_instant():
+    best, result = float("inf"), None
+    for _ in range(8):
+        start = time.perf_counter()
+        result = _run_main("main.py", "--help")
+        best = min(best, time.perf_counter() - start)
+        if best <= HELP_SECONDS:
+            break
+    assert result.returncode == 0
+    assert "--type_node" in result.stdout
+    assert best <= HELP_SECONDS, f"--help took {best:.2f} s at best"
+
+
+def test_help_groups_the_flags_by_topic():
+    text = _run_main("main.py", "--help").stdout
+    topics = [line for line in text.splitlines() if re.fullmatch(r"[A-Z][^-]*:", line)]
+    assert len(topics) >= 5
+    assert text.count("--compression_rate") == 1
+
+
+def test_help_needs_no_tensorflow():
+    imported = _run_main("-X", "importtime", "main.py", "--help").stderr
+    names = {line.rpartition("|")[2].strip().split(".")[0] for line in imported.splitlines()}
+    assert "ops" in names
+    assert not names & {"tensorflow", "keras", "numpy", "grpc", "matplotlib", "rich"}
+
+
+def test_requirements_are_pinned_and_name_no_index():
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        for line in (ROOT / name).read_text().splitlines():
+            if line and not line.startswith(("#", "-r ")):
+                assert re.fullmatch(r"[a-z0-9-]+==[\w.]+", line), f"{name}: {line}"
