@@ -30,65 +30,149 @@ def define(roles: Sequence[str]) -> None:
 
 def _define_run_flags(topic: str, roles: Sequence[str]) -> None:
     flags.DEFINE_enum("type_node", "Worker", roles, "What to be.", module_name=topic)
-    flags.DEFINE_integer("nb_workers", 4, "Workers of the run.", lower_bound=1,
-                         upper_bound=65535, module_name=topic)
-    flags.DEFINE_integer("nb_ps", 1, "PS shards of the run.", lower_bound=1, upper_bound=256,
-                         module_name=topic)
-    flags.DEFINE_string("ip_PS", "127.0.0.1", "Where the PS is; on a PS the address to bind.",
-                        module_name=topic)
-    flags.DEFINE_integer("port", 2223, "Port of shard 0; shard j has port + j.", lower_bound=0,
-                         upper_bound=65535, module_name=topic)
-    flags.DEFINE_list("ps_hosts", [], "host:port of every shard, instead of --ip_PS and --port.",
-                      module_name=topic)
-    flags.DEFINE_string("run_dir", None, "Folder of everything the run writes; the same command "
-                        "again resumes. Default: runs/METHOD-DATASET.", module_name=topic)
+    flags.DEFINE_integer(
+        "nb_workers", 4, "Workers of the run.", lower_bound=1, upper_bound=65535, module_name=topic
+    )
+    flags.DEFINE_integer(
+        "nb_ps", 1, "PS shards of the run.", lower_bound=1, upper_bound=256, module_name=topic
+    )
+    flags.DEFINE_string(
+        "ip_PS", "127.0.0.1", "Where the PS is; on a PS the address to bind.", module_name=topic
+    )
+    flags.DEFINE_integer(
+        "port",
+        2223,
+        "Port of shard 0; shard j has port + j.",
+        lower_bound=0,
+        upper_bound=65535,
+        module_name=topic,
+    )
+    flags.DEFINE_list(
+        "ps_hosts",
+        [],
+        "host:port of every shard, instead of --ip_PS and --port.",
+        module_name=topic,
+    )
+    flags.DEFINE_string(
+        "run_dir",
+        None,
+        "Folder of everything the run writes; the same command "
+        "again resumes. Default: runs/METHOD-DATASET.",
+        module_name=topic,
+    )
     flags.DEFINE_boolean("overwrite", False, "Start anew in a used --run_dir.", module_name=topic)
-    flags.DEFINE_integer("seed", 1, "Of weights, data order and codecs.", lower_bound=0,
-                         module_name=topic)
-    flags.DEFINE_float("lease_seconds", 10.0, "A worker silent for longer is out.",
-                       lower_bound=0.5, module_name=topic)
-    flags.DEFINE_float("checkpoint_interval_seconds", 10.0, "Between two checkpoints.",
-                       lower_bound=0.1, module_name=topic)
-    flags.DEFINE_integer("keep_checkpoints", 3, "How many a PS keeps.", lower_bound=1,
-                         module_name=topic)
-    flags.DEFINE_float("reconnect_timeout_seconds", 60.0, "How long to look for the PS before "
-                       "giving up with exit code 3.", lower_bound=0.5, module_name=topic)
-    flags.DEFINE_enum("kernels", "auto", ["auto", "tf", "numpy"], "Bodies of the kernels; auto "
-                      "takes numpy on a CPU.", module_name=topic)
+    flags.DEFINE_integer(
+        "seed", 1, "Of weights, data order and codecs.", lower_bound=0, module_name=topic
+    )
+    flags.DEFINE_float(
+        "lease_seconds",
+        10.0,
+        "A worker silent for longer is out.",
+        lower_bound=0.5,
+        module_name=topic,
+    )
+    flags.DEFINE_float(
+        "checkpoint_interval_seconds",
+        10.0,
+        "Between two checkpoints.",
+        lower_bound=0.1,
+        module_name=topic,
+    )
+    flags.DEFINE_integer(
+        "keep_checkpoints", 3, "How many a PS keeps.", lower_bound=1, module_name=topic
+    )
+    flags.DEFINE_float(
+        "reconnect_timeout_seconds",
+        60.0,
+        "How long to look for the PS before giving up with exit code 3.",
+        lower_bound=0.5,
+        module_name=topic,
+    )
+    flags.DEFINE_enum(
+        "kernels",
+        "auto",
+        ["auto", "tf", "numpy"],
+        "Bodies of the kernels; auto takes numpy on a CPU.",
+        module_name=topic,
+    )
     flags.DEFINE_enum("device", "auto", ["auto", "cpu"], "cpu hides GPUs from TensorFlow.",
                       module_name=topic)  # fmt: skip
 
 
 def _define_method_flags(topic: str) -> None:
-    flags.DEFINE_enum("method", "adacomp", list(METHODS), "A named composition of the seams.",
-                      module_name=topic)
-    flags.DEFINE_float("compression_rate", 0.01, "Fraction of entries KEPT by sparsifying codecs.",
-                       module_name=topic)
-    flags.register_validator("compression_rate", lambda rate: rate > 0,
-                             message="--compression_rate must be above 0; 1 or more is dense")
-    flags.DEFINE_enum("value_dtype", "float32", list(VALUE_DTYPES), "Of values sent up.",
-                      module_name=topic)
+    flags.DEFINE_enum(
+        "method", "adacomp", list(METHODS), "A named composition of the seams.", module_name=topic
+    )
+    flags.DEFINE_float(
+        "compression_rate",
+        0.01,
+        "Fraction of entries KEPT by sparsifying codecs.",
+        module_name=topic,
+    )
+    flags.register_validator(
+        "compression_rate",
+        lambda rate: rate > 0,
+        message="--compression_rate must be above 0; 1 or more is dense",
+    )
+    flags.DEFINE_enum(
+        "value_dtype", "float32", list(VALUE_DTYPES), "Of values sent up.", module_name=topic
+    )
     flags.DEFINE_integer("local_steps", 1, "H of --pacer=fixed.", lower_bound=1, module_name=topic)
-    flags.DEFINE_string("groups", None, "Groups of --sync=gsp, such as '1,2|3,4'.",
-                        module_name=topic)
+    flags.DEFINE_string(
+        "groups", None, "Groups of --sync=gsp, such as '1,2|3,4'.", module_name=topic
+    )
     flags.DEFINE_string("groups_file", None, "The same, one group a line.", module_name=topic)
-    flags.DEFINE_integer("staleness_bound", None, "How far a worker may run ahead of the slowest "
-                         "(ssp: 3 if not given; gsp: none).", lower_bound=0, module_name=topic)
-    flags.DEFINE_integer("staleness_window", 1024, "Updates that per_entry remembers.",
-                         lower_bound=1, module_name=topic)
-    flags.DEFINE_enum("beyond_window", "count", ["count", "reject"], "What per_entry does with an "
-                      "older update.", module_name=topic)
+    flags.DEFINE_integer(
+        "staleness_bound",
+        None,
+        "How far a worker may run ahead of the slowest (ssp: 3 if not given; gsp: none).",
+        lower_bound=0,
+        module_name=topic,
+    )
+    flags.DEFINE_integer(
+        "staleness_window",
+        1024,
+        "Updates that per_entry remembers.",
+        lower_bound=1,
+        module_name=topic,
+    )
+    flags.DEFINE_enum(
+        "beyond_window",
+        "count",
+        ["count", "reject"],
+        "What per_entry does with an older update.",
+        module_name=topic,
+    )
     flags.DEFINE_float("learning_rate", 0.02, "Initial rate.", module_name=topic)
-    flags.register_validator("learning_rate", lambda rate: 0 < rate < float("inf"),
-                             message="--learning_rate must be above 0 and finite")
-    flags.DEFINE_string("lr_schedule", "", "fraction of the budget:factor, such as "
-                        "0.6:0.2,0.8:0.2.", module_name=topic)
-    flags.DEFINE_float("momentum", None, "Of the server's SGD.", lower_bound=0.0,
-                       upper_bound=0.9999, module_name=topic)
-    flags.DEFINE_float("weight_decay", 0.0, "Decoupled, on the server.", lower_bound=0.0,
-                       module_name=topic)
-    flags.DEFINE_float("global_lr", 1.0, "Factor on changes of weights (pacer fixed, H > 1).",
-                       lower_bound=0.0, module_name=topic)
+    flags.register_validator(
+        "learning_rate",
+        lambda rate: 0 < rate < float("inf"),
+        message="--learning_rate must be above 0 and finite",
+    )
+    flags.DEFINE_string(
+        "lr_schedule",
+        "",
+        "fraction of the budget:factor, such as 0.6:0.2,0.8:0.2.",
+        module_name=topic,
+    )
+    flags.DEFINE_float(
+        "momentum",
+        None,
+        "Of the server's SGD.",
+        lower_bound=0.0,
+        upper_bound=0.9999,
+        module_name=topic,
+    )
+    flags.DEFINE_float(
+        "weight_decay", 0.0, "Decoupled, on the server.", lower_bound=0.0, module_name=topic
+    )
+    flags.DEFINE_float(
+        "global_lr",
+        1.0,
+        "Factor on changes of weights (pacer fixed, H > 1).",
+        lower_bound=0.0,
+        module_name=topic,
+    )
     flags.DEFINE_integer("batch_size", 10, "Examples of a mini-batch; on a Supervisor of an "
                          "evaluation batch.", lower_bound=1, module_name=topic)  # fmt: skip
 
@@ -108,31 +192,52 @@ def _define_seam_flags(topic: str) -> None:
 
 
 def _define_data_flags(topic: str) -> None:
-    flags.DEFINE_enum("network", "cnn", list(models.NETWORKS), "A built-in model.",
-                      module_name=topic)
-    flags.DEFINE_string("model", None, "Your own: a .py file with build_model() and load_data().",
-                        module_name=topic)
+    flags.DEFINE_enum(
+        "network", "cnn", list(models.NETWORKS), "A built-in model.", module_name=topic
+    )
+    flags.DEFINE_string(
+        "model", None, "Your own: a .py file with build_model() and load_data().", module_name=topic
+    )
     flags.DEFINE_integer("image_size", 28, "Height and width.", lower_bound=1, module_name=topic)
     flags.DEFINE_integer("image_depth", 1, "Channels.", lower_bound=1, module_name=topic)
     flags.DEFINE_integer("nb_classes", 10, "Classes.", lower_bound=2, module_name=topic)
-    flags.DEFINE_enum("dataset", "fashion_mnist_sample", list(data.DATASETS), "Training and test "
-                      "examples.", module_name=topic)
+    flags.DEFINE_enum(
+        "dataset",
+        "fashion_mnist_sample",
+        list(data.DATASETS),
+        "Training and test examples.",
+        module_name=topic,
+    )
     flags.DEFINE_string("data_dir", None, "Folder with the data set's files.", module_name=topic)
-    flags.DEFINE_enum("scaling", "standardize", list(data.SCALINGS), "Of images.",
-                      module_name=topic)
-    flags.DEFINE_enum("partition", "iid", list(data.PARTITIONS), "Who gets which examples.",
-                      module_name=topic)
+    flags.DEFINE_enum(
+        "scaling", "standardize", list(data.SCALINGS), "Of images.", module_name=topic
+    )
+    flags.DEFINE_enum(
+        "partition", "iid", list(data.PARTITIONS), "Who gets which examples.", module_name=topic
+    )
     flags.DEFINE_string("data_sharding_file", None, "start and end fraction per worker, for "
                         "--partition=file.", module_name=topic)  # fmt: skip
 
 
 def _define_stop_flags(topic: str) -> None:
-    flags.DEFINE_integer("iter_max", 100_000, "Applied updates.", lower_bound=1,
-                         upper_bound=2**31 - 2, module_name=topic)
-    flags.DEFINE_float("epochs", None, "Examples consumed / size of the training set.",
-                       lower_bound=0.0, module_name=topic)
-    flags.DEFINE_float("max_seconds", None, "Seconds of training.", lower_bound=0.0,
-                       module_name=topic)
+    flags.DEFINE_integer(
+        "iter_max",
+        100_000,
+        "Applied updates.",
+        lower_bound=1,
+        upper_bound=2**31 - 2,
+        module_name=topic,
+    )
+    flags.DEFINE_float(
+        "epochs",
+        None,
+        "Examples consumed / size of the training set.",
+        lower_bound=0.0,
+        module_name=topic,
+    )
+    flags.DEFINE_float(
+        "max_seconds", None, "Seconds of training.", lower_bound=0.0, module_name=topic
+    )
     flags.DEFINE_float("target_accuracy", None, "Stop when an evaluation reaches it, 0 to 1.",
                        lower_bound=0.0, upper_bound=1.0, module_name=topic)  # fmt: skip
 

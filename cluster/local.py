@@ -110,7 +110,7 @@ class _Cluster:
         if role != "Supervisor":
             command.append(f"--batch_size={FLAGS.batch_size}")
         command.append(f"--ps_hosts={','.join(self.addresses)}")
-        process = subprocess.Popen(  # noqa: S603 - our own command line
+        process = subprocess.Popen(
             [*command, *own],
             start_new_session=True,  # a terminal's Ctrl-C reaches them through us alone
         )

@@ -8,6 +8,7 @@ what is sent.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from ops.types import Block, CodedValues, ModelSpec, Packet, ShardLayout, Slice
 
@@ -28,7 +29,9 @@ def place(spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
     Returns:
         One layout per shard, slices in tensor order.
     """
-    pieces = [piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, num_shards)]
+    pieces = [
+        piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, num_shards)
+    ]
     loads = [0] * num_shards
     shards: list[list[Slice]] = [[] for _ in range(num_shards)]
     for piece in sorted(pieces, key=lambda piece: (-piece.size, piece.tensor, piece.start)):
@@ -45,7 +48,7 @@ def _cut(spec: ModelSpec, number: int, num_shards: int) -> list[Slice]:
     size = spec.tensors[number].size
     parts = num_shards if size > MAX_SLICE_ENTRIES else 1
     edges = [size * part // parts for part in range(parts + 1)]
-    return [Slice(number, start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [Slice(number, start, stop) for start, stop in itertools.pairwise(edges)]
 
 
 def split(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:

@@ -47,7 +47,9 @@ class ServerUpdate:
         if self.weight_decay < 0:
             raise ConfigurationError(f"--weight_decay={self.weight_decay}: expected 0 or more.")
         if self.momentum and self.optimizer == "adam":
-            raise ConfigurationError("--momentum belongs to sgd; --server_optimizer=adam has betas.")
+            raise ConfigurationError(
+                "--momentum belongs to sgd; --server_optimizer=adam has betas."
+            )
 
     @property
     def keeps_sparse(self) -> bool:

@@ -57,7 +57,7 @@ class SyncRule:
             "live": [],  # ids whose pushes a round waits for, ascending
             "joining": [],  # ids that enter at their group's next round boundary
             "pushed": [],  # live ids whose push is not yet released
-            "held": [],  # live ids that are new or whose round is released, and that may not go on yet
+            "held": [],  # live ids, new or with their round released, that may not go on yet
             "clocks": {},  # id -> finished iterations; kept when a worker leaves
         }
 

@@ -134,9 +134,7 @@ class PerEntry:
         update = arrival.update
         sigma = context.kernels.hits(window, update.indices, state["scratch"])
         weights = context.kernels.damp(sigma + forgotten if forgotten else sigma)
-        return dataclasses.replace(
-            arrival, update=Update(update.indices, update.values * weights)
-        )
+        return dataclasses.replace(arrival, update=Update(update.indices, update.values * weights))
 
     def _forget(self, context: ReleaseContext, state: State) -> None:
         newest = state["first"] + len(state["history"])

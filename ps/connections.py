@@ -95,9 +95,7 @@ class Replies:
 
     def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
         """Queue one reply; coding happens in the connection's sending thread."""
-        shared = self._shared.setdefault(
-            id(reply.update), SharedBlocks(reply.update, self._layout)
-        )
+        shared = self._shared.setdefault(id(reply.update), SharedBlocks(reply.update, self._layout))
         make: Callable[[], Iterable[bytes]] = functools.partial(
             reply_frames, reply, self._generation, shared, connection.chooser
         )

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ops.down_codecs import Operation
-from ops.merge import mean_update
 from ops.methods import Method
 from ops.schedule import Budget, Schedule
 from ops.sync import SyncRule
 from ops.types import State, Update
-from ops.weighting import Arrival, ReleaseContext
-from ps import events
+from ops.weighting import Arrival
+from ps import events, refusals
 from ps.accounts import Accounts
 from ps.membership import Change, Membership
+from ps.shard_model import ShardModel
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -73,27 +73,26 @@ class PsCore:
             membership: Coordinator on shard 0, Follower elsewhere.
             sync: The rule of this shard: shard 0's holds the bound, the others' have none.
         """
-        self.config, self.method, self.kernels = config, method, kernels
-        self.theta, self.membership, self.sync = theta, membership, sync
-        self.version = 0
-        self.samples = 0
+        self.config, self.membership, self.sync = config, membership, sync
+        self.model = ShardModel(method, theta, kernels, config.budget, config.schedule)
         self.stop_reason: str | None = None
         self.started = not sync.waits_for_start
         self.accounts = Accounts()
         self.members: dict[int, Member] = {}
         self.sync_state = sync.init()
-        self.weighting_state = method.weighting.init(len(theta))
-        self.down_state = method.down_codec.init(len(theta))
-        self.server_state = method.server.init(theta)
         self._start_deadline: float | None = None
         self._snapshot_at: float | None = None
         self._snapshot_version = 0
 
     @property
-    def learning_rate(self) -> float:
-        """The scheduled rate of the next update."""
-        fraction = self.config.budget.fraction(self.version, self.samples)
-        return self.config.schedule.rate(fraction)
+    def version(self) -> int:
+        """Updates applied so far."""
+        return self.model.version
+
+    @property
+    def samples(self) -> int:
+        """Examples consumed by the updates applied so far."""
+        return self.model.samples
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
         """Take in one event; return what is to be done about it, in order."""
@@ -109,19 +108,23 @@ class PsCore:
     # -- events -----------------------------------------------------------------------------
 
     def _join(self, event: events.Join, now: float) -> list[events.Action]:
+        epoch = self.membership.epoch
         if not 1 <= event.worker <= self.config.nb_workers:
-            return [self._refuse(event, "ID_RANGE", f"--id_worker={event.worker}: this run has "
-                                 f"workers 1..{self.config.nb_workers} (--nb_workers).")]  # fmt: skip
+            return [refusals.id_out_of_range(event, self.config.nb_workers, epoch)]
         holder = self.membership.holder(event)
         if holder is not None:
-            return [self._refuse(event, "ID_TAKEN", f"--id_worker={event.worker} is held by a live "
-                                 f"worker at {holder}; give this one another id.")]  # fmt: skip
+            return [refusals.id_taken(event, holder, epoch)]
         changes = list(self.membership.join(event, now))
         member = self.members.setdefault(event.worker, Member())
         known = member.last_step > 0
         member.incarnation, member.question = event.incarnation, None
         welcome = events.Welcome(
-            event.worker, event.incarnation, member.last_step, known, self.membership.epoch, self.version
+            event.worker,
+            event.incarnation,
+            member.last_step,
+            known,
+            self.membership.epoch,
+            self.version,
         )
         return [welcome, *self._change(changes, now)]
 
@@ -141,8 +144,7 @@ class PsCore:
         self.membership.heard(event.worker, now)
         member = self.members.get(event.worker)
         if member is None or not self.membership.admits(event.worker, event.incarnation):
-            return [self._refuse(event, "NOT_MEMBER", "the lease of this worker had run out; it "
-                                 "must say Hello again.", event.step)]  # fmt: skip
+            return [refusals.not_member(event, self.membership.epoch)]
         self._note_lost_updates(event.generation, event.base_version)
         usable = self._usable_base(event.generation, event.base_version)
         if event.step <= member.last_step or self.stop_reason:
@@ -151,18 +153,16 @@ class PsCore:
             return self._answer([event.worker])
         if usable is None:
             self.accounts.reject("generation", event.worker)
-            return [self._refuse(event, "STALE_GENERATION", f"the update was computed at version "
-                                 f"{event.base_version} of generation {event.generation}; this shard "
-                                 f"is at version {self.version} of generation "
-                                 f"{self.config.generation}. Pull again.", event.step)]  # fmt: skip
+            generation, epoch = self.config.generation, self.membership.epoch
+            return [refusals.stale_generation(event, self.version, generation, epoch)]
         member.question, member.free, member.early = (event.step, usable), False, event
         member.last_step = event.step
         return self._settle(now)
 
     def _observe(self, event: events.Observe, now: float) -> list[events.Action]:
         del now
-        full = Update(None, self.theta.copy())
-        return [events.View(event.observer, self._reply(0, 0, Operation.FULL, full))]
+        reply = self._reply(0, 0, Operation.FULL, self.model.whole())
+        return [events.View(event.observer, reply)]
 
     def _alive(self, event: events.Alive, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
@@ -271,41 +271,28 @@ class PsCore:
                 self.sync_state = self.sync.push(worker, self.sync_state)
 
     def _release(self, workers: tuple[int, ...], now: float) -> list[events.Action]:
-        """Weigh, merge and apply one round; version + 1."""
-        pushes = [self.members[worker].pending for worker in workers]
+        """Apply one complete round."""
+        pushes = [push for worker in workers if (push := self.members[worker].pending) is not None]
         for worker in workers:
             self.members[worker].pending = None
-        arrivals = [
-            Arrival(push.worker, push.update, push.base_version)
-            for push in pushes
-            if push is not None and self.stop_reason is None
-        ]
-        kept, self.weighting_state = self.method.weighting.weigh(
-            arrivals, self._release_context(), self.weighting_state
-        )
+        if self.stop_reason is not None:
+            return []
+        arrivals = [Arrival(push.worker, push.update, push.base_version) for push in pushes]
+        bases = [self.members[worker].base_version for worker in self.sync_state["live"]]
+        version = self.version
+        kept = self.model.apply(arrivals, min(bases, default=version))
         kept_workers = {arrival.worker for arrival in kept}
-        for arrival in arrivals:
-            if arrival.worker not in kept_workers:
-                self.accounts.reject("stale", arrival.worker)
+        for push in pushes:
+            if push.worker in kept_workers:
+                self.model.samples += push.samples
+                self.accounts.applied(push, version)
+            else:
+                self.accounts.reject("stale", push.worker)
         if not kept:
             return []
-        merged = mean_update([arrival.update for arrival in kept], len(self.theta))
-        touched, self.server_state = self.method.server.apply(
-            self.theta, merged, self.method.kind, self.learning_rate, self.kernels, self.server_state
-        )
-        for push in pushes:
-            if push is not None and push.worker in kept_workers:
-                self.samples += push.samples
-                self.accounts.applied(push, self.version)
-        self.version += 1
         self.accounts.last_update_at = now
-        self.down_state = self.method.down_codec.note(touched, self.version, self.down_state)
         reason = self.config.budget.end(self.version, self.samples)
         return self._end(reason, now) if reason else []
-
-    def _release_context(self) -> ReleaseContext:
-        bases = [self.members[worker].base_version for worker in self.sync_state["live"]]
-        return ReleaseContext(self.version, min(bases, default=self.version), self.kernels)
 
     def _answer(self, workers: Iterable[int]) -> list[events.Action]:
         """Reply to those of the workers that have asked and may go on.
@@ -320,9 +307,7 @@ class PsCore:
                 continue
             (step, base), member.question = member.question, None
             if base not in gathered:
-                gathered[base] = self.method.down_codec.gather(
-                    self.theta, base, self.version, self.down_state
-                )
+                gathered[base] = self.model.gather(base)
             member.base_version = self.version
             self.accounts.num_replies += 1
             replies.append(self._reply(worker, step, *gathered[base]))
@@ -336,7 +321,7 @@ class PsCore:
             update=update,
             version=self.version,
             epoch=self.membership.epoch,
-            learning_rate=self.learning_rate,
+            learning_rate=self.model.learning_rate,
             samples=self.samples,
             stop=self.stop_reason is not None,
         )
@@ -358,12 +343,6 @@ class PsCore:
         asking = [worker for worker, member in self.members.items() if member.question]
         return [*self._answer(asking), *self._snapshot_if_new(force=True), events.Ended(reason)]
 
-    def _refuse(
-        self, event: events.Join | events.Push, reason: str, message: str, step: int = 0
-    ) -> events.Refuse:
-        epoch = self.membership.epoch
-        return events.Refuse(event.worker, event.incarnation, reason, message, step, epoch)
-
     def _snapshot_if_new(self, force: bool = False) -> list[events.Action]:
         if self.version == self._snapshot_version and not force:
             return []
@@ -383,7 +362,7 @@ class PsCore:
         durable.restore(self, state)
         self._snapshot_version = self.version
 
-    _handlers: Any = {
+    _handlers: ClassVar[dict[type, Any]] = {
         events.Join: _join,
         events.Pull: _pull,
         events.Push: _push,

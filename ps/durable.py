@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ops.types import State
 
 if TYPE_CHECKING:
     from ps.core import PsCore
 
-#: Weighting state that is only working memory.
-_SCRATCH = "scratch"
-
 
 def save(core: PsCore) -> State:
     """Return the core's durable state: weights, policies, clocks, counters. Arrays are copies."""
-    optimizer = core.server_state.get("keras")
-    weighting = {k: v for k, v in core.weighting_state.items() if k != _SCRATCH}
     return {
-        "version": core.version,
-        "samples": core.samples,
+        "model": core.model.save(),
         "generation": core.config.generation,
-        "theta": core.theta.copy(),
-        "optimizer": optimizer.save() if optimizer is not None else {},
-        "weighting": copy.deepcopy(weighting),
-        "down_codec": copy.deepcopy(core.down_state),
         "clocks": {str(worker): clock for worker, clock in core.sync_state["clocks"].items()},
         "steps": {str(worker): _applied_step(member) for worker, member in core.members.items()},
         "bases": {str(worker): member.base_version for worker, member in core.members.items()},
@@ -39,12 +26,7 @@ def save(core: PsCore) -> State:
 
 def restore(core: PsCore, state: State) -> None:
     """Bring a fresh core to a saved state; who is live is found out anew."""
-    core.version, core.samples = state["version"], state["samples"]
-    np.copyto(core.theta, state["theta"])
-    if "keras" in core.server_state:
-        core.server_state["keras"].restore(state["optimizer"], core.theta)
-    core.weighting_state.update(state["weighting"])
-    core.down_state.update(state["down_codec"])
+    core.model.restore(state["model"])
     core.sync_state["clocks"] = {int(w): clock for w, clock in state["clocks"].items()}
     for worker, step in state["steps"].items():
         member = core.members.setdefault(int(worker), _new_member())

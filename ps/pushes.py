@@ -42,7 +42,8 @@ class PushDecoder:
         """
         if _KINDS.get(push.kind) is not self._kind:
             raise convert.Malformed(
-                f"kind: updates of this run are of kind {self._kind.value}, the push says {push.kind}"
+                f"kind: updates of this run are of kind {self._kind.value}, the push says "
+                f"{push.kind}"
             )
         if not push.step or not push.samples or not push.local_steps:
             raise convert.Malformed("step, samples and local_steps must be 1 or more")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
 
@@ -169,7 +169,7 @@ class StreamReader:
         self.server.connections.drop_worker(connection)
         self.server.queue.put(events.Lost(connection.id, connection.incarnation))
 
-    _handlers: Any = {
+    _handlers: ClassVar[dict[tuple[int, str], Any]] = {
         (0, "hello"): _hello,
         (pb.ROLE_WORKER, "pull"): _pull,
         (pb.ROLE_WORKER, "push"): _push,

@@ -76,9 +76,7 @@ class _Shard:
         self.spec = shared.spec
         layouts = routing.place(self.spec, run.nb_ps)
         self.layout = layouts[own.id_ps]
-        self.checkpoints = Checkpoints(
-            _checkpoint_dir(run, own.id_ps), keep=run.keep_checkpoints
-        )
+        self.checkpoints = Checkpoints(_checkpoint_dir(run, own.id_ps), keep=run.keep_checkpoints)
         self.saved = self._load()
         self.run_id = self.saved["run_id"] if self.saved else ""
         if not self.run_id and self.leads:

@@ -43,7 +43,7 @@ class Saver:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._next is not None)
-                assert self._next is not None  # noqa: S101 - the condition just said so
+                assert self._next is not None
                 (version, state), self._next, self._busy = self._next, None, True
             try:
                 self._checkpoints.save(version, state)

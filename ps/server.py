@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from absl import logging
 
@@ -47,7 +47,7 @@ class ShardServer:
         self.core, self.layout, self.share = core, layout, share
         self.save, self.lease_seconds = save, lease_seconds
         self.max_streams = max_streams
-        self.decoder = PushDecoder(layout, core.method.kind, core.kernels)
+        self.decoder = PushDecoder(layout, core.model.method.kind, core.model.kernels)
         self.connections = Connections()
         self.identity: Identity | None = None  # None: not ready to be spoken to
         self.document = "{}"  # what Welcome tells supervisors and shards of the run
@@ -210,7 +210,7 @@ class ShardServer:
         if self.server is not None:
             self.server.set_serving(False)
 
-    _actions: Any = {
+    _actions: ClassVar[dict[type, Any]] = {
         events.Welcome: _welcome,
         events.Refuse: _refuse,
         events.NewEpoch: _new_epoch,

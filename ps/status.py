@@ -70,7 +70,7 @@ class StatusBoard:
             generation=core.config.generation,
             samples=core.samples,
             seconds=accounts.seconds(),
-            learning_rate=core.learning_rate,
+            learning_rate=core.model.learning_rate,
             staleness=metrics.Histogram(dict(accounts.staleness)),
             rejected_pushes=dict(accounts.rejected),
             bytes_up=sum(worker.bytes_up for worker in workers),

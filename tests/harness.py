@@ -189,7 +189,7 @@ class MiniRun:
             for slot, piece in enumerate(layout.slices):
                 start = SPEC.offsets[piece.tensor] + piece.start
                 own = layout.offsets
-                flat[start : start + piece.size] = core.theta[own[slot] : own[slot + 1]]
+                flat[start : start + piece.size] = core.model.theta[own[slot] : own[slot + 1]]
         return flat
 
     def deadlocked(self) -> bool:

@@ -89,8 +89,19 @@ class Nodes:
     def summary(self) -> dict[str, Any]:
         return dict(json.loads((self.run_dir / "summary.json").read_text()))
 
-    def watch(self, until: Callable[[metrics.RunStatus], bool], seconds: float = 60) -> None:
-        """Look at the run through a supervisor's stream until a status fits."""
+    def watch(
+        self,
+        until: Callable[[metrics.RunStatus], bool],
+        seconds: float = 60,
+        halt: str | None = None,
+    ) -> None:
+        """Look at the run through a supervisor's stream until a status fits; then end it if asked.
+
+        Args:
+            until: Whether this status is the awaited one.
+            seconds: Patience.
+            halt: The stop reason to give.
+        """
         deadline = time.monotonic() + seconds
         hello = pb.Hello(
             protocol_version=convert.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR, num_shards=1
@@ -105,6 +116,8 @@ class Nodes:
                     if message.WhichOneof("body") == "report":
                         status = metrics.RunStatus.from_json(message.report.document)
                         if until(status):
+                            if halt is not None:
+                                session.say(pb.ToServer(halt=pb.Halt(cause=halt)))
                             session.say(pb.ToServer(leave=pb.Leave(cause="seen enough")))
                             session.close()
                             return

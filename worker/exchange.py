@@ -197,9 +197,7 @@ def _hello(
         id=id_worker,
         fingerprint=convert.settings_of(run.method.fingerprint()),
         model=convert.tensors_of(spec),
-        link=pb.EmulatedLink(
-            mbps=link.mbps, delay_ms=link.delay_ms, loss=link.loss, seed=seed + 1
-        ),
+        link=pb.EmulatedLink(mbps=link.mbps, delay_ms=link.delay_ms, loss=link.loss, seed=seed + 1),
         shard=shard,
         num_shards=run.nb_ps,
     )

@@ -31,7 +31,7 @@ from worker.shard_client import Halted
 from worker.train_step import TrainStep
 
 if TYPE_CHECKING:
-    from ops.types import Float32
+    pass
 
 #: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
 MAX_NON_FINITE = 100
@@ -112,9 +112,7 @@ class _Worker:
             [run.seed, own.id_worker],
         )
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
-        self.exchange = Exchange(
-            run, own.id_worker, shared.spec, layouts, own.link, self.closing
-        )
+        self.exchange = Exchange(run, own.id_worker, shared.spec, layouts, own.link, self.closing)
         self.checkpoints = Checkpoints(_checkpoint_dir(run, own.id_worker), keep=2)
         self.stopwatch = Stopwatch()
         self.num_steps = 0
@@ -283,7 +281,8 @@ class _Worker:
             compute_seconds=before.compute_seconds + seconds["compute"],
             encode_seconds=before.encode_seconds + seconds["encode"],
             send_seconds=before.send_seconds + self.exchange.send_seconds,
-            wait_seconds=before.wait_seconds + max(0.0, seconds["wait"] - self.exchange.send_seconds),
+            wait_seconds=before.wait_seconds
+            + max(0.0, seconds["wait"] - self.exchange.send_seconds),
             steps_per_second=self.num_steps / elapsed,
         )
 

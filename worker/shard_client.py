@@ -100,7 +100,7 @@ class ShardClient:
                 session.close(0.0)
                 if self._closing.is_set() or time.monotonic() + backoff >= deadline:
                     raise Unreachable(str(error)) from error
-            self._closing.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            self._closing.wait(backoff * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, _LAST_BACKOFF_SECONDS)
         self._session = session
         self._progress_seconds = max(10.0, 3 * self.welcome.lease_seconds)

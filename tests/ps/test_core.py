@@ -26,7 +26,7 @@ def join(core, worker, now=0.0, incarnation=None):
 
 
 def push(core, worker, step, base, indices=None, values=None, now=0.0, generation=0, samples=1):
-    values = np.ones(len(core.theta) if indices is None else len(indices), np.float32) \
+    values = np.ones(len(core.model.theta) if indices is None else len(indices), np.float32) \
         if values is None else np.asarray(values, np.float32)  # fmt: skip
     update = Update(None if indices is None else np.asarray(indices, np.int64), values)
     event = events.Push(worker, worker, step, base, generation, 0, update, samples, 1, 1.0)
@@ -49,10 +49,10 @@ def test_adacomp_vectors():
         # Bases are as the vectors say, whatever the worker was handed: keep them in the window.
         for member in core.members.values():
             member.base_version = min(member.base_version, base)
-        before = core.theta.copy()
+        before = core.model.theta.copy()
         steps[worker] += 1
         push(core, worker, steps[worker], base, indices)
-        np.testing.assert_allclose(before[indices] - core.theta[indices], expected, rtol=1e-5)
+        np.testing.assert_allclose(before[indices] - core.model.theta[indices], expected, rtol=1e-5)
     assert core.version == 5
 
 
@@ -65,16 +65,16 @@ def test_grouping_vector():
     bases = dict.fromkeys((1, 2, 3), 0)
     seen = []
     for group in [(3,), (3,), (1, 2), (3,), (1, 2), (1, 2), (3,)]:
-        before = core.theta.copy()
+        before = core.model.theta.copy()
         for worker in group:
             steps[worker] += 1
             actions = push(core, worker, steps[worker], bases[worker])
         for reply in of(events.Reply, actions):
             bases[reply.worker] = reply.version
-        seen.append(0.1 / float(before[0] - core.theta[0]))
+        seen.append(0.1 / float(before[0] - core.model.theta[0]))
     # D = n_g * Y on summed gradients; here members' gradients are all 1, so the mean shows Y.
     np.testing.assert_allclose(seen, [1, 1, 3, 2, 2, 1, 3], rtol=1e-4)
-    assert len({tuple(core.theta)}) == 1
+    assert len({tuple(core.model.theta)}) == 1
 
 
 @pytest.mark.parametrize("weighting", ["none", "inverse"])
@@ -83,21 +83,21 @@ def test_inverse_weighting_is_a_switch_in_every_mode(weighting):
     join(core, 1)
     join(core, 2)
     push(core, 1, 1, 0)
-    before = core.theta.copy()
+    before = core.model.theta.copy()
     push(core, 2, 1, 0)
     expected = 0.05 if weighting == "inverse" else 0.1
-    np.testing.assert_allclose(before - core.theta, expected, rtol=1e-6)
+    np.testing.assert_allclose(before - core.model.theta, expected, rtol=1e-6)
 
 
 def test_a_retry_is_answered_and_never_applied_twice():
     core = core_of(method("asgd"))
     join(core, 1)
     first = of(events.Reply, push(core, 1, 1, 0))
-    theta = core.theta.copy()
+    theta = core.model.theta.copy()
     again = of(events.Reply, push(core, 1, 1, 0))
     assert len(first) == len(again) == 1
     assert core.version == 1
-    np.testing.assert_array_equal(core.theta, theta)
+    np.testing.assert_array_equal(core.model.theta, theta)
     np.testing.assert_array_equal(again[0].update.values, theta)
 
 
@@ -109,7 +109,7 @@ def test_a_retry_while_its_round_waits_is_merged_once():
     assert of(events.Reply, push(core, 1, 1, 0)) == []
     replies = of(events.Reply, push(core, 2, 1, 0))
     assert {reply.worker for reply in replies} == {1, 2}
-    np.testing.assert_allclose(core.theta, -0.1)
+    np.testing.assert_allclose(core.model.theta, -0.1)
 
 
 def test_the_divisor_is_the_number_of_gradients_merged():
@@ -123,7 +123,7 @@ def test_the_divisor_is_the_number_of_gradients_merged():
         core.handle(events.Alive(worker), 9.0)
     replies = of(events.Reply, core.handle(events.Tick(), 10.5))
     assert {reply.worker for reply in replies} == {1, 2}
-    np.testing.assert_allclose(core.theta, -0.3, rtol=1e-6)
+    np.testing.assert_allclose(core.model.theta, -0.3, rtol=1e-6)
     assert core.membership.num_left == 1
 
 
@@ -137,8 +137,9 @@ def test_group_members_get_the_same_arrays():
 
 
 def test_synchronous_runs_wait_for_everybody_or_the_start_timeout():
-    core = core_of(method("bsp"), start_timeout_seconds=30.0, lease=100.0,
-                   snapshot_interval_seconds=1e6)
+    core = core_of(
+        method("bsp"), start_timeout_seconds=30.0, lease=100.0, snapshot_interval_seconds=1e6
+    )
     assert of(events.Reply, join(core, 1)) == []
     assert core.next_deadline() == 30.0
     replies = of(events.Reply, core.handle(events.Tick(), 30.0))
@@ -159,7 +160,9 @@ def test_a_live_id_is_refused_naming_the_holder_and_a_suspect_one_is_replaced():
     assert "peer1" in refusal.message
     core.handle(events.Lost(1, 1), 1.0)
     assert of(events.Welcome, core.handle(events.Join(1, 77, False, "other"), 2.0))
-    assert of(events.Refuse, core.handle(events.Join(9, 5, False, "x"), 2.0))[0].reason == "ID_RANGE"
+    assert (
+        of(events.Refuse, core.handle(events.Join(9, 5, False, "x"), 2.0))[0].reason == "ID_RANGE"
+    )
 
 
 def test_exactly_iter_max_updates_then_stop_for_everyone():
@@ -170,11 +173,11 @@ def test_exactly_iter_max_updates_then_stop_for_everyone():
     actions = push(core, 2, 1, 0)
     assert of(events.Ended, actions)[0].reason == "iter_max"
     assert of(events.Reply, actions)[0].stop
-    theta = core.theta.copy()
+    theta = core.model.theta.copy()
     late = of(events.Reply, push(core, 1, 2, 1))
     assert late[0].stop
     assert core.version == 2
-    np.testing.assert_array_equal(core.theta, theta)
+    np.testing.assert_array_equal(core.model.theta, theta)
 
 
 def test_max_seconds_counts_from_the_first_pull():
@@ -246,10 +249,10 @@ def test_staleness_window_beyond_is_counted_or_rejected():
         join(core, 2)
         for step in (1, 2, 3):
             push(core, 1, step, step - 1, [0])
-        before = float(core.theta[0])
+        before = float(core.model.theta[0])
         push(core, 2, 1, 0, [0])
         assert core.version == applied
         if policy == "count":  # one remembered hit and two forgotten ones
-            assert before - core.theta[0] == pytest.approx(0.1 / 3, rel=1e-5)
+            assert before - core.model.theta[0] == pytest.approx(0.1 / 3, rel=1e-5)
         else:
             assert core.accounts.rejected["stale"] == 1
