@@ -16,6 +16,9 @@ from ps import events
 
 _RETRY_SECONDS = 1.0
 _REPORT_SECONDS = 1.0
+#: Stop reasons after which every shard applies as many updates as shard 0 did.
+_SPENT = ("iter_max", "epochs")
+_DRAIN_SECONDS = 3.0
 
 
 class Leader:
@@ -110,7 +113,16 @@ class Leader:
                 self._put(events.Epoch(epoch.epoch, live, epoch.started))
             elif body == "halt":
                 self.halted = message.halt.cause
-                self._put(events.Stop(message.halt.cause))
+                self._end_in_time(events.Stop(message.halt.cause))
+
+    def _end_in_time(self, stop: events.Stop) -> None:
+        """End this shard too; a spent budget first lets updates on their way arrive here."""
+        if stop.reason not in _SPENT:
+            self._put(stop)
+            return
+        drain = threading.Timer(_DRAIN_SECONDS, self._put, (stop,))
+        drain.daemon = True
+        drain.start()
 
     def _speak(self) -> None:
         while not self._closing.wait(_REPORT_SECONDS):

@@ -7,7 +7,7 @@ from ps.events import Join, Push, Refuse
 
 def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Refuse:
     """Refuse a worker number that this run does not have."""
-    message = f"--id_worker={join.worker}: this run has workers 1..{nb_workers} (--nb_workers={nb_workers})."
+    message = f"--id_worker={join.worker}: this run has workers 1..{nb_workers} (--nb_workers)."
     return Refuse(join.worker, join.incarnation, "ID_RANGE", message, 0, epoch)
 
 
