@@ -134,7 +134,7 @@ def best_rice(indices: Int64) -> tuple[int, int]:
 def best_elias_fano(indices: Int64) -> tuple[int, int]:
     """Return (low bits, bytes) of the smallest Elias-Fano coding."""
     count, last = indices.size, int(indices[-1])
-    middle = max(1, last // count).bit_length()
+    middle = min(MAX_LOW_BITS, max(1, last // count).bit_length())
     tried = range(max(0, middle - 2), min(MAX_LOW_BITS, middle + 1) + 1)
     size_bytes, low_bits = min(
         (_two_part_bytes(count, last >> low_bits, low_bits), low_bits) for low_bits in tried

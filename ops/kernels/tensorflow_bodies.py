@@ -96,7 +96,8 @@ def _to_int8(values: Any, scale: Any) -> Any:
 
 @tf.function(input_signature=[_INDICES])
 def _damp(sigma: Any) -> Any:
-    return 1.0 / tf.cast(tf.maximum(sigma, 1), tf.float32)
+    # In double precision: float32 division may be done by an approximate reciprocal.
+    return tf.cast(1.0 / tf.cast(tf.maximum(sigma, 1), tf.float64), tf.float32)
 
 
 @tf.function(input_signature=[tf.TensorSpec([], tf.int32), _INDICES, _INDICES])

@@ -1,0 +1,91 @@
+"""Coded values stay finite and near; both bodies give the same codes."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from ops import kernels
+from ops.types import VALUE_DTYPES, CodedValues, ConfigurationError
+from tests.ops.kernels import reference
+
+NUMPY_DTYPES = {"float32": "f4", "bfloat16": "u2", "float16": "f2", "int8": "i1"}
+LARGEST = np.finfo(np.float32).max
+any_values = arrays_of.arrays(
+    np.float32,
+    st.integers(0, 30),
+    elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+)
+
+
+@pytest.mark.parametrize("dtype", VALUE_DTYPES)
+@settings(max_examples=60, deadline=None)
+@given(values=any_values)
+def test_coded_values_are_finite_and_of_their_dtype(bodies, dtype, values):
+    coded = bodies.quantise(values, dtype)
+    assert coded.dtype == dtype and coded.data.dtype == NUMPY_DTYPES[dtype]
+    assert 0 < coded.scale < np.inf and np.float32(coded.scale) == coded.scale
+    decoded = bodies.dequantise(coded)
+    assert decoded.dtype == np.float32 and decoded.shape == values.shape
+    assert np.isfinite(decoded).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=any_values)
+def test_bfloat16_rounds_to_nearest_even(values):
+    coded = kernels.load("numpy").quantise(values, "bfloat16")
+    np.testing.assert_array_equal(coded.data, reference.bfloat16(values).view(np.uint16))
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=any_values)
+def test_int8_is_off_by_half_a_step_at_most(values):
+    numpy_bodies = kernels.load("numpy")
+    coded = numpy_bodies.quantise(values, "int8")
+    error = np.abs(numpy_bodies.dequantise(coded).astype(np.float64) - values.astype(np.float64))
+    largest = np.abs(values.astype(np.float64)).max(initial=0)
+    assert (error <= coded.scale * 0.5001 + largest * 1e-6).all()
+
+
+@pytest.mark.parametrize("dtype", VALUE_DTYPES)
+def test_both_bodies_give_the_same_codes(dtype):
+    values = np.random.default_rng(0).standard_normal(5000, np.float32)
+    values[:4] = [LARGEST, -LARGEST, 65_520, 0]
+    for block in (values, values[4:]):
+        one, other = (kernels.load(name).quantise(block, dtype) for name in ("numpy", "tf"))
+        np.testing.assert_array_equal(one.data, other.data)
+        assert one.scale == other.scale
+
+
+def test_special_blocks(bodies):
+    zeros = np.zeros(3, np.float32)
+    assert bodies.quantise(zeros, "int8").scale == 1
+    np.testing.assert_array_equal(bodies.quantise(zeros, "int8").data, 0)
+    halves = np.array([127, 0.5, 1.5, -2.5], np.float32)  # scale 1: half to even
+    np.testing.assert_array_equal(bodies.quantise(halves, "int8").data, [127, 0, 2, -2])
+    cut = bodies.dequantise(bodies.quantise(np.array([1e6, -1e6], np.float32), "float16"))
+    np.testing.assert_array_equal(cut, [65504, -65504])
+    assert bodies.quantise(halves, "float32").data is halves
+
+
+def test_errors_name_what_is_legal(bodies):
+    with pytest.raises(ValueError, match="'int4'.*float16"):
+        bodies.quantise(np.ones(1, np.float32), "int4")
+    with pytest.raises(ValueError, match="'int4'"):
+        bodies.dequantise(CodedValues("int4", np.ones(1)))
+    with pytest.raises(ConfigurationError, match="--kernels='cuda'.*auto, tf, numpy"):
+        kernels.load("cuda")
+
+
+def test_auto_is_numpy_on_cpu_and_imports_no_tensorflow():
+    program = (
+        "import sys; from ops import kernels, codecs\n"
+        "assert 'numpy' not in sys.modules\n"
+        "assert kernels.load('auto').name == 'numpy' and 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert kernels.load("auto", on_gpu=True).name == "tf"

@@ -1,0 +1,127 @@
+"""Selection equals sorting, whatever the sizes, ties, zeros and magnitudes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from ops.kernels import select
+from tests.ops.kernels import reference
+
+TINY = np.float32(1e-45)  # the smallest subnormal
+
+
+def check(bodies, x, k):
+    expected = reference.top_k(x, k)
+    untouched = x.copy()
+    indices, values = bodies.top_k(x, k)
+    assert indices.dtype == np.int64 and values.dtype == np.float32
+    np.testing.assert_array_equal(indices, expected[0])
+    np.testing.assert_array_equal(values, expected[1])
+    np.testing.assert_array_equal(x, untouched)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    x=arrays_of.arrays(
+        np.float32,
+        st.integers(0, 40),
+        elements=st.one_of(
+            st.floats(width=32, allow_nan=False, allow_infinity=False),
+            st.sampled_from([0.0, -0.0, 1.0, -1.0, float(TINY), -float(TINY), 2e-40]),
+        ),
+    ),
+    k=st.integers(0, 45),
+)
+def test_small_arrays_equal_sorting(bodies, x, k):
+    check(bodies, x, k)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    size=st.integers(4096, 150_000),
+    kept=st.floats(0, 0.06),
+    levels=st.sampled_from([0, 2, 30, 1000]),
+    zeros=st.sampled_from([0.0, 0.5, 0.98, 0.9999]),
+    exponent=st.sampled_from([0, -42, 30]),
+    seed=st.integers(0, 9),
+)
+def test_sampled_arrays_equal_sorting(bodies, size, kept, levels, zeros, exponent, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(size, np.float32)
+    if levels:
+        x = np.round(x * levels / 2).astype(np.float32)
+    x[rng.random(size) < zeros] = 0
+    check(bodies, x * np.float32(10.0**exponent), int(kept * size))
+
+
+@pytest.mark.parametrize("size", [1 << 16, (1 << 20) + 1, (1 << 20) + 70_003])
+def test_sizes_around_the_pieces(bodies, size):
+    x = np.random.default_rng(size).standard_normal(size, np.float32)
+    x[-1] = 50
+    check(bodies, x, size // 100)
+
+
+def test_a_misleading_sample_is_noticed(bodies):
+    size, k = 100_000, 1000
+    x = np.full(size, 1e-3, np.float32)
+    x[:: max(1, k // 200) | 1] = 9.0  # just what is sampled
+    x[:: max(1, k // 200)] = 9.0
+    check(bodies, x, 50_000 - 1)
+    x = np.random.default_rng(0).standard_normal(size, np.float32)
+    x[:: max(1, k // 200) | 1] *= 0.01
+    check(bodies, x, k)
+
+
+@pytest.mark.parametrize(
+    ("size", "rate"),
+    [(3, 0.5), (5000, 0.0001), (5000, 0.01), (80_001, 0.001), (80_001, 0.3), (80_001, 1.0),
+     ((1 << 20) + 5, 0.01)],
+)  # fmt: skip
+def test_feedback_takes_out_the_largest_of_the_sum(bodies, size, rate):
+    rng = np.random.default_rng(7)
+    residual = rng.standard_normal(size, np.float32)
+    addend = rng.standard_normal(size, np.float32)
+    total = residual + addend
+    k = max(1, int(rate * size))
+    indices, values = bodies.feedback_top_k(residual, addend, k)
+    expected = reference.top_k(total, k)
+    np.testing.assert_array_equal(indices, expected[0])
+    np.testing.assert_array_equal(values, expected[1])
+    total[indices] = 0
+    np.testing.assert_array_equal(residual, total)
+
+
+def test_feedback_falls_back_when_too_few_survive(monkeypatch):
+    monkeypatch.setattr(select, "_sampled_threshold", lambda *_: np.float32(3.5))
+    rng = np.random.default_rng(1)
+    residual, addend = rng.standard_normal((2, 60_000)).astype(np.float32)
+    total = residual + addend
+    indices, values = select.feedback_top_k(residual, addend, 6000)
+    np.testing.assert_array_equal(indices, reference.top_k(total, 6000)[0])
+    np.testing.assert_array_equal(values, total[indices])
+    total[indices] = 0
+    np.testing.assert_array_equal(residual, total)
+
+
+def test_nothing_is_traced_again_as_sizes_vary():
+    from ops.kernels import tensorflow_bodies
+
+    for size, k in ((10, 1), (5000, 50), (20_000, 7), (1, 1)):
+        tensorflow_bodies.top_k(np.ones(size, np.float32), k)
+    assert tensorflow_bodies._top_k.experimental_get_tracing_count() == 1
+
+
+def test_random_positions():
+    rng = np.random.default_rng(5)
+    chosen = select.random_k(1000, 100, rng)
+    assert chosen.dtype == np.int64 and len(set(chosen.tolist())) == 100
+    assert (np.diff(chosen) > 0).all() and chosen[0] >= 0 and chosen[-1] < 1000
+    np.testing.assert_array_equal(select.random_k(3, 5, rng), [0, 1, 2])
+    again = select.random_k(1000, 100, np.random.default_rng(5))
+    np.testing.assert_array_equal(chosen, again)
+    counts = np.zeros(20)
+    for _ in range(2000):
+        counts[select.random_k(20, 2, rng)] += 1
+    assert abs(counts - 200).max() < 60  # four standard deviations

@@ -1,0 +1,123 @@
+"""Codecs: what is sent, what is refused, and that nothing else changes."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from ops import codecs, kernels
+from ops.types import VALUE_DTYPES, ConfigurationError, EncodeContext, ModelSpec, TensorSpec
+
+BODIES = kernels.load("numpy")
+SPEC = ModelSpec((TensorSpec("kernel", (50, 20)), TensorSpec("bias", (7,))))
+EVERY = [(name, dtype) for name in codecs.REGISTRY for dtype in VALUE_DTYPES]
+
+
+def context(seed=0):
+    return EncodeContext(1, 0.1, np.random.default_rng(seed), BODIES)
+
+
+def tensors(seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(tensor.size, np.float32) for tensor in SPEC.tensors]
+
+
+def encode(codec, values, seed=0):
+    state = codec.init(SPEC, BODIES)
+    return codec.encode(values, state, context(seed))[0]
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
+def test_every_codec_sends_what_the_tensors_hold(name, dtype):
+    codec = codecs.REGISTRY[name](value_dtype=dtype)
+    given = tensors()
+    packet = encode(codec, given)
+    assert packet.kind is codec.kind
+    assert [block.slot for block in packet.blocks] == [0, 1]
+    for block, tensor, untouched in zip(packet.blocks, given, tensors(), strict=True):
+        np.testing.assert_array_equal(tensor, untouched)
+        where = slice(None) if block.indices is None else block.indices
+        decoded = BODIES.dequantise(block.values)
+        assert block.size == tensor.size and np.isfinite(decoded).all()
+        np.testing.assert_allclose(decoded, tensor[where], rtol=0.01, atol=0.02)
+    again = encode(codec, given)
+    for one, other in zip(packet.blocks, again.blocks, strict=True):
+        np.testing.assert_array_equal(one.values.data, other.values.data)
+    assert codec.undelivered(packet, {}) == {}
+
+
+@pytest.mark.parametrize("name", codecs.REGISTRY)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_tensors_are_refused(name, bad):
+    given = tensors()
+    given[1][3] = bad
+    with pytest.raises(codecs.NonFiniteUpdate, match="tensor 1"):
+        encode(codecs.REGISTRY[name](), given)
+
+
+@pytest.mark.parametrize("name", ["topk", "random_k"])
+@pytest.mark.parametrize("rate", [0.0, -0.1, math.nan])
+def test_rates_that_keep_nothing_are_refused(name, rate):
+    with pytest.raises(ConfigurationError, match="--compression_rate=.*above 0"):
+        codecs.REGISTRY[name](compression_rate=rate)
+
+
+@pytest.mark.parametrize("name", codecs.REGISTRY)
+def test_unknown_value_dtypes_are_refused(name):
+    with pytest.raises(ConfigurationError, match="--value_dtype='int4'.*bfloat16"):
+        codecs.REGISTRY[name](value_dtype="int4")
+
+
+@pytest.mark.parametrize(
+    ("rate", "size", "kept"),
+    [(0.29, 100, 29), (0.01, 99, 1), (0.01, 401_408, 4014), (0.5, 7, 3), (1e-9, 10, 1)],
+)
+def test_kept_entries(rate, size, kept):
+    assert codecs.kept_entries(rate, size) == kept
+
+
+def test_topk_takes_the_largest_of_each_tensor():
+    packet = encode(codecs.TopK(0.02), tensors())
+    for block, tensor, count in zip(packet.blocks, tensors(), (20, 1), strict=True):
+        expected = np.sort(np.argsort(-np.abs(tensor), kind="stable")[:count])
+        np.testing.assert_array_equal(block.indices, expected)
+        np.testing.assert_array_equal(block.values.data, tensor[expected])
+
+
+def test_zeros_are_never_sent():
+    given = [np.zeros(1000, np.float32), np.array([0, 0, 5, 0, 0, 0, -1], np.float32)]
+    packet = encode(codecs.TopK(0.9), given)
+    (block,) = packet.blocks
+    assert block.slot == 1
+    np.testing.assert_array_equal(block.indices, [2, 6])
+
+
+@pytest.mark.parametrize("name", ["topk", "random_k"])
+@pytest.mark.parametrize("rate", [1.0, 2.5])
+def test_a_rate_of_one_or_more_is_dense(name, rate):
+    packet = encode(codecs.REGISTRY[name](compression_rate=rate), tensors())
+    assert [block.indices for block in packet.blocks] == [None, None]
+
+
+def test_random_k_draws_from_the_context_and_does_not_rescale():
+    given = tensors()
+    packet = encode(codecs.RandomK(0.1), given)
+    other = encode(codecs.RandomK(0.1), given, seed=1)
+    block = packet.blocks[0]
+    assert block.indices.size == 100
+    np.testing.assert_array_equal(block.values.data, given[0][block.indices])
+    assert not np.array_equal(block.indices, other.blocks[0].indices)
+
+
+def test_dense_float32_is_not_copied():
+    given = tensors()
+    packet = encode(codecs.Dense(), given)
+    assert packet.blocks[0].values.data is given[0]
+
+
+def test_policies_hold_hyper_parameters_only():
+    for policy in codecs.REGISTRY.values():
+        assert all(
+            isinstance(value, int | float | str) for value in dataclasses.asdict(policy()).values()
+        )

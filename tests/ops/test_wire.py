@@ -1,0 +1,300 @@
+"""Blocks survive the wire, their bytes are fixed, and hostile bytes end in WireError."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from ops import index_codings, wire
+from ops.types import Block, CodedValues
+from ops.wire import IndexChooser, IndexCoding, WireError, all_finite, decode_block
+from proto import thinwire_pb2 as pb
+
+POSITIONS = [0, 1, 5, 6, 300, 301, 999]  # below 1000; a run at the start, one gap above 255
+# coding -> (parameter, index bytes) of POSITIONS. Never changes: old bytes must decode for ever.
+GOLDEN = {
+    IndexCoding.BITMAP: (0, "63" + "00" * 36 + "30" + "00" * 86 + "80"),
+    IndexCoding.RICE: (6, "0f0310003000259003"),
+    IndexCoding.DEFLATED_GAPS: (0, "63606066f8cff05f6d17032303100000"),
+    IndexCoding.UINT32: (0, "000000000100000005000000060000002c0100002d010000e7030000"),
+    IndexCoding.ELIAS_FANO: (6, "0f03204050186c7b02"),
+}
+
+
+def block_of(indices, size, slot=0, dtype="<f4"):
+    count = size if indices is None else len(indices)
+    values = np.arange(count).astype(dtype)
+    return Block(slot, size, indices, CodedValues("float32", values))
+
+
+def decode(coded, size):
+    return decode_block(
+        coded.slot,
+        coded.count,
+        int(coded.coding),
+        coded.coding_parameter,
+        memoryview(coded.index_bytes),
+        coded.value_dtype,
+        coded.scale,
+        memoryview(bytes(coded.value_bytes)),
+        size,
+    )
+
+
+def decode_positions(coding, parameter, data, count, size):
+    values = memoryview(bytes(count))
+    return decode_block(
+        0, count, coding, parameter, memoryview(data), "int8", 1.0, values, size
+    ).indices
+
+
+def entropy_bytes(size, count):
+    nats = math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)
+    return nats / math.log(2) / 8
+
+
+def uniform(size, count, seed=0):
+    return np.sort(np.random.default_rng(seed).choice(size, count, replace=False))
+
+
+def clustered(size, count, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = np.repeat(rng.gamma(0.15, 1, size // 100), 100)
+    columns = np.tile(rng.gamma(0.3, 1, 100), size // 100)
+    return np.sort(np.argsort(-rows * columns * rng.random(rows.size))[:count])
+
+
+def test_numbers_are_those_of_the_proto():
+    ours = {f"INDEX_CODING_{coding.name}": int(coding) for coding in IndexCoding}
+    assert ours == dict(pb.IndexCoding.items())
+
+
+@pytest.mark.parametrize("coding", GOLDEN, ids=lambda coding: coding.name)
+def test_golden_bytes(coding):
+    parameter, golden = GOLDEN[coding]
+    if coding is not IndexCoding.DEFLATED_GAPS:  # another zlib may deflate otherwise
+        coded = wire._encode_as(coding, np.array(POSITIONS), 1000)
+        assert (coded[0], coded[1], coded[2].hex()) == (coding, parameter, golden)
+    decoded = decode_positions(coding, parameter, bytes.fromhex(golden), len(POSITIONS), 1000)
+    assert decoded.dtype == np.int64
+    np.testing.assert_array_equal(decoded, POSITIONS)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    positions=st.sets(st.integers(0, 5000), min_size=1),
+    spare=st.integers(0, 300),
+    coding=st.sampled_from(list(GOLDEN)),
+)
+def test_every_coding_round_trips(positions, spare, coding):
+    indices = np.array(sorted(positions))
+    size = int(indices[-1]) + 1 + spare
+    _, parameter, data = wire._encode_as(coding, indices, size)
+    np.testing.assert_array_equal(
+        decode_positions(coding, parameter, data, indices.size, size), indices
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(gaps=st.lists(st.integers(1, 1 << 33), min_size=1, max_size=30))
+def test_huge_tensors_round_trip(gaps):
+    indices = np.cumsum(gaps)
+    size = int(indices[-1]) + 1
+    coded = IndexChooser().encode(block_of(indices, size))
+    np.testing.assert_array_equal(
+        decode_positions(coded.coding, coded.coding_parameter, coded.index_bytes, len(gaps), size),
+        indices,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from(["float32", "bfloat16", "float16", "int8"]),
+    positions=st.sets(st.integers(0, 99)),
+    dense=st.booleans(),
+    scale=st.floats(2.0**-100, 2.0**100, width=32),
+)
+def test_blocks_round_trip(dtype, positions, dense, scale):
+    indices = None if dense else np.array(sorted(positions), np.int64)
+    count = 100 if dense else indices.size
+    numpy_dtype = {"float32": "f4", "bfloat16": "u2", "float16": "f2", "int8": "i1"}[dtype]
+    values = CodedValues(dtype, np.arange(count).astype(numpy_dtype), scale)
+    decoded = decode(IndexChooser().encode(Block(3, 100, indices, values)), 100)
+    assert (decoded.slot, decoded.size, decoded.values.dtype) == (3, 100, dtype)
+    assert decoded.values.scale == (scale if dtype == "int8" else 1.0)
+    assert decoded.values.data.dtype == values.data.dtype and decoded.values.data.flags.aligned
+    np.testing.assert_array_equal(decoded.values.data, values.data)
+    if count == 100:  # every entry: the same set, said shorter
+        assert decoded.indices is None
+    else:
+        np.testing.assert_array_equal(decoded.indices, indices)
+
+
+def test_values_are_not_copied():
+    block = block_of(None, 50)
+    coded = IndexChooser().encode(block)
+    assert coded.index_bytes == b"" and coded.value_bytes.format == "B"
+    assert np.shares_memory(np.frombuffer(coded.value_bytes, np.uint8), block.values.data)
+    payload = bytes(coded.value_bytes)
+    decoded = decode_block(0, 50, 0, 0, memoryview(b""), "float32", 1.0, memoryview(payload), 50)
+    assert np.shares_memory(decoded.values.data, np.frombuffer(payload, np.uint8))
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.001])
+def test_uniform_positions_cost_at_most_a_tenth_more_than_their_entropy(rate):
+    size = 1_200_000
+    count = int(rate * size)
+    coded = IndexChooser().encode(block_of(uniform(size, count), size))
+    assert len(coded.index_bytes) <= 1.02 * entropy_bytes(size, count)
+
+
+def test_clustered_positions_cost_less_than_the_entropy_of_uniform_ones():
+    coded = IndexChooser().encode(block_of(clustered(400_000, 4000), 400_000))
+    assert coded.coding is IndexCoding.DEFLATED_GAPS
+    assert len(coded.index_bytes) <= 0.8 * entropy_bytes(400_000, 4000)
+
+
+@pytest.mark.parametrize("size", [1, 8, 9, 2000])
+@pytest.mark.parametrize("density", [0.0, 0.002, 0.05, 0.5, 0.95])
+def test_the_smallest_coding_is_taken(size, density):
+    indices = uniform(size, int(density * size))
+    coded = IndexChooser().encode(block_of(indices, size))
+    if not indices.size:
+        assert coded.index_bytes == b"" and decode(coded, size).indices.size == 0
+        return
+    sizes = [len(wire._encode_as(coding, indices, size)[2]) for coding in GOLDEN]
+    assert len(coded.index_bytes) == min(sizes)
+
+
+def test_the_chooser_remembers_and_tries_again():
+    chooser = IndexChooser(interval=3)
+    even, lumpy = block_of(uniform(90_000, 900), 90_000), block_of(clustered(90_000, 900), 90_000)
+    other_slot = block_of(clustered(90_000, 900), 90_000, slot=1)
+    assert chooser.encode(even).coding is IndexCoding.RICE
+    assert chooser.encode(lumpy).coding is IndexCoding.RICE
+    assert chooser.encode(other_slot).coding is IndexCoding.DEFLATED_GAPS
+    assert all(type(value) is int for value in chooser.state.values())
+    resumed = IndexChooser(interval=3, state=chooser.state)
+    for each in (chooser, resumed):
+        assert each.encode(lumpy).coding is IndexCoding.RICE
+        assert each.encode(lumpy).coding is IndexCoding.DEFLATED_GAPS
+    assert chooser.state == resumed.state
+
+
+GOOD = dict(count=2, coding=4, coding_parameter=0, value_dtype="int8", scale=1.0, size=4)
+GOOD |= dict(index_bytes=b"\1\0\0\0\3\0\0\0", value_bytes=b"ab")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": 3}, "3 values of int8 in 2 bytes"),
+        ({"count": -1, "value_bytes": b""}, "-1 values"),
+        ({"size": 1}, "for 1 entries"),
+        ({"size": 3}, "below 3"),
+        ({"value_dtype": "int4"}, "'int4'"),
+        ({"scale": 0.0}, "scale 0.0"),
+        ({"scale": math.nan}, "scale nan"),
+        ({"scale": math.inf}, "scale inf"),
+        ({"coding": 6}, "coding 6 is unknown"),
+        ({"coding": 0}, "dense block of 2 values"),
+        ({"coding": 0, "size": 2}, "8 index bytes"),
+        ({"coding_parameter": 1}, "no parameter"),
+        ({"index_bytes": b"\1\0\0\0"}, "4 bytes of uint32"),
+        ({"index_bytes": b"\3\0\0\0\1\0\0\0"}, "ascending"),
+        ({"index_bytes": b"\1\0\0\0\1\0\0\0"}, "unique"),
+        ({"coding": 1}, "bitmap of 8 bytes"),
+        ({"coding": 1, "index_bytes": b"\7"}, "3 bits set"),
+        ({"coding": 1, "index_bytes": b"\x41"}, "below 4"),
+        ({"coding": 2, "coding_parameter": 25}, "25 low bits"),
+        ({"coding": 2}, "cannot hold"),
+        ({"coding": 2, "index_bytes": b""}, "cannot hold"),
+        ({"coding": 2, "index_bytes": b"\1"}, "1 ones"),
+        ({"coding": 5, "coding_parameter": 1, "index_bytes": b"\3\1"}, "ascending"),
+        ({"coding": 3}, "inflate"),
+        ({"coding": 3, "index_bytes": b""}, "does not end"),
+        ({"count": 0, "value_bytes": b""}, "index bytes for no values"),
+    ],
+)
+def test_what_is_wrong_is_named(changes, message):
+    arguments = {"slot": 0} | GOOD | changes
+    for name in ("index_bytes", "value_bytes"):
+        arguments[name] = memoryview(arguments[name])
+    with pytest.raises(WireError, match=message):
+        decode_block(**arguments)
+
+
+def test_a_decompression_bomb_is_not_unpacked():
+    import tracemalloc
+    import zlib
+
+    deflater = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    bomb = deflater.compress(bytes(100_000_000)) + deflater.flush()
+    tracemalloc.start()
+    with pytest.raises(WireError, match="does not end"):
+        index_codings.decode_deflated_gaps(memoryview(bomb), 1000)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+def test_a_large_claim_allocates_nothing():
+    import tracemalloc
+
+    tracemalloc.start()
+    for coding in range(7):
+        for count in (1, 1 << 40):
+            with pytest.raises(WireError):
+                decode_block(
+                    0, count, coding, 0, memoryview(b"\0"), "int8", 1.0, memoryview(b"a"), 1 << 40
+                )
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+def test_mutated_bytes_end_in_wire_error_or_legal_positions():
+    rng = np.random.default_rng(2)
+    size = 3000
+    originals = [
+        (int(coding), *wire._encode_as(coding, indices, size)[1:], indices.size)
+        for coding in GOLDEN
+        for indices in (uniform(size, 60), uniform(size, 700), np.array([2999]))
+    ]
+    refused = 0
+    for number in range(10_000):
+        coding, parameter, data, count = originals[number % len(originals)]
+        mutated = bytearray(data)
+        for _ in range(rng.integers(1, 4)):
+            mutated[rng.integers(len(mutated))] ^= 1 << rng.integers(8)
+        if number % 5 == 0:
+            mutated = mutated[: rng.integers(len(mutated) + 1)]
+        if number % 7 == 0:
+            mutated += rng.bytes(3)
+        if number % 11 == 0:
+            parameter = int(rng.integers(0, 40))
+        if number % 13 == 0:
+            coding = int(rng.integers(0, 8))
+        try:
+            indices = decode_positions(coding, parameter, bytes(mutated), count, size)
+        except WireError:
+            refused += 1
+            continue
+        assert indices.size == count and indices[0] >= 0 and indices[-1] < size
+        assert (np.diff(indices) > 0).all()
+    assert refused > 5000
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=arrays_of.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32)))
+def test_all_finite_equals_isfinite(values):
+    assert all_finite(values) == bool(np.isfinite(values).all())
+
+
+def test_all_finite_looks_at_every_piece():
+    values = np.full((1 << 18) + 5, 3e38, np.float32)
+    assert all_finite(values)
+    for bad in (np.nan, np.inf, -np.inf):
+        values[-1] = bad
+        assert not all_finite(values)
