@@ -20,6 +20,7 @@ from proto.framing import (
     Assembler,
     BytesLike,
     Malformed,
+    chunk_bytes_for,
     frame,
     frames,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "Malformed",
     "blocks_from_message",
     "blocks_to_message",
+    "chunk_bytes_for",
     "first_difference",
     "frame",
     "frames",

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from ops.types import Link
 from proto import thinwire_pb2 as pb
 
 #: No frame is larger than this.
@@ -28,6 +29,7 @@ _PAYLOAD_TAG = b"\x6a"  # Push.payload and Reply.payload, field 13
 _CHUNK_OVERHEAD = 8  # two tags and two lengths of three bytes
 _NO_BYTES = memoryview(b"")
 _CHUNK_DATA_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
+_MIN_CHUNK_BYTES = 16 << 10
 
 BytesLike = bytes | bytearray | memoryview
 Message = TypeVar("Message", pb.ToServer, pb.ToClient)
@@ -52,7 +54,22 @@ def frame(message: pb.ToServer | pb.ToClient) -> bytes:
     return data
 
 
-def frames(message: pb.ToServer | pb.ToClient, pieces: Sequence[BytesLike]) -> Iterator[bytes]:
+def chunk_bytes_for(link: Link) -> int:
+    """Return how many bulk bytes a chunk should carry over a link.
+
+    A whole chunk is the smallest sign of progress, so on a slow link it must pass well within a
+    lease: half a second's worth, but at least 16 KiB.
+    """
+    if link.mbps <= 0:
+        return _CHUNK_DATA_BYTES
+    return min(_CHUNK_DATA_BYTES, max(_MIN_CHUNK_BYTES, int(link.mbps * 1e6 / 8 / 2)))
+
+
+def frames(
+    message: pb.ToServer | pb.ToClient,
+    pieces: Sequence[BytesLike],
+    chunk_bytes: int = _CHUNK_DATA_BYTES,
+) -> Iterator[bytes]:
     """Return the frames of a push or a reply with its payload.
 
     Sets ``payload_bytes``. The frames are made one by one while the result is iterated, so the
@@ -61,6 +78,7 @@ def frames(message: pb.ToServer | pb.ToClient, pieces: Sequence[BytesLike]) -> I
     Args:
         message: With ``push`` or ``reply`` set and its ``payload`` unset.
         pieces: The payload, as buffers of bytes in order.
+        chunk_bytes: Most bulk bytes of one chunk.
 
     Raises:
         ValueError: The header does not fit into one frame, or there is no push or reply in it.
@@ -78,13 +96,13 @@ def frames(message: pb.ToServer | pb.ToClient, pieces: Sequence[BytesLike]) -> I
         whole = b"".join((_BULK_TAG, length, header, tail, *views))
         if len(whole) <= MAX_MESSAGE_BYTES:
             return iter((whole,))
-    return _header_and_chunks(frame(message), views)
+    return _header_and_chunks(frame(message), views, min(chunk_bytes, _CHUNK_DATA_BYTES))
 
 
-def _header_and_chunks(header: bytes, views: list[memoryview]) -> Iterator[bytes]:
+def _header_and_chunks(header: bytes, views: list[memoryview], chunk_bytes: int) -> Iterator[bytes]:
     yield header
     parts: list[memoryview] = []
-    room = _CHUNK_DATA_BYTES
+    room = chunk_bytes
     for view in views:
         position = 0
         while position < len(view):
@@ -93,10 +111,10 @@ def _header_and_chunks(header: bytes, views: list[memoryview]) -> Iterator[bytes
             position += len(part)
             room -= len(part)
             if room == 0:
-                yield _chunk(parts, _CHUNK_DATA_BYTES)
-                parts, room = [], _CHUNK_DATA_BYTES
+                yield _chunk(parts, chunk_bytes)
+                parts, room = [], chunk_bytes
     if parts:
-        yield _chunk(parts, _CHUNK_DATA_BYTES - room)
+        yield _chunk(parts, chunk_bytes - room)
 
 
 def _chunk(parts: list[memoryview], size: int) -> bytes:

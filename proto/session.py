@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ops.types import ShardLayout
+from ops.types import Link, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender
@@ -56,6 +56,8 @@ class Session:
         self.address = address
         self._hello = hello
         self._stream = ClientStream(address, link)
+        given = hello.link
+        self._chunk_bytes = convert.chunk_bytes_for(Link(given.mbps, given.delay_ms, given.loss))
         self._assembler = convert.Assembler(pb.ToClient, lambda message: max_payload_bytes)
 
     @property
@@ -88,7 +90,7 @@ class Session:
 
     def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
         """Queue a push with its payload; `pieces` must not change until it is answered."""
-        self._stream.send(convert.frames(message, pieces))
+        self._stream.send(convert.frames(message, pieces, self._chunk_bytes))
 
     def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
         """Return the next whole message and its payload.

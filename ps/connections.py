@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from ops import wire
 from ops.down_codecs import Operation
-from ops.types import Block, CodedValues, ShardLayout, Update
+from ops.types import Block, CodedValues, Link, ShardLayout, Update
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ServerStream
@@ -26,6 +26,8 @@ class Connection:
         self.id: int = hello.id
         self.incarnation = incarnation
         self.chooser = wire.IndexChooser()
+        link = hello.link
+        self.chunk_bytes = convert.chunk_bytes_for(Link(link.mbps, link.delay_ms, link.loss))
         self.evaluates = hello.role == pb.ROLE_SUPERVISOR and len(hello.model) > 0
         self.left = False
 
@@ -71,7 +73,7 @@ def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
 
 
 def reply_frames(
-    reply: events.Reply, generation: int, shared: SharedBlocks, chooser: wire.IndexChooser
+    reply: events.Reply, generation: int, shared: SharedBlocks, connection: Connection
 ) -> Iterable[bytes]:
     """Make the frames of one reply (in a sending thread)."""
     message = pb.ToClient()
@@ -80,9 +82,9 @@ def reply_frames(
     body.operation = reply.operation.value  # type: ignore[assignment]
     body.learning_rate, body.samples = reply.learning_rate, reply.samples
     body.stop, body.step = reply.stop, reply.step
-    coded = [] if reply.operation is Operation.NONE else shared.coded(chooser)
+    coded = [] if reply.operation is Operation.NONE else shared.coded(connection.chooser)
     pieces = convert.blocks_to_message(coded, body.blocks)
-    return convert.frames(message, pieces)
+    return convert.frames(message, pieces, connection.chunk_bytes)
 
 
 class Replies:
@@ -97,7 +99,7 @@ class Replies:
         """Queue one reply; coding happens in the connection's sending thread."""
         shared = self._shared.setdefault(id(reply.update), SharedBlocks(reply.update, self._layout))
         make: Callable[[], Iterable[bytes]] = functools.partial(
-            reply_frames, reply, self._generation, shared, connection.chooser
+            reply_frames, reply, self._generation, shared, connection
         )
         connection.stream.send(make, counted=counted)
 

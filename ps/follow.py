@@ -48,6 +48,7 @@ class Leader:
         self._session: Session | None = None
         self._closing = threading.Event()
         self.halted: str | None = None
+        self.lost_for_good = False
 
     def connect(self, timeout_seconds: float) -> pb.Welcome:
         """Reach shard 0 within the time.
@@ -100,6 +101,7 @@ class Leader:
                     self.connect(reconnect_seconds)
                 except (Unreachable, Refused) as failure:
                     logging.error("%s", failure)
+                    self.lost_for_good = True
                     self._put(events.Stop("interrupted"))
                     return
 

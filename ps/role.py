@@ -16,7 +16,7 @@ from data.chosen import num_train
 from models.shared import SharedModel
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
-from ops.run import EXIT_DONE, EXIT_OF_STOP, Run
+from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run
 from ops.schedule import Budget
 from ops.sync import SyncRule
 from ops.types import ConfigurationError, ModelSpec, ShardLayout, State
@@ -250,6 +250,8 @@ class _Shard:
             metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)
         if self.server.server is not None:
             self.server.server.stop(0.5)
+        if leader is not None and leader.lost_for_good:
+            return EXIT_UNREACHABLE
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
 
 

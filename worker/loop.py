@@ -102,6 +102,7 @@ class _Worker:
         self.closing = threading.Event()
         shared = SharedModel(run.model, run.seed)
         self.step = TrainStep(shared)
+        self.step.vary_local_randomness(own.id_worker)
         self.shard = load_shard(run, shared, own.id_worker, run.nb_workers)
         layouts = routing.place(shared.spec, run.nb_ps)
         self.core = WorkerCore(

@@ -61,6 +61,12 @@ class TrainStep:
             out[start:stop] = np.asarray(memoryview(gradient)).ravel()
         return float(loss)
 
+    def vary_local_randomness(self, number: int) -> None:
+        """Give dropout and other random layers a stream of their own on worker `number`."""
+        for variable in self._local:
+            if "seed_generator_state" in variable.path:
+                variable.assign(variable.value + number)
+
     def save_local(self) -> State:
         """Return the variables that stay on this worker (statistics, dropout seeds)."""
         return {str(number): v.numpy() for number, v in enumerate(self._local)}
