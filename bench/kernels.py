@@ -1,0 +1,122 @@
+"""Select, apply and index bytes against their floors.
+
+The memory floor is measured in the same run, in turn with the work. Arrays of 1.2 M entries are
+taken in rotation from a set larger than the last-level cache: in training, too, the rest of the
+step has swept the cache before the gradient is selected from.
+
+    python -m bench.kernels
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from bench.table import Row, interleave, render
+from ops import kernels, wire
+from ops.types import Block, CodedValues
+
+RATE = 0.01
+SIZES = {"1.2 M": 1_200_000, "25 M": 25_000_000}
+UPDATES_BEHIND = 3  # as with four workers of equal speed
+_ROTATION_ENTRIES = 25_000_000  # in all copies of one array: 100 MB
+_REPEATS = 15
+
+
+def rows(with_tensorflow: bool = True) -> list[Row]:
+    """Measure, and return the rows of the table; without TensorFlow its ratios are left out."""
+    contenders = [kernels.load("numpy")]
+    if with_tensorflow:
+        contenders.append(kernels.load("tf"))
+    select = [_select_row(name, size, contenders) for name, size in SIZES.items()]
+    return [*select, _apply_row(contenders), *_index_rows()]
+
+
+def _select_row(name: str, size: int, contenders: list[kernels.Kernels]) -> Row:
+    """Error-feedback step r += g, select, take, r[idx] = 0 against: read r and g, write r."""
+    rng = np.random.default_rng(0)
+    copies = max(1, _ROTATION_ENTRIES // size)
+    residuals = rng.standard_normal((copies, size), np.float32)
+    gradients = 0.1 * rng.standard_normal((copies, size), np.float32)
+    kept = int(RATE * size)
+
+    def floor() -> None:
+        for residual, gradient in zip(residuals, gradients, strict=True):
+            np.add(residual, gradient, out=residual)
+
+    def step(body: kernels.Kernels) -> None:
+        for residual, gradient in zip(residuals, gradients, strict=True):
+            body.feedback_top_k(residual, gradient, kept)
+
+    seconds = interleave([floor, *(lambda b=body: step(b) for body in contenders)], _REPEATS)
+    return _timed_row(f"select 1 % with error feedback, {name}", seconds, copies, 2.5)
+
+
+def _apply_row(contenders: list[kernels.Kernels]) -> Row:
+    """Sigma from the updates in between, damp, apply; against the cache lines this must touch."""
+    size = SIZES["25 M"]
+    kept = int(RATE * size)
+    rng = np.random.default_rng(1)
+    theta = rng.standard_normal(size, np.float32)
+    other = rng.standard_normal(size, np.float32)
+    values = rng.standard_normal(kept, np.float32)
+    *window, indices = (
+        contenders[0].random_k(size, kept, rng).astype(dtype)
+        for dtype in [np.int32] * UPDATES_BEHIND + [np.int64]
+    )
+    scratch = np.zeros(size, np.uint16)
+
+    def stream() -> None:
+        np.add(theta, other, out=theta)
+
+    def apply(body: kernels.Kernels) -> None:
+        damped = values * body.damp(body.hits(window, indices, scratch))
+        body.apply_sparse(theta, indices, damped, 0.02)
+
+    stream_seconds, *seconds = interleave(
+        [stream, *(lambda b=body: apply(b) for body in contenders)], _REPEATS
+    )
+    seconds_per_byte = stream_seconds / (12 * size)
+    line = 64
+    scatter = 8 + 4 + 2 * line  # index, value, the weight's line read and written
+    staleness = line + UPDATES_BEHIND * (4 + 2 * line)  # counter read; index, counter counted up
+    floor = kept * (scatter + staleness) * seconds_per_byte
+    row = _timed_row(
+        f"apply 1 % with per-entry staleness {UPDATES_BEHIND}, 25 M", [floor, *seconds], 1, 2.0
+    )
+    bare = seconds[0] / (kept * scatter * seconds_per_byte)
+    note = f"{row.note + '; ' if row.note else ''}lines of the scatter alone: {bare:.1f}"
+    return Row(row.work, row.value, row.unit, row.limit, row.ratio, row.goal, row.better, note)
+
+
+def _timed_row(work: str, seconds: list[float], copies: int, goal: float) -> Row:
+    """Make a row of [floor, numpy, maybe TensorFlow]."""
+    floor, ours, *others = (each / copies * 1e3 for each in seconds)
+    note = "".join(f"tf.function: {other / floor:.1f}" for other in others)
+    return Row(work, ours, "ms", floor, ours / floor, goal, "lower", note)
+
+
+def _index_rows() -> Iterator[Row]:
+    size = SIZES["1.2 M"]
+    for rate in (0.01, 0.001):
+        kept = int(rate * size)
+        indices = kernels.load("numpy").random_k(size, kept, np.random.default_rng(2))
+        values = CodedValues("float32", np.zeros(kept, np.float32))
+        coded = wire.IndexChooser().encode(Block(0, size, indices, values))
+        ours, limit = len(coded.index_bytes) / kept, entropy_bytes(size, kept) / kept
+        work = f"index bytes at {rate:.1%}, random positions"
+        note = coded.coding.name.lower()
+        yield Row(work, ours, "B/entry", limit, ours / limit, 1.10, "lower", note)
+
+
+def entropy_bytes(size: int, kept: int) -> float:
+    """Return log2 of the number of ways to choose `kept` of `size` positions, in bytes."""
+    ways = math.lgamma(size + 1) - math.lgamma(kept + 1) - math.lgamma(size - kept + 1)
+    return ways / math.log(2) / 8
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render(rows()))
