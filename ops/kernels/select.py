@@ -21,8 +21,8 @@ _EXACT_BELOW = 4096  # entries; sampling costs more than it saves
 _DENSE_FRACTION = 0.05  # of entries kept; above it the bit peeling has too many rounds
 _SAMPLED_KEPT = 200  # kept entries expected in the sample: its rank is good to 7 %
 _SAFETY = 4.0  # standard deviations by which the threshold is lowered
-_PIECE = 1 << 16  # entries per element-wise pass: its buffers stay in the second-level cache
-_REGION = 1 << 20  # entries per gather, a multiple of _PIECE: stays in the last-level cache
+_PIECE = 1 << 17  # entries per element-wise pass: its buffers stay in the second-level cache
+_REGION = 1 << 21  # entries per gather, a multiple of _PIECE: stays in the last-level cache
 _WORD = 16  # bits peeled at a time
 
 
@@ -42,7 +42,7 @@ def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
     if threshold > 0:
         indices, values = _scan(x, None, threshold)
         if indices.size >= k:
-            return _largest(indices, values, k)
+            return _chosen(indices, values, _largest(values, k))
     return _exact(x, k)
 
 
@@ -59,13 +59,18 @@ def feedback_top_k(residual: Float32, addend: Float32, k: int) -> tuple[Int64, F
     """
     threshold = _sampled_threshold(residual, addend, k)
     if threshold > 0:
-        candidates, values = _scan(residual, addend, threshold)
+        candidates, values = _scan(residual, addend, threshold)  # takes out all candidates
+        if candidates.size >= k:
+            kept = _largest(values, k)
+            is_dropped = np.ones(candidates.size, bool)
+            is_dropped[kept] = False
+            dropped = is_dropped.nonzero()[0]
+            residual[candidates.take(dropped)] = values.take(dropped)
+            return _chosen(candidates, values, kept)
         residual[candidates] = values
-        enough = candidates.size >= k
-        indices, values = _largest(candidates, values, k) if enough else _exact(residual, k)
     else:
         residual += addend
-        indices, values = _exact(residual, k)
+    indices, values = _exact(residual, k)
     residual[indices] = 0
     return indices, values
 
@@ -93,7 +98,10 @@ def _sampled_threshold(x: Float32, addend: Float32 | None, k: int) -> np.float32
 
 
 def _scan(x: Float32, addend: Float32 | None, threshold: np.float32) -> tuple[Int64, Float32]:
-    """Add the addend, if any, to x in place; return the entries that reach a threshold > 0."""
+    """Return the entries of x that reach a threshold > 0.
+
+    With an addend, x changes in place while in cache: ``+= addend``, then zero where returned.
+    """
     masks = np.empty((2, min(_PIECE, x.size)), bool)
     packed = np.zeros(-(-min(_REGION, x.size) // _WORD), np.uint16)
     indices, values = [], []
@@ -113,6 +121,8 @@ def _scan(x: Float32, addend: Float32 | None, threshold: np.float32) -> tuple[In
         packed.view(np.uint8)[-(-region.size // 8) : 2 * num_words] = 0
         found = _set_bits(packed[:num_words])
         values.append(region.take(found))
+        if addend is not None:
+            region[found] = 0
         found += start
         indices.append(found)
     return np.concatenate(indices), np.concatenate(values)
@@ -154,19 +164,24 @@ def _lowest_bits() -> np.ndarray:
 def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
     """Select among all non-zeros."""
     indices = x.nonzero()[0]
-    return _largest(indices, x.take(indices), k)
+    values = x.take(indices)
+    return _chosen(indices, values, _largest(values, k))
 
 
-def _largest(indices: Int64, values: Float32, k: int) -> tuple[Int64, Float32]:
-    """Keep the k largest magnitudes of ascending candidates, lowest index first among equals."""
-    if indices.size <= k:
-        return indices, values
+def _chosen(indices: Int64, values: Float32, kept: Int64) -> tuple[Int64, Float32]:
+    return indices.take(kept), values.take(kept)
+
+
+def _largest(values: Float32, k: int) -> Int64:
+    """Return ascending positions of the k largest magnitudes, the first ones among equals."""
+    if values.size <= k:
+        return np.arange(values.size)
     if k <= 0:
-        return indices[:0], values[:0]
+        return np.empty(0, np.int64)
     magnitudes = np.abs(values)
     smallest_kept = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
     kept = (magnitudes >= smallest_kept).nonzero()[0]
     if kept.size > k:
         ties = (magnitudes == smallest_kept).nonzero()[0]
         kept = np.setdiff1d(kept, ties[ties.size - (kept.size - k) :], assume_unique=True)
-    return indices.take(kept), values.take(kept)
+    return kept

@@ -56,7 +56,14 @@ def test_sampled_arrays_equal_sorting(bodies, size, kept, levels, zeros, exponen
     check(bodies, x * np.float32(10.0**exponent), int(kept * size))
 
 
-@pytest.mark.parametrize("size", [1 << 16, (1 << 20) + 1, (1 << 20) + 70_003])
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(select, "_PIECE", 1 << 10)
+    monkeypatch.setattr(select, "_REGION", 1 << 13)
+
+
+@pytest.mark.parametrize("size", [1 << 13, (1 << 13) + 1, (1 << 14) - 3, (1 << 14) + 1027])
+@pytest.mark.usefixtures("small_pieces")
 def test_sizes_around_the_pieces(bodies, size):
     x = np.random.default_rng(size).standard_normal(size, np.float32)
     x[-1] = 50
@@ -76,9 +83,9 @@ def test_a_misleading_sample_is_noticed(bodies):
 
 @pytest.mark.parametrize(
     ("size", "rate"),
-    [(3, 0.5), (5000, 0.0001), (5000, 0.01), (80_001, 0.001), (80_001, 0.3), (80_001, 1.0),
-     ((1 << 20) + 5, 0.01)],
-)  # fmt: skip
+    [(3, 0.5), (5000, 0.0001), (5000, 0.01), (20_001, 0.003), (20_001, 0.3), (20_001, 1.0)],
+)
+@pytest.mark.usefixtures("small_pieces")
 def test_feedback_takes_out_the_largest_of_the_sum(bodies, size, rate):
     rng = np.random.default_rng(7)
     residual = rng.standard_normal(size, np.float32)
