@@ -21,9 +21,9 @@ from collections.abc import Iterator
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
-import tensorflow as tf  # noqa: E402 - the settings above must come first
+import tensorflow as tf
 
-from bench.peers import work  # noqa: E402
+from bench.peers import work
 
 _DIE_WITH_PARENT = 1  # Linux' PR_SET_PDEATHSIG
 #: With one the ps and its workers wait for each other for ever; the arithmetic has one thread.
@@ -60,6 +60,26 @@ def _loss(weights: list[tf.Variable], images: tf.Tensor, labels: tf.Tensor) -> t
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x))
 
 
+def _dataset(task: work.Work) -> tf.data.Dataset:
+    """Read the files on each worker; arrays would travel there inside the graph."""
+    images, labels = work.files()
+    together = tf.data.Dataset.zip(
+        (
+            tf.data.FixedLengthRecordDataset(str(images), 784, 16, compression_type="GZIP"),
+            tf.data.FixedLengthRecordDataset(str(labels), 1, 8, compression_type="GZIP"),
+        )
+    )
+
+    def decode(pixels: tf.Tensor, classes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        values = tf.cast(tf.io.decode_raw(pixels, tf.uint8), tf.float32)
+        scaled = (values - work.PIXEL_MEAN) / work.PIXEL_DEVIATION
+        numbers = tf.cast(tf.io.decode_raw(classes, tf.uint8), tf.int64)
+        return tf.reshape(scaled, (-1, 28, 28, 1)), tf.reshape(numbers, (-1,))
+
+    endless = together.cache().shuffle(10_000, seed=task.seed).repeat()
+    return endless.batch(task.batch_size, drop_remainder=True).map(decode).prefetch(2)
+
+
 def _serve(job: str, index: int, cluster: dict[str, list[str]]) -> None:
     """Be a ps or worker until killed."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -67,7 +87,11 @@ def _serve(job: str, index: int, cluster: dict[str, list[str]]) -> None:
         intra_op_parallelism_threads=1, inter_op_parallelism_threads=_INTER_OP_THREADS
     )
     tf.distribute.Server(
-        tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc", config=config
+        tf.train.ClusterSpec(cluster),
+        job_name=job,
+        task_index=index,
+        protocol="grpc",
+        config=config,
     ).join()
 
 
@@ -134,15 +158,9 @@ class Trainer:
         def step(iterator: tf.data.Iterator) -> tf.Tensor:
             return strategy.run(replica_step, args=next(iterator))
 
-        def dataset() -> tf.data.Dataset:
-            images, labels = work.load()
-            together = tf.data.Dataset.from_tensor_slices((images[..., None], labels))
-            shuffled = together.shuffle(10_000, seed=task.seed).repeat()
-            return shuffled.batch(task.batch_size, drop_remainder=True).prefetch(2)
-
         self._step = step
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._iterator = iter(self._coordinator.create_per_worker_dataset(dataset))
+        self._iterator = iter(self._coordinator.create_per_worker_dataset(lambda: _dataset(task)))
 
     def run(self, steps: int) -> float:
         """Let the workers take that many steps together; return the seconds."""

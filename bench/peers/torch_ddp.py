@@ -58,8 +58,8 @@ class Trainer:
         torch.manual_seed(task.seed)
         model = build_model()
         assert sum(weights.numel() for weights in model.parameters()) == work.NUM_PARAMETERS
-        # PowerSGD chains its collectives; with two buckets the ranks may start them in another order,
-        # which gloo answers by aborting. A set capacity makes one bucket of the whole model.
+        # PowerSGD chains its collectives: with two buckets the ranks may start them in another
+        # order, which gloo answers by aborting. A set capacity makes one bucket of the model.
         capacity_mb = 25 if hook == "powersgd" else None
         self._model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=capacity_mb)
         _add_hook(self._model, hook)

@@ -21,6 +21,7 @@ from data import idx
 _ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = (Path("/usr/share/datasets/fashion-mnist"), _ROOT / "data" / "fashion_mnist_sample")
 NUM_PARAMETERS = 1_199_882
+PIXEL_MEAN, PIXEL_DEVIATION = 72.94, 90.02  # of Fashion-MNIST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,19 +56,27 @@ def from_arguments(arguments: argparse.Namespace) -> Work:
     return Work(**{name: getattr(arguments, name) for name in names})
 
 
-def load() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return training images float32 [N, 28, 28] with mean 0 and deviation 1, labels int64 [N].
+def files() -> tuple[Path, Path]:
+    """Return the IDX files of training images and labels.
 
-    The full set where it is installed, else the shipped sample.
+    Those of the full set where it is installed, else of the shipped sample.
     """
     folder = next(path for path in _FOLDERS if path.is_dir())
-    images, labels = idx.read_pair(
-        folder / "train-images-idx3-ubyte.gz", folder / "train-labels-idx1-ubyte.gz"
-    )
+    return folder / "train-images-idx3-ubyte.gz", folder / "train-labels-idx1-ubyte.gz"
+
+
+def load() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return training images float32 [N, 28, 28], standardised, and labels int64 [N]."""
+    images, labels = idx.read_pair(*files())
     scaled = images.astype(np.float32)
-    scaled -= scaled.mean()
-    scaled /= scaled.std()
+    scaled -= PIXEL_MEAN
+    scaled /= PIXEL_DEVIATION
     return scaled, labels.astype(np.int64)
+
+
+def full_set_is_installed() -> bool:
+    """Return whether `load` reads all 60,000 training images."""
+    return _FOLDERS[0].is_dir()
 
 
 def loopback_bytes() -> int:

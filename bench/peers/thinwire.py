@@ -1,0 +1,109 @@
+"""Our own figures on the peers' work: a Cluster of real processes, measured after its warm-up.
+
+``python -m bench.peers.thinwire --method bsp``. Other flags of main.py may follow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from bench.peers import work
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_WARMUP_SECONDS = 12.0  # starting, tracing and the first evaluation disturb the beginning
+_TAIL_SECONDS = 90.0  # to start and to end
+
+
+def flags(task: work.Work, method: str, extra: Sequence[str] = ()) -> list[str]:
+    """Return the command line of main.py for the peers' work."""
+    dataset = "fashion_mnist" if work.full_set_is_installed() else "fashion_mnist_sample"
+    return [
+        sys.executable,
+        str(ROOT / "main.py"),
+        f"--method={method}",
+        "--network=mnist_cnn",
+        f"--dataset={dataset}",
+        f"--batch_size={task.batch_size}",
+        f"--nb_workers={task.workers}",
+        "--worker_threads=1",
+        f"--learning_rate={task.learning_rate}",
+        f"--momentum={task.momentum}",
+        f"--seed={task.seed}",
+        f"--max_seconds={_WARMUP_SECONDS + task.seconds}",
+        "--iter_max=100000000",
+        "--eval_interval_seconds=100000",
+        "--port=0",
+        *extra,
+    ]
+
+
+def run(command: Sequence[str], seconds: float, folder: pathlib.Path) -> None:
+    """Run main.py in `folder`, quietly.
+
+    Raises:
+        RuntimeError: It did not end well; the message has the end of its output.
+        subprocess.TimeoutExpired: It did not end.
+    """
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    with open(folder / "output.txt", "w+") as output:
+        cluster = subprocess.Popen(
+            [*command, f"--run_dir={folder}"],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            code = cluster.wait(seconds)
+        except BaseException:
+            cluster.send_signal(signal.SIGINT)  # it ends its children; a kill would orphan them
+            cluster.wait()
+            raise
+        if code != 0:
+            output.seek(0)
+            raise RuntimeError(f"main.py ended with {code}: {output.read()[-2000:]}")
+
+
+def statuses(folder: pathlib.Path) -> list[dict[str, float]]:
+    """Return the status lines of a run's metrics.jsonl, in order."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [entry for line in lines if (entry := json.loads(line))["kind"] == "status"]
+
+
+def steady(folder: pathlib.Path) -> dict[str, float]:
+    """Return what a run did between the end of its warm-up and its last update."""
+    entries = [e for e in statuses(folder) if e["seconds"] >= _WARMUP_SECONDS - 6.0]
+    first, last = entries[0], entries[-1]
+    names = ("samples", "seconds", "bytes_up", "bytes_down", "pushes")
+    return {name: last[name] - first[name] for name in names}
+
+
+def measure(task: work.Work, method: str, extra: Sequence[str] = ()) -> dict[str, float]:
+    """Run a cluster and return its steady part (see `steady`)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        command = [*flags(task, method, extra), "--type_node=Cluster"]
+        run(command, _WARMUP_SECONDS + task.seconds + _TAIL_SECONDS, folder)
+        return steady(folder)
+
+
+def main() -> None:
+    options = work.parser(__doc__)
+    options.add_argument("--method", default="bsp")
+    arguments, extra = options.parse_known_args()
+    task = work.from_arguments(arguments)
+    found = measure(task, arguments.method, extra)
+    carried = round(found["bytes_up"] + found["bytes_down"])
+    name = " ".join([f"thinwire {arguments.method}", *extra])
+    work.report(name, task, round(found["samples"] / task.batch_size), found["seconds"], carried)
+
+
+if __name__ == "__main__":
+    main()
