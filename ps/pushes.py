@@ -48,7 +48,7 @@ class PushDecoder:
         if not push.step or not push.samples or not push.local_steps:
             raise convert.Malformed("step, samples and local_steps must be 1 or more")
         blocks = convert.blocks_from_message(push.blocks, payload, self._sizes)
-        update = self.flatten(blocks)
+        update = self._whole_shard(blocks, payload) or self.flatten(blocks)
         if not math.isfinite(push.loss) or not wire.all_finite(update.values):
             raise NonFinite(f"step {push.step}: the update or its loss is not finite")
         return events.Push(
@@ -64,10 +64,15 @@ class PushDecoder:
             loss=push.loss,
         )
 
+    def _whole_shard(self, blocks: list[Block], payload: memoryview) -> Update | None:
+        """Take a dense float32 push as it lies in the payload: no copy."""
+        plain = all(b.indices is None and b.values.dtype == "float32" for b in blocks)
+        if not plain or len(blocks) != len(self._sizes):
+            return None
+        return Update(None, np.frombuffer(payload, "<f4"))
+
     def flatten(self, blocks: list[Block]) -> Update:
         """Join blocks in shard coordinates, dense where that is cheaper."""
-        if len(blocks) == 1 == len(self._sizes) and blocks[0].indices is None:
-            return Update(None, self._kernels.dequantise(blocks[0].values))
         num_sent = sum(len(block.values.data) for block in blocks)
         if num_sent > _DENSE_FRACTION * self._layout.size:
             return self._dense(blocks)

@@ -78,7 +78,9 @@ class WorkerCore:
         """
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as the shards handed it out
-        self.weights = aligned(spec.num_parameters)  # where local steps have led
+        # Where local steps have led; without local steps that is the base itself.
+        local = method.kind is Kind.DELTA
+        self.weights = aligned(spec.num_parameters) if local else self.base
         self.step = 0  # exchanges begun
         self.learning_rate = 0.0
         self.samples_of_run = 0
@@ -153,7 +155,8 @@ class WorkerCore:
 
     def restart_from_base(self) -> Float32:
         """Begin the next local steps at the shards' model; return the weights."""
-        np.copyto(self.weights, self.base)
+        if self.weights is not self.base:
+            np.copyto(self.weights, self.base)
         self._local_steps, self._samples, self._losses = 0, 0, []
         return self.weights
 
