@@ -133,6 +133,8 @@ def _open_log(run: Run) -> None:
         each.setFormatter(layout)
     standard_logging.getLogger().addHandler(handler)
     logging.set_verbosity(logging.INFO)
+    if FLAGS.quiet:
+        logging.get_absl_handler().setLevel(standard_logging.WARNING)
 
 
 def _help_lines() -> Iterator[str]:

@@ -97,6 +97,12 @@ def _define_run_flags(topic: str, roles: Sequence[str]) -> None:
     )
     flags.DEFINE_enum("device", "auto", ["auto", "cpu"], "cpu hides GPUs from TensorFlow.",
                       module_name=topic)  # fmt: skip
+    flags.DEFINE_boolean(
+        "quiet",
+        False,
+        "Show warnings only; the log file in --run_dir has everything.",
+        module_name=topic,
+    )
 
 
 def _define_method_flags(topic: str) -> None:

@@ -107,8 +107,8 @@ class _Cluster:
 
     def _spawn(self, name: str, role: str, own: list[str]) -> None:
         command = [sys.executable, str(_MAIN), f"--type_node={role}", *self.common]
-        if role != "Supervisor":
-            command.append(f"--batch_size={FLAGS.batch_size}")
+        if role != "Supervisor":  # the Supervisor alone speaks; the others' logs are in files
+            command += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
         command.append(f"--ps_hosts={','.join(self.addresses)}")
         process = subprocess.Popen(
             [*command, *own],

@@ -10,7 +10,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from ops.types import Block, CodedValues, ModelSpec, Packet, ShardLayout, Slice
+from ops.types import (
+    Block,
+    CodedValues,
+    ConfigurationError,
+    ModelSpec,
+    Packet,
+    ShardLayout,
+    Slice,
+)
 
 #: Tensors with more entries are cut into one slice per shard (specs/grouping_sgd.md section 9).
 MAX_SLICE_ENTRIES = 1_000_000
@@ -28,10 +36,18 @@ def place(spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
 
     Returns:
         One layout per shard, slices in tensor order.
+
+    Raises:
+        ConfigurationError: More shards than pieces: one would be empty.
     """
     pieces = [
         piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, num_shards)
     ]
+    if len(pieces) < num_shards:
+        raise ConfigurationError(
+            f"--nb_ps={num_shards}: this model has only {len(pieces)} tensors to spread; expected "
+            f"1..{len(pieces)} shards."
+        )
     loads = [0] * num_shards
     shards: list[list[Slice]] = [[] for _ in range(num_shards)]
     for piece in sorted(pieces, key=lambda piece: (-piece.size, piece.tensor, piece.start)):

@@ -6,6 +6,7 @@ Training goes on if it dies; started again it goes on with its records.
 from __future__ import annotations
 
 import dataclasses
+import logging as standard_logging
 import queue
 import signal
 import threading
@@ -101,6 +102,8 @@ class _Watcher:
         self.shards: list[_Shard] = []
         self.interrupted = threading.Event()
         self.dashboard = Dashboard()
+        if self.dashboard.live:  # log lines would tear the table
+            logging.get_absl_handler().setLevel(standard_logging.WARNING)
         self.run_id = ""
         self._told: metrics.RunStatus | None = None  # newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}

@@ -20,7 +20,8 @@ from ps.pushes import PushDecoder
 from worker.core import Outgoing, ShardReply, WorkerCore
 
 KERNELS = kernels.load("numpy")
-SPEC = ModelSpec((TensorSpec("w", (6, 4)), TensorSpec("b", (4,))))
+#: The six rows of weights in two tensors, so that three shards have something each.
+SPEC = ModelSpec((TensorSpec("upper", (4, 4)), TensorSpec("lower", (2, 4)), TensorSpec("b", (4,))))
 
 
 class Softmax:

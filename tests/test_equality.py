@@ -67,9 +67,10 @@ def test_the_number_of_shards_does_not_change_one_worker_s_run(name):
         MiniRun(method(name, nb_workers=1, compression_rate=0.2), iter_max=40, nb_ps=nb_ps)
         .run()
         .theta
-        for nb_ps in (1, 2)
+        for nb_ps in (1, 2, 3)
     ]
     np.testing.assert_array_equal(thetas[0], thetas[1])
+    np.testing.assert_array_equal(thetas[0], thetas[2])
 
 
 def test_adacomp_damps_nothing_with_one_worker():

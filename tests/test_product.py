@@ -22,7 +22,7 @@ SEAMS = {
     "sync": ["bsp", "asp", "ssp", "gsp", "gsp+bound"],
     "weighting": list(weighting.REGISTRY),
     "server_optimizer": list(OPTIMIZERS),
-    "nb_ps": [1, 2],
+    "nb_ps": [1, 2, 3],
 }
 assert {name for name, _ in SEAMS["pacer"]} == set(pacing.REGISTRY)
 assert {name.partition("+")[0] for name in SEAMS["sync"]} == set(sync.REGISTRY)
