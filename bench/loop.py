@@ -1,0 +1,158 @@
+"""The training loop: Standalone against train_on_batch, a worker against Standalone, thin links.
+
+mnist_cnn, batch 64, one thread a worker.
+
+    python -m bench.loop --seconds 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+from bench.peers import thinwire, work
+from bench.table import Row, interleave, render
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+_STEPS_A_TURN = 10
+_TURNS = 12
+_ROUNDS = 2
+_IN_PROCESS_SECONDS = 300.0
+LINK_MBPS = 100
+
+
+def rows(seconds: float = 20.0) -> list[Row]:
+    """Measure, and return the rows of the table."""
+    return [_standalone_row(), _worker_row(seconds), *_link_rows(seconds)]
+
+
+def _standalone_row() -> Row:
+    """Compare in one process of its own, since TensorFlow takes its threads once."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.loop", "--in_process"],
+        cwd=ROOT,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=_IN_PROCESS_SECONDS,
+        check=True,
+    )
+    ours, keras = json.loads(done.stdout.splitlines()[-1])
+    name = "Standalone / train_on_batch"
+    return Row(name, 1 / ours, "steps/s", 1 / keras, keras / ours, 0.98, "higher")
+
+
+def _in_process() -> tuple[float, float]:
+    """Return the seconds of a step of ours, and of Keras' own."""
+    import keras
+    import tensorflow as tf
+
+    from models.shared import SharedModel
+    from ops.methods import Choices, compose
+    from ops.run import ModelChoice
+    from worker.standalone import LocalTrainer
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    images, labels = work.load()
+    batch = (images[:64, :, :, None].copy(), labels[:64].astype("int32"))
+    shape = ModelChoice("mnist_cnn", None, 28, 1, 10)
+    choices = Choices(method="asgd", nb_workers=1, momentum=0.9)
+    trainer = LocalTrainer(SharedModel(shape, 1), compose(choices), 0.0)
+    model = SharedModel(shape, 1).model
+    model.compile(
+        keras.optimizers.SGD(0.01, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+
+    def repeat(step: Callable[[], object]) -> Callable[[], None]:
+        def turn() -> None:
+            for _ in range(_STEPS_A_TURN):
+                step()
+
+        return turn
+
+    contenders = [
+        repeat(lambda: trainer.train(*batch, 0.01)),
+        repeat(lambda: model.train_on_batch(*batch)),
+    ]
+    ours, theirs = interleave(contenders, _TURNS)
+    return ours / _STEPS_A_TURN, theirs / _STEPS_A_TURN
+
+
+def _task(seconds: float, workers: int) -> work.Work:
+    return work.Work(seconds, 0, workers, 64, 0.01, 0.9, 1)
+
+
+def _alternate(contenders: list[Callable[[], float]]) -> list[float]:
+    """Run real processes in turn; return each one's median."""
+    results = [[contender() for contender in contenders] for _ in range(_ROUNDS)]
+    return [statistics.median(column) for column in zip(*results, strict=True)]
+
+
+def _standalone_rate(seconds: float) -> float:
+    """Return the steps/s of a Standalone process."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        command = [*thinwire.flags(_task(seconds, 1), "asgd"), "--type_node=Standalone"]
+        thinwire.run(command, seconds + 120.0, folder)
+        summary = json.loads((folder / "summary.json").read_text())
+        return summary["updates"] / summary["seconds"]
+
+
+def _cluster_rate(seconds: float, workers: int, method: str, *extra: str) -> float:
+    """Return the samples/s of a cluster, warm-up left out."""
+    found = thinwire.measure(_task(seconds, workers), method, extra)
+    return found["samples"] / found["seconds"]
+
+
+def _worker_row(seconds: float) -> Row:
+    ours, alone = _alternate(
+        [
+            lambda: _cluster_rate(seconds, 1, "asgd") / 64,
+            lambda: _standalone_rate(seconds),
+        ]
+    )
+    name = "worker loop, dense, loopback / Standalone"
+    return Row(name, ours, "steps/s", alone, ours / alone, 0.85, "higher", "later 0.9")
+
+
+def _link_rows(seconds: float) -> list[Row]:
+    limit = f"--link_mbps={LINK_MBPS}"
+    sparse, free, dense, dense_free = _alternate(
+        [
+            lambda: _cluster_rate(seconds, 2, "adacomp", limit),
+            lambda: _cluster_rate(seconds, 2, "adacomp"),
+            lambda: _cluster_rate(seconds, 2, "asgd", limit),
+            lambda: _cluster_rate(seconds, 2, "asgd"),
+        ]
+    )
+    unit, better = "samples/s", "higher"
+    ratio, dense_ratio = sparse / free, dense / dense_free
+    name = f"at {LINK_MBPS} Mbit/s / without limit, 2 workers"
+    return [
+        Row(f"adacomp {name}", sparse, unit, free, ratio, 0.75, better, "later 0.9"),
+        Row(f"asgd {name}", dense, unit, dense_free, dense_ratio, None, better, "link-bound"),
+    ]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seconds", type=float, default=20.0)
+    options.add_argument("--in_process", action="store_true", help="one part, as JSON")
+    arguments = options.parse_args()
+    if arguments.in_process:
+        sys.stdout.write(json.dumps(_in_process()) + "\n")
+    else:
+        sys.stdout.write(render(rows(arguments.seconds)))
+
+
+if __name__ == "__main__":
+    main()
