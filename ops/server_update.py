@@ -126,7 +126,8 @@ class KerasFlat:
             gradient[update.indices] = update.values
         self.optimizer.learning_rate.assign(rate)
         self._step(-gradient if negate else gradient)
-        np.copyto(theta, np.asarray(self.variable.value))
+        # A view of the tensor behind the variable: one copy, into theta, instead of two.
+        np.copyto(theta, np.asarray(memoryview(self.variable.value.value())))
 
     def save(self) -> State:
         """Return every slot, the step counter included."""

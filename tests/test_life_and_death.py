@@ -117,3 +117,14 @@ def test_two_shards_serve_one_cluster(nodes):
     assert summary["updates"] == 400
     assert summary["nb_ps"] == 2
     assert summary["test_accuracy"] is not None
+
+
+def test_emulated_links_and_devices(nodes):
+    """A slow device pushes less; a slow link carries just what it was asked to."""
+    nodes.cluster(2, "--method=asgd", "--iter_max=120", "--link_mbps=40,20", "--slowdown=1,8")
+    assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps")] == [0, 0, 0]
+    first, second = nodes.summary()["workers"]
+    assert second["pushes"] < first["pushes"]
+    for worker, mbps in ((first, 40), (second, 20)):
+        rate = 8e-6 * worker["bytes_up"] / worker["send_seconds"]
+        assert 0.85 * mbps < rate < 1.05 * mbps
