@@ -61,7 +61,7 @@ class MiniWorker:
 
     def __init__(self, number: int, run: MiniRun) -> None:
         self.number, self.run = number, run
-        self.core = WorkerCore(SPEC, run.layouts, run.method, KERNELS, [run.seed, number])
+        self.core = WorkerCore(SPEC, run.layouts, run.method, run.kernels, [run.seed, number])
         self.batches = np.random.default_rng([run.seed, number, 7])
         self.incarnation = number * 1000
         self.replies: dict[int, ShardReply] = {}
@@ -104,7 +104,8 @@ class MiniRun:
     """Shards and workers of one run, driven in a seeded random order."""
 
     def __init__(self, chosen: Method, iter_max: int = 60, seed: int = 1, nb_ps: int = 1,
-                 rate: float = 0.1, batch: int = 8, **config) -> None:  # fmt: skip
+                 rate: float = 0.1, batch: int = 8, bodies=KERNELS, **config) -> None:  # fmt: skip
+        self.kernels = bodies
         self.method, self.seed, self.batch, self.nb_ps = chosen, seed, batch, nb_ps
         self.problem = Softmax()
         self.layouts = routing.place(SPEC, nb_ps)
@@ -116,7 +117,7 @@ class MiniRun:
         self.settings = CoreConfig(Budget(iter_max), Schedule(rate), nb_workers, **config)
         initial = np.random.default_rng(seed).normal(size=28).astype(np.float32) * 0.1
         self.shards = [self._shard(number, initial) for number in range(nb_ps)]
-        self.decoders = [PushDecoder(layout, chosen.kind, KERNELS) for layout in self.layouts]
+        self.decoders = [PushDecoder(layout, chosen.kind, bodies) for layout in self.layouts]
         self.workers = {number: MiniWorker(number, self) for number in range(1, nb_workers + 1)}
 
     def _shard(self, number: int, initial: np.ndarray) -> PsCore:
@@ -129,7 +130,7 @@ class MiniRun:
         nb_workers = self.settings.nb_workers
         member = Coordinator(nb_workers, 10.0) if number == 0 else Follower(nb_workers)
         rule = rule if number == 0 else SyncRule(rule.groups)
-        return PsCore(self.settings, self.method, theta, KERNELS, member, rule)
+        return PsCore(self.settings, self.method, theta, self.kernels, member, rule)
 
     def feed(self, shard: int, event: events.Event) -> list[events.Action]:
         """Hand one event to a shard and carry out what it answers."""

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ops import kernels
 from tests.harness import MiniRun, Softmax, method
 
 
@@ -80,3 +81,11 @@ def test_adacomp_damps_nothing_with_one_worker():
         iter_max=40,
     ).run()
     np.testing.assert_array_equal(damped.theta, plain.theta)
+
+
+def test_tensorflow_kernels_train_the_same_model():
+    """Selection, quantisation, damping and apply as tf.functions, against numpy."""
+    chosen = method("adacomp", nb_workers=3, compression_rate=0.2, value_dtype="int8")
+    plain = MiniRun(chosen, iter_max=30).run()
+    traced = MiniRun(chosen, iter_max=30, bodies=kernels.load("tf")).run()
+    np.testing.assert_allclose(plain.theta, traced.theta, rtol=0, atol=1e-6)
