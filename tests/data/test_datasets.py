@@ -58,7 +58,7 @@ def test_sample_is_balanced_and_whole() -> None:
     assert dataset.train_images.dtype == np.float32 and dataset.train_labels.dtype == np.int32
     assert np.bincount(dataset.train_labels).tolist() == [1000] * 10
     assert np.bincount(dataset.test_labels).tolist() == [200] * 10
-    assert 0.0 == dataset.train_images.min() and dataset.train_images.max() == 1.0
+    assert dataset.train_images.min() == 0.0 and dataset.train_images.max() == 1.0
 
 
 def test_sample_carries_its_licence() -> None:

@@ -1,5 +1,6 @@
 """Shards are disjoint, complete, even and reproducible; fractions files are checked."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_fractions_are_disjoint_and_complete(
     shares: list[int], total: int, data: st.DataObject
 ) -> None:
     cuts = np.cumsum([0, *shares]) / sum(shares)
-    lines = data.draw(st.permutations(list(zip(cuts[:-1], cuts[1:], strict=True))))
+    lines = data.draw(st.permutations(list(itertools.pairwise(cuts))))
     shards = all_shards(total, len(lines), "file", fractions=lines)
     assert sorted(np.concatenate(shards).tolist()) == list(range(total))
     for (start, end), shard in zip(lines, shards, strict=True):
