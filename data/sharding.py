@@ -32,8 +32,9 @@ def shard(
     """Return the positions of one worker's examples, ascending.
 
     Args:
-        labels: [N] class of each training example, the same for all ``nb_workers`` workers.
-        nb_workers, id_worker: How many workers there are; this one, from 1.
+        labels: [N] class of each training example, the same on every worker.
+        nb_workers: How many workers there are.
+        id_worker: This one, from 1.
         partition: "iid": equal shares of one shuffle; "contiguous": equal runs of the stored order;
             "file": runs of the stored order by ``fractions``.
         seed: Seeds the shuffle; the same on every worker.
