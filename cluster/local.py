@@ -83,6 +83,7 @@ class _Cluster:
         self.addresses = self._choose_addresses()
         self.children: list[Child] = []
         self.interrupted = threading.Event()
+        self.root_cause: int | None = None  # exit code of the failure that ended the run
         self.common = self._common_flags()
 
     def run(self) -> int:
@@ -117,23 +118,30 @@ class _Cluster:
         self.children.append(Child(name, role, process))
 
     def _wait(self) -> None:
-        """Wait until the run's nodes have ended; end it when its PS has died."""
+        """Wait until every node has ended; once one has failed for good, end the others."""
         deadline: float | None = None
         while any(child.process.poll() is None for child in self.children):
             time.sleep(0.1)
-            dead_ps = [c for c in self._of("PS") if c.process.poll() not in (None, EXIT_DONE)]
-            all_ps_gone = all(c.process.poll() is not None for c in self._of("PS"))
-            if self._hopeless() or dead_ps or all_ps_gone or self.interrupted.is_set():
-                deadline = deadline or time.monotonic() + _KILL_AFTER_SECONDS
-                if dead_ps or self._hopeless():
+            if self.root_cause is None:
+                self.root_cause = self._failure()
+                if self.root_cause is not None:
                     self._signal(signal.SIGTERM)
+            ps_gone = all(child.process.poll() is not None for child in self._of("PS"))
+            if ps_gone or self.root_cause is not None or self.interrupted.is_set():
+                deadline = deadline or time.monotonic() + _KILL_AFTER_SECONDS
             if deadline is not None and time.monotonic() >= deadline:
                 return
 
-    def _hopeless(self) -> bool:
-        """Whether a node refused to start, or no worker is left to go on."""
+    def _failure(self) -> int | None:
+        """Return the exit code that dooms the run: a PS's, or the first worker's of all."""
+        for child in self._of("PS"):
+            code = child.process.poll()
+            if code not in (None, EXIT_DONE):
+                return EXIT_UNREACHABLE if code < 0 else code
         codes = [child.process.poll() for child in self._of("Worker")]
-        return bool(codes) and all(code not in (None, EXIT_DONE) for code in codes)
+        if all(code not in (None, EXIT_DONE) for code in codes):
+            return next((code for code in codes if code and code > 0), EXIT_UNREACHABLE)
+        return None
 
     def _interrupt(self, number: int, frame: Any) -> None:
         del frame
@@ -157,17 +165,14 @@ class _Cluster:
         return [child for child in self.children if child.role == role]
 
     def _code(self) -> int:
-        """Return the worst code; a killed worker does not spoil a run that reached its end."""
+        """Return what went wrong; a killed worker does not spoil a run that reached its end."""
         codes = {child.name: child.process.returncode for child in self.children}
         logging.info("exit codes: %s", codes)
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
-        ps_codes = [child.process.returncode for child in self._of("PS")]
-        if any(code < 0 for code in ps_codes):
-            return EXIT_UNREACHABLE
-        if all(code == EXIT_DONE for code in ps_codes):
+        if all(child.process.returncode == EXIT_DONE for child in self._of("PS")):
             return EXIT_DONE
-        return max(abs(code) if code > 0 else 0 for code in codes.values())
+        return self.root_cause or max(abs(code) for code in codes.values())
 
     def _choose_addresses(self) -> tuple[str, ...]:
         """Take the asked ports; port 0 means any free ones."""
