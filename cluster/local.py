@@ -31,6 +31,8 @@ _OWN_FLAGS = ("type_node", "id_worker", "id_ps", "ip_PS", "port", "ps_hosts", "n
               "overwrite", "flagfile", "batch_size", "linger_seconds")  # fmt: skip
 _END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
 _KILL_AFTER_SECONDS = 20.0
+#: Children have a session of their own: what ends us must be passed on, a closed terminal too.
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclasses.dataclass
@@ -88,7 +90,7 @@ class _Cluster:
 
     def run(self) -> int:
         """Start everybody, wait for the end, reap everybody."""
-        previous = [(n, signal.signal(n, self._interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
+        previous = [(number, signal.signal(number, self._interrupt)) for number in _END_SIGNALS]
         try:
             self._start()
             self._wait()
