@@ -125,11 +125,11 @@ def _worker_row(seconds: float) -> Row:
 
 
 def _link_rows(seconds: float) -> list[Row]:
-    limit = f"--link_mbps={LINK_MBPS}"
+    limit, plain = f"--link_mbps={LINK_MBPS}", "--momentum=0"  # AdaComp has no momentum
     sparse, free, dense, dense_free = _alternate(
         [
-            lambda: _cluster_rate(seconds, 2, "adacomp", limit),
-            lambda: _cluster_rate(seconds, 2, "adacomp"),
+            lambda: _cluster_rate(seconds, 2, "adacomp", plain, limit),
+            lambda: _cluster_rate(seconds, 2, "adacomp", plain),
             lambda: _cluster_rate(seconds, 2, "asgd", limit),
             lambda: _cluster_rate(seconds, 2, "asgd"),
         ]

@@ -26,7 +26,7 @@ import tensorflow as tf
 from bench.peers import work
 
 _DIE_WITH_PARENT = 1  # Linux' PR_SET_PDEATHSIG
-#: With one the ps and its workers wait for each other for ever; the arithmetic has one thread.
+#: With one the first steps were not done after five minutes; the arithmetic has one thread.
 _INTER_OP_THREADS = 3
 
 #: name, shape, fan-in, fan-out (0: a bias, starts at zero)
