@@ -172,9 +172,7 @@ class _Cluster:
         logging.info("exit codes: %s", codes)
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
-        if all(child.process.returncode == EXIT_DONE for child in self._of("PS")):
-            return EXIT_DONE
-        return self.root_cause or max(abs(code) for code in codes.values())
+        return self.root_cause or max(0, *codes.values())
 
     def _choose_addresses(self) -> tuple[str, ...]:
         """Take the asked ports; port 0 means any free ones."""

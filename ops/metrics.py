@@ -112,6 +112,7 @@ class WorkerMetrics(Document):
     wait_seconds: float = 0.0
     loss: float | None = None  # mean training loss of its last push
     refused: int = 0  # its pushes that never reached the model
+    non_finite: int = 0  # mini-batches whose gradient was not finite and was not pushed
     steps_per_second: float = 0.0  # local steps, recent
 
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ops.types import Float32
 
 
+#: How long an interrupted run waits for pushes that are on their way.
+DRAIN_SECONDS = 5.0
+
+
 @dataclasses.dataclass(frozen=True)
 class CoreConfig:
     """What a shard needs to know besides its method."""
@@ -80,6 +84,8 @@ class PsCore:
         self.accounts = Accounts()
         self.members: dict[int, Member] = {}
         self.sync_state = sync.init()
+        self._group_epochs: dict[int, int] = {}  # group -> epoch of its last change
+        self._drain_deadline: float | None = None  # set once the run is being interrupted
         self._start_deadline: float | None = None
         self._snapshot_at: float | None = None
         self._snapshot_version = 0
@@ -102,7 +108,7 @@ class PsCore:
     def next_deadline(self) -> float | None:
         """Return when a Tick is due, if ever."""
         deadlines = [self.membership.next_deadline(), self._start_deadline, self._snapshot_at]
-        deadlines.append(self._time_limit())
+        deadlines += [self._time_limit(), self._drain_deadline]
         return min((when for when in deadlines if when is not None), default=None)
 
     # -- events -----------------------------------------------------------------------------
@@ -151,6 +157,8 @@ class PsCore:
             member.question = (event.step, usable)
             member.free = member.free or bool(self.stop_reason)
             return self._answer([event.worker])
+        if event.epoch < self._group_epochs.get(self.sync.group_of(event.worker), 0):
+            return [refusals.stale_epoch(event, self.membership.epoch)]
         if usable is None:
             self.accounts.reject("generation", event.worker)
             generation, epoch = self.config.generation, self.membership.epoch
@@ -180,7 +188,8 @@ class PsCore:
 
     def _epoch(self, event: events.Epoch, now: float) -> list[events.Action]:
         self.started = self.started or event.started
-        return self._change(list(self.membership.follow(event)), now)
+        # Settle in any case: a push may have waited for just this number.
+        return [*self._change(list(self.membership.follow(event)), now), *self._settle(now)]
 
     def _refused(self, event: events.Refused, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
@@ -188,7 +197,14 @@ class PsCore:
         return []
 
     def _stop(self, event: events.Stop, now: float) -> list[events.Action]:
-        return self._end(event.reason, now)
+        """End the run; an interrupted one first takes in what is on its way."""
+        if event.reason != "interrupted" or self._drain_deadline is not None:
+            return self._end(event.reason, now)
+        self._drain_deadline = now + DRAIN_SECONDS
+        idle = [w for w, member in self.members.items() if member.question and not member.pending]
+        for worker in idle:
+            self.members[worker].free = True
+        return self._answer(idle)
 
     def _tick(self, event: events.Tick, now: float) -> list[events.Action]:
         del event, now
@@ -205,6 +221,9 @@ class PsCore:
         limit = self._time_limit()
         if limit is not None and now >= limit:
             actions += self._end("max_seconds", now)
+        drain = self._drain_deadline
+        if drain is not None and (now >= drain or not self.sync_state["live"]):
+            actions += self._end("interrupted", now)
         if self._snapshot_at is not None and now >= self._snapshot_at:
             self._snapshot_at = now + self.config.snapshot_interval_seconds
             actions += self._snapshot_if_new()
@@ -221,6 +240,7 @@ class PsCore:
             return []
         for verb, worker in changes:
             member = self.members.setdefault(worker, Member())
+            self._group_epochs[self.sync.group_of(worker)] = self.membership.epoch
             if verb == "join":
                 self.sync_state = self.sync.join(worker, self.sync_state)
                 continue
@@ -263,10 +283,10 @@ class PsCore:
                 return actions
 
     def _take_early(self) -> None:
-        """Let pushes of live workers into their round."""
+        """Let pushes of live workers into their round; one of a newer epoch waits for that."""
         for worker in self.sync_state["live"]:
             member = self.members[worker]
-            if member.early is not None:
+            if member.early is not None and member.early.epoch <= self.membership.epoch:
                 member.pending, member.early = member.early, None
                 self.sync_state = self.sync.push(worker, self.sync_state)
 
@@ -323,7 +343,7 @@ class PsCore:
             epoch=self.membership.epoch,
             learning_rate=self.model.learning_rate,
             samples=self.samples,
-            stop=self.stop_reason is not None,
+            stop=self.stop_reason is not None or self._drain_deadline is not None,
         )
 
     def _usable_base(self, generation: int, base_version: int | None) -> int | None:
@@ -338,7 +358,7 @@ class PsCore:
     def _end(self, reason: str, now: float) -> list[events.Action]:
         if self.stop_reason is not None:
             return []
-        self.stop_reason = reason
+        self.stop_reason, self._drain_deadline = reason, None
         self.accounts.ended_at = now
         asking = [worker for worker, member in self.members.items() if member.question]
         return [*self._answer(asking), *self._snapshot_if_new(force=True), events.Ended(reason)]

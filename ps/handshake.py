@@ -19,6 +19,7 @@ class Identity:
     generation: int
     fingerprint: list[pb.Setting]
     model: list[pb.Tensor]
+    settings: list[pb.Setting]  # what shards must agree on besides the fingerprint
 
 
 def identity(
@@ -28,10 +29,18 @@ def identity(
     generation: int,
     fingerprint: list[tuple[str, str]],
     spec: ModelSpec,
+    settings: list[tuple[str, str]],
 ) -> Identity:
     """Put the shard's identity into words of the wire."""
-    settings = convert.settings_of(fingerprint)
-    return Identity(run_id, shard, num_shards, generation, settings, convert.tensors_of(spec))
+    return Identity(
+        run_id,
+        shard,
+        num_shards,
+        generation,
+        convert.settings_of(fingerprint),
+        convert.tensors_of(spec),
+        convert.settings_of(settings),
+    )
 
 
 def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
@@ -62,7 +71,10 @@ def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
         )
     if hello.role == pb.ROLE_SUPERVISOR:
         return None
-    difference = convert.first_difference(mine.fingerprint, list(hello.fingerprint))
+    expected = list(mine.fingerprint)
+    if hello.role == pb.ROLE_SHARD:
+        expected += mine.settings
+    difference = convert.first_difference(expected, list(hello.fingerprint))
     if difference:
         return pb.REASON_FINGERPRINT, (
             f"method differs: {difference}; give all nodes the same --method and seam flags."

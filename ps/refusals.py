@@ -32,3 +32,9 @@ def stale_generation(push: Push, version: int, generation: int, epoch: int) -> R
         f"this shard is at version {version} of generation {generation}. Pull again."
     )
     return Refuse(push.worker, push.incarnation, "STALE_GENERATION", message, push.step, epoch)
+
+
+def stale_epoch(push: Push, epoch: int) -> Refuse:
+    """Refuse a push from before the last change of its group; it may be sent again at once."""
+    message = f"membership epoch {push.epoch} is older than this group's; send again with {epoch}."
+    return Refuse(push.worker, push.incarnation, "STALE_EPOCH", message, push.step, epoch)

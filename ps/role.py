@@ -22,7 +22,6 @@ from ops.sync import SyncRule
 from ops.types import ConfigurationError, ModelSpec, ShardLayout, State
 from proto import convert
 from proto import thinwire_pb2 as pb
-from proto.channel_grpc import check_bind
 from ps import events
 from ps import flags as ps_flags
 from ps.core import CoreConfig, PsCore
@@ -45,11 +44,6 @@ def main(run: Run) -> int:
         Unreachable, Refused: A following shard cannot join shard 0.
     """
     own = ps_flags.read(run.addresses)
-    if own.id_ps >= run.nb_ps:
-        raise ConfigurationError(
-            f"--id_ps={own.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, --ps_hosts)."
-        )
-    check_bind(own.bind, own.insecure)
     if run.overwrite:
         shutil.rmtree(_checkpoint_dir(run, own.id_ps), ignore_errors=True)
     return _Shard(run, own).serve()
@@ -147,6 +141,17 @@ class _Shard:
     def _fingerprint(self) -> list[tuple[str, str]]:
         return self.run.method.fingerprint()
 
+    def _shard_settings(self) -> list[tuple[str, str]]:
+        """Return what every shard must have alike, though workers need not know it."""
+        run = self.run
+        return [
+            ("learning_rate", str(run.schedule.learning_rate)),
+            ("lr_schedule", str(run.schedule.drops)),
+            ("iter_max", str(run.iter_max)),
+            ("epochs", str(run.epochs)),
+            ("seed", str(run.seed)),
+        ]
+
     def _core(self, theta: Any, examples: int | None) -> PsCore:
         run, method = self.run, self.run.method
         generation = self.saved["core"]["generation"] + 1 if self.saved else 0
@@ -173,7 +178,7 @@ class _Shard:
             role=pb.ROLE_SHARD,
             id=self.own.id_ps,
             run_id=self.run_id,
-            fingerprint=convert.settings_of(self._fingerprint()),
+            fingerprint=convert.settings_of(self._fingerprint() + self._shard_settings()),
             model=convert.tensors_of(self.spec),
             shard=0,
             num_shards=self.run.nb_ps,
@@ -199,6 +204,7 @@ class _Shard:
             self.core.config.generation,
             self._fingerprint(),
             self.spec,
+            self._shard_settings(),
         )
         self.server.on_status = self.board.document
         self.server.open_for(mine, json.dumps(self.board.about()))

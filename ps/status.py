@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ _OWN_FIELDS = (
     "send_seconds",
     "wait_seconds",
     "steps_per_second",
+    "non_finite",
 )
 
 
@@ -72,7 +74,7 @@ class StatusBoard:
             seconds=accounts.seconds(),
             learning_rate=core.model.learning_rate,
             staleness=metrics.Histogram(dict(accounts.staleness)),
-            rejected_pushes=dict(accounts.rejected),
+            rejected_pushes=self._all_rejected(),
             bytes_up=sum(worker.bytes_up for worker in workers),
             bytes_down=sum(worker.bytes_down for worker in workers),
             pushes=sum(worker.pushes for worker in workers),
@@ -108,8 +110,8 @@ class StatusBoard:
             local_steps=account.local_steps,
             bytes_down=bytes_down,
             loss=account.loss,
-            refused=account.refused,
-            **own,
+            refused=account.refused + own.get("non_finite", 0),
+            **{name: value for name, value in own.items() if name != "non_finite"},
         )
 
     def _state(self, worker: int) -> str:
@@ -121,14 +123,24 @@ class StatusBoard:
 
     def _bytes_down(self) -> dict[int, int]:
         totals = dict(self._server.connections.bytes_down())
-        for (role, _), text in self._server.reports.items():
+        for (role, _), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
-                for worker, count in _bytes_by_worker(text).items():
-                    totals[worker] = totals.get(worker, 0) + count
+                for worker, count in _counts(text, "bytes_down").items():
+                    totals[int(worker)] = totals.get(int(worker), 0) + count
         return totals
 
     def _rejected(self) -> dict[str, Any]:
         return {"rejected": dict(self._core.accounts.rejected)}
+
+    def _all_rejected(self) -> dict[str, int]:
+        """Add up what every shard refused and what workers held back by themselves."""
+        total = collections.Counter(self._core.accounts.rejected)
+        for (role, who), text in self._server.reports.copy().items():
+            if role == pb.ROLE_SHARD:
+                total.update(_counts(text, "rejected"))
+            elif role == pb.ROLE_WORKER and who in self._core.members:
+                total["non_finite"] += _own_counters(text).get("non_finite", 0)
+        return {reason: count for reason, count in total.items() if count}
 
 
 def _own_counters(text: str) -> dict[str, Any]:
@@ -140,9 +152,9 @@ def _own_counters(text: str) -> dict[str, Any]:
     return {name: getattr(report, name) for name in _OWN_FIELDS}
 
 
-def _bytes_by_worker(text: str) -> dict[int, int]:
+def _counts(text: str, name: str) -> dict[str, int]:
+    """Take one table of counts from a following shard's report."""
     try:
-        document = json.loads(text)
-        return {int(worker): int(count) for worker, count in document["bytes_down"].items()}
+        return {str(key): int(count) for key, count in json.loads(text)[name].items()}
     except (ValueError, KeyError, AttributeError, TypeError):
         return {}

@@ -160,8 +160,8 @@ class MiniRun:
         update = self.decoders[shard].flatten(list(outgoing.shards[shard]))
         return events.Push(
             worker.number, worker.incarnation, outgoing.step, outgoing.base_versions[shard],
-            outgoing.generations[shard], 0, update, outgoing.samples, outgoing.local_steps,
-            outgoing.loss,
+            outgoing.generations[shard], self.shards[0].membership.epoch, update,
+            outgoing.samples, outgoing.local_steps, outgoing.loss,
         )  # fmt: skip
 
     def join_all(self) -> None:

@@ -36,9 +36,9 @@ def test_three_roles_by_hand_in_any_order(nodes):
     ("mode", "flags"),
     [
         ("bsp", ["--method=bsp", "--iter_max=250"]),
-        ("asp", ["--method=adacomp", "--iter_max=700"]),
-        ("ssp", ["--method=ssp", "--staleness_bound=2", "--iter_max=700"]),
-        ("gsp", ["--method=gsp", "--groups=1,2|3", "--iter_max=500"]),
+        ("asp", ["--method=adacomp", "--iter_max=1500"]),
+        ("ssp", ["--method=ssp", "--staleness_bound=2", "--iter_max=1500"]),
+        ("gsp", ["--method=gsp", "--groups=1,2|3", "--iter_max=1200"]),
     ],
 )
 def test_a_killed_worker_leaves_and_the_others_finish(nodes, mode, flags):
@@ -50,7 +50,7 @@ def test_a_killed_worker_leaves_and_the_others_finish(nodes, mode, flags):
     assert nodes.wait("ps") == 0
     summary = nodes.summary()
     assert summary["updates"] == int(flags[-1].partition("=")[2])
-    assert summary["membership"]["left"] >= 1 or mode == "asp"
+    assert summary["membership"]["left"] == 1
     assert nodes.processes["worker-2"].returncode == -signal.SIGKILL
 
 
@@ -86,7 +86,7 @@ def test_a_killed_ps_goes_on_from_its_last_snapshot(nodes, method):
     assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps")] == [0, 0, 0]
     summary = nodes.summary()
     assert summary["updates"] == 900
-    assert summary["membership"]["lost_updates"] >= 0
+    assert 0 < summary["membership"]["lost_updates"] < 900
     applied = sum(worker["pushes"] for worker in summary["workers"])
     assert applied == (900 if method == "adacomp" else 1800)
 

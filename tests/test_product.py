@@ -46,15 +46,17 @@ def compose(mix):
     return chosen
 
 
-def run_mix(mix) -> None:
+def run_mix(mix) -> bool:
+    """Train one mix; return False where `Method.check` calls it impossible."""
     try:
         chosen = compose(mix)
     except ConfigurationError:
-        return
+        return False
     run = MiniRun(chosen, iter_max=24, nb_ps=mix["nb_ps"], rate=0.05).run()
     assert not run.deadlocked(), mix
     assert [core.version for core in run.shards] == [24] * mix["nb_ps"], mix
     assert np.isfinite(run.theta).all(), mix
+    return True
 
 
 def covering_array(seed: int = 1):
@@ -85,8 +87,8 @@ def covering_array(seed: int = 1):
 def test_all_triples_of_seam_values():
     mixes = list(covering_array())
     assert len(mixes) < 400
-    for mix in mixes:
-        run_mix(mix)
+    # With the policies there are today every mix is legal.
+    assert all([run_mix(mix) for mix in mixes])
 
 
 @pytest.mark.product

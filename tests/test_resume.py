@@ -1,5 +1,7 @@
 """k steps, save, load into new objects, k steps == 2k steps, bit for bit, for every policy."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -46,7 +48,7 @@ def test_resume_is_exact(seam, value, tmp_path):
     saved = {
         "ps": first.shards[0].snapshot(),
         "worker": worker.core.save(),
-        "batches": str(worker.batches.bit_generator.state),
+        "batches": json.dumps(worker.batches.bit_generator.state),
     }
     Checkpoints(tmp_path).save(6, saved)
     state = Checkpoints(tmp_path).load_latest()[1]
@@ -54,7 +56,7 @@ def test_resume_is_exact(seam, value, tmp_path):
     second = start(chosen, 1000, generation=1)
     second.shards[0].restore(state["ps"])
     resumed = second.workers[1]
-    resumed.batches.bit_generator.state = worker.batches.bit_generator.state
+    resumed.batches.bit_generator.state = json.loads(state["batches"])
     last_step = second.shards[0].members[1].last_step
     assert resumed.core.restore(state["worker"], last_step)
     second.join_all()

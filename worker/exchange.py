@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from typing import Any
@@ -40,6 +39,7 @@ class Exchange:
         seed = run.seed * 1000 + id_worker
         sender = EmulatedSender(LinkModel(link, seed)) if link.active else None
         self.layouts = layouts
+        self._epoch = 0  # newest membership epoch heard of
         self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
         self._choosers = [wire.IndexChooser() for _ in layouts]
         self.shards = [
@@ -60,11 +60,6 @@ class Exchange:
         for shard in self.shards[1:]:
             shard.hello.run_id, shard.hello.incarnation = first.run_id, first.incarnation
         return [first, *(shard.connect() for shard in self.shards[1:])]
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What shard 0 tells of the run."""
-        return dict(json.loads(self.shards[0].welcome.document or "{}"))
 
     def pull(self) -> list[ShardReply]:
         """Fetch the whole model."""
@@ -123,13 +118,14 @@ class Exchange:
         push.step, push.kind = outgoing.step, _KINDS[outgoing.kind]
         push.base_version = outgoing.base_versions[number]
         push.generation = outgoing.generations[number]
-        push.epoch = self.shards[number].welcome.epoch
+        push.epoch = max(self._epoch, self.shards[number].welcome.epoch)
         push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
         push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
         coded = [self._choosers[number].encode(block) for block in outgoing.shards[number]]
         return message, convert.blocks_to_message(coded, push.blocks)
 
     def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
+        self._epoch = max(self._epoch, reply.epoch)
         return ShardReply(
             operation=Operation(reply.operation),
             blocks=convert.blocks_from_message(reply.blocks, payload, self._sizes[number]),

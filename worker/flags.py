@@ -6,7 +6,7 @@ import dataclasses
 
 from absl import flags
 
-from ops.run import links, per_worker
+from ops.run import Run, links, per_worker
 from ops.types import ConfigurationError, Link
 
 FLAGS = flags.FLAGS
@@ -64,6 +64,11 @@ def _is_floats(values: list[str]) -> bool:
         return False
 
 
+def check(run: Run) -> None:
+    """Refuse what cannot work, before anything heavy is imported; raises ConfigurationError."""
+    read(run.nb_workers)
+
+
 def read(nb_workers: int) -> WorkerFlags:
     """Return this worker's settings.
 
@@ -90,7 +95,7 @@ def read(nb_workers: int) -> WorkerFlags:
 def check_emulation(columns: list[list[float]]) -> None:
     """Refuse links and slowdowns that cannot be emulated."""
     limits = (
-        ("link_mbps", 0.0, float("inf")),
+        ("link_mbps", 0.0, 1e6),
         ("link_delay_ms", 0.0, 60_000.0),
         ("link_loss", 0.0, 0.95),
         ("slowdown", 1.0, 1e6),

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,9 +29,6 @@ from worker.exchange import Exchange, Heartbeat, Stopwatch
 from worker.flags import WorkerFlags
 from worker.shard_client import Halted
 from worker.train_step import TrainStep
-
-if TYPE_CHECKING:
-    pass
 
 #: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
 MAX_NON_FINITE = 100
@@ -117,6 +114,7 @@ class _Worker:
         self.checkpoints = Checkpoints(_checkpoint_dir(run, own.id_worker), keep=2)
         self.stopwatch = Stopwatch()
         self.num_steps = 0
+        self.num_non_finite = 0
         self.started_at = time.monotonic()
         self.pause_seconds = 0.0
         self.before = metrics.WorkerMetrics(id=own.id_worker)  # totals of earlier lives
@@ -163,8 +161,9 @@ class _Worker:
             try:
                 outgoing = self._one_step()
                 applied = outgoing is None or self._exchange(outgoing)
-            except NonFiniteUpdate:
+            except NonFiniteUpdate as error:
                 applied = False
+                self._note_non_finite(error)
             except Halted:
                 break
             non_finite = 0 if applied else non_finite + 1
@@ -178,6 +177,11 @@ class _Worker:
                 saved_at = time.monotonic()
         self._save()
         return "done" if self.core.stopped or not self.closing.is_set() else "interrupted"
+
+    def _note_non_finite(self, error: NonFiniteUpdate) -> None:
+        self.num_non_finite += 1
+        if self.num_non_finite == 1:
+            logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
 
     def _one_step(self) -> Outgoing | None:
         """One mini-batch: its gradient, and what the pacer and the codec make of it."""
@@ -284,6 +288,7 @@ class _Worker:
             send_seconds=before.send_seconds + self.exchange.send_seconds,
             wait_seconds=before.wait_seconds
             + max(0.0, seconds["wait"] - self.exchange.send_seconds),
+            non_finite=before.non_finite + self.num_non_finite,
             steps_per_second=self.num_steps / elapsed,
         )
 

@@ -162,6 +162,10 @@ class ShardClient:
         if body == "refusal":
             if message.refusal.reason == pb.REASON_NOT_MEMBER:
                 raise StreamLost(message.refusal.message)
+            if message.refusal.reason == pb.REASON_STALE_EPOCH and self._asked is not None:
+                self._asked[0].push.epoch = message.refusal.epoch
+                self._send()
+                return None
             raise PushRefused(message.refusal)
         return None
 

@@ -8,7 +8,7 @@ from ops.schedule import Budget, Schedule
 from ops.types import Update
 from ps import events
 from ps.core import CoreConfig, PsCore
-from ps.membership import Coordinator
+from ps.membership import Coordinator, Follower
 from tests.harness import KERNELS, MiniRun, method
 
 
@@ -29,7 +29,8 @@ def push(core, worker, step, base, indices=None, values=None, now=0.0, generatio
     values = np.ones(len(core.model.theta) if indices is None else len(indices), np.float32) \
         if values is None else np.asarray(values, np.float32)  # fmt: skip
     update = Update(None if indices is None else np.asarray(indices, np.int64), values)
-    event = events.Push(worker, worker, step, base, generation, 0, update, samples, 1, 1.0)
+    epoch = core.membership.epoch
+    event = events.Push(worker, worker, step, base, generation, epoch, update, samples, 1, 1.0)
     return core.handle(event, now)
 
 
@@ -256,3 +257,53 @@ def test_staleness_window_beyond_is_counted_or_rejected():
             assert before - core.model.theta[0] == pytest.approx(0.1 / 3, rel=1e-5)
         else:
             assert core.accounts.rejected["stale"] == 1
+
+
+def test_a_push_from_before_its_group_changed_is_sent_again():
+    core = core_of(method("bsp", nb_workers=3), lease=5.0, start_timeout_seconds=0.0)
+    join(core, 1)
+    join(core, 2)
+    old = core.membership.epoch
+    join(core, 3)
+    event = events.Push(1, 1, 1, 0, 0, old, Update(None, np.ones(4, np.float32)), 1, 1, 1.0)
+    refusal = of(events.Refuse, core.handle(event, 0.0))[0]
+    assert (refusal.reason, refusal.epoch) == ("STALE_EPOCH", core.membership.epoch)
+    assert core.members[1].last_step == 0
+    push(core, 1, 1, 0)
+    assert core.members[1].last_step == 1
+
+
+def test_a_push_of_a_newer_epoch_waits_for_it():
+    chosen = method("bsp", nb_workers=2)
+    settings = CoreConfig(Budget(10), Schedule(0.1), 2)
+    core = PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, Follower(2), chosen.sync)
+    core.handle(events.Join(1, 1, True, "a"), 0.0)
+    core.handle(events.Epoch(1, (1,), True), 0.0)
+    event = events.Push(1, 1, 1, 0, 0, 2, Update(None, np.ones(4, np.float32)), 1, 1, 1.0)
+    assert of(events.Reply, core.handle(event, 0.0)) == []
+    core.handle(events.Epoch(2, (1,), True), 0.0)
+    core.handle(events.Tick(), 0.0)
+    assert core.version == 1
+
+
+def test_an_interrupted_run_takes_in_what_is_on_its_way():
+    core = core_of(method("bsp"))
+    join(core, 1)
+    join(core, 2)
+    push(core, 1, 1, 0)
+    assert of(events.Ended, core.handle(events.Stop("interrupted"), 1.0)) == []
+    replies = of(events.Reply, push(core, 2, 1, 0, now=1.0))
+    assert {reply.worker for reply in replies} == {1, 2}
+    assert all(reply.stop for reply in replies)
+    assert core.version == 1
+    core.handle(events.Leave(1, 1, "done"), 1.0)
+    ended = of(events.Ended, core.handle(events.Leave(2, 2, "done"), 1.0))
+    assert ended[0].reason == "interrupted"
+
+
+def test_an_interrupted_run_does_not_wait_for_ever():
+    core = core_of(method("asgd"), lease=100.0)
+    join(core, 1)
+    core.handle(events.Stop("interrupted"), 1.0)
+    assert core.next_deadline() == 6.0
+    assert of(events.Ended, core.handle(events.Tick(), 6.0))
