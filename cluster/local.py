@@ -7,7 +7,6 @@ on, reaps every child, and exits with the worst of their codes.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 import shutil
@@ -21,7 +20,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run
+from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run, finished_summary
 from worker.flags import check_emulation
 
 FLAGS = flags.FLAGS
@@ -29,7 +28,6 @@ _MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
 #: Flags that each child gets a value of its own for.
 _OWN_FLAGS = ("type_node", "id_worker", "id_ps", "ip_PS", "port", "ps_hosts", "nb_ps", "run_dir",
               "overwrite", "flagfile", "batch_size", "linger_seconds")  # fmt: skip
-_END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
 _KILL_AFTER_SECONDS = 20.0
 #: Children have a session of their own: what ends us must be passed on, a closed terminal too.
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -50,23 +48,11 @@ def main(run: Run) -> int:
                      ("link_mbps", "link_delay_ms", "link_loss", "slowdown")])  # fmt: skip
     if run.overwrite:
         _clear(run.run_dir)
-    finished = _finished(run)
-    if finished:
+    if finished := finished_summary(run):
         logging.info("this run is finished (%s); see %s, or --overwrite it", finished,
                      run.run_dir / "report" / "index.html")  # fmt: skip
         return EXIT_DONE
     return _Cluster(run).run()
-
-
-def _finished(run: Run) -> str | None:
-    """Return why an earlier run in this directory ended, if it reached its end."""
-    try:
-        summary = json.loads((run.run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return None
-    reached = summary.get("updates", 0) >= run.iter_max or summary.get("stop_reason") != "iter_max"
-    reason = summary.get("stop_reason")
-    return reason if reason in _END_REASONS and reached else None
 
 
 def _clear(run_dir: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ from data.cursor import Cursor
 from models.shared import SharedModel
 from ops import metrics
 from ops.checkpoint import Checkpoints
-from ops.run import EXIT_DONE, EXIT_OF_STOP, Diverged, Run
+from ops.run import EXIT_DONE, EXIT_OF_STOP, Diverged, Run, finished_summary
 from ops.schedule import Budget
 from supervisor import flags as supervisor_flags
 from supervisor.dashboard import Dashboard
@@ -47,8 +47,7 @@ def main(run: Run) -> int:
     dataset = load_chosen(run.data, run.model, shared.user_module, run.seed)
     evaluated = dataclasses.replace(run, batch_size=max(run.batch_size, 500))
     recorder = Recorder(evaluated, shared, dataset.test_images, dataset.test_labels)
-    finished = recorder.finished()
-    if finished:
+    if finished := finished_summary(run):
         logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
         return EXIT_DONE
     trainer = LocalTrainer(shared, run.method, own.clip_norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Sequence
 
@@ -21,6 +22,10 @@ EXIT_INTERRUPTED = 130
 
 #: Why a run stopped -> the exit code of its nodes; every other reason is a run that is done.
 EXIT_OF_STOP = {"interrupted": EXIT_INTERRUPTED, "diverged": EXIT_DIVERGED}
+
+
+#: Stop reasons of a run that reached an end of its own.
+END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
 
 
 class Diverged(Exception):
@@ -107,3 +112,29 @@ def links(
         per_worker(loss, nb_workers, "link_loss"),
     )
     return tuple(Link(*row) for row in zip(*columns, strict=True))
+
+
+def is_finished(run: Run, reason: str | None, updates: int, seconds: float) -> bool:
+    """Return whether a run that once ended this way has nothing left to do.
+
+    Args:
+        run: What is asked for now; a raised limit makes the run go on.
+        reason: Why it ended then.
+        updates: Applied by then.
+        seconds: Of training by then.
+    """
+    if reason == "iter_max":
+        return updates >= run.iter_max
+    if reason == "max_seconds":
+        return run.max_seconds is not None and seconds >= run.max_seconds
+    return reason in END_REASONS
+
+
+def finished_summary(run: Run) -> str | None:
+    """Return the stop reason in the run directory's summary.json if that run is finished."""
+    try:
+        summary = json.loads((run.run_dir / "summary.json").read_text())
+        reason, updates, seconds = (summary[k] for k in ("stop_reason", "updates", "seconds"))
+        return reason if is_finished(run, reason, updates, seconds) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

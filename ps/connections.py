@@ -81,7 +81,7 @@ def reply_frames(
     body.version, body.generation, body.epoch = reply.version, generation, reply.epoch
     body.operation = reply.operation.value  # type: ignore[assignment]
     body.learning_rate, body.samples = reply.learning_rate, reply.samples
-    body.stop, body.step = reply.stop, reply.step
+    body.stop, body.stop_reason, body.step = reply.stop, reply.stop_reason or "", reply.step
     coded = [] if reply.operation is Operation.NONE else shared.coded(connection.chooser)
     pieces = convert.blocks_to_message(coded, body.blocks)
     return convert.frames(message, pieces, connection.chunk_bytes)

@@ -343,7 +343,7 @@ class PsCore:
             epoch=self.membership.epoch,
             learning_rate=self.model.learning_rate,
             samples=self.samples,
-            stop=self.stop_reason is not None or self._drain_deadline is not None,
+            stop_reason="interrupted" if self._drain_deadline is not None else self.stop_reason,
         )
 
     def _usable_base(self, generation: int, base_version: int | None) -> int | None:

@@ -142,7 +142,12 @@ class Reply:
     epoch: int
     learning_rate: float
     samples: int
-    stop: bool
+    stop_reason: str | None  # why no more updates are wanted
+
+    @property
+    def stop(self) -> bool:
+        """Whether no more updates are wanted."""
+        return self.stop_reason is not None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,9 @@ import dataclasses
 
 from absl import flags
 
+from ops.run import Run
+from ops.types import ConfigurationError
+
 FLAGS = flags.FLAGS
 _TOPIC = "Parameter server"
 
@@ -47,6 +50,23 @@ def define() -> None:
         lower_bound=0.0,
         module_name=_TOPIC,
     )
+
+
+def check(run: Run) -> None:
+    """Refuse what cannot work, before anything heavy is imported.
+
+    Raises:
+        ConfigurationError: A shard that the run does not have, or an address beyond this machine
+            without --insecure.
+    """
+    from proto.channel_grpc import check_bind
+
+    own = read(run.addresses)
+    if own.id_ps >= run.nb_ps:
+        raise ConfigurationError(
+            f"--id_ps={own.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, --ps_hosts)."
+        )
+    check_bind(own.bind, own.insecure)
 
 
 def read(addresses: tuple[str, ...]) -> PsFlags:

@@ -16,7 +16,7 @@ from data.chosen import num_train
 from models.shared import SharedModel
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
-from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run
+from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished
 from ops.schedule import Budget
 from ops.sync import SyncRule
 from ops.types import ConfigurationError, ModelSpec, ShardLayout, State
@@ -79,13 +79,12 @@ class _Shard:
         self.core = self._core(theta, _examples_of_run(run, shared))
         if self.saved:
             self.core.restore(self.saved["core"])
-            self.core.stop_reason = None
 
     def serve(self) -> int:
         """Listen, join shard 0 if this is another, and write until the end."""
         core, own = self.core, self.own
-        finished = core.config.budget.end(core.version, core.samples)
-        if finished:
+        finished = self.saved["core"]["stop_reason"] if self.saved else None
+        if is_finished(self.run, finished, core.version, core.accounts.seconds()):
             logging.info("this run is finished (%s at version %d)", finished, core.version)
             return EXIT_DONE
         self.saver = Saver(self.checkpoints)

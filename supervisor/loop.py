@@ -19,7 +19,7 @@ from absl import logging
 from data.chosen import load_chosen
 from models.shared import SharedModel
 from ops import metrics, routing
-from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run
+from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run, finished_summary
 from ops.types import ModelSpec, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
@@ -47,8 +47,7 @@ def main(run: Run) -> int:
     shared = SharedModel(run.model, run.seed)
     dataset = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("test",))
     recorder = Recorder(run, shared, dataset.test_images, dataset.test_labels)
-    finished = recorder.finished()
-    if finished:
+    if finished := finished_summary(run):
         logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
         return EXIT_DONE
     return _Watcher(run, shared.spec, recorder).watch()

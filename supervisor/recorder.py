@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -20,8 +19,6 @@ from supervisor.metrics import MetricsLog
 
 if TYPE_CHECKING:
     from ops.types import Float32
-
-_END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
 
 
 class Recorder:
@@ -49,16 +46,6 @@ class Recorder:
     def latest(self) -> metrics.Evaluation | None:
         """The newest evaluation."""
         return self.evaluations[-1] if self.evaluations else None
-
-    def finished(self) -> str | None:
-        """Return why the run in this directory ended, if it did."""
-        try:
-            summary = json.loads((self._run.run_dir / "summary.json").read_text())
-        except (OSError, ValueError):
-            return None
-        reason = summary.get("stop_reason")
-        short = reason == "iter_max" and summary.get("updates", 0) < self._run.iter_max
-        return reason if reason in _END_REASONS and not short else None
 
     def status(self, status: metrics.RunStatus) -> None:
         """Log a status document."""

@@ -32,6 +32,7 @@ class ShardReply:
     learning_rate: float
     samples: int
     stop: bool
+    stop_reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,7 @@ class WorkerCore:
         self.learning_rate = 0.0
         self.samples_of_run = 0
         self.stopped = False
+        self.stop_reason = ""
         self.versions = [0] * len(layouts)
         self.generations = [-1] * len(layouts)
         self._rng = np.random.default_rng(seed)
@@ -152,6 +154,7 @@ class WorkerCore:
         if shard == 0:
             self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
             self.stopped = self.stopped or reply.stop
+            self.stop_reason = self.stop_reason or reply.stop_reason
 
     def restart_from_base(self) -> Float32:
         """Begin the next local steps at the shards' model; return the weights."""

@@ -134,6 +134,7 @@ class Exchange:
             learning_rate=reply.learning_rate,
             samples=reply.samples,
             stop=reply.stop,
+            stop_reason=reply.stop_reason,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import shutil
 import signal
@@ -21,7 +22,7 @@ from models.shared import SharedModel
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
-from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run
+from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run, is_finished
 from ops.types import ConfigurationError, State
 from worker import flags as worker_flags
 from worker.core import Outgoing, WorkerCore
@@ -124,6 +125,9 @@ class _Worker:
         """Join, train, leave."""
         previous = [(n, signal.signal(n, self._interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
         try:
+            if finished := self._finished():
+                logging.info("this run is finished (%s)", finished)
+                return EXIT_DONE
             self._warm_up()
             welcomes = self.exchange.join()
             self.run_id = welcomes[0].run_id
@@ -146,9 +150,13 @@ class _Worker:
     def _exit_code(self, cause: str) -> int:
         if cause == "interrupted":
             return EXIT_INTERRUPTED
-        halt = self.exchange.shards[0].halt_cause
-        logging.info("done after %d exchanges (%s)", self.core.step, halt or "stop")
-        return EXIT_OF_STOP.get(halt, EXIT_DONE)
+        reason = self._stop_reason
+        logging.info("done after %d exchanges (%s)", self.core.step, reason)
+        return EXIT_OF_STOP.get(reason, EXIT_DONE)
+
+    @property
+    def _stop_reason(self) -> str:
+        return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -245,11 +253,21 @@ class _Worker:
             "cursor": self.shard.cursor.state(),
             "local": self.step.save_local(),
             "metrics": self._metrics().to_dict(),
+            "stop_reason": self._stop_reason,
+            "iter_max": self.run.iter_max,
         }
         try:
             self.checkpoints.save(self.core.step, state)
         except OSError as error:
             logging.error("cannot write the worker's checkpoint: %s", error)
+
+    def _finished(self) -> str | None:
+        """Return why this worker's run ended, if it did and no limit was raised since."""
+        found = self.checkpoints.load_latest()
+        reason = found[1]["stop_reason"] if found else None
+        if found is None or not is_finished(self.run, reason, found[1]["iter_max"], math.inf):
+            return None
+        return str(reason)
 
     def _resume(self, last_applied_step: int) -> None:
         """Go on from this worker's checkpoint if it is of this run."""
