@@ -110,7 +110,8 @@ class KerasFlat:
         self.variable = keras.Variable(theta, name="shard")
         optimizer.build([self.variable])
 
-        @tf.function(input_signature=[tf.TensorSpec(theta.shape, tf.float32)])
+        # One fused pass over the slots: XLA takes half the time of op by op here (BUILD_NOTES).
+        @tf.function(input_signature=[tf.TensorSpec(theta.shape, tf.float32)], jit_compile=True)
         def step(gradient: Any) -> None:
             optimizer.apply([gradient], [self.variable])
 
