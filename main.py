@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 from cluster import flags as run_flags
 from ops.run import (
@@ -42,20 +42,24 @@ ROLES = {
     "Cluster": "cluster.local",
     "Standalone": "cluster.standalone",
 }
-_HELP_FLAGS = ("help", "helpshort", "helpfull")
+#: --type_node value -> its own settings, checked before TensorFlow is imported.
+CHECKS = {"PS": ps_flags.check, "Worker": worker_flags.check, "Standalone": worker_flags.check}
 
 
 def main(arguments: list[str]) -> int:
     """Play one role; return the exit code."""
+    if FLAGS.help:
+        sys.stdout.write("".join(_help_lines()))
+        return EXIT_DONE
     if len(arguments) > 1:
         sys.stderr.write(f"unexpected argument {arguments[1]!r}: every setting is a --flag\n")
         return EXIT_BAD_FLAG
-    if any(FLAGS[name].value for name in _HELP_FLAGS):
-        sys.stdout.write("".join(_help_lines()))
-        return EXIT_DONE
+    _start_log()
     try:
         run = run_flags.read_run()
-        _open_log(run)
+        if run.type_node in CHECKS:
+            CHECKS[run.type_node](run)
+        _keep_log(run)
         for warning in run.method.check():
             logging.warning("%s", warning)
         _prepare_process(run)
@@ -109,16 +113,29 @@ def _import_tensorflow_quietly() -> None:
         os.close(kept)
 
 
-def _node_name(run: Run) -> str:
+def _node_name() -> str:
     """Return for example ``worker-3``."""
-    number = {"PS": FLAGS.id_ps, "Worker": FLAGS.id_worker}.get(run.type_node, 0)
-    return f"{run.type_node.lower()}-{number}"
+    number = {"PS": FLAGS.id_ps, "Worker": FLAGS.id_worker}.get(FLAGS.type_node, 0)
+    return f"{FLAGS.type_node.lower()}-{number}"
 
 
-def _open_log(run: Run) -> None:
-    """Log to stderr and to the run directory, each line with the node's name."""
-    name = _node_name(run)
-    folder = run.run_dir / "logs"
+def _log_layout() -> standard_logging.Formatter:
+    """Put the node's name into each line."""
+    return standard_logging.Formatter(f"%(asctime)s {_node_name()} %(levelname).1s %(message)s")
+
+
+def _start_log() -> None:
+    """Log to stderr."""
+    logging.use_absl_handler()
+    logging.get_absl_handler().setFormatter(_log_layout())
+    logging.set_verbosity(logging.INFO)
+    if FLAGS.quiet:
+        logging.get_absl_handler().setLevel(standard_logging.WARNING)
+
+
+def _keep_log(run: Run) -> None:
+    """Log to the run directory too, and keep all flags there."""
+    folder, name = run.run_dir / "logs", _node_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handler = standard_logging.FileHandler(folder / f"{name}.log")
@@ -127,21 +144,15 @@ def _open_log(run: Run) -> None:
         raise ConfigurationError(
             f"--run_dir={run.run_dir} cannot be written ({error}); choose another folder."
         ) from error
-    layout = standard_logging.Formatter(f"%(asctime)s {name} %(levelname).1s %(message)s")
-    logging.use_absl_handler()
-    for each in (handler, logging.get_absl_handler()):
-        each.setFormatter(layout)
+    handler.setFormatter(_log_layout())
     standard_logging.getLogger().addHandler(handler)
-    logging.set_verbosity(logging.INFO)
-    if FLAGS.quiet:
-        logging.get_absl_handler().setLevel(standard_logging.WARNING)
 
 
 def _help_lines() -> Iterator[str]:
     """Yield the flags by topic."""
     yield f"{__doc__}\n"
     for topic, members in sorted(FLAGS.flags_by_module_dict().items(), key=_topic_order):
-        if topic.startswith("absl") or topic == sys.argv[0]:
+        if topic.startswith("absl"):
             continue
         yield f"\n{topic}:\n"
         for flag in members:
@@ -161,7 +172,7 @@ def _parse(arguments: list[str]) -> list[str]:
     try:
         return list(FLAGS(arguments))
     except flags.Error as error:
-        sys.stderr.write(f"{error}\n(--help lists all flags)\n")
+        sys.stderr.write(f"{error} (--help lists all flags)\n")
         sys.exit(EXIT_BAD_FLAG)
 
 
@@ -170,7 +181,8 @@ def define_flags() -> None:
     run_flags.define(list(ROLES))
     for module in (ps_flags, worker_flags, supervisor_flags):
         module.define()
-    app.define_help_flags()
+    flags.DEFINE_boolean("help", False, "Show this list.", short_name="h", module_name="Help")
+    run_flags.refuse_non_finite_values()
 
 
 if __name__ == "__main__":

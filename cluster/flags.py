@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Sequence
 
@@ -26,6 +27,17 @@ def define(roles: Sequence[str]) -> None:
     _define_seam_flags("Seams: an explicit value overrides the method's")
     _define_data_flags("Model and data")
     _define_stop_flags("When to stop")
+
+
+def refuse_non_finite_values() -> None:
+    """Let no flag of a number be NaN or infinite; a bound lets NaN through. Call it last."""
+    for name in FLAGS:
+        if FLAGS[name].flag_type() == "float":
+            flags.register_validator(
+                name,
+                lambda value: value is None or math.isfinite(value),
+                message=f"--{name} must be a finite number",
+            )
 
 
 def _define_run_flags(topic: str, roles: Sequence[str]) -> None:
@@ -62,7 +74,12 @@ def _define_run_flags(topic: str, roles: Sequence[str]) -> None:
     )
     flags.DEFINE_boolean("overwrite", False, "Start anew in a used --run_dir.", module_name=topic)
     flags.DEFINE_integer(
-        "seed", 1, "Of weights, data order and codecs.", lower_bound=0, module_name=topic
+        "seed",
+        1,
+        "Of weights, data order and codecs.",
+        lower_bound=0,
+        upper_bound=2**31 - 1,
+        module_name=topic,
     )
     flags.DEFINE_float(
         "lease_seconds",
@@ -152,8 +169,8 @@ def _define_method_flags(topic: str) -> None:
     flags.DEFINE_float("learning_rate", 0.02, "Initial rate.", module_name=topic)
     flags.register_validator(
         "learning_rate",
-        lambda rate: 0 < rate < float("inf"),
-        message="--learning_rate must be above 0 and finite",
+        lambda rate: rate > 0,
+        message="--learning_rate must be above 0",
     )
     flags.DEFINE_string(
         "lr_schedule",
@@ -235,15 +252,15 @@ def _define_stop_flags(topic: str) -> None:
         module_name=topic,
     )
     flags.DEFINE_float(
-        "epochs",
-        None,
-        "Examples consumed / size of the training set.",
-        lower_bound=0.0,
-        module_name=topic,
+        "epochs", None, "Examples consumed / size of the training set.", module_name=topic
     )
-    flags.DEFINE_float(
-        "max_seconds", None, "Seconds of training.", lower_bound=0.0, module_name=topic
-    )
+    flags.DEFINE_float("max_seconds", None, "Seconds of training.", module_name=topic)
+    for name in ("epochs", "max_seconds"):
+        flags.register_validator(
+            name,
+            lambda limit: limit is None or limit > 0,
+            message=f"--{name} must be above 0; leave it out for no limit",
+        )
     flags.DEFINE_float("target_accuracy", None, "Stop when an evaluation reaches it, 0 to 1.",
                        lower_bound=0.0, upper_bound=1.0, module_name=topic)  # fmt: skip
 
@@ -261,13 +278,17 @@ def read_run() -> Run:
     for address in addresses:
         host, colon, port = address.rpartition(":")
         if not host or not colon or not port.isdigit() or int(port) > 65535:
-            raise ConfigurationError(f"--ps_hosts: {address!r} is not host:port.")
+            raise ConfigurationError(
+                f"--ps_hosts, or --ip_PS and --port: {address!r} is not host:port with a port "
+                "up to 65535."
+            )
     if FLAGS["nb_ps"].present and len(addresses) != FLAGS.nb_ps:
         raise ConfigurationError(
             f"--ps_hosts names {len(addresses)} shards, --nb_ps={FLAGS.nb_ps}; leave one out."
         )
     if (FLAGS.data_sharding_file is not None) != (FLAGS.partition == "file"):
         raise ConfigurationError("--data_sharding_file and --partition=file go together.")
+    _check_files()
     default_dir = f"runs/{FLAGS.method}-{FLAGS.dataset}"
     return Run(
         type_node=FLAGS.type_node,
@@ -296,6 +317,19 @@ def read_run() -> Run:
         keep_checkpoints=FLAGS.keep_checkpoints,
         reconnect_timeout_seconds=FLAGS.reconnect_timeout_seconds,
     )
+
+
+def _check_files() -> None:
+    """Look at once for what takes long to be missed."""
+    if FLAGS.data_dir is not None and not pathlib.Path(FLAGS.data_dir).is_dir():
+        raise ConfigurationError(
+            f"--data_dir={FLAGS.data_dir} is no folder; name the one that holds the data set's "
+            "files, or leave it out to use the data set's usual places."
+        )
+    if FLAGS.model is not None and not pathlib.Path(FLAGS.model).is_file():
+        raise ConfigurationError(
+            f"--model={FLAGS.model} is no file; name the .py file with your build_model()."
+        )
 
 
 def _method() -> Method:
