@@ -94,8 +94,8 @@ def _prepare_process(run: Run) -> None:
     keep_freed_memory()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    if run.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    if run.device != "auto":
+        os.environ["CUDA_VISIBLE_DEVICES"] = run.device.removeprefix("gpu:").replace("cpu", "-1")
     if run.type_node != "Cluster":
         _import_tensorflow_quietly()
 
@@ -158,7 +158,9 @@ def _help_lines() -> Iterator[str]:
         for flag in members:
             values = getattr(flag.parser, "enum_values", None)
             kind = "|".join(values) if values else flag.flag_type()
-            yield f"  --{flag.name} <{kind}>\n      {flag.help} Default: {flag.default_as_str}\n"
+            text = flag.help.removeprefix(f"<{kind}>: ")
+            default = "" if flag.default is None else f" Default: {flag.default_as_str}."
+            yield f"  --{flag.name} <{kind}>\n      {text}{default}\n"
 
 
 def _topic_order(item: tuple[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 
 from absl import flags
@@ -112,8 +113,17 @@ def _define_run_flags(topic: str, roles: Sequence[str]) -> None:
         "Bodies of the kernels; auto takes numpy on a CPU.",
         module_name=topic,
     )
-    flags.DEFINE_enum("device", "auto", ["auto", "cpu"], "cpu hides GPUs from TensorFlow.",
-                      module_name=topic)  # fmt: skip
+    flags.DEFINE_string(
+        "device",
+        "auto",
+        "auto: the first GPU if there is one; cpu; or gpu:N, the N-th GPU from 0.",
+        module_name=topic,
+    )
+    flags.register_validator(
+        "device",
+        lambda device: re.fullmatch(r"auto|cpu|gpu:\d+", device) is not None,
+        message="--device must be auto, cpu or gpu:N",
+    )
     flags.DEFINE_boolean(
         "quiet",
         False,
@@ -282,7 +292,7 @@ def read_run() -> Run:
                 f"--ps_hosts, or --ip_PS and --port: {address!r} is not host:port with a port "
                 "up to 65535."
             )
-    if FLAGS["nb_ps"].present and len(addresses) != FLAGS.nb_ps:
+    if FLAGS.nb_ps not in (FLAGS["nb_ps"].default, len(addresses)):
         raise ConfigurationError(
             f"--ps_hosts names {len(addresses)} shards, --nb_ps={FLAGS.nb_ps}; leave one out."
         )

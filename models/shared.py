@@ -9,11 +9,27 @@ import numpy as np
 
 import models
 from ops import collection
-from ops.run import ModelChoice
-from ops.types import ModelSpec
+from ops.run import ModelChoice, Run
+from ops.types import ConfigurationError, ModelSpec
 
 if TYPE_CHECKING:
     from ops.types import Float32
+
+
+def has_gpu(run: Run) -> bool:
+    """Return whether the run asks for a GPU, or takes one because there is one.
+
+    Raises:
+        ConfigurationError: A GPU was asked for and TensorFlow sees none.
+    """
+    import tensorflow as tf
+
+    present = bool(tf.config.list_physical_devices("GPU"))
+    if run.device.startswith("gpu") and not present:
+        raise ConfigurationError(
+            f"--device={run.device}: TensorFlow sees no such GPU; expected one, or --device=cpu."
+        )
+    return present and run.device != "cpu"
 
 
 class SharedModel:

@@ -13,7 +13,7 @@ from typing import Any
 from absl import logging
 
 from data.chosen import num_train
-from models.shared import SharedModel
+from models.shared import SharedModel, has_gpu
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished
@@ -169,7 +169,9 @@ class _Shard:
             membership = Coordinator(run.nb_workers, run.lease_seconds)
         else:  # leave to go on is shard 0's alone to give
             membership, rule = Follower(run.nb_workers), SyncRule(rule.groups)
-        return PsCore(config, method, theta, kernels.load(run.kernels), membership, rule)
+        return PsCore(
+            config, method, theta, kernels.load(run.kernels, on_gpu=has_gpu(run)), membership, rule
+        )
 
     def _join_leader(self) -> Leader:
         hello = pb.Hello(

@@ -18,7 +18,7 @@ from absl import logging
 from data import sharding
 from data.chosen import load_chosen
 from data.cursor import Cursor
-from models.shared import SharedModel
+from models.shared import SharedModel, has_gpu
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
@@ -107,7 +107,7 @@ class _Worker:
             shared.spec,
             layouts,
             run.method,
-            kernels.load(run.kernels),
+            kernels.load(run.kernels, on_gpu=has_gpu(run)),
             [run.seed, own.id_worker],
         )
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
