@@ -114,27 +114,34 @@ def links(
     return tuple(Link(*row) for row in zip(*columns, strict=True))
 
 
-def is_finished(run: Run, reason: str | None, updates: int, seconds: float) -> bool:
+def limit_of(run: Run, reason: str | None) -> float | None:
+    """Return the limit that a stop reason is named after, if it has one and it was given."""
+    return getattr(run, reason) if reason in END_REASONS else None
+
+
+def is_finished(run: Run, reason: str | None, reached: float | None) -> bool:
     """Return whether a run that once ended this way has nothing left to do.
 
     Args:
         run: What is asked for now; a raised limit makes the run go on.
         reason: Why it ended then.
-        updates: Applied by then.
-        seconds: Of training by then.
+        reached: How far it had come by the measure of that reason.
     """
-    if reason == "iter_max":
-        return updates >= run.iter_max
-    if reason == "max_seconds":
-        return run.max_seconds is not None and seconds >= run.max_seconds
-    return reason in END_REASONS
+    limit = limit_of(run, reason)
+    return limit is not None and reached is not None and limit <= reached
 
 
 def finished_summary(run: Run) -> str | None:
     """Return the stop reason in the run directory's summary.json if that run is finished."""
     try:
         summary = json.loads((run.run_dir / "summary.json").read_text())
-        reason, updates, seconds = (summary[k] for k in ("stop_reason", "updates", "seconds"))
-        return reason if is_finished(run, reason, updates, seconds) else None
+        reached = {
+            "iter_max": summary["updates"],
+            "max_seconds": summary["seconds"],
+            "target_accuracy": summary["best_test_accuracy"],
+            "epochs": run.epochs,
+        }
+        reason = summary["stop_reason"]
+        return reason if is_finished(run, reason, reached.get(reason)) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -33,7 +33,7 @@ class Accounts:
         self.first_pull_at: float | None = None
         self.last_update_at: float | None = None
         self.ended_at: float | None = None
-        self._seconds_before = 0.0  # of earlier lives
+        self.seconds_before = 0.0  # of earlier lives
         self._restored_version = 0
         self._lost_before = 0
 
@@ -63,8 +63,8 @@ class Accounts:
     def seconds(self) -> float:
         """Return seconds from the first pull to the last applied update, over all lives."""
         if self.first_pull_at is None or self.last_update_at is None:
-            return self._seconds_before
-        return self._seconds_before + max(0.0, self.last_update_at - self.first_pull_at)
+            return self.seconds_before
+        return self.seconds_before + max(0.0, self.last_update_at - self.first_pull_at)
 
     def save(self) -> State:
         """Return plain data."""
@@ -84,5 +84,5 @@ class Accounts:
         self.workers = {int(w): WorkerAccount(**a) for w, a in state["workers"].items()}
         self.lost_updates = self._lost_before = state["lost_updates"]
         self.num_replies = state["replies"]
-        self._seconds_before = state["seconds"]
+        self.seconds_before = state["seconds"]
         self._restored_version = version

@@ -132,12 +132,14 @@ class Connections:
                 self._close(old)
             self.workers[connection.id] = connection
 
-    def drop_worker(self, connection: Connection) -> None:
-        """Forget a worker's stream if it still is this one."""
+    def drop_worker(self, connection: Connection) -> bool:
+        """Forget a worker's stream; return whether it still was this one."""
         with self._lock:
-            if self.workers.get(connection.id) is connection:
-                del self.workers[connection.id]
-                self._close(connection)
+            if self.workers.get(connection.id) is not connection:
+                return False
+            del self.workers[connection.id]
+            self._close(connection)
+            return True
 
     def add_observer(self, connection: Connection) -> int:
         """Take in a supervisor or a following shard; return its number."""

@@ -84,6 +84,7 @@ class PsCore:
         self.accounts = Accounts()
         self.members: dict[int, Member] = {}
         self.sync_state = sync.init()
+        self._spent = False  # a following shard has applied all it is to apply
         self._group_epochs: dict[int, int] = {}  # group -> epoch of its last change
         self._drain_deadline: float | None = None  # set once the run is being interrupted
         self._start_deadline: float | None = None
@@ -137,11 +138,10 @@ class PsCore:
     def _pull(self, event: events.Pull, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
         member = self.members.get(event.worker)
-        if member is None:
-            return []
-        if self.accounts.first_pull_at is None:
-            self.accounts.first_pull_at = now
-            self._snapshot_at = now + self.config.snapshot_interval_seconds
+        if member is None or not self.membership.admits(event.worker, event.incarnation):
+            epoch = self.membership.epoch
+            return [refusals.not_member(event.worker, event.incarnation, 0, epoch)]
+        self._start_clocks(now)
         self._note_lost_updates(event.generation, event.base_version)
         member.question = (0, self._usable_base(event.generation, event.base_version))
         return self._answer([event.worker])
@@ -150,7 +150,9 @@ class PsCore:
         self.membership.heard(event.worker, now)
         member = self.members.get(event.worker)
         if member is None or not self.membership.admits(event.worker, event.incarnation):
-            return [refusals.not_member(event, self.membership.epoch)]
+            epoch = self.membership.epoch
+            return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
+        self._start_clocks(now)
         self._note_lost_updates(event.generation, event.base_version)
         usable = self._usable_base(event.generation, event.base_version)
         if event.step <= member.last_step or self.stop_reason:
@@ -198,6 +200,8 @@ class PsCore:
 
     def _stop(self, event: events.Stop, now: float) -> list[events.Action]:
         """End the run; an interrupted one first takes in what is on its way."""
+        if self.stop_reason is not None:
+            return []
         if event.reason != "interrupted" or self._drain_deadline is not None:
             return self._end(event.reason, now)
         self._drain_deadline = now + DRAIN_SECONDS
@@ -209,6 +213,12 @@ class PsCore:
     def _tick(self, event: events.Tick, now: float) -> list[events.Action]:
         del event, now
         return []
+
+    def _start_clocks(self, now: float) -> None:
+        """Count seconds and snapshots from the first exchange of this life on."""
+        if self.accounts.first_pull_at is None:
+            self.accounts.first_pull_at = now
+            self._snapshot_at = now + self.config.snapshot_interval_seconds
 
     # -- rules ------------------------------------------------------------------------------
 
@@ -232,12 +242,15 @@ class PsCore:
     def _time_limit(self) -> float | None:
         first, limit = self.accounts.first_pull_at, self.config.max_seconds
         running = self.stop_reason is None and first is not None and limit
-        return first + limit if running else None  # type: ignore[operator]
+        if not running:
+            return None
+        return first + limit - self.accounts.seconds_before  # type: ignore[operator]
 
     def _change(self, changes: Sequence[Change], now: float) -> list[events.Action]:
         """Carry a change of membership into the rule, and tell the other shards."""
         if not changes:
             return []
+        actions: list[events.Action] = []
         for verb, worker in changes:
             member = self.members.setdefault(worker, Member())
             self._group_epochs[self.sync.group_of(worker)] = self.membership.epoch
@@ -248,10 +261,15 @@ class PsCore:
             if waiting := member.pending or member.early:
                 self.accounts.reject("left", worker)
                 member.last_step = waiting.step - 1  # so that a retry counts
+            if member.question is not None:  # whoever still waits here must say Hello again
+                incarnation, step = member.incarnation, member.question[0]
+                actions.append(
+                    refusals.not_member(worker, incarnation, step, self.membership.epoch)
+                )
             member.pending = member.early = member.question = None
             member.free = False
         self._check_start(now)
-        return [*self._publish(), *self._settle(now)]
+        return [*actions, *self._publish(), *self._settle(now)]
 
     def _check_start(self, now: float) -> None:
         if self.started:
@@ -263,6 +281,8 @@ class PsCore:
             self._start_deadline = now + self.config.start_timeout_seconds
 
     def _publish(self) -> list[events.Action]:
+        if not self.started:  # a restarted shard 0 must not empty rounds that wait elsewhere
+            return []
         live = tuple(sorted([*self.sync_state["live"], *self.sync_state["joining"]]))
         return [events.NewEpoch(events.Epoch(self.membership.epoch, live, self.started))]
 
@@ -295,7 +315,7 @@ class PsCore:
         pushes = [push for worker in workers if (push := self.members[worker].pending) is not None]
         for worker in workers:
             self.members[worker].pending = None
-        if self.stop_reason is not None:
+        if self.stop_reason is not None or self._spent:
             return []
         arrivals = [Arrival(push.worker, push.update, push.base_version) for push in pushes]
         bases = [self.members[worker].base_version for worker in self.sync_state["live"]]
@@ -312,6 +332,9 @@ class PsCore:
             return []
         self.accounts.last_update_at = now
         reason = self.config.budget.end(self.version, self.samples)
+        if reason and not self.membership.leads:  # the end of the run is shard 0's to declare
+            self._spent = True
+            return []
         return self._end(reason, now) if reason else []
 
     def _answer(self, workers: Iterable[int]) -> list[events.Action]:

@@ -23,6 +23,7 @@ class Pull:
     """A worker asks for the model; it holds `base_version` of `generation`, or nothing."""
 
     worker: int
+    incarnation: int
     base_version: int | None
     generation: int
 

@@ -31,6 +31,8 @@ class Lease:
 class Coordinator:
     """Shard 0: leases, and the numbering of epochs."""
 
+    leads = True
+
     def __init__(self, nb_workers: int, lease_seconds: float) -> None:
         """Start empty.
 
@@ -142,6 +144,8 @@ class Coordinator:
 
 class Follower:
     """Shard 1..: membership is what shard 0's last epoch says."""
+
+    leads = False
 
     def __init__(self, nb_workers: int) -> None:
         """Start with nobody."""

@@ -105,7 +105,9 @@ class StreamReader:
     def _pull(self, pull: pb.Pull, payload: memoryview) -> None:
         del payload
         base = pull.base_version if pull.has_base else None
-        self.server.queue.put(events.Pull(self._worker.id, base, pull.generation))
+        self.server.queue.put(
+            events.Pull(self._worker.id, self._worker.incarnation, base, pull.generation)
+        )
 
     def _push(self, push: pb.Push, payload: memoryview) -> None:
         try:
@@ -166,8 +168,8 @@ class StreamReader:
         if connection.role != pb.ROLE_WORKER:
             self.server.connections.drop_observer(self.number)
             return
-        self.server.connections.drop_worker(connection)
-        self.server.queue.put(events.Lost(connection.id, connection.incarnation))
+        if self.server.connections.drop_worker(connection):
+            self.server.queue.put(events.Lost(connection.id, connection.incarnation))
 
     _handlers: ClassVar[dict[tuple[int, str], Any]] = {
         (0, "hello"): _hello,

@@ -19,10 +19,10 @@ def id_taken(join: Join, holder: str, epoch: int) -> Refuse:
     return Refuse(join.worker, join.incarnation, "ID_TAKEN", message, 0, epoch)
 
 
-def not_member(push: Push, epoch: int) -> Refuse:
-    """Refuse a push of a worker that is no longer a member."""
+def not_member(worker: int, incarnation: int, step: int, epoch: int) -> Refuse:
+    """Refuse a push (or, with step 0, a pull) of a worker that is not, or no longer, a member."""
     message = "the lease of this worker had run out; it must say Hello again."
-    return Refuse(push.worker, push.incarnation, "NOT_MEMBER", message, push.step, epoch)
+    return Refuse(worker, incarnation, "NOT_MEMBER", message, step, epoch)
 
 
 def stale_generation(push: Push, version: int, generation: int, epoch: int) -> Refuse:

@@ -16,7 +16,7 @@ from data.chosen import num_train
 from models.shared import SharedModel, has_gpu
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
-from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished
+from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished, limit_of
 from ops.schedule import Budget
 from ops.sync import SyncRule
 from ops.types import ConfigurationError, ModelSpec, ShardLayout, State
@@ -84,7 +84,7 @@ class _Shard:
         """Listen, join shard 0 if this is another, and write until the end."""
         core, own = self.core, self.own
         finished = self.saved["core"]["stop_reason"] if self.saved else None
-        if is_finished(self.run, finished, core.version, core.accounts.seconds()):
+        if self.saved and is_finished(self.run, finished, self.saved["limit"]):
             logging.info("this run is finished (%s at version %d)", finished, core.version)
             return EXIT_DONE
         self.saver = Saver(self.checkpoints)
@@ -160,7 +160,7 @@ class _Shard:
             nb_workers=run.nb_workers,
             generation=generation,
             max_seconds=run.max_seconds if self.leads else None,
-            start_timeout_seconds=self.own.start_timeout_seconds,
+            start_timeout_seconds=self._start_timeout_seconds(),
             snapshot_interval_seconds=run.checkpoint_interval_seconds,
         )
         rule = method.sync
@@ -172,6 +172,11 @@ class _Shard:
         return PsCore(
             config, method, theta, kernels.load(run.kernels, on_gpu=has_gpu(run)), membership, rule
         )
+
+    def _start_timeout_seconds(self) -> float:
+        """A run that goes on waits only as long as workers take to come back."""
+        asked = self.own.start_timeout_seconds
+        return min(asked, 10.0 + 2 * self.run.lease_seconds) if self.saved else asked
 
     def _join_leader(self) -> Leader:
         hello = pb.Hello(
@@ -219,11 +224,12 @@ class _Shard:
             {
                 "core": state,
                 "run_id": self.run_id,
+                "limit": limit_of(self.run, state["stop_reason"]),
                 "fingerprint": [list(row) for row in self._fingerprint()],
                 "model": [[t.path, list(t.shape), t.dtype] for t in self.spec.tensors],
                 "bytes_down": {str(worker): count for worker, count in traffic.items()},
                 "reports": {
-                    f"{role}:{who}": text for (role, who), text in self.server.reports.items()
+                    f"{role}:{who}": text for (role, who), text in self.server.reports.copy().items()
                 },
             },
         )

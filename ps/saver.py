@@ -19,7 +19,7 @@ class Saver:
         self._wake = threading.Condition()
         self._next: tuple[int, State] | None = None
         self._busy = False
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
         threading.Thread(target=self._run, name="saver", daemon=True).start()
 
     def put(self, version: int, state: State) -> None:
@@ -32,7 +32,7 @@ class Saver:
         """Wait until everything handed in is on disk.
 
         Raises:
-            OSError: Writing failed.
+            Exception: Why writing failed.
         """
         with self._wake:
             self._wake.wait_for(lambda: self._next is None and not self._busy)
@@ -48,7 +48,7 @@ class Saver:
             try:
                 self._checkpoints.save(version, state)
                 self.failure = None
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - flush() hands it on
                 self.failure = error
                 logging.error("cannot write the checkpoint of version %d: %s", version, error)
             with self._wake:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ops import metrics
 from ops.run import Run
-from ops.sync import format_groups
 from ops.types import ModelSpec
 from proto import thinwire_pb2 as pb
 from ps.core import PsCore
@@ -86,7 +85,7 @@ class StatusBoard:
                 lost_updates=accounts.lost_updates,
             ),
             workers=workers,
-            policies={"groups": {"groups": format_groups(core.sync.groups)}},
+            policies={"groups": {"groups": [list(group) for group in core.sync.groups]}},
             stop_reason=core.stop_reason,
         )
 
@@ -126,7 +125,8 @@ class StatusBoard:
         for (role, _), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
                 for worker, count in _counts(text, "bytes_down").items():
-                    totals[int(worker)] = totals.get(int(worker), 0) + count
+                    if worker.isdecimal():
+                        totals[int(worker)] = totals.get(int(worker), 0) + count
         return totals
 
     def _rejected(self) -> dict[str, Any]:
@@ -155,6 +155,7 @@ def _own_counters(text: str) -> dict[str, Any]:
 def _counts(text: str, name: str) -> dict[str, int]:
     """Take one table of counts from a following shard's report."""
     try:
-        return {str(key): int(count) for key, count in json.loads(text)[name].items()}
+        table = metrics.parse_json(text)[name]
+        return {key: count for key, count in table.items() if type(count) is int and count >= 0}
     except (ValueError, KeyError, AttributeError, TypeError):
         return {}

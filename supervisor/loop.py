@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
+_DIAL_SECONDS = 2.0  # of one attempt, so that Ctrl-C is heard
 _PLAIN_LINE_SECONDS = 10.0  # between two lines where there is no terminal
 _RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
 
@@ -128,7 +129,7 @@ class _Watcher:
         Raises:
             Unreachable, Refused: A shard stays away, or does not want us.
         """
-        self.shards = []
+        shards: list[_Shard] = []
         deadline = time.monotonic() + self.run.reconnect_timeout_seconds
         for number, layout in enumerate(self.layouts):
             while True:
@@ -136,7 +137,8 @@ class _Watcher:
                     self.run.addresses[number], self._hello(number), payload_limit(layout)
                 )
                 try:
-                    welcome = session.open(max(0.5, deadline - time.monotonic()))
+                    remaining = max(0.5, deadline - time.monotonic())
+                    welcome = session.open(min(_DIAL_SECONDS, remaining))
                     break
                 except (StreamLost, Unreachable, Refused) as error:
                     if isinstance(error, Refused) and error.reason != pb.REASON_STARTING:
@@ -145,7 +147,8 @@ class _Watcher:
                         raise Unreachable(str(error)) from error
                     self.interrupted.wait(_RETRY_SECONDS)
             self.run_id = welcome.run_id
-            self.shards.append(_Shard(session))
+            shards.append(_Shard(session))
+        self.shards = shards
 
     def _hello(self, shard: int) -> pb.Hello:
         return pb.Hello(
@@ -163,7 +166,7 @@ class _Watcher:
         """Evaluate at the interval until the run ends or shard 0 is gone for good."""
         next_at, last_version = time.monotonic(), -1
         while not self._ended():
-            if self.shards[0].lost.is_set() and not self._reconnect():
+            if any(shard.lost.is_set() for shard in self.shards) and not self._reconnect():
                 return
             status = self.shards[0].status
             if status is not None:
@@ -209,6 +212,9 @@ class _Watcher:
         """Pull and evaluate; return the version, or the last one if the pull failed."""
         view = self._pull()
         if view is None:
+            logging.warning(
+                "no answer to an evaluation pull; version %d is skipped", status.version
+            )
             return status.version
         self.recorder.evaluate(status, view.weights, view.versions, final)
         target = self.run.target_accuracy
@@ -222,6 +228,8 @@ class _Watcher:
         weights = np.empty(self.spec.num_parameters, np.float32)
         versions = []
         for shard in self.shards:
+            while not shard.replies.empty():  # of a pull that was given up
+                shard.replies.get()
             shard.session.say(pb.ToServer(pull=pb.Pull(observe=True)))
         for shard, layout in zip(self.shards, self.layouts, strict=True):
             try:

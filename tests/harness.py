@@ -74,7 +74,7 @@ class MiniWorker:
         for shard in range(len(self.run.shards)):
             self.run.feed(shard, events.Join(self.number, self.incarnation, reconnects, "peer"))
         for shard in range(len(self.run.shards)):
-            self.run.feed(shard, events.Pull(self.number, None, 0))
+            self.run.feed(shard, events.Pull(self.number, self.incarnation, None, 0))
 
     def step(self) -> None:
         batch = self.batches.integers(0, len(self.run.problem.y), self.run.batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 import shutil
 import signal
@@ -22,8 +21,9 @@ from models.shared import SharedModel, has_gpu
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
-from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run, is_finished
+from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run, is_finished, limit_of
 from ops.types import ConfigurationError, State
+from proto.channel_grpc import Unreachable
 from worker import flags as worker_flags
 from worker.core import Outgoing, WorkerCore
 from worker.exchange import Exchange, Heartbeat, Stopwatch
@@ -34,6 +34,7 @@ from worker.train_step import TrainStep
 #: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
 MAX_NON_FINITE = 100
 _CALIBRATION_STEPS = 5
+_PROBE_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +144,10 @@ class _Worker:
                 heartbeat.stop()
                 self.exchange.close(cause)
             return self._exit_code(cause)
+        except Unreachable:
+            if not self.closing.is_set():
+                raise
+            return EXIT_INTERRUPTED
         finally:
             for number, handler in previous:
                 signal.signal(number, handler)
@@ -254,7 +259,7 @@ class _Worker:
             "local": self.step.save_local(),
             "metrics": self._metrics().to_dict(),
             "stop_reason": self._stop_reason,
-            "iter_max": self.run.iter_max,
+            "limit": limit_of(self.run, self._stop_reason),
         }
         try:
             self.checkpoints.save(self.core.step, state)
@@ -262,12 +267,12 @@ class _Worker:
             logging.error("cannot write the worker's checkpoint: %s", error)
 
     def _finished(self) -> str | None:
-        """Return why this worker's run ended, if it did and no limit was raised since."""
+        """Return why this worker's run ended, if it did and its PS is gone."""
         found = self.checkpoints.load_latest()
-        reason = found[1]["stop_reason"] if found else None
-        if found is None or not is_finished(self.run, reason, found[1]["iter_max"], math.inf):
+        if found is None or not is_finished(self.run, found[1]["stop_reason"], found[1]["limit"]):
             return None
-        return str(reason)
+        gone = not self.exchange.shards[0].answers(_PROBE_SECONDS)
+        return str(found[1]["stop_reason"]) if gone else None
 
     def _resume(self, last_applied_step: int) -> None:
         """Go on from this worker's checkpoint if it is of this run."""

@@ -12,10 +12,11 @@ from absl import logging
 from ops.types import ShardLayout
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender
-from proto.channel_grpc import StreamLost, Unreachable
+from proto.channel_grpc import ClientStream, StreamLost, Unreachable
 from proto.framing import BytesLike
 from proto.session import Refused, Session, payload_limit
 
+_DIAL_SECONDS = 2.0  # of one attempt, so that a wish to stop is heard
 _FIRST_BACKOFF_SECONDS = 0.2
 _LAST_BACKOFF_SECONDS = 5.0
 #: A Hello refused for these reasons may be accepted a little later.
@@ -70,13 +71,15 @@ class ShardClient:
     @property
     def bytes_sent(self) -> int:
         """Training bytes over all streams to this shard."""
-        open_bytes = self._session.stream.bytes_sent if self._session else 0
+        session = self._session
+        open_bytes = session.stream.bytes_sent if session else 0
         return self._bytes_before + open_bytes
 
     @property
     def send_seconds(self) -> float:
         """Seconds from `ask` to the last byte out, over all streams."""
-        open_seconds = self._session.stream.send_seconds if self._session else 0.0
+        session = self._session
+        open_seconds = session.stream.send_seconds if session else 0.0
         return self._send_seconds_before + open_seconds
 
     def connect(self) -> pb.Welcome:
@@ -92,7 +95,7 @@ class ShardClient:
             session = Session(self.address, self.hello, payload_limit(self._layout), self._link)
             try:
                 remaining = max(0.5, deadline - time.monotonic())
-                self.welcome = session.open(remaining)
+                self.welcome = session.open(min(_DIAL_SECONDS, remaining))
                 break
             except (Unreachable, StreamLost, Refused) as error:
                 if isinstance(error, Refused) and error.reason not in _TRANSIENT:
@@ -110,8 +113,9 @@ class ShardClient:
 
     def say(self, message: pb.ToServer) -> None:
         """Queue a message that needs no answer, if the stream stands."""
-        if self._session is not None:
-            self._session.say(message)
+        session = self._session  # another thread may drop it
+        if session is not None:
+            session.say(message)
 
     def ask(self, message: pb.ToServer, pieces: Sequence[BytesLike] = ()) -> None:
         """Queue a pull or a push; `pieces` must not change until it is answered."""
@@ -141,6 +145,21 @@ class ShardClient:
         if self._session is not None:
             self._session.close()
 
+    @property
+    def _asked_step(self) -> int:
+        """The step of the push in question; 0 of a pull, which no push has."""
+        return self._asked[0].push.step if self._asked is not None else 0
+
+    def answers(self, timeout_seconds: float) -> bool:
+        """Return whether anything listens at the shard's address."""
+        probe = ClientStream(self.address)
+        try:
+            probe.open(timeout_seconds)
+        except Unreachable:
+            return False
+        probe.close(0.0)
+        return True
+
     def _send(self) -> None:
         if self._asked is None or self._session is None:
             return
@@ -155,11 +174,11 @@ class ShardClient:
             raise StreamLost("not connected")
         message, payload = self._session.receive(self._progress_seconds)
         body = message.WhichOneof("body")
-        if body == "reply":
+        if body == "reply" and message.reply.step == self._asked_step:
             return message.reply, payload
-        if body == "halt":
+        if body == "halt" and self.hello.shard == 0:  # the end of the run is shard 0's to declare
             self.halt_cause = message.halt.cause
-        if body == "refusal":
+        if body == "refusal" and message.refusal.step == self._asked_step:
             if message.refusal.reason == pb.REASON_NOT_MEMBER:
                 raise StreamLost(message.refusal.message)
             if message.refusal.reason == pb.REASON_STALE_EPOCH and self._asked is not None:

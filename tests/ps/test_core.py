@@ -22,7 +22,7 @@ def core_of(chosen, size=4, iter_max=100, lease=10.0, **config):
 def join(core, worker, now=0.0, incarnation=None):
     incarnation = incarnation or worker
     actions = core.handle(events.Join(worker, incarnation, False, f"peer{worker}"), now)
-    return actions + core.handle(events.Pull(worker, None, 0), now)
+    return actions + core.handle(events.Pull(worker, incarnation, None, 0), now)
 
 
 def push(core, worker, step, base, indices=None, values=None, now=0.0, generation=0, samples=1):
@@ -193,7 +193,7 @@ def test_max_seconds_counts_from_the_first_pull():
 def test_a_push_of_an_earlier_generation_is_refused_and_counted():
     core = core_of(method("asgd"), generation=1)
     join(core, 1)
-    core.handle(events.Pull(1, 7, 0), 0.0)
+    core.handle(events.Pull(1, 1, 7, 0), 0.0)
     refusal = of(events.Refuse, push(core, 1, 1, 7, generation=0))[0]
     assert refusal.reason == "STALE_GENERATION"
     assert core.version == 0
@@ -307,3 +307,55 @@ def test_an_interrupted_run_does_not_wait_for_ever():
     core.handle(events.Stop("interrupted"), 1.0)
     assert core.next_deadline() == 6.0
     assert of(events.Ended, core.handle(events.Tick(), 6.0))
+
+
+def test_whoever_waits_when_its_lease_ends_is_told():
+    core = core_of(method("bsp"), lease=5.0)
+    join(core, 1)
+    join(core, 2)
+    push(core, 1, 1, 0, now=1.0)
+    core.handle(events.Alive(2), 5.0)
+    refusal = of(events.Refuse, core.handle(events.Tick(), 6.5))[0]
+    assert (refusal.worker, refusal.reason, refusal.step) == (1, "NOT_MEMBER", 1)
+
+
+def test_a_pull_after_the_lease_is_refused():
+    core = core_of(method("asgd"), lease=5.0)
+    core.handle(events.Join(1, 1, False, "a"), 0.0)
+    core.handle(events.Tick(), 6.0)
+    assert of(events.Refuse, core.handle(events.Pull(1, 1, None, 0), 6.0))[0].step == 0
+
+
+def test_a_restarted_shard_0_tells_nobody_before_its_start():
+    core = core_of(method("bsp"), generation=1)
+    assert of(events.NewEpoch, join(core, 2)) == []
+    assert of(events.NewEpoch, join(core, 1))[0].epoch.live == (1, 2)
+
+
+def test_a_following_shard_does_not_end_the_run():
+    chosen = method("asgd", nb_workers=1)
+    settings = CoreConfig(Budget(2), Schedule(0.1), 1)
+    core = PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, Follower(1), chosen.sync)
+    core.handle(events.Join(1, 1, True, "a"), 0.0)
+    core.handle(events.Epoch(1, (1,), True), 0.0)
+    for step in (1, 2, 3):
+        actions = push(core, 1, step, core.version)
+        assert of(events.Ended, actions) == []
+        assert not of(events.Reply, actions)[0].stop
+    assert core.version == 2
+    assert of(events.Ended, core.handle(events.Stop("iter_max"), 1.0))
+
+
+def test_a_resumed_shard_snapshots_and_stops_by_the_clock_of_all_its_lives():
+    chosen = method("asgd", nb_workers=1)
+    first = core_of(chosen, max_seconds=60.0)
+    join(first, 1)
+    first.handle(events.Alive(1), 49.0)
+    push(first, 1, 1, 0, now=50.0)
+    second = core_of(chosen, max_seconds=60.0, generation=1)
+    second.restore(first.snapshot())
+    second.handle(events.Join(1, 1, True, "a"), 1000.0)
+    push(second, 1, 1, 0, now=1000.0)  # a retry is its first word
+    assert second.next_deadline() == 1010.0
+    second.handle(events.Tick(), 1010.0)
+    assert second.stop_reason == "max_seconds"
