@@ -219,6 +219,7 @@ class _Shard:
 
     def _save(self, version: int, state: State) -> None:
         traffic = self.server.connections.bytes_down()
+        reports = self.server.reports.copy()
         self.saver.put(
             version,
             {
@@ -228,9 +229,7 @@ class _Shard:
                 "fingerprint": [list(row) for row in self._fingerprint()],
                 "model": [[t.path, list(t.shape), t.dtype] for t in self.spec.tensors],
                 "bytes_down": {str(worker): count for worker, count in traffic.items()},
-                "reports": {
-                    f"{role}:{who}": text for (role, who), text in self.server.reports.copy().items()
-                },
+                "reports": {f"{role}:{who}": text for (role, who), text in reports.items()},
             },
         )
 
