@@ -150,7 +150,8 @@ def _keep_log(run: Run) -> None:
 
 def _help_lines() -> Iterator[str]:
     """Yield the flags by topic."""
-    yield f"{__doc__}\n"
+    yield "Thinwire trains Keras models over thin, slow, uneven networks.\n\n"
+    yield f"python main.py --type_node={'|'.join(ROLES)} [--flag=value ...] [--flagfile=FILE]\n"
     for topic, members in sorted(FLAGS.flags_by_module_dict().items(), key=_topic_order):
         if topic.startswith("absl"):
             continue

@@ -74,8 +74,9 @@ def parse_drops(text: str) -> tuple[tuple[float, float], ...]:
         ) from error
     fractions = [fraction for fraction, _ in drops]
     legal = all(0 < fraction < 1 for fraction in fractions) and fractions == sorted(set(fractions))
-    if not legal or not all(factor > 0 for _, factor in drops):
+    if not legal or not all(0 < factor < float("inf") for _, factor in drops):
         raise ConfigurationError(
-            f"--lr_schedule={text!r}: fractions must ascend between 0 and 1, factors be above 0."
+            f"--lr_schedule={text!r}: fractions must ascend between 0 and 1, factors be above 0 "
+            "and finite."
         )
     return drops
