@@ -6,53 +6,22 @@ no lock. gRPC, the simulator and the tests feed it the same events. Source: desi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ops.down_codecs import Operation
 from ops.methods import Method
-from ops.schedule import Budget, Schedule
 from ops.sync import SyncRule
 from ops.types import State, Update
 from ops.weighting import Arrival
 from ps import events, refusals
 from ps.accounts import Accounts
+from ps.members import DRAIN_SECONDS, CoreConfig, Member
 from ps.membership import Change, Membership
 from ps.shard_model import ShardModel
 
 if TYPE_CHECKING:
     from ops.types import Float32
-
-
-#: How long an interrupted run waits for pushes that are on their way.
-DRAIN_SECONDS = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class CoreConfig:
-    """What a shard needs to know besides its method."""
-
-    budget: Budget
-    schedule: Schedule
-    nb_workers: int
-    generation: int = 0
-    max_seconds: float | None = None  # from the first pull
-    start_timeout_seconds: float = 600.0  # then a synchronous run starts with those present
-    snapshot_interval_seconds: float = 10.0
-
-
-@dataclasses.dataclass
-class Member:
-    """What the shard knows of one worker, live or not."""
-
-    incarnation: int = 0
-    last_step: int = 0  # newest step taken in (applied, or waiting in its round)
-    base_version: int = 0  # what the worker was last handed
-    early: events.Push | None = None  # arrived before the worker became live here
-    pending: events.Push | None = None  # waits for its group
-    question: tuple[int, int | None] | None = None  # (step or 0 for a pull, base version)
-    free: bool = False  # an open question may be answered
 
 
 class PsCore:

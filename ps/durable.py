@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ops.types import State
+from ps.members import Member
 
 if TYPE_CHECKING:
     from ps.core import PsCore
@@ -29,20 +30,14 @@ def restore(core: PsCore, state: State) -> None:
     core.model.restore(state["model"])
     core.sync_state["clocks"] = {int(w): clock for w, clock in state["clocks"].items()}
     for worker, step in state["steps"].items():
-        member = core.members.setdefault(int(worker), _new_member())
+        member = core.members.setdefault(int(worker), Member())
         member.last_step = step
         member.base_version = state["bases"][worker]
     core.accounts.restore(state["accounts"], core.version)
     core.membership.restore(state["membership"])
 
 
-def _applied_step(member: Any) -> int:
+def _applied_step(member: Member) -> int:
     """A push that still waits for its round is not applied: its retry must count."""
     waiting = member.pending or member.early
-    return int(member.last_step if waiting is None else waiting.step - 1)
-
-
-def _new_member() -> Any:
-    from ps.core import Member
-
-    return Member()
+    return member.last_step if waiting is None else waiting.step - 1

@@ -24,10 +24,11 @@ from proto import convert
 from proto import thinwire_pb2 as pb
 from ps import events
 from ps import flags as ps_flags
-from ps.core import CoreConfig, PsCore
+from ps.core import PsCore
 from ps.flags import PsFlags
 from ps.follow import Leader
 from ps.handshake import identity
+from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
 from ps.saver import Saver
 from ps.server import ShardServer

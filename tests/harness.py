@@ -14,7 +14,8 @@ from ops.sync import SyncRule
 from ops.types import ModelSpec, TensorSpec
 from ps import events
 from ps.connections import blocks_of
-from ps.core import CoreConfig, PsCore
+from ps.core import PsCore
+from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
 from ps.pushes import PushDecoder
 from worker.core import Outgoing, ShardReply, WorkerCore

@@ -7,7 +7,8 @@ from ops.down_codecs import Operation
 from ops.schedule import Budget, Schedule
 from ops.types import Update
 from ps import events
-from ps.core import CoreConfig, PsCore
+from ps.core import PsCore
+from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
 from tests.harness import KERNELS, MiniRun, method
 

@@ -1,0 +1,37 @@
+"""What a shard's core is told, and what it knows of each worker."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ops.schedule import Budget, Schedule
+from ps import events
+
+#: How long an interrupted run waits for pushes that are on their way.
+DRAIN_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CoreConfig:
+    """What a shard needs to know besides its method."""
+
+    budget: Budget
+    schedule: Schedule
+    nb_workers: int
+    generation: int = 0
+    max_seconds: float | None = None  # from the first pull
+    start_timeout_seconds: float = 600.0  # then a synchronous run starts with those present
+    snapshot_interval_seconds: float = 10.0
+
+
+@dataclasses.dataclass
+class Member:
+    """What the shard knows of one worker, live or not."""
+
+    incarnation: int = 0
+    last_step: int = 0  # newest step taken in (applied, or waiting in its round)
+    base_version: int = 0  # what the worker was last handed
+    early: events.Push | None = None  # arrived before the worker became live here
+    pending: events.Push | None = None  # waits for its group
+    question: tuple[int, int | None] | None = None  # (step or 0 for a pull, base version)
+    free: bool = False  # an open question may be answered
