@@ -30,6 +30,7 @@ class Connection:
         self.chunk_bytes = convert.chunk_bytes_for(Link(link.mbps, link.delay_ms, link.loss))
         self.evaluates = hello.role == pb.ROLE_SUPERVISOR and len(hello.model) > 0
         self.left = False
+        self.welcomed = False  # the core has let this worker in on this stream
 
     def say(self, message: pb.ToClient) -> None:
         """Queue a message without payload."""
@@ -131,6 +132,7 @@ class Connections:
             if old is not None:
                 self._close(old)
             self.workers[connection.id] = connection
+            connection.welcomed = True
 
     def drop_worker(self, connection: Connection) -> bool:
         """Forget a worker's stream; return whether it still was this one."""

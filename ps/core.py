@@ -128,7 +128,7 @@ class PsCore:
             member.question = (event.step, usable)
             member.free = member.free or bool(self.stop_reason)
             return self._answer([event.worker])
-        if event.epoch < self._group_epochs.get(self.sync.group_of(event.worker), 0):
+        if not self._epoch_fits(event):
             return [refusals.stale_epoch(event, self.membership.epoch)]
         if usable is None:
             self.accounts.reject("generation", event.worker)
@@ -342,9 +342,19 @@ class PsCore:
         known = base_version is not None and base_version <= self.version
         return base_version if known and generation == self.config.generation else None
 
+    def _epoch_fits(self, push: events.Push) -> bool:
+        """Whether a push knows its group's last change, and no epoch that shard 0 has not issued.
+
+        A following shard may hear of an epoch from a worker first; such a push waits for it.
+        """
+        newest = self._group_epochs.get(self.sync.group_of(push.worker), 0)
+        invented = self.membership.leads and push.epoch > self.membership.epoch
+        return push.epoch >= newest and not invented
+
     def _note_lost_updates(self, generation: int, base_version: int | None) -> None:
         """A worker that saw a later version of the last life proves how much a crash lost."""
-        if base_version is not None and generation == self.config.generation - 1:
+        last_life = generation == self.config.generation - 1
+        if last_life and base_version is not None and base_version <= self.config.budget.iter_max:
             self.accounts.note_lost_updates(base_version)
 
     def _end(self, reason: str, now: float) -> list[events.Action]:

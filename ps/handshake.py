@@ -58,9 +58,14 @@ def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             f"{hello.shard} of {hello.num_shards}; give all nodes the same --nb_ps and --ps_hosts "
             "and this PS its --id_ps."
         )
+    if hello.role == pb.ROLE_SHARD and not 1 <= hello.id < mine.num_shards:
+        return pb.REASON_TOPOLOGY, (
+            f"id: PS {hello.id} does not follow shard 0; expected --id_ps from 1 to "
+            f"{mine.num_shards - 1}."
+        )
     if hello.run_id and mine.run_id and hello.run_id != mine.run_id:
         return pb.REASON_RUN, (
-            f"run_id: this PS runs {mine.run_id}, the client belongs to {hello.run_id}; "
+            f"run_id: this PS runs {mine.run_id}, the client belongs to {hello.run_id!r}; "
             "restart the client, or point it to its own PS."
         )
     looks_only = hello.role == pb.ROLE_SUPERVISOR and not hello.model

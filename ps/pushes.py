@@ -16,12 +16,32 @@ from ps import events
 #: Above this share of the shard a sparse update is cheaper to handle as a dense one.
 _DENSE_FRACTION = 0.25
 
+_LAST_STEP = 1 << 53
+_MOST_SAMPLES = (1 << 31) - 1
+
 _KINDS = {pb.UPDATE_KIND_GRADIENT: Kind.GRADIENT, pb.UPDATE_KIND_DELTA: Kind.DELTA}
 _NO_ENTRIES = np.empty(0, np.int64)
 
 
 class NonFinite(Exception):
     """The update holds NaN or infinity."""
+
+
+def _check_counts(push: pb.Push) -> None:
+    """Refuse counts that would spoil the books of the run.
+
+    Steps need not be consecutive: refused updates use up a number each, and a PS that came back
+    from a snapshot meets workers that are ahead of it. They only grow, and stay so far below
+    2**64 that whoever takes over the worker's number can count on from any of them. A local step
+    consumes an example at least.
+    """
+    if not 1 <= push.step <= _LAST_STEP:
+        raise convert.Malformed(f"step {push.step}: expected 1 to {_LAST_STEP}")
+    if not 1 <= push.local_steps <= push.samples <= _MOST_SAMPLES:
+        raise convert.Malformed(
+            f"{push.local_steps} local steps, {push.samples} samples: expected 1 <= local_steps <= "
+            f"samples <= {_MOST_SAMPLES}"
+        )
 
 
 class PushDecoder:
@@ -45,8 +65,7 @@ class PushDecoder:
                 f"kind: updates of this run are of kind {self._kind.value}, the push says "
                 f"{push.kind}"
             )
-        if not push.step or not push.samples or not push.local_steps:
-            raise convert.Malformed("step, samples and local_steps must be 1 or more")
+        _check_counts(push)
         blocks = convert.blocks_from_message(push.blocks, payload, self._sizes)
         update = self._whole_shard(blocks, payload) or self.flatten(blocks)
         if not math.isfinite(push.loss) or not wire.all_finite(update.values):

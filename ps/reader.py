@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 #: A longer metrics document is not believed.
 _MAX_DOCUMENT_BYTES = 256 << 10
+#: A refusal quotes what the client said; that may be long.
+_LONGEST_COMPLAINT = 2000
+#: Links that can be emulated: the flags' own limits, and no rate that stands still.
+_SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
+#: What a supervisor may end a run for.
+_HALT_CAUSES = ("iter_max", "epochs", "max_seconds", "target_accuracy", "interrupted", "diverged")
 
 
 class _Bye(Exception):
@@ -29,7 +35,12 @@ class _Bye(Exception):
 
 
 class StreamReader:
-    """Reads one stream to its end."""
+    """Reads one stream to its end.
+
+    Nothing that a client sends raises more than Malformed, which ends its stream, and nothing is
+    taken in the name of a worker before the core has welcomed this stream as the worker's, or
+    after another stream has taken its place.
+    """
 
     def __init__(self, server: ShardServer, decoder: PushDecoder, stream: ServerStream) -> None:
         """Read `stream` for `server`."""
@@ -48,7 +59,7 @@ class StreamReader:
             pass
         except convert.Malformed as error:
             self._complain(pb.REASON_MALFORMED, f"malformed message: {error}")
-            logging.warning("%s: malformed message: %s", self.stream.peer, error)
+            logging.warning("%s: malformed message: %.2000s", self.stream.peer, error)
         finally:
             self._forget()
 
@@ -56,6 +67,7 @@ class StreamReader:
         complete = self.assembler.feed(frame)
         connection = self.connection
         if connection is not None and connection.role == pb.ROLE_WORKER:
+            self._check_current(connection)
             self.server.queue.put(events.Alive(connection.id))
         if complete is None:
             return
@@ -79,21 +91,20 @@ class StreamReader:
         refusal = judge(hello, mine)
         if refusal is not None:
             self._complain(*refusal)
-            logging.warning("refused %s: %s", self.stream.peer, refusal[1])
+            logging.warning("refused %s: %.2000s", self.stream.peer, refusal[1])
             raise _Bye
         if hello.role == pb.ROLE_WORKER:
             self._meet_worker(hello)
         else:
+            _checked_link(hello.link)
             self.connection = Connection(self.stream, hello, 0)
             self.number = self.server.connections.add_observer(self.connection)
             self.server.welcome_observer(self.connection)
 
     def _meet_worker(self, hello: pb.Hello) -> None:
+        link = _checked_link(hello.link)
         incarnation = hello.incarnation or secrets.randbits(63) + 1
         self.connection = Connection(self.stream, hello, incarnation)
-        link = Link(hello.link.mbps, hello.link.delay_ms, hello.link.loss)
-        if not (link.mbps >= 0 and link.delay_ms >= 0 and 0 <= link.loss < 1):
-            raise convert.Malformed(f"link {link}: expected mbps >= 0, delay >= 0, 0 <= loss < 1")
         self.stream.pace(link, self.server.share, hello.link.seed + self.server.identity_shard)
         self.server.expect(incarnation, self.connection)
         self.server.queue.put(
@@ -139,7 +150,8 @@ class StreamReader:
         del payload
         if len(report.document) > _MAX_DOCUMENT_BYTES:
             raise convert.Malformed(f"a report of {len(report.document)} characters")
-        self.server.reports[(self._worker.role, self._worker.id)] = report.document
+        if self._worker.role != pb.ROLE_SUPERVISOR:
+            self.server.reports[(self._worker.role, self._worker.id)] = report.document
 
     # -- observers --------------------------------------------------------------------------
 
@@ -149,7 +161,9 @@ class StreamReader:
 
     def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
         del payload
-        self.server.queue.put(events.Stop(halt.cause or "interrupted"))
+        if halt.cause not in _HALT_CAUSES:
+            raise convert.Malformed(f"halt for {halt.cause!r:.80}; known: {_HALT_CAUSES}")
+        self.server.queue.put(events.Stop(halt.cause))
 
     @property
     def _worker(self) -> Connection:
@@ -157,7 +171,15 @@ class StreamReader:
             raise convert.Malformed("nobody has said hello")
         return self.connection
 
+    def _check_current(self, connection: Connection) -> None:
+        """Let a worker speak on the one stream that is its own."""
+        if not connection.welcomed:
+            raise convert.Malformed("a message before the hello was welcomed")
+        if self.server.connections.workers.get(connection.id) is not connection:
+            raise _Bye
+
     def _complain(self, reason: int, message: str, step: int = 0) -> None:
+        message = message[:_LONGEST_COMPLAINT]
         refusal = pb.Refusal(reason=reason, message=message, step=step)  # type: ignore[arg-type]
         self.stream.send((convert.frame(pb.ToClient(refusal=refusal)),), counted=False)
 
@@ -168,8 +190,7 @@ class StreamReader:
         if connection.role != pb.ROLE_WORKER:
             self.server.connections.drop_observer(self.number)
             return
-        if self.server.connections.drop_worker(connection):
-            self.server.queue.put(events.Lost(connection.id, connection.incarnation))
+        self.server.lose(connection)
 
     _handlers: ClassVar[dict[tuple[int, str], Any]] = {
         (0, "hello"): _hello,
@@ -187,3 +208,16 @@ class StreamReader:
         (pb.ROLE_SHARD, "report"): _report,
         (pb.ROLE_SHARD, "leave"): _observer_leaves,
     }
+
+
+def _checked_link(given: pb.EmulatedLink) -> Link:
+    """Return a client's emulated link; NaN fails every comparison."""
+    link = Link(given.mbps, given.delay_ms, given.loss)
+    fast_enough = link.mbps == 0 or _SLOWEST_MBPS <= link.mbps <= _FASTEST_MBPS
+    short_enough = 0 <= link.delay_ms <= _LONGEST_DELAY_MS
+    if not (fast_enough and short_enough and 0 <= link.loss <= _HIGHEST_LOSS):
+        raise convert.Malformed(
+            f"{link}: expected 0 (no limit) or {_SLOWEST_MBPS:g} to {_FASTEST_MBPS:g} Mbit/s, a "
+            f"delay up to {_LONGEST_DELAY_MS:g} ms and a loss up to {_HIGHEST_LOSS:g}"
+        )
+    return link

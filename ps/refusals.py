@@ -35,6 +35,9 @@ def stale_generation(push: Push, version: int, generation: int, epoch: int) -> R
 
 
 def stale_epoch(push: Push, epoch: int) -> Refuse:
-    """Refuse a push from before the last change of its group; it may be sent again at once."""
-    message = f"membership epoch {push.epoch} is older than this group's; send again with {epoch}."
+    """Refuse a push from before the last change of its group, or of an epoch that nobody issued.
+
+    It may be sent again at once.
+    """
+    message = f"membership epoch {push.epoch} is not this group's; send it again with {epoch}."
     return Refuse(push.worker, push.incarnation, "STALE_EPOCH", message, push.step, epoch)

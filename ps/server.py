@@ -87,6 +87,19 @@ class ShardServer:
         """Remember who said Hello until the core has judged (reader threads)."""
         self._welcomes[incarnation] = connection
 
+    def lose(self, connection: Connection) -> None:
+        """Hear that a worker's stream has ended (reader threads).
+
+        It takes its turn behind the stream's own Hello: the worker may not be known before.
+        """
+
+        def lose() -> None:
+            if self.connections.drop_worker(connection):
+                lost = events.Lost(connection.id, connection.incarnation)
+                self._dispatch(self.core.handle(lost, time.monotonic()))
+
+        self.queue.put(lose)
+
     def welcome_observer(self, connection: Connection) -> None:
         """Let a supervisor or a following shard in (reader threads)."""
 
@@ -186,7 +199,10 @@ class ShardServer:
             connection.say(pb.ToClient(refusal=refusal))
             if hello is not None:
                 connection.stream.close()
-        logging.warning("refused worker %d: %s", action.worker, action.message)
+        # A client that insists must not fill the disk.
+        logging.log_every_n_seconds(
+            logging.WARNING, "refused worker %d: %s", 1, action.worker, action.message
+        )
 
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
