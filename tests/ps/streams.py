@@ -1,0 +1,119 @@
+"""A real shard server without sockets and threads: streams that tests play into it."""
+
+import math
+import types
+
+import numpy as np
+
+from ops import wire
+from ops.types import Block, CodedValues
+from proto import convert
+from proto import thinwire_pb2 as pb
+from ps.handshake import identity
+from ps.reader import StreamReader
+from ps.server import ShardServer
+from ps.status import StatusBoard
+from tests.harness import SPEC, MiniRun, method
+
+HONEST, ROGUE = 1, 2
+
+
+class Stream:
+    """What a reader sees of a client: `frames` may be a generator that looks at what was sent."""
+
+    def __init__(self, server, frames=()):
+        self.server, self.frames = server, frames
+        self.peer, self.lost, self.bytes_sent, self.num_read = "fuzz", False, 0, 0
+        self.closed = False
+        self._assembler = convert.Assembler(pb.ToClient, lambda message: 1 << 20)
+        self.received = []
+
+    def incoming(self):
+        for frame in self.frames:
+            if self.closed:
+                return
+            self.num_read += 1
+            yield frame
+            self.server.run_until(self.server.queue.empty)
+
+    def send(self, frames, counted=True):
+        for frame in frames() if callable(frames) else frames:
+            complete = self._assembler.feed(frame)
+            if complete is not None:
+                self.received.append(complete)
+
+    def pace(self, link, share, seed):
+        assert math.isfinite(link.mbps) and math.isfinite(link.delay_ms)
+
+    def close(self):
+        self.closed = True
+
+    def read(self):
+        StreamReader(self.server, self.server.decoder, self).read()
+        self.server.run_until(self.server.queue.empty)
+        return self
+
+    def last(self, body):
+        found = [pair for pair in self.received if pair[0].WhichOneof("body") == body]
+        return (getattr(found[-1][0], body), found[-1][1]) if found else (None, None)
+
+
+class Shard:
+    """A real server around a real core, two workers."""
+
+    def __init__(self, name="adacomp", **choices):
+        self.run = MiniRun(method(name, nb_workers=2, **choices), iter_max=10**6)
+        self.core = self.run.shards[0]
+        self.core.membership.lease_seconds = 1e9
+        self.server = ShardServer(
+            self.core, self.run.layouts[0], 1.0, lambda version, state: None, 1e9, 8
+        )
+        self.fingerprint = self.run.method.fingerprint()
+        mine = identity("run", 0, 1, 0, self.fingerprint, SPEC, [])
+        about = types.SimpleNamespace(
+            method=self.run.method, nb_workers=2, nb_ps=1, seed=1, iter_max=10**6
+        )
+        self.board = StatusBoard(about, SPEC, self.core, self.server)
+        self.server.on_status = self.board.document
+        self.server.open_for(mine, "{}")
+
+    def hello(self, **fields):
+        return pb.Hello(
+            **{
+                "protocol_version": convert.PROTOCOL_VERSION,
+                "role": pb.ROLE_WORKER,
+                "id": ROGUE,
+                "fingerprint": convert.settings_of(self.fingerprint),
+                "model": convert.tensors_of(SPEC),
+                "num_shards": 1,
+                **fields,
+            }
+        )
+
+    def say(self, *messages, **fields):
+        """Let a worker say Hello, then these; return its stream, read to its end."""
+        first = frame(hello=self.hello(**fields))
+        rest = [one if isinstance(one, bytes) else frame(**one) for one in messages]
+        return Stream(self.server, [first, *rest]).read()
+
+    def picture(self):
+        """What only a valid push may change."""
+        return self.core.model.theta.tobytes(), self.core.version, self.core.samples
+
+
+def frame(**body):
+    return pb.ToServer(**body).SerializeToString()
+
+
+def push_frame(blocks=None, values=b"", **fields):
+    """A push that is right but for what the arguments make wrong."""
+    if blocks is None:
+        block = Block(0, 24, np.array([1, 7]), CodedValues("float32", np.float32([0.1, -0.2])))
+        message = pb.ToServer()
+        pieces = convert.blocks_to_message([wire.IndexChooser().encode(block)], message.push.blocks)
+        blocks, values = message.push.blocks, b"".join(pieces)
+    push = pb.Push(
+        **{"step": 1, "samples": 8, "local_steps": 1, "loss": 0.5, "blocks": blocks,
+           "payload": values, "payload_bytes": len(values), "epoch": 1, **fields}
+    )  # fmt: skip
+    return frame(push=push)
