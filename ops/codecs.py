@@ -23,7 +23,7 @@ from ops.types import (
 )
 
 if TYPE_CHECKING:
-    from ops.types import Float32
+    from ops.types import Float32, Int64
 
 
 class NonFiniteUpdate(ValueError):
@@ -71,7 +71,56 @@ class Dense:
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK:
+class _Selecting:
+    """What TopK and RandomK share: of each tensor k entries are sent, the rest is dropped."""
+
+    compression_rate: float = 0.01
+    value_dtype: str = "float32"
+    kind: ClassVar[Kind] = Kind.GRADIENT
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that keeps nothing, and an unknown value dtype."""
+        _check_rate(self.compression_rate)
+        _check_value_dtype(self.value_dtype)
+
+    def init(self, spec: ModelSpec, kernels: Any) -> State:
+        """Return the empty state: what is not sent is dropped."""
+        del spec, kernels
+        return {}
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the selected entries of each tensor; a tensor without any gives no block.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity.
+        """
+        _check_finite(tensors)
+        blocks = []
+        for slot, tensor in enumerate(tensors):
+            if self.compression_rate >= 1:
+                blocks.append(_dense_block(slot, tensor, self.value_dtype, ctx))
+                continue
+            count = kept_entries(self.compression_rate, tensor.size)
+            indices, values = self._select(tensor, count, ctx)
+            if indices.size:
+                coded = ctx.kernels.quantise(values, self.value_dtype)
+                blocks.append(Block(slot, tensor.size, indices, coded))
+        return Packet(tuple(blocks), self.kind), state
+
+    def undelivered(self, packet: Packet, state: State) -> State:
+        """Return the state as it is: nothing is kept back."""
+        del packet
+        return state
+
+    def _select(self, tensor: Float32, count: int, ctx: EncodeContext) -> tuple[Int64, Float32]:
+        """Return at most `count` ascending positions and the values there."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK(_Selecting):
     """AdaComp's selection: of each tensor the k entries of largest magnitude; the rest is dropped.
 
     ``k = max(1, floor(c * n + 1e-9))``, ties to the lowest index. Zeros are never sent: an
@@ -84,50 +133,14 @@ class TopK:
     Source: specs/adacomp.md sections 3 and 12.
     """
 
-    compression_rate: float = 0.01
-    value_dtype: str = "float32"
-    kind: ClassVar[Kind] = Kind.GRADIENT
-
-    def __post_init__(self) -> None:
-        """Refuse a rate that keeps nothing, and an unknown value dtype."""
-        _check_rate(self.compression_rate)
-        _check_value_dtype(self.value_dtype)
-
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
-        """Return the empty state: what is not sent is dropped."""
-        del spec, kernels
-        return {}
-
-    def encode(
-        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
-    ) -> tuple[Packet, State]:
-        """Return the selected entries of each tensor.
-
-        Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
-        """
-        _check_finite(tensors)
-        blocks = []
-        for slot, tensor in enumerate(tensors):
-            if self.compression_rate >= 1:
-                blocks.append(_dense_block(slot, tensor, self.value_dtype, ctx))
-                continue
-            count = kept_entries(self.compression_rate, tensor.size)
-            indices, values = ctx.kernels.top_k(tensor, count)
-            if indices.size:
-                coded = ctx.kernels.quantise(values, self.value_dtype)
-                blocks.append(Block(slot, tensor.size, indices, coded))
-        return Packet(tuple(blocks), self.kind), state
-
-    def undelivered(self, packet: Packet, state: State) -> State:
-        """Return the state as it is: nothing is kept back."""
-        del packet
-        return state
+    def _select(self, tensor: Float32, count: int, ctx: EncodeContext) -> tuple[Int64, Float32]:
+        indices, values = ctx.kernels.top_k(tensor, count)
+        return indices, values
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomK:
-    """The control of TopK: as many entries, at positions drawn uniformly.
+class RandomK(_Selecting):
+    """The control of TopK: as many entries, at positions drawn uniformly, zeros included.
 
     Values are sent as they are, not multiplied by n / k. The estimate of the gradient is
     therefore too small by c, but each entry sent means the same as with TopK, so that the two
@@ -138,44 +151,9 @@ class RandomK:
         value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
     """
 
-    compression_rate: float = 0.01
-    value_dtype: str = "float32"
-    kind: ClassVar[Kind] = Kind.GRADIENT
-
-    def __post_init__(self) -> None:
-        """Refuse a rate that keeps nothing, and an unknown value dtype."""
-        _check_rate(self.compression_rate)
-        _check_value_dtype(self.value_dtype)
-
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
-        """Return the empty state: what is not sent is dropped."""
-        del spec, kernels
-        return {}
-
-    def encode(
-        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
-    ) -> tuple[Packet, State]:
-        """Return the drawn entries of each tensor, zeros among them included.
-
-        Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
-        """
-        _check_finite(tensors)
-        blocks = []
-        for slot, tensor in enumerate(tensors):
-            if self.compression_rate >= 1:
-                blocks.append(_dense_block(slot, tensor, self.value_dtype, ctx))
-                continue
-            count = kept_entries(self.compression_rate, tensor.size)
-            indices = ctx.kernels.random_k(tensor.size, count, ctx.rng)
-            coded = ctx.kernels.quantise(tensor[indices], self.value_dtype)
-            blocks.append(Block(slot, tensor.size, indices, coded))
-        return Packet(tuple(blocks), self.kind), state
-
-    def undelivered(self, packet: Packet, state: State) -> State:
-        """Return the state as it is: nothing is kept back."""
-        del packet
-        return state
+    def _select(self, tensor: Float32, count: int, ctx: EncodeContext) -> tuple[Int64, Float32]:
+        indices = ctx.kernels.random_k(tensor.size, count, ctx.rng)
+        return indices, tensor[indices]
 
 
 def kept_entries(compression_rate: float, size: int) -> int:

@@ -6,7 +6,6 @@ Adding one is a row in METHODS; adding a policy is a class and a row in its seam
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,12 +116,6 @@ class Method:
             for name, value in describe(policy).items()
         ]
         return rows
-
-
-def digest(rows: list[tuple[str, str]]) -> str:
-    """Return a short hash of a fingerprint."""
-    text = "\n".join(f"{name}={value}" for name, value in rows)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -149,8 +149,6 @@ class RunStatus(Document):
     bytes_down: int = 0
     pushes: int = 0
     pulls: int = 0  # replies that carried weights
-    pushed_entries: int = 0
-    pulled_entries: int = 0
     membership: MembershipCounts = dataclasses.field(default_factory=MembershipCounts)
     workers: list[WorkerMetrics] = dataclasses.field(default_factory=list)
     policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # own reports

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from ops.types import Block, Kind, ShardLayout, Update
 from proto import convert
 from proto import thinwire_pb2 as pb
 from ps import events
+
+if TYPE_CHECKING:
+    from ops.types import Int64
 
 #: Above this share of the shard a sparse update is cheaper to handle as a dense one.
 _DENSE_FRACTION = 0.25
@@ -97,13 +100,18 @@ class PushDecoder:
             return self._dense(blocks)
         if not blocks:
             return Update(_NO_ENTRIES, np.empty(0, np.float32))
-        positions = [
-            (np.arange(block.size) if block.indices is None else block.indices)
-            + self._offsets[block.slot]
-            for block in blocks
-        ]
         values = [self._kernels.dequantise(block.values) for block in blocks]
-        return Update(np.concatenate(positions), np.concatenate(values))
+        return Update(self._positions(blocks), np.concatenate(values))
+
+    def _positions(self, blocks: list[Block]) -> Int64:
+        """Return what the blocks touch, in shard coordinates, ascending."""
+        return np.concatenate(
+            [
+                (np.arange(block.size) if block.indices is None else block.indices)
+                + self._offsets[block.slot]
+                for block in blocks
+            ]
+        )
 
     def _dense(self, blocks: list[Block]) -> Update:
         complete = [block.slot for block in blocks] == list(range(len(self._sizes)))
@@ -116,11 +124,5 @@ class PushDecoder:
             target[where] = self._kernels.dequantise(block.values)
         if all_dense:
             return Update(None, flat)
-        touched = np.concatenate(
-            [
-                (np.arange(block.size) if block.indices is None else block.indices)
-                + self._offsets[block.slot]
-                for block in blocks
-            ]
-        )
+        touched = self._positions(blocks)
         return Update(touched, flat[touched])
