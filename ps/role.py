@@ -67,6 +67,7 @@ class _Shard:
     def __init__(self, run: Run, own: PsFlags) -> None:
         self.run, self.own = run, own
         self.leads = own.id_ps == 0
+        self.interrupted = False
         shared = SharedModel(run.model, run.seed)
         self.spec = shared.spec
         layouts = routing.place(self.spec, run.nb_ps)
@@ -237,6 +238,7 @@ class _Shard:
     def _interrupt(self, number: int, frame: Any) -> None:
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
+        self.interrupted = True  # who has not come by now was told to stop as well
         self.server.queue.put(events.Stop("interrupted"))
 
     def _over(self) -> bool:
@@ -247,7 +249,9 @@ class _Shard:
         since = time.monotonic() - (accounts.ended_at or 0.0)
         if since >= self.own.linger_seconds:
             return True
-        waits_for_supervisor = self.leads and not connections.had_supervisor
+        waits_for_supervisor = (
+            self.leads and not connections.had_supervisor and not self.interrupted
+        )
         everyone_left = all(each.left or each.stream.lost for each in connections.everyone())
         patience = self.own.linger_seconds / 3 if waits_for_supervisor else 0.2
         return everyone_left and since >= patience

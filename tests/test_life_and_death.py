@@ -32,18 +32,23 @@ def test_three_roles_by_hand_in_any_order(nodes):
     assert (nodes.run_dir / "report" / "index.html").exists()
 
 
+def all_at_work(status):
+    """Every worker's updates are in the model."""
+    return [worker.pushes >= 5 for worker in status.workers] == [True] * status.nb_workers
+
+
 @pytest.mark.parametrize(
     ("mode", "flags"),
     [
         ("bsp", ["--method=bsp", "--iter_max=250"]),
-        ("asp", ["--method=adacomp", "--iter_max=1500"]),
-        ("ssp", ["--method=ssp", "--staleness_bound=2", "--iter_max=1500"]),
-        ("gsp", ["--method=gsp", "--groups=1,2|3", "--iter_max=1200"]),
+        ("asp", ["--method=adacomp", "--iter_max=2500"]),
+        ("ssp", ["--method=ssp", "--staleness_bound=2", "--iter_max=2500"]),
+        ("gsp", ["--method=gsp", "--groups=1,2|3", "--iter_max=1500"]),
     ],
 )
 def test_a_killed_worker_leaves_and_the_others_finish(nodes, mode, flags):
     nodes.cluster(3, *flags)
-    nodes.watch(lambda status: status.version >= 40)
+    nodes.watch(all_at_work)
     nodes.kill("worker-2")
     assert nodes.wait("worker-1") == 0
     assert nodes.wait("worker-3") == 0
@@ -56,7 +61,7 @@ def test_a_killed_worker_leaves_and_the_others_finish(nodes, mode, flags):
 
 def test_a_worker_comes_back_and_goes_on(nodes):
     nodes.cluster(2, "--method=bsp", "--iter_max=1000000")
-    nodes.watch(lambda status: status.version >= 30)
+    nodes.watch(all_at_work)
     nodes.kill("worker-2")
     nodes.watch(lambda status: status.membership.left == 1)
     pushes = {}
@@ -80,7 +85,7 @@ def test_the_supervisor_may_die_and_return(nodes):
 @pytest.mark.parametrize("method", ["adacomp", "bsp"])
 def test_a_killed_ps_goes_on_from_its_last_snapshot(nodes, method):
     nodes.cluster(2, f"--method={method}", "--iter_max=900", "--checkpoint_interval_seconds=0.7")
-    nodes.watch(lambda status: status.version >= 200)
+    nodes.watch(lambda status: status.version >= 200 and all_at_work(status))
     nodes.kill("ps")
     nodes.start("ps", "--type_node=PS", "--linger_seconds=4")
     assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps")] == [0, 0, 0]
@@ -94,7 +99,7 @@ def test_a_killed_ps_goes_on_from_its_last_snapshot(nodes, method):
 def test_ctrl_c_ends_a_cluster_cleanly_and_the_same_command_resumes(nodes):
     flags = ("--type_node=Cluster", "--method=adacomp", "--nb_workers=2", "--iter_max=1500")
     nodes.start("cluster", *flags)
-    nodes.watch(lambda status: status.version >= 100)
+    nodes.watch(lambda status: status.version >= 100 and all_at_work(status))
     nodes.kill("cluster", signal.SIGINT)
     assert nodes.wait("cluster") == 130
     interrupted = nodes.summary()
