@@ -112,17 +112,10 @@ class Exchange:
                 raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal
 
     def _message(self, number: int, outgoing: Outgoing) -> tuple[pb.ToServer, list[BytesLike]]:
-        message = pb.ToServer()
-        push = message.push
-        push.incarnation = self.shards[number].welcome.incarnation
-        push.step, push.kind = outgoing.step, _KINDS[outgoing.kind]
-        push.base_version = outgoing.base_versions[number]
-        push.generation = outgoing.generations[number]
-        push.epoch = max(self._epoch, self.shards[number].welcome.epoch)
-        push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
-        push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
-        coded = [self._choosers[number].encode(block) for block in outgoing.shards[number]]
-        return message, convert.blocks_to_message(coded, push.blocks)
+        welcome = self.shards[number].welcome
+        epoch = max(self._epoch, welcome.epoch)
+        chooser = self._choosers[number]
+        return push_message(outgoing, number, welcome.incarnation, epoch, chooser)
 
     def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
         self._epoch = max(self._epoch, reply.epoch)
@@ -136,6 +129,31 @@ class Exchange:
             stop=reply.stop,
             stop_reason=reply.stop_reason,
         )
+
+
+def push_message(
+    outgoing: Outgoing, shard: int, incarnation: int, epoch: int, chooser: wire.IndexChooser
+) -> tuple[pb.ToServer, list[BytesLike]]:
+    """Return what one shard is told of an exchange, and the pieces of its payload.
+
+    Args:
+        outgoing: The exchange.
+        shard: Which of its parts.
+        incarnation: This life of the worker.
+        epoch: Newest membership epoch heard of.
+        chooser: This worker's, for this shard.
+    """
+    message = pb.ToServer()
+    push = message.push
+    push.incarnation = incarnation
+    push.step, push.kind = outgoing.step, _KINDS[outgoing.kind]
+    push.base_version = outgoing.base_versions[shard]
+    push.generation = outgoing.generations[shard]
+    push.epoch = epoch
+    push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
+    push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
+    coded = [chooser.encode(block) for block in outgoing.shards[shard]]
+    return message, convert.blocks_to_message(coded, push.blocks)
 
 
 class Heartbeat:

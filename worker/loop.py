@@ -17,6 +17,7 @@ from absl import logging
 from data import sharding
 from data.chosen import load_chosen
 from data.cursor import Cursor
+from data.datasets import Dataset
 from models.shared import SharedModel, has_gpu
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
@@ -29,7 +30,7 @@ from worker.core import Outgoing, WorkerCore
 from worker.exchange import Exchange, Heartbeat, Stopwatch
 from worker.flags import WorkerFlags
 from worker.shard_client import Halted
-from worker.train_step import TrainStep
+from worker.train_step import TrainStep, clip
 
 #: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
 MAX_NON_FINITE = 100
@@ -52,8 +53,18 @@ def load_shard(run: Run, shared: SharedModel, id_worker: int, nb_workers: int) -
     Raises:
         ConfigurationError: Missing or corrupt files, or a batch larger than the shard.
     """
+    whole = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("train",))
+    return take_shard(run, whole, id_worker, nb_workers)
+
+
+def take_shard(run: Run, whole: Dataset, id_worker: int, nb_workers: int) -> Shard:
+    """Pick one worker's part of a loaded training set.
+
+    Raises:
+        ConfigurationError: A batch larger than the shard, or a data-sharding file that does not
+            fit.
+    """
     data = run.data
-    whole = load_chosen(data, run.model, shared.user_module, run.seed, parts=("train",))
     fractions = None
     if data.sharding_file is not None:
         fractions = sharding.read_fractions(data.sharding_file, nb_workers)
@@ -202,7 +213,7 @@ class _Worker:
         images, labels = self.shard.images[batch], self.shard.labels[batch]
         loss = self.step.gradients(images, labels, self.gradient)
         self.num_steps += 1
-        self._clip()
+        clip(self.gradient, self.own.clip_norm)
         if self.pause_seconds:
             self.closing.wait(self.pause_seconds)
         self.stopwatch.lap("compute")
@@ -224,13 +235,6 @@ class _Worker:
         self.step.set_weights(self.core.restart_from_base())
         self.stopwatch.lap("compute")
         return replies[0] is not None
-
-    def _clip(self) -> None:
-        if not self.own.clip_norm:
-            return
-        norm = float(np.sqrt(np.dot(self.gradient, self.gradient)))
-        if norm > self.own.clip_norm:
-            self.gradient *= np.float32(self.own.clip_norm / norm)
 
     def _warm_up(self) -> None:
         """Compile the step; with --slowdown measure it alone. Leaves no trace in the state."""

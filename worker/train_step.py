@@ -94,3 +94,12 @@ class TrainStep:
         parts = tf.split(flat, self._sizes)
         for variable, part, shape in zip(self.variables, parts, self._shapes, strict=True):
             variable.assign(tf.reshape(part, shape))
+
+
+def clip(gradient: Float32, norm_limit: float) -> None:
+    """Scale a gradient [n] in place to at most this L2 norm; 0 is no limit."""
+    if not norm_limit:
+        return
+    norm = float(np.sqrt(np.dot(gradient, gradient)))
+    if norm > norm_limit:
+        gradient *= np.float32(norm_limit / norm)
