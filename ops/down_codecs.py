@@ -10,7 +10,7 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from ops.types import State, Update
+from ops.types import ConfigurationError, State, Update
 
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
@@ -56,6 +56,13 @@ class DownDelta:
     """
 
     dense_fraction: float = 0.6
+
+    def __post_init__(self) -> None:
+        """Refuse what is no fraction."""
+        if not 0 <= self.dense_fraction <= 1:  # refuses NaN too
+            raise ConfigurationError(
+                f"dense_fraction={self.dense_fraction}: expected a fraction from 0 to 1."
+            )
 
     def init(self, size: int) -> State:
         """Return `last_changed` = 0 for every entry, and the newest dense change."""

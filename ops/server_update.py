@@ -44,8 +44,9 @@ class ServerUpdate:
             )
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--momentum={self.momentum}: expected 0 <= momentum < 1.")
-        if self.weight_decay < 0:
-            raise ConfigurationError(f"--weight_decay={self.weight_decay}: expected 0 or more.")
+        for name in ("weight_decay", "global_lr"):
+            if not getattr(self, name) >= 0:  # refuses NaN too
+                raise ConfigurationError(f"--{name}={getattr(self, name)}: expected 0 or more.")
         if self.momentum and self.optimizer == "adam":
             raise ConfigurationError(
                 "--momentum belongs to sgd; --server_optimizer=adam has betas."
