@@ -15,6 +15,7 @@ from typing import Any
 
 from absl import flags, logging
 
+from cluster import flag_tables
 from cluster import flags as run_flags
 from ops.run import (
     EXIT_BAD_FLAG,
@@ -181,11 +182,10 @@ def _parse(arguments: list[str]) -> list[str]:
 
 def define_flags() -> None:
     """Register every flag of every role."""
-    run_flags.define(list(ROLES))
-    for module in (ps_flags, worker_flags, supervisor_flags):
-        module.define()
+    flags.DEFINE_enum("type_node", "Worker", list(ROLES), "What to be.", module_name="Run")
+    for room in (flag_tables, ps_flags, worker_flags, supervisor_flags):
+        run_flags.define(*room.TOPICS)
     flags.DEFINE_boolean("help", False, "Show this list.", short_name="h", module_name="Help")
-    run_flags.refuse_non_finite_values()
 
 
 if __name__ == "__main__":

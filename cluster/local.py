@@ -21,7 +21,7 @@ from typing import Any
 from absl import flags, logging
 
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run, finished_summary
-from worker.flags import check_emulation
+from worker.flags import read_emulation
 
 FLAGS = flags.FLAGS
 _MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
@@ -44,8 +44,7 @@ class Child:
 
 def main(run: Run) -> int:
     """Run the whole cluster; return the worst exit code of its nodes."""
-    check_emulation([[float(value) for value in FLAGS[name].value] for name in
-                     ("link_mbps", "link_delay_ms", "link_loss", "slowdown")])  # fmt: skip
+    read_emulation()
     if run.overwrite:
         _clear(run.run_dir)
     if finished := finished_summary(run):

@@ -151,33 +151,23 @@ def compose(choices: Choices) -> Method:
     seams = METHODS[choices.method] | given
     method = Method(
         name=choices.method,
-        pacer=_pick(pacing.REGISTRY, seams["pacer"], local_steps=choices.local_steps),
-        codec=_pick(
-            codecs.REGISTRY,
-            seams["codec"],
-            compression_rate=choices.compression_rate,
-            value_dtype=choices.value_dtype,
-        ),
-        down_codec=_pick(down_codecs.REGISTRY, seams["down_codec"]),
-        router=_pick(routing.REGISTRY, seams["router"]),
+        pacer=_pick(pacing.REGISTRY, seams["pacer"], choices),
+        codec=_pick(codecs.REGISTRY, seams["codec"], choices),
+        down_codec=_pick(down_codecs.REGISTRY, seams["down_codec"], choices),
+        router=_pick(routing.REGISTRY, seams["router"], choices),
         sync=_sync_rule(seams["sync"], choices),
-        weighting=_pick(
-            weighting.REGISTRY,
-            seams["weighting"],
-            window=choices.window,
-            beyond_window=choices.beyond_window,
-        ),
+        weighting=_pick(weighting.REGISTRY, seams["weighting"], choices),
         server=_server(seams["server_optimizer"], choices, "server_optimizer" in given),
         seams=seams,
     )
     return method
 
 
-def _pick(registry: Mapping[str, type], name: str, **hyper_parameters: Any) -> Any:
-    """Make the policy `name`, giving it those hyper-parameters that it has."""
+def _pick(registry: Mapping[str, type], name: str, choices: Choices) -> Any:
+    """Make the policy `name`, giving its fields the choices of the same name."""
     policy = registry[name]
     fields = {field.name for field in dataclasses.fields(policy)}
-    return policy(**{key: value for key, value in hyper_parameters.items() if key in fields})
+    return policy(**{key: value for key, value in vars(choices).items() if key in fields})
 
 
 def _sync_rule(name: str, choices: Choices) -> sync.SyncRule:

@@ -6,11 +6,33 @@ import dataclasses
 
 from absl import flags
 
+from ops.options import Topic, integer, number, switch
 from ops.run import Run
 from ops.types import ConfigurationError
 
 FLAGS = flags.FLAGS
-_TOPIC = "Parameter server"
+
+TOPICS = (
+    Topic(
+        "Parameter server",
+        (
+            integer("id_ps", 0, "Which shard this is, 0..nb_ps-1.", low=0),
+            switch("insecure", "Allow a PS to listen beyond this machine without encryption."),
+            number(
+                "start_timeout_seconds",
+                600.0,
+                "Synchronous runs wait this long for all workers, then start with those present.",
+                low=0.0,
+            ),
+            number(
+                "linger_seconds",
+                15.0,
+                "How long a finished PS waits for workers and Supervisor to say farewell.",
+                low=0.0,
+            ),
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,33 +45,6 @@ class PsFlags:
     insecure: bool
     start_timeout_seconds: float
     linger_seconds: float
-
-
-def define() -> None:
-    """Register the flags."""
-    flags.DEFINE_integer(
-        "id_ps", 0, "Which shard this is, 0..nb_ps-1.", lower_bound=0, module_name=_TOPIC
-    )
-    flags.DEFINE_boolean(
-        "insecure",
-        False,
-        "Allow a PS to listen beyond this machine without encryption.",
-        module_name=_TOPIC,
-    )
-    flags.DEFINE_float(
-        "start_timeout_seconds",
-        600.0,
-        "Synchronous runs wait this long for all workers, then start with those present.",
-        lower_bound=0.0,
-        module_name=_TOPIC,
-    )
-    flags.DEFINE_float(
-        "linger_seconds",
-        15.0,
-        "How long a finished PS waits for workers and Supervisor to say farewell.",
-        lower_bound=0.0,
-        module_name=_TOPIC,
-    )
 
 
 def check(run: Run) -> None:

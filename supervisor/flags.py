@@ -6,8 +6,25 @@ import dataclasses
 
 from absl import flags
 
+from ops.options import Topic, integer, number
+
 FLAGS = flags.FLAGS
-_TOPIC = "Supervisor"
+
+TOPICS = (
+    Topic(
+        "Supervisor",
+        (
+            number("eval_interval_seconds", 60.0, "Seconds between two evaluations.", low=0.0),
+            integer(
+                "eval_interval_updates",
+                0,
+                "Evaluate as soon as so many updates have been applied since the last "
+                "evaluation; 0 goes by seconds alone.",
+                low=0,
+            ),
+        ),
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,25 +33,6 @@ class SupervisorFlags:
 
     eval_interval_seconds: float
     eval_interval_updates: int
-
-
-def define() -> None:
-    """Register the flags."""
-    flags.DEFINE_float(
-        "eval_interval_seconds",
-        60.0,
-        "Seconds between two evaluations.",
-        lower_bound=0.0,
-        module_name=_TOPIC,
-    )
-    flags.DEFINE_integer(
-        "eval_interval_updates",
-        0,
-        "Evaluate as soon as so many updates have been applied since the last evaluation; 0 goes "
-        "by seconds alone.",
-        lower_bound=0,
-        module_name=_TOPIC,
-    )
 
 
 def read() -> SupervisorFlags:
