@@ -67,6 +67,15 @@ def _cut(spec: ModelSpec, number: int, num_shards: int) -> list[Slice]:
     return [Slice(number, start, stop) for start, stop in itertools.pairwise(edges)]
 
 
+def positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
+    """Return where each slice of a shard lies in the flat model."""
+    starts = spec.offsets
+    return [
+        slice(starts[piece.tensor] + piece.start, starts[piece.tensor] + piece.stop)
+        for piece in layout.slices
+    ]
+
+
 def split(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:
     """Cut a packet by index range: one tuple of blocks per shard, `slot` = slice number.
 

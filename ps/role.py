@@ -10,6 +10,7 @@ import signal
 import time
 from typing import Any
 
+import numpy as np
 from absl import logging
 
 from data.chosen import num_train
@@ -19,7 +20,7 @@ from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished, limit_of
 from ops.schedule import Budget
 from ops.sync import SyncRule
-from ops.types import ConfigurationError, ModelSpec, ShardLayout, State
+from ops.types import ConfigurationError, State
 from proto import convert
 from proto import thinwire_pb2 as pb
 from ps import events
@@ -77,7 +78,8 @@ class _Shard:
         self.run_id = self.saved["run_id"] if self.saved else ""
         if not self.run_id and self.leads:
             self.run_id = secrets.token_hex(8)
-        theta = _shard_values(shared.flat(), self.spec, self.layout)
+        flat = shared.flat()
+        theta = np.concatenate([flat[at] for at in routing.positions(self.spec, self.layout)])
         self.core = self._core(theta, _examples_of_run(run, shared))
         if self.saved:
             self.core.restore(self.saved["core"])
@@ -270,19 +272,6 @@ class _Shard:
         if leader is not None and leader.lost_for_good:
             return EXIT_UNREACHABLE
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
-
-
-def _shard_values(flat: Any, spec: ModelSpec, layout: ShardLayout) -> Any:
-    """Gather a shard's flat buffer from the flat model."""
-    import numpy as np
-
-    starts = [spec.offsets[piece.tensor] for piece in layout.slices]
-    return np.concatenate(
-        [
-            flat[start + piece.start : start + piece.stop]
-            for start, piece in zip(starts, layout.slices, strict=True)
-        ]
-    ).astype(np.float32)
 
 
 def _saved_traffic(saved: State | None) -> tuple[dict[tuple[int, int], str], dict[int, int]]:
