@@ -21,7 +21,7 @@ from typing import Any
 from absl import flags, logging
 
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run, finished_summary
-from worker.flags import read_emulation
+from worker.flags import devices
 
 FLAGS = flags.FLAGS
 _MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
@@ -44,7 +44,7 @@ class Child:
 
 def main(run: Run) -> int:
     """Run the whole cluster; return the worst exit code of its nodes."""
-    read_emulation()
+    devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
     if run.overwrite:
         _clear(run.run_dir)
     if finished := finished_summary(run):

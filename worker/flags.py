@@ -38,9 +38,31 @@ _EMULATION = Topic(
         numbers_per_worker(
             "slowdown", "1", "How many times slower than this machine a worker computes."
         ),
+        numbers_per_worker(
+            "step_seconds", "0", "Seconds a mini-batch takes at least: the rest of it is slept."
+        ),
     ),
 )
 TOPICS = (_WORKER, _EMULATION)
+
+
+#: Flag of the topic above -> smallest and largest value that can be emulated.
+_LIMITS = {
+    "link_mbps": (0.0, 1e6),
+    "link_delay_ms": (0.0, 60_000.0),
+    "link_loss": (0.0, 0.95),
+    "slowdown": (1.0, 1e6),
+    "step_seconds": (0.0, 86_400.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One worker's emulated link and device."""
+
+    link: Link
+    slowdown: float  # how many times slower than this machine
+    step_seconds: float  # what a mini-batch takes at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +72,7 @@ class WorkerFlags:
     id_worker: int
     threads: int
     clip_norm: float
-    link: Link
-    slowdown: float
+    device: Device
 
 
 def check(run: Run) -> None:
@@ -63,41 +84,37 @@ def read(nb_workers: int) -> WorkerFlags:
     """Return this worker's settings.
 
     Raises:
-        ConfigurationError: An id, a link or a slowdown out of range.
+        ConfigurationError: An id, an emulated link or an emulated device out of range.
     """
     if not 1 <= FLAGS.id_worker <= nb_workers:
         raise ConfigurationError(
-            f"--id_worker={FLAGS.id_worker}: expected 1..{nb_workers} "
-            "(--nb_workers={nb_workers})."
+            f"--id_worker={FLAGS.id_worker}: expected 1..{nb_workers} (--nb_workers={nb_workers})."
         )
-    columns = read_emulation()
-    index = FLAGS.id_worker - 1
     return WorkerFlags(
         id_worker=FLAGS.id_worker,
         threads=FLAGS.worker_threads,
         clip_norm=FLAGS.clip_norm,
-        link=links(columns[0], columns[1], columns[2], nb_workers)[index],
-        slowdown=per_worker(columns[3], nb_workers, "slowdown")[index],
+        device=devices(nb_workers)[FLAGS.id_worker - 1],
     )
 
 
-def read_emulation() -> list[list[float]]:
-    """Return the values of --link_mbps, --link_delay_ms, --link_loss and --slowdown.
+def devices(nb_workers: int) -> tuple[Device, ...]:
+    """Return the emulated link and device of every worker, in order of id.
 
     Raises:
-        ConfigurationError: A link or a slowdown that cannot be emulated.
+        ConfigurationError: A value out of range, or another number of values than workers.
     """
-    limits = (
-        ("link_mbps", 0.0, 1e6),
-        ("link_delay_ms", 0.0, 60_000.0),
-        ("link_loss", 0.0, 0.95),
-        ("slowdown", 1.0, 1e6),
-    )
-    columns = [[float(value) for value in FLAGS[name].value] for name, _, _ in limits]
-    for (name, low, high), values in zip(limits, columns, strict=True):
-        for value in values:
+    columns = {name: [float(value) for value in FLAGS[name].value] for name in _LIMITS}
+    for name, (low, high) in _LIMITS.items():
+        for value in columns[name]:
             if not low <= value <= high:
                 raise ConfigurationError(
                     f"--{name}={value:g}: expected a number from {low:g} to {high:g}."
                 )
-    return columns
+    rows = zip(
+        links(columns["link_mbps"], columns["link_delay_ms"], columns["link_loss"], nb_workers),
+        per_worker(columns["slowdown"], nb_workers, "slowdown"),
+        per_worker(columns["step_seconds"], nb_workers, "step_seconds"),
+        strict=True,
+    )
+    return tuple(Device(*row) for row in rows)

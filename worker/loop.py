@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import shutil
 import signal
@@ -14,10 +13,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from data import sharding
-from data.chosen import load_chosen
-from data.cursor import Cursor
-from data.datasets import Dataset
+from data.chosen import load_shard
+from data.chosen import take_shard as take_shard  # simulated workers deal as real ones do
+from data.sharding import label_counts
 from models.shared import SharedModel, has_gpu
 from ops import kernels, metrics, routing
 from ops.checkpoint import Checkpoints
@@ -36,49 +34,6 @@ from worker.train_step import TrainStep, clip
 MAX_NON_FINITE = 100
 _CALIBRATION_STEPS = 5
 _PROBE_SECONDS = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """One worker's examples."""
-
-    images: Any  # [N, ...] float32
-    labels: Any  # [N] int32
-    cursor: Cursor
-
-
-def load_shard(run: Run, shared: SharedModel, id_worker: int, nb_workers: int) -> Shard:
-    """Load the training set and pick this worker's part of it.
-
-    Raises:
-        ConfigurationError: Missing or corrupt files, or a batch larger than the shard.
-    """
-    whole = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("train",))
-    return take_shard(run, whole, id_worker, nb_workers)
-
-
-def take_shard(run: Run, whole: Dataset, id_worker: int, nb_workers: int) -> Shard:
-    """Pick one worker's part of a loaded training set.
-
-    Raises:
-        ConfigurationError: A batch larger than the shard, or a data-sharding file that does not
-            fit.
-    """
-    data = run.data
-    fractions = None
-    if data.sharding_file is not None:
-        fractions = sharding.read_fractions(data.sharding_file, nb_workers)
-    indices = sharding.shard(
-        whole.train_labels,
-        nb_workers,
-        id_worker,
-        data.partition,
-        run.seed,
-        fractions,
-        file_offsets=whole.train_file_offsets,
-    )
-    cursor = Cursor(np.arange(len(indices)), run.batch_size, run.seed * 100_003 + id_worker)
-    return Shard(whole.train_images[indices], whole.train_labels[indices], cursor)
 
 
 def main(run: Run) -> int:
@@ -113,7 +68,8 @@ class _Worker:
         shared = SharedModel(run.model, run.seed)
         self.step = TrainStep(shared)
         self.step.vary_local_randomness(own.id_worker)
-        self.shard = load_shard(run, shared, own.id_worker, run.nb_workers)
+        self.shard = load_shard(run, shared.user_module, own.id_worker)
+        self.labels = label_counts(self.shard.labels)
         layouts = routing.place(shared.spec, run.nb_ps)
         self.core = WorkerCore(
             shared.spec,
@@ -123,7 +79,9 @@ class _Worker:
             [run.seed, own.id_worker],
         )
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
-        self.exchange = Exchange(run, own.id_worker, shared.spec, layouts, own.link, self.closing)
+        self.exchange = Exchange(
+            run, own.id_worker, shared.spec, layouts, own.device.link, self.closing
+        )
         self.checkpoints = Checkpoints(_checkpoint_dir(run, own.id_worker), keep=2)
         self.stopwatch = Stopwatch()
         self.num_steps = 0
@@ -209,13 +167,15 @@ class _Worker:
 
     def _one_step(self) -> Outgoing | None:
         """One mini-batch: its gradient, and what the pacer and the codec make of it."""
+        started = time.monotonic()
         batch = self.shard.cursor.next()
         images, labels = self.shard.images[batch], self.shard.labels[batch]
         loss = self.step.gradients(images, labels, self.gradient)
         self.num_steps += 1
         clip(self.gradient, self.own.clip_norm)
-        if self.pause_seconds:
-            self.closing.wait(self.pause_seconds)
+        rest = started + self.own.device.step_seconds - time.monotonic()
+        if (pause := max(self.pause_seconds, rest)) > 0:
+            self.closing.wait(pause)
         self.stopwatch.lap("compute")
         outgoing = self.core.begin(self.gradient, len(labels), loss)
         if outgoing is None:
@@ -242,14 +202,14 @@ class _Worker:
         images = self.shard.images[: self.run.batch_size]
         labels = self.shard.labels[: self.run.batch_size]
         self.step.gradients(images, labels, self.gradient)
-        if self.own.slowdown > 1:
+        if self.own.device.slowdown > 1:
             seconds = []
             for _ in range(_CALIBRATION_STEPS):
                 start = time.perf_counter()
                 self.step.gradients(images, labels, self.gradient)
                 seconds.append(time.perf_counter() - start)
-            self.pause_seconds = (self.own.slowdown - 1) * float(np.median(seconds))
-            logging.info("slowdown %g: pausing %.1f ms a step", self.own.slowdown,
+            self.pause_seconds = (self.own.device.slowdown - 1) * float(np.median(seconds))
+            logging.info("slowdown %g: pausing %.1f ms a step", self.own.device.slowdown,
                          1e3 * self.pause_seconds)  # fmt: skip
         self.step.restore_local(local)
 
@@ -317,6 +277,7 @@ class _Worker:
             + max(0.0, seconds["wait"] - self.exchange.send_seconds),
             non_finite=before.non_finite + self.num_non_finite,
             steps_per_second=self.num_steps / elapsed,
+            labels=self.labels,
         )
 
     def _report(self) -> str:
