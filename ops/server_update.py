@@ -127,7 +127,7 @@ class KerasFlat:
             gradient = np.zeros_like(theta)
             gradient[update.indices] = update.values
         self.optimizer.learning_rate.assign(rate)
-        self._step(-gradient if negate else gradient)
+        self._step(_as_tensor(-gradient if negate else gradient))
         # A view of the tensor behind the variable: one copy, into theta, instead of two.
         np.copyto(theta, np.asarray(memoryview(self.variable.value.value())))
 
@@ -140,3 +140,15 @@ class KerasFlat:
         self.variable.assign(theta)
         for number, variable in enumerate(self.optimizer.variables):
             variable.assign(slots[str(number)])
+
+
+def _as_tensor(values: Float32) -> Any:
+    """Return a tensor [n] of a buffer [n], without a copy where it lies on a 64-byte border.
+
+    The tensor may share the buffer's memory: neither may change while it is in use.
+    """
+    import tensorflow as tf
+
+    if values.ctypes.data % 64 or not values.flags.writeable:
+        return tf.convert_to_tensor(values)
+    return tf.experimental.dlpack.from_dlpack(values.__dlpack__())

@@ -192,7 +192,7 @@ class Assembler(Generic[Message]):
         if size == 0:
             return message, memoryview(b"")
         self._header = message
-        self._buffer = np.empty(size, np.uint8).data
+        self._buffer = _aligned_buffer(size)
         self._filled = 0
         return None
 
@@ -211,6 +211,13 @@ class Assembler(Generic[Message]):
         result = self._header, self._buffer
         self._header, self._buffer = None, _NO_BYTES
         return result
+
+
+def _aligned_buffer(size: int) -> memoryview:
+    """Return fresh memory on a 64-byte border, as TensorFlow's zero-copy import needs."""
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].data
 
 
 def _varint(value: int) -> bytes:

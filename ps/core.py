@@ -143,14 +143,6 @@ class PsCore:
         reply = self._reply(0, 0, Operation.FULL, self.model.whole())
         return [events.View(event.observer, reply)]
 
-    def _alive(self, event: events.Alive, now: float) -> list[events.Action]:
-        self.membership.heard(event.worker, now)
-        return []
-
-    def _lost(self, event: events.Lost, now: float) -> list[events.Action]:
-        del now
-        self.membership.lost(event.worker, event.incarnation)
-        return []
 
     def _leave(self, event: events.Leave, now: float) -> list[events.Action]:
         actions = self._change(list(self.membership.leave(event.worker, event.incarnation)), now)
@@ -178,6 +170,12 @@ class PsCore:
         for worker in idle:
             self.members[worker].free = True
         return self._answer(idle)
+
+    def _note_presence(
+        self, event: events.Alive | events.Lost | events.Stalled, now: float
+    ) -> list[events.Action]:
+        self.membership.note(event, now)
+        return []
 
     def _tick(self, event: events.Tick, now: float) -> list[events.Action]:
         del event, now
@@ -389,8 +387,9 @@ class PsCore:
         events.Pull: _pull,
         events.Push: _push,
         events.Observe: _observe,
-        events.Alive: _alive,
-        events.Lost: _lost,
+        events.Alive: _note_presence,
+        events.Lost: _note_presence,
+        events.Stalled: _note_presence,
         events.Leave: _leave,
         events.Epoch: _epoch,
         events.Refused: _refused,

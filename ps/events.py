@@ -100,11 +100,20 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stalled:
+    """This process stood still for so long, and heard nobody meanwhile."""
+
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Tick:
     """Time has passed; see `PsCore.next_deadline`."""
 
 
-Event = Join | Pull | Push | Observe | Alive | Lost | Leave | Epoch | Refused | Stop | Tick
+Event = (
+    Join | Pull | Push | Observe | Alive | Lost | Leave | Epoch | Refused | Stop | Stalled | Tick
+)
 
 
 @dataclasses.dataclass(frozen=True)

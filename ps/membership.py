@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from ops.types import State
-from ps.events import Epoch, Join
+from ps.events import Alive, Epoch, Join, Lost, Stalled
 
 #: Epoch numbers reserved for one life of shard 0.
 EPOCHS_PER_LIFE = 1 << 16
@@ -74,11 +74,18 @@ class Coordinator:
         if worker in self.leases:
             self.leases[worker].last_heard = now
 
-    def lost(self, worker: int, incarnation: int) -> None:
-        """Mark a worker suspect: its stream broke, its lease still runs."""
-        lease = self.leases.get(worker)
-        if lease is not None and lease.incarnation == incarnation:
-            lease.connected = False
+    def note(self, event: Alive | Lost | Stalled, now: float) -> None:
+        """Renew a lease, suspect a worker whose stream broke, or excuse everybody's silence."""
+        if isinstance(event, Stalled):  # nobody could be heard
+            for lease in self.leases.values():
+                lease.last_heard = min(now, lease.last_heard + event.seconds)
+            return
+        if isinstance(event, Alive):
+            self.heard(event.worker, now)
+            return
+        known = self.leases.get(event.worker)
+        if known is not None and known.incarnation == event.incarnation:
+            known.connected = False
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
         """Let a worker go at its own wish."""
@@ -170,7 +177,7 @@ class Follower:
     def heard(self, worker: int, now: float) -> None:
         """Leases are shard 0's."""
 
-    def lost(self, worker: int, incarnation: int) -> None:
+    def note(self, event: Alive | Lost | Stalled, now: float) -> None:
         """Leases are shard 0's."""
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _MAX_DOCUMENT_BYTES = 256 << 10
 #: A refusal quotes what the client said; that may be long.
 _LONGEST_COMPLAINT = 2000
+_RENEWALS_PER_LEASE = 10
 #: Links that can be emulated: the flags' own limits, and no rate that stands still.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 #: What a supervisor may end a run for.
@@ -47,6 +49,7 @@ class StreamReader:
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
         self.number = 0  # of an observer
+        self._renewed_at = 0.0
         limit = payload_limit(server.layout)
         self.assembler = convert.Assembler(pb.ToServer, lambda message: limit)
 
@@ -68,7 +71,7 @@ class StreamReader:
         connection = self.connection
         if connection is not None and connection.role == pb.ROLE_WORKER:
             self._check_current(connection)
-            self.server.queue.put(events.Alive(connection.id))
+            self._renew_lease(connection)
         if complete is None:
             return
         message, payload = complete
@@ -177,6 +180,13 @@ class StreamReader:
             raise convert.Malformed("a message before the hello was welcomed")
         if self.server.connections.workers.get(connection.id) is not connection:
             raise _Bye
+
+    def _renew_lease(self, connection: Connection) -> None:
+        """Any chunk renews the lease, but the writer thread need not be woken for each."""
+        now = time.monotonic()
+        if now - self._renewed_at >= self.server.lease_seconds / _RENEWALS_PER_LEASE:
+            self._renewed_at = now
+            self.server.queue.put(events.Alive(connection.id))
 
     def _complain(self, reason: int, message: str, step: int = 0) -> None:
         message = message[:_LONGEST_COMPLAINT]

@@ -21,6 +21,9 @@ from ps.reader import StreamReader
 
 _STATUS_INTERVAL_SECONDS = 1.0
 _WAITING_INTERVAL_SECONDS = 3.0
+_LONGEST_WAIT_SECONDS = 0.5
+#: A turn of the loop that took so much longer means that the process was stopped, or starved.
+_STALL_SECONDS = 1.0
 
 
 class ShardServer:
@@ -116,13 +119,17 @@ class ShardServer:
 
     def run_until(self, finished: Callable[[], bool]) -> None:
         """Be the writer thread until `finished`."""
+        before = time.monotonic()
         while not finished():
             now = time.monotonic()
+            if now - before > _STALL_SECONDS:  # what was heard meanwhile still is in the queue
+                self._dispatch(self.core.handle(events.Stalled(now - before), now))
+            before = now
             deadline = min(
                 [*self._due, *(when for when in [self.core.next_deadline()] if when is not None)]
             )
             try:
-                item = self.queue.get(timeout=min(0.5, max(0.0, deadline - now)))
+                item = self.queue.get(timeout=min(_LONGEST_WAIT_SECONDS, max(0.0, deadline - now)))
             except queue.Empty:
                 item = events.Tick()
             if callable(item):

@@ -360,3 +360,12 @@ def test_a_resumed_shard_snapshots_and_stops_by_the_clock_of_all_its_lives():
     assert second.next_deadline() == 1010.0
     second.handle(events.Tick(), 1010.0)
     assert second.stop_reason == "max_seconds"
+
+
+def test_a_shard_that_stood_still_expels_nobody():
+    core = core_of(method("asgd", nb_workers=1))
+    join(core, 1)
+    core.handle(events.Stalled(50.0), 51.0)
+    assert core.membership.state_of(1) == "live"
+    core.handle(events.Tick(), core.membership.next_deadline())
+    assert core.membership.state_of(1) == "left"
