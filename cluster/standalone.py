@@ -16,6 +16,7 @@ from absl import logging
 
 from data.chosen import load_chosen
 from data.cursor import Cursor
+from data.sharding import label_counts
 from models.shared import SharedModel
 from ops import metrics
 from ops.checkpoint import Checkpoints
@@ -62,6 +63,7 @@ class _Standalone:
         self.images, self.labels = dataset.train_images, dataset.train_labels
         self.own = supervisor_flags.read()
         examples = run.epochs and max(1, round(run.epochs * len(self.labels)))
+        self.label_counts = label_counts(self.labels)
         self.budget = Budget(run.iter_max, examples or None)
         self.cursor = Cursor(np.arange(len(self.labels)), run.batch_size, run.seed)
         directory = run.run_dir / "checkpoints" / "standalone-0"
@@ -156,6 +158,7 @@ class _Standalone:
             compute_seconds=self.seconds,
             loss=self.loss,
             steps_per_second=self.version / self.seconds if self.seconds else 0.0,
+            labels=self.label_counts,
         )
         return metrics.RunStatus(
             run_id="standalone",

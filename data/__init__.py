@@ -6,5 +6,5 @@ imports no numpy.
 
 DATASETS = ("fashion_mnist_sample", "fashion_mnist", "mnist", "synthetic")
 SCALINGS = ("standardize", "unit")
-PARTITIONS = ("iid", "contiguous", "file")
+PARTITIONS = ("iid", "contiguous", "class", "dirichlet", "file")
 PARTS = ("train", "test")

@@ -1,12 +1,27 @@
-"""The data set a run was asked for: by name, or from the user's model file."""
+"""The data a run was asked for: the whole set, by name or from the user's file, and each shard."""
 
 from __future__ import annotations
 
+import dataclasses
+import zlib
 from collections.abc import Sequence
 from types import ModuleType
 
-from data import PARTS, datasets
-from ops.run import DataChoice, ModelChoice
+import numpy as np
+from numpy.typing import NDArray
+
+from data import PARTS, datasets, fractions, sharding
+from data.cursor import Cursor, check_batch_size
+from ops.run import DataChoice, ModelChoice, Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One worker's examples."""
+
+    images: NDArray[np.float32]  # [n, ...] float32
+    labels: NDArray[np.int32]  # [n] int32
+    cursor: Cursor  # over 0..n-1
 
 
 def load_chosen(
@@ -40,3 +55,46 @@ def num_train(
 ) -> int:
     """Return the size of the training set: what one of --epochs consumes."""
     return len(load_chosen(data, model, user_module, seed, parts=("train",)).train_labels)
+
+
+def load_shard(run: Run, user_module: ModuleType | None, id_worker: int) -> Shard:
+    """Load the training set and pick one worker's part of it.
+
+    Raises:
+        ConfigurationError: Missing or damaged files, and as ``take_shard``.
+    """
+    whole = load_chosen(run.data, run.model, user_module, run.seed, parts=("train",))
+    return take_shard(run, whole, id_worker, run.nb_workers)
+
+
+def take_shard(run: Run, whole: datasets.Dataset, id_worker: int, nb_workers: int) -> Shard:
+    """Pick one worker's part of a loaded training set, with a cursor at its start.
+
+    Raises:
+        ConfigurationError: A split that cannot be made, a data-sharding file that does not fit, or
+            a batch larger than the shard.
+    """
+    rule = _split_rule(run, nb_workers)
+    mine = sharding.shard(whole.train_labels, id_worker, rule, whole.train_file_offsets)
+    check_batch_size(run.batch_size, len(mine), rule.partition)
+    cursor = Cursor(
+        np.arange(len(mine)),
+        run.batch_size,
+        run.seed * 100_003 + id_worker,
+        shuffle=not run.data.no_block_shuffle,
+        digest=zlib.crc32(mine.astype("<i8").tobytes()),
+    )
+    return Shard(whole.train_images[mine], whole.train_labels[mine], cursor)
+
+
+def _split_rule(run: Run, nb_workers: int) -> sharding.Rule:
+    """Return how a run splits its training set."""
+    path, alpha = run.data.sharding_file, run.data.dirichlet_alpha
+    return sharding.Rule(
+        partition=run.data.partition,
+        nb_workers=nb_workers,
+        seed=run.seed,
+        fractions=None if path is None else fractions.read_fractions(path, nb_workers),
+        dirichlet_alpha=sharding.DIRICHLET_ALPHA if alpha is None else alpha,
+        batch_size=run.batch_size,
+    )

@@ -11,14 +11,16 @@ from ops.types import ConfigurationError
 class Cursor:
     """Deals out batches of a shard for ever, in a new order each epoch.
 
-    The order of an epoch follows from (seed, epoch) alone, so a position is three integers and any
-    of them can be recomputed. A batch may span the border of two epochs: every batch is full and
+    The order of an epoch follows from (seed, epoch) alone, so a position is two integers and the
+    order can be recomputed. A batch may span the border of two epochs: every batch is full and
     each example is dealt out once an epoch.
 
     Args:
         indices: [n] positions of the shard's examples in the training set.
         batch_size: Examples of one batch, 1..n.
         seed: Seeds the orders; make it differ between workers.
+        shuffle: Whether to draw new orders; without, every epoch has the order of ``indices``.
+        digest: Tells shards of one size apart when a position is restored.
 
     Raises:
         ConfigurationError: The batch is larger than the shard, or smaller than one.
@@ -28,11 +30,21 @@ class Cursor:
     [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     """
 
-    def __init__(self, indices: NDArray[np.int64], batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        indices: NDArray[np.int64],
+        batch_size: int,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        digest: int = 0,
+    ) -> None:
         check_batch_size(batch_size, len(indices))
         self._indices = np.array(indices, dtype=np.int64)  # [n] int64
         self._batch_size = batch_size
         self._seed = seed
+        self._shuffle = shuffle
+        self._digest = digest
         self._epoch = 0
         self._position = 0
         self._order = self._order_of(0)  # [n] int64, this epoch's
@@ -57,16 +69,19 @@ class Cursor:
             "position": self._position,
             "seed": self._seed,
             "shard_size": len(self._indices),
+            "shard_digest": self._digest,
+            "shuffle": int(self._shuffle),
         }
 
     def restore(self, state: dict[str, int]) -> None:
         """Go to a saved position; the batch size may differ from that of then.
 
         Raises:
-            ConfigurationError: The state belongs to another seed or another shard, or is damaged.
+            ConfigurationError: The state belongs to another seed, shard or manner of ordering, or
+                is damaged.
         """
         own = self.state()
-        for name in ("seed", "shard_size"):
+        for name in ("seed", "shard_size", "shard_digest", "shuffle"):
             if state.get(name) != own[name]:
                 raise ConfigurationError(
                     f"The saved position in the data has {name} {state.get(name)}, this run has "
@@ -84,18 +99,26 @@ class Cursor:
         self._order = self._order_of(self._epoch)
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
+        if not self._shuffle:
+            return self._indices
         return np.random.default_rng([self._seed, epoch]).permutation(self._indices)
 
 
-def check_batch_size(batch_size: int, shard_size: int) -> None:
+def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> None:
     """Refuse a batch that the shard cannot fill.
+
+    Args:
+        batch_size: Examples of a batch.
+        shard_size: Examples of the shard.
+        partition: How the shard was cut, for the message.
 
     Raises:
         ConfigurationError: ``batch_size`` is not in 1..shard_size.
     """
     if not 1 <= batch_size <= shard_size:
+        cut = f" (--partition {partition})" if partition else ""
         raise ConfigurationError(
             f"--batch_size {batch_size} does not fit this worker's shard of {shard_size} training "
-            f"examples; expected 1 to {shard_size}. Lower --batch_size, lower --nb_workers, or "
-            "take a larger --dataset."
+            f"examples{cut}; expected 1 to {shard_size}. Lower --batch_size, lower --nb_workers, "
+            "or take a larger --dataset."
         )

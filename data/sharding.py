@@ -1,65 +1,91 @@
 """Which training examples belong to which worker.
 
-Every worker computes its own shard from the labels, the seed and its id alone; together the shards
-hold each example exactly once.
+Every worker computes the split by itself from the labels, the seed and the flags alone; together
+the shards hold each example exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import dataclasses
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data import PARTITIONS
+from data import PARTITIONS, dirichlet, fractions
+from data.fractions import Fractions
 from ops.types import ConfigurationError
 
-Fractions = Sequence[tuple[float, float]]
-_TOLERANCE = 1e-6
+Shards = list[NDArray[np.int64]]
+#: Concentration of "dirichlet" when none is given: strong skew, few workers starve.
+DIRICHLET_ALPHA = 0.5
+MOST_LABELS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How to split; the same on every worker of a run.
+
+    Args:
+        partition: A name of ``data.PARTITIONS``:
+            "iid": equal shares of one shuffle;
+            "contiguous": equal runs of the stored order;
+            "class": equal runs of the order by label, so that a worker sees few labels;
+            "dirichlet": each label dealt out by a Dirichlet draw;
+            "file": runs of the stored order by ``fractions``.
+        nb_workers: How many workers there are.
+        seed: Seeds shuffle and draws.
+        fractions: (start, end) of each worker, from ``read_fractions``; only for "file".
+        dirichlet_alpha: Concentration; only for "dirichlet".
+        batch_size: What "dirichlet" gives every worker at least.
+    """
+
+    partition: str
+    nb_workers: int
+    seed: int
+    fractions: Fractions | None = None
+    dirichlet_alpha: float = DIRICHLET_ALPHA
+    batch_size: int = 1
+
+
+def split(
+    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None = None
+) -> Shards:
+    """Return the positions of every worker's examples.
+
+    Args:
+        labels: [N] class of each training example, the same on every worker.
+        rule: How to split.
+        file_offsets: [files + 1] first example of each file, then N: "contiguous" deals out files.
+
+    Returns:
+        Of worker 1, 2, ... [n] int64: by label and then position for "class", else ascending.
+        They are disjoint and complete.
+
+    Raises:
+        ConfigurationError: Unknown partition, more workers than examples, an empty shard, or
+            "file" without fractions.
+
+    Source: Hardy et al., NCA 2017 (files); the published codes of ESync (contiguous, class) and
+    Grouping-SGD (fractions). Differences: the originals lose the last N mod n examples.
+    """
+    if rule.partition not in PARTITIONS:
+        raise ConfigurationError(
+            f"--partition {rule.partition} is not known; expected one of {', '.join(PARTITIONS)}."
+        )
+    equal_range(len(labels), rule.nb_workers, 1, "training examples")
+    return SPLITS[rule.partition](labels, rule, file_offsets)
 
 
 def shard(
     labels: NDArray[np.integer],
-    nb_workers: int,
     id_worker: int,
-    partition: str,
-    seed: int,
-    fractions: Fractions | None = None,
-    *,
+    rule: Rule,
     file_offsets: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
-    """Return the positions of one worker's examples, ascending.
-
-    Args:
-        labels: [N] class of each training example, the same on every worker.
-        nb_workers: How many workers there are.
-        id_worker: This one, from 1.
-        partition: "iid": equal shares of one shuffle; "contiguous": equal runs of the stored order;
-            "file": runs of the stored order by ``fractions``.
-        seed: Seeds the shuffle; the same on every worker.
-        fractions: (start, end) of each worker, from ``read_fractions``; only for "file".
-        file_offsets: [files + 1] first example of each file, then N: "contiguous" deals out files.
-
-    Returns:
-        [n] int64, ascending and unique. The shards of all workers are disjoint and complete.
-
-    Raises:
-        ConfigurationError: Unknown partition, bad id, empty shard, or "file" without fractions.
-
-    Source: specs/adacomp.md section 7 (files), specs/grouping_sgd.md (fractions file).
-    """
-    _check_partition(partition)
-    owned = equal_range(len(labels), nb_workers, id_worker, "training examples")
-    if partition == "iid":
-        order = np.random.default_rng([seed, len(labels)]).permutation(len(labels))
-        return np.sort(order[owned.start : owned.stop]).astype(np.int64)
-    if partition == "file":
-        owned = _range_by_fractions(len(labels), nb_workers, id_worker, fractions)
-    elif file_offsets is not None:
-        files = equal_range(len(file_offsets) - 1, nb_workers, id_worker, "training files")
-        owned = range(int(file_offsets[files.start]), int(file_offsets[files.stop]))
-    return np.arange(owned.start, owned.stop, dtype=np.int64)
+    """Return the positions of one worker's examples; arguments and errors as ``split``."""
+    equal_range(len(labels), rule.nb_workers, id_worker, "training examples")
+    return split(labels, rule, file_offsets)[id_worker - 1]
 
 
 def equal_range(
@@ -94,98 +120,85 @@ def equal_range(
     return range(start, start + share + (id_worker <= remainder))
 
 
-def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, float], ...]:
-    """Read a data-sharding file: line w holds ``start end`` of worker w, within 0 and 1.
+def label_counts(labels: NDArray[np.integer]) -> dict[int, int]:
+    """Return how many examples have each label that occurs, ascending, for the run's report.
 
-    Blank lines and what follows a ``#`` are comments. Together the lines must cover 0 to 1 without
-    overlap or gap, in any order.
+    Nothing when more than ``MOST_LABELS`` occur: the counts travel with every report of a worker.
 
-    Returns:
-        (start, end) of worker 1, 2, ..., nb_workers.
-
-    Raises:
-        ConfigurationError: The file is missing, a line is malformed, the number of lines is not
-            ``nb_workers``, or the fractions are out of range, overlap or leave a gap.
+    >>> label_counts(np.array([3, 0, 3]))
+    {0: 1, 3: 2}
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"--data_sharding_file {path} cannot be read: {error}. Expected a text file with "
-            "`start end` on line w for worker w."
-        ) from error
-    fractions = tuple(
-        _parse_fractions(path, number, text)
-        for number, line in enumerate(lines, start=1)
-        if (text := line.split("#", 1)[0].strip())
+    values, counts = np.unique(labels, return_counts=True)
+    if len(values) > MOST_LABELS:
+        return {}
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def _cut_equally(order: NDArray[np.integer], nb_workers: int) -> Shards:
+    """Cut an order of all examples into one run per worker."""
+    owned = [
+        equal_range(len(order), nb_workers, worker + 1, "training examples")
+        for worker in range(nb_workers)
+    ]
+    return [order[run.start : run.stop].astype(np.int64) for run in owned]
+
+
+def _iid(labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None) -> Shards:
+    del file_offsets
+    order = np.random.default_rng([rule.seed, len(labels)]).permutation(len(labels))
+    return [np.sort(owned) for owned in _cut_equally(order, rule.nb_workers)]
+
+
+def _contiguous(
+    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None
+) -> Shards:
+    if file_offsets is not None:
+        files = [
+            equal_range(len(file_offsets) - 1, rule.nb_workers, worker + 1, "training files")
+            for worker in range(rule.nb_workers)
+        ]
+        return [np.arange(file_offsets[run.start], file_offsets[run.stop]) for run in files]
+    # ESync's blocks exactly; the tail that it never uses goes to the first workers, one each.
+    block, rest = divmod(len(labels), rule.nb_workers)
+    tail = len(labels) - rest
+    return [
+        np.append(
+            np.arange(worker * block, (worker + 1) * block, dtype=np.int64),
+            np.arange(tail + worker, tail + worker + (worker < rest), dtype=np.int64),
+        )
+        for worker in range(rule.nb_workers)
+    ]
+
+
+def _class(
+    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None
+) -> Shards:
+    del file_offsets
+    return _cut_equally(np.argsort(labels, kind="stable"), rule.nb_workers)
+
+
+def _dirichlet(
+    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None
+) -> Shards:
+    del file_offsets
+    return dirichlet.split(
+        labels, rule.nb_workers, rule.dirichlet_alpha, rule.batch_size, rule.seed
     )
-    if len(fractions) != nb_workers:
-        raise ConfigurationError(
-            f"--data_sharding_file {path} has {len(fractions)} lines of fractions; expected one "
-            f"for each of the {nb_workers} workers (--nb_workers)."
-        )
-    _check_cover(path, fractions)
-    return fractions
 
 
-def _check_partition(partition: str) -> None:
-    if partition not in PARTITIONS:
-        raise ConfigurationError(
-            f"--partition {partition} is not known; expected one of {', '.join(PARTITIONS)}."
-        )
+def _file(
+    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None
+) -> Shards:
+    del file_offsets
+    runs = fractions.ranges(len(labels), rule.nb_workers, rule.fractions)
+    return [np.arange(run.start, run.stop, dtype=np.int64) for run in runs]
 
 
-def _parse_fractions(path: str | Path, number: int, text: str) -> tuple[float, float]:
-    try:
-        start, end = (float(word) for word in text.split())
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--data_sharding_file {path} line {number} reads {text!r}; expected two numbers "
-            "`start end`, for example `0 0.25`."
-        ) from error
-    if not 0 <= start < end <= 1:
-        raise ConfigurationError(
-            f"--data_sharding_file {path} line {number} reads {text!r}; expected "
-            "0 <= start < end <= 1."
-        )
-    return start, end
-
-
-def _check_cover(path: str | Path, fractions: Fractions) -> None:
-    reached = 0.0
-    for start, end in sorted(fractions):
-        if abs(start - reached) > _TOLERANCE:
-            problem = "overlap" if start < reached else "leave a gap"
-            low, high = sorted((start, reached))
-            raise ConfigurationError(
-                f"--data_sharding_file {path}: the fractions {problem} between {low:g} and "
-                f"{high:g}; expected each worker to start where another one ends."
-            )
-        reached = end
-    if abs(reached - 1) > _TOLERANCE:
-        raise ConfigurationError(
-            f"--data_sharding_file {path}: the fractions leave a gap between {reached:g} and 1; "
-            "expected the last one to end at 1."
-        )
-
-
-def _range_by_fractions(
-    total: int, nb_workers: int, id_worker: int, fractions: Fractions | None
-) -> range:
-    if fractions is None or len(fractions) != nb_workers:
-        found = "none" if fractions is None else str(len(fractions))
-        raise ConfigurationError(
-            f"--partition file needs the fractions of {nb_workers} workers and got {found}; set "
-            "--data_sharding_file, or choose --partition iid."
-        )
-    # Neighbours share a cut, so that rounding neither loses nor doubles an example.
-    cuts = [round(start * total) for start, _ in sorted(fractions)] + [total]
-    place = sorted(fractions).index(fractions[id_worker - 1])
-    owned = range(cuts[place], cuts[place + 1])
-    if not owned:
-        raise ConfigurationError(
-            f"--data_sharding_file gives worker {id_worker} the fractions "
-            f"{fractions[id_worker - 1]} of {total} training examples, which is none; expected at "
-            "least one. Widen its line."
-        )
-    return owned
+#: Name of a partition -> (labels, rule, file_offsets) -> shards.
+SPLITS: Mapping[str, Callable[[NDArray[np.integer], Rule, NDArray[np.int64] | None], Shards]] = {
+    "iid": _iid,
+    "contiguous": _contiguous,
+    "class": _class,
+    "dirichlet": _dirichlet,
+    "file": _file,
+}

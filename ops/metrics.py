@@ -114,6 +114,7 @@ class WorkerMetrics(Document):
     refused: int = 0  # its pushes that never reached the model
     non_finite: int = 0  # mini-batches whose gradient was not finite and was not pushed
     steps_per_second: float = 0.0  # local steps, recent
+    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # label -> its examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,4 +287,5 @@ def _ratio(part: float, whole: float) -> float | None:
 
 def _worker_row(worker: WorkerMetrics) -> dict[str, Any]:
     values = worker.to_dict()
-    return {name: values[name] for name in _SUMMARY_WORKER_FIELDS}
+    row = {name: values[name] for name in _SUMMARY_WORKER_FIELDS}
+    return row | {"labels": values["labels"]} if worker.labels else row

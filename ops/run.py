@@ -52,6 +52,8 @@ class DataChoice:
     scaling: str
     partition: str
     sharding_file: str | None
+    dirichlet_alpha: float | None = None  # of partition dirichlet
+    no_block_shuffle: bool = False  # every epoch of partition class in the order by label
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ _OWN_FIELDS = (
     "wait_seconds",
     "steps_per_second",
     "non_finite",
+    "labels",
 )
 
 

@@ -1,0 +1,136 @@
+"""The data-sharding file: which run of the stored training set each worker owns.
+
+Pure Python, so that a flag can be checked before TensorFlow or numpy is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ops.types import ConfigurationError
+
+Fractions = Sequence[tuple[float, float]]
+#: Neighbours may differ by this much, so that thirds can be written with six digits.
+_TOLERANCE = 1e-6
+
+
+class _Line(NamedTuple):
+    """One worker's line of the file."""
+
+    start: float
+    end: float
+    number: int  # in the file, from 1
+
+
+def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, float], ...]:
+    """Read a data-sharding file: the w-th line holds ``start end`` of worker w, within 0 and 1.
+
+    Blank lines and what follows a ``#`` are comments and do not count. Together the lines must
+    cover 0 to 1 without overlap or gap, in any order.
+
+    Returns:
+        (start, end) of worker 1, 2, ..., nb_workers.
+
+    Raises:
+        ConfigurationError: The file is missing, a line is malformed, the number of lines is not
+            ``nb_workers``, or the fractions are out of range, overlap or leave a gap.
+
+    Source: Jiang et al., Grouping-SGD, CCGrid 2019, and its published code ("data allocator").
+    Differences: lines are in order of worker id, not of falling address; the original checks
+    nothing and loses or doubles examples where the fractions do not meet.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"--data_sharding_file {path} cannot be read: {error}. Expected a text file with "
+            "`start end` on line w for worker w."
+        ) from error
+    lines = [
+        _parse(path, number, content)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if (content := line.split("#", 1)[0].strip())
+    ]
+    if len(lines) != nb_workers:
+        raise ConfigurationError(
+            f"--data_sharding_file {path} has {len(lines)} lines of fractions; expected one for "
+            f"each of the {nb_workers} workers (--nb_workers). Add or remove lines, or set "
+            f"--nb_workers {max(1, len(lines))}."
+        )
+    _check_cover(path, lines)
+    return tuple((line.start, line.end) for line in lines)
+
+
+def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[range]:
+    """Return every worker's run of ``range(total)``; neighbours meet, whatever the rounding.
+
+    Args:
+        total: Training examples.
+        nb_workers: Workers.
+        fractions: From ``read_fractions``.
+
+    Raises:
+        ConfigurationError: Fractions of another number of workers, or a worker would get nothing.
+
+    >>> ranges(10, 3, [(0.34, 1), (0, 0.17), (0.17, 0.34)])
+    [range(3, 10), range(0, 2), range(2, 3)]
+    """
+    if fractions is None or len(fractions) != nb_workers:
+        found = "none" if fractions is None else str(len(fractions))
+        raise ConfigurationError(
+            f"--partition file needs the fractions of {nb_workers} workers and got {found}; set "
+            "--data_sharding_file, or choose --partition iid."
+        )
+    # Neighbours share a cut, so that rounding neither loses nor doubles an example.
+    by_start = sorted(range(nb_workers), key=lambda worker: fractions[worker][0])
+    cuts = [0, *(round(fractions[worker][0] * total) for worker in by_start[1:]), total]
+    owned = {worker: range(*cuts[place : place + 2]) for place, worker in enumerate(by_start)}
+    for worker, run in owned.items():
+        if not run:
+            raise ConfigurationError(
+                f"--data_sharding_file gives worker {worker + 1} the fractions "
+                f"{fractions[worker]} of {total} training examples, which is none; expected at "
+                "least one. Widen its line."
+            )
+    return [owned[worker] for worker in range(nb_workers)]
+
+
+def _parse(path: str | Path, number: int, text: str) -> _Line:
+    try:
+        start, end = (float(word) for word in text.split())
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--data_sharding_file {path} line {number} reads {text!r}; expected two numbers "
+            "`start end`, for example `0 0.25`."
+        ) from error
+    if not 0 <= start < end <= 1:
+        raise ConfigurationError(
+            f"--data_sharding_file {path} line {number} reads {text!r}; expected "
+            "0 <= start < end <= 1. Mend that line."
+        )
+    return _Line(start, end, number)
+
+
+def _check_cover(path: str | Path, lines: Sequence[_Line]) -> None:
+    """Refuse overlaps and gaps, naming the lines on both sides."""
+    before: _Line | None = None
+    for line in sorted(lines):
+        reached = before.end if before else 0.0
+        if abs(line.start - reached) > _TOLERANCE:
+            low, high = sorted((line.start, reached))
+            problem = "overlap" if line.start < reached else "leave a gap"
+            where = f"lines {before.number} and {line.number}" if before else f"line {line.number}"
+            raise ConfigurationError(
+                f"--data_sharding_file {path}: the fractions {problem} between {low:g} and "
+                f"{high:g} ({where}); expected each worker to start where another one ends. "
+                f"Let line {line.number} start at {reached:g}."
+            )
+        before = line
+    if before and abs(before.end - 1) > _TOLERANCE:
+        raise ConfigurationError(
+            f"--data_sharding_file {path}: the fractions leave a gap between {before.end:g} and 1 "
+            f"(line {before.number}); expected the last one to end at 1. Let line "
+            f"{before.number} end at 1."
+        )
