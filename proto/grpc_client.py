@@ -108,7 +108,7 @@ class ClientStream:
         except grpc.FutureTimeoutError:
             channel.close()
             raise Unreachable(
-                f"nothing answers at {self.address} after {timeout_seconds:g} s; is the parameter "
+                f"nothing answers at {self.address}; is the parameter "
                 "server running, and are --ip_PS and --port right?"
             ) from None
         call = channel.stream_stream(

@@ -15,6 +15,7 @@ from proto.session import Refused, Session, payload_limit
 from ps import events
 
 _RETRY_SECONDS = 1.0
+_DIAL_SECONDS = 2.0  # of one attempt, so that its failure is soon told
 _REPORT_SECONDS = 1.0
 #: Stop reasons after which every shard applies as many updates as shard 0 did.
 _SPENT = ("iter_max", "epochs")
@@ -58,15 +59,22 @@ class Leader:
             Refused: It did not want this shard.
         """
         deadline = time.monotonic() + timeout_seconds
+        told = False
         while True:
             session = Session(self._address, self._hello, payload_limit(self._layout))
             try:
-                welcome = session.open(max(1.0, deadline - time.monotonic()))
-            except (StreamLost, Refused) as error:
+                welcome = session.open(min(_DIAL_SECONDS, max(1.0, deadline - time.monotonic())))
+            except (StreamLost, Unreachable, Refused) as error:
                 if isinstance(error, Refused) and error.reason != pb.REASON_STARTING:
                     raise
+                session.close(0.0)
                 if time.monotonic() >= deadline:
                     raise Unreachable(f"shard 0 at {self._address}: {error}") from error
+                if not told:
+                    told = True
+                    logging.info(
+                        "looking for shard 0 at %s, for up to %g s", self._address, timeout_seconds
+                    )
                 self._closing.wait(_RETRY_SECONDS)
                 continue
             self._session = session

@@ -102,8 +102,6 @@ class _Watcher:
         self.shards: list[_Shard] = []
         self.interrupted = threading.Event()
         self.dashboard = Dashboard()
-        if self.dashboard.live:  # log lines would tear the table
-            logging.get_absl_handler().setLevel(standard_logging.WARNING)
         self.run_id = ""
         self._told: metrics.RunStatus | None = None  # newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}
@@ -113,6 +111,8 @@ class _Watcher:
         previous = [(n, signal.signal(n, self._interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
         try:
             self._connect()
+            if self.dashboard.live:  # log lines would tear the table
+                logging.get_absl_handler().setLevel(standard_logging.WARNING)
             with self.dashboard:
                 self._observe()
             return self._finish()
@@ -131,6 +131,7 @@ class _Watcher:
         """
         shards: list[_Shard] = []
         deadline = time.monotonic() + self.run.reconnect_timeout_seconds
+        told = False
         for number, layout in enumerate(self.layouts):
             while True:
                 session = Session(
@@ -145,6 +146,10 @@ class _Watcher:
                         raise
                     if time.monotonic() >= deadline or self.interrupted.is_set():
                         raise Unreachable(str(error)) from error
+                    if not told:
+                        told = True
+                        logging.info("looking for the PS at %s, for up to %g s", session.address,
+                                     self.run.reconnect_timeout_seconds)  # fmt: skip
                     self.interrupted.wait(_RETRY_SECONDS)
             self.run_id = welcome.run_id
             shards.append(_Shard(session))

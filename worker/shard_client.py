@@ -103,6 +103,11 @@ class ShardClient:
                 session.close(0.0)
                 if self._closing.is_set() or time.monotonic() + backoff >= deadline:
                     raise Unreachable(str(error)) from error
+                if backoff == _FIRST_BACKOFF_SECONDS:
+                    logging.info(
+                        "looking for the PS at %s, for up to %g s", self.address,
+                        self._patience_seconds,
+                    )  # fmt: skip
             self._closing.wait(backoff * random.uniform(0.5, 1.0))
             backoff = min(2 * backoff, _LAST_BACKOFF_SECONDS)
         self._session = session
