@@ -128,6 +128,14 @@ _MODEL_AND_DATA = Topic(
         words(
             "data_sharding_file", None, "start and end fraction per worker, for --partition=file."
         ),
+        number(
+            "dirichlet_alpha",
+            None,
+            "Of --partition=dirichlet, 0.5 if not given; the smaller, the more uneven.",
+            low=1e-3,
+            high=1e6,
+        ),
+        switch("no_block_shuffle", "--partition=class in the order by label, the same each epoch."),
     ),
 )
 

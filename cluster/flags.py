@@ -9,6 +9,7 @@ from typing import Any
 
 from absl import flags
 
+from data.fractions import read_fractions
 from ops import sync
 from ops.methods import SEAMS, Choices, Method, compose
 from ops.options import Option, Rule, Topic
@@ -17,6 +18,8 @@ from ops.schedule import Schedule, parse_drops
 from ops.types import ConfigurationError
 
 FLAGS = flags.FLAGS
+#: Roles that deal out the training set; elsewhere the data-sharding file may be missing.
+_ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
 _IS_FINITE = Rule(math.isfinite, "must be a finite number")  # a bound lets NaN through
 
 
@@ -62,8 +65,7 @@ def read_run() -> Run:
     Raises:
         ConfigurationError: Values that exclude each other or name nothing.
     """
-    if (FLAGS.data_sharding_file is not None) != (FLAGS.partition == "file"):
-        raise ConfigurationError("--data_sharding_file and --partition=file go together.")
+    _check_partition()
     _check_files()
     settings = _named_like_fields(Run) | {
         "method": _method(),
@@ -100,6 +102,28 @@ def _addresses() -> tuple[str, ...]:
             f"--ps_hosts names {len(addresses)} shards, --nb_ps={FLAGS.nb_ps}; leave one out."
         )
     return addresses
+
+
+def _check_partition() -> None:
+    """Refuse what another partition than the chosen one would heed."""
+    path = FLAGS.data_sharding_file
+    if (path is not None) != (FLAGS.partition == "file"):
+        raise ConfigurationError(
+            f"--data_sharding_file={path} and --partition={FLAGS.partition}: expected both the "
+            "file and --partition=file, or neither."
+        )
+    if FLAGS.dirichlet_alpha is not None and FLAGS.partition != "dirichlet":
+        raise ConfigurationError(
+            f"--dirichlet_alpha={FLAGS.dirichlet_alpha:g} is for --partition=dirichlet, and this "
+            f"is --partition={FLAGS.partition}; change one."
+        )
+    if FLAGS.no_block_shuffle and FLAGS.partition != "class":
+        raise ConfigurationError(
+            "--no_block_shuffle is for --partition=class, and this is "
+            f"--partition={FLAGS.partition}; change one."
+        )
+    if path is not None and FLAGS.type_node in _ROLES_THAT_SPLIT:
+        read_fractions(path, FLAGS.nb_workers)
 
 
 def _check_files() -> None:
