@@ -3,8 +3,8 @@
 Reads the files with and without IDX headers (the original reads them header-less, whatever their
 names say). ``python -m data.adacomp_shards SOURCE_DATASET OUT_DIR [--headers]`` writes the layout.
 
-Source: specs/adacomp.md sections 7 and 12. Differences: when the number of workers does not divide
-1,200 the original gives the last files to nobody; here the first workers get one file more.
+Source: AdaComp's published code. Differences: when the number of workers does not divide 1,200 the
+original gives the last files to nobody; here the first workers get one file more.
 """
 
 from __future__ import annotations

@@ -53,8 +53,6 @@ def load(
     Raises:
         ConfigurationError: Unknown name or scaling, files missing or damaged, or images and labels
             that do not fit the sizes given.
-
-    Source: design section 7.
     """
     raws: dict[str, sources.RawPart] = {}
     arrays: dict[str, Any] = {}
@@ -111,8 +109,6 @@ def from_user_module(module: ModuleType, seed: int) -> Dataset:
     Raises:
         ConfigurationError: ``load_data`` is missing, fails, or returns something else than
             ((x_train, y_train), (x_test, y_test)) with integer labels of one dimension.
-
-    Source: design section 3, W_global.
     """
     where = getattr(module, "__file__", None) or module.__name__
     if not callable(getattr(module, "load_data", None)):

@@ -8,8 +8,6 @@ checkpoint or a leftover that the next save clears away. Nothing is pickled.
 
 Order is by sequence, not by step: after a return to an older checkpoint, the abandoned steps ahead
 of it must not be taken for the newest.
-
-Source: design section 5 ("Durable"), style section 5.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class TopK(_Selecting):
         compression_rate: c, the fraction kept, above 0.
         value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
 
-    Source: specs/adacomp.md sections 3 and 12.
+    Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/METHOD.md, AdaComp.
     """
 
     def _select(self, tensor: Float32, count: int, ctx: EncodeContext) -> tuple[Int64, Float32]:

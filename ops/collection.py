@@ -4,8 +4,8 @@ User code fills the registry inside ``build_model()``; untouched, every trainabl
 shared. Variables are known by ``variable.path``, the same on every node that builds the same model.
 TensorFlow is not imported here: the compat.v1 collection is looked at only where it is loaded.
 
-Source: design section 3, specs/adacomp.md section 6. Differences: shared variables may have any
-shape; the original wants them one-dimensional.
+Source: the collection W_global of AdaComp's published code. Differences: shared variables may have
+any shape; the original wants them one-dimensional.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The down half of the Codec seam: what a worker must be sent so that it has the shard's model.
 
 Both values are exact: after applying the reply the worker's floats equal the shard's bit for bit.
-Source: design section 2 ("Downlink"), specs/adacomp.md section 13.
+AdaComp's published code sends the whole model every time; docs/METHOD.md, AdaComp, has the rule.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ number of positions skipped: ``index[i] - index[i - 1] - 1``, the first counted 
 take [k] int64, k > 0, ascending and unique below ``size``; decoders take hostile bytes, raise
 WireError, and allocate in proportion to what arrived.
 
-Source: design section 4 ("Index coding"), limits.md section 4.
+Source: Rice (1979) for coded gaps; Elias (1974) and Fano (1971) for positions in high and low bits.
 """
 
 from __future__ import annotations

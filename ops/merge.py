@@ -1,4 +1,4 @@
-"""Merge a group's updates into their mean (design section 2: equal weights per worker)."""
+"""Merge a group's updates into their mean: workers weigh alike, whatever their local steps."""
 
 from __future__ import annotations
 

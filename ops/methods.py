@@ -28,16 +28,18 @@ _DENSE_ASP = {
 
 #: --method value -> the seam values it stands for.
 METHODS: dict[str, dict[str, str]] = {
-    # AdaComp: top-k per tensor, rest dropped; eta / max(1, sigma) per entry. specs/adacomp.md 3, 4
+    # AdaComp: top-k per tensor, rest dropped; eta / max(1, sigma) per entry.
+    # Hardy et al., arXiv 1702.04683.
     "adacomp": _DENSE_ASP | {"codec": "topk", "down_codec": "delta", "weighting": "per_entry"},
     # Asynchronous SGD: every push is one step.
     "asgd": _DENSE_ASP,
-    # Bulk synchronous: one update per round of all workers. specs/grouping_sgd.md 4
+    # Bulk synchronous: one update per round of all workers.
     "bsp": _DENSE_ASP | {"sync": "bsp"},
     "ssgd": _DENSE_ASP | {"sync": "bsp"},
-    # Stale synchronous: nobody runs more than the bound ahead. specs/grouping_sgd.md 5
+    # Stale synchronous: nobody runs more than the bound ahead. Ho et al., NIPS 2013.
     "ssp": _DENSE_ASP | {"sync": "ssp"},
-    # Grouping-SGD: synchronous groups, asynchronous among each other, 1/Y. specs/grouping_sgd.md 4
+    # Grouping-SGD: synchronous groups, asynchronous among each other, 1/Y.
+    # Jiang et al., CCGrid 2019.
     "gsp": _DENSE_ASP | {"sync": "gsp", "weighting": "inverse"},
 }
 

@@ -3,8 +3,6 @@
 PS shard 0 makes a ``RunStatus`` and sends it to the Supervisor; whoever ends the run calls
 ``summarise``. "Up" is worker to server. Bytes are those on the wire for training, headers included,
 counted by the sender; evaluation pulls do not count.
-
-Source: design sections 1 and 6 (summary.json).
 """
 
 from __future__ import annotations

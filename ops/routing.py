@@ -20,7 +20,7 @@ from ops.types import (
     Slice,
 )
 
-#: Tensors with more entries are cut into one slice per shard (specs/grouping_sgd.md section 9).
+#: Tensors with more entries are cut into one slice per shard (as MXNet's kvstore does).
 MAX_SLICE_ENTRIES = 1_000_000
 
 

@@ -1,7 +1,7 @@
 """The learning rate as a function of the share of the budget that is consumed.
 
-One schedule for all methods, by examples (specs/grouping_sgd.md section 8), so that runs with
-different synchronisation stay comparable.
+One schedule for all methods, by examples and not by updates, so that runs with different
+synchronisation stay comparable.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 class Kind(enum.Enum):
-    """What an update's values mean (design section 2)."""
+    """What an update's values mean."""
 
     GRADIENT = "gradient"  # mean gradient of a mini-batch, without the learning rate
     DELTA = "delta"  # a change of weights, learning rate already in it

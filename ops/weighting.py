@@ -52,7 +52,7 @@ class Unweighted:
 class Inverse:
     """Scale an update by 1/Y, Y = max(1, T - base_version + 1).
 
-    Source: specs/grouping_sgd.md section 4 (Grouping-SGD's weight factor WF).
+    Source: Jiang et al. (CCGrid 2019), Grouping-SGD's weight factor WF.
     Differences: counted from the version the update was computed at, in every mode.
     """
 
@@ -84,7 +84,7 @@ class PerEntry:
             number of forgotten releases (``count``: an upper bound of sigma), or dropped
             (``reject``).
 
-    Source: specs/adacomp.md sections 4 and 12.
+    Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/METHOD.md, AdaComp.
     """
 
     window: int = 1024

@@ -3,8 +3,6 @@
 Encoding goes through an `IndexChooser`, which knows for each slot which index coding is smallest.
 Decoding is stateless and trusts nothing: lengths, ranges and order are checked before anything is
 allocated for them, and whatever is wrong raises `WireError`.
-
-Source: design section 4, specs/adacomp.md section 9.
 """
 
 from __future__ import annotations

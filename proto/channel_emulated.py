@@ -2,8 +2,6 @@
 
 The same model serves real streams and a simulation on a virtual clock. A link is full duplex: one
 model for each direction.
-
-Source: design section 6.
 """
 
 from __future__ import annotations

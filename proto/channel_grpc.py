@@ -2,8 +2,6 @@
 
 `serve` and `ServerStream` are the shard's side, `ClientStream` the other. Both move frames, that
 is `bytes` that are exactly one protobuf message each; `proto.convert` makes and reads them.
-
-Source: design sections 4 and 5.
 """
 
 from proto.grpc_client import ClientStream, NoProgress, StreamLost, Unreachable

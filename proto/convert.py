@@ -2,8 +2,6 @@
 
 Everything that arrives is checked here before anything is allocated for it: lengths, ranges, order
 and enum values. What is wrong raises Malformed, and only that.
-
-Source: design section 4.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A frame is exactly the protobuf bytes of one ToServer or ToClient. Frames with bulk bytes are
 encoded and decoded by hand: protobuf's runtime would copy those bytes once more on each side.
-
-Source: design section 4.
 """
 
 from __future__ import annotations

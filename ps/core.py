@@ -1,7 +1,7 @@
 """One shard of the parameter server as a sans-IO state machine.
 
 ``handle(event, now) -> [action]`` and ``next_deadline()``; it never waits, reads no clock, holds
-no lock. gRPC, the simulator and the tests feed it the same events. Source: design section 5.
+no lock. gRPC, the simulator and the tests feed it the same events.
 """
 
 from __future__ import annotations

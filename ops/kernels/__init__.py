@@ -2,8 +2,6 @@
 
 One interface, two bodies: numpy, and `tf.function`s that run on any device. A conformance test
 holds them equal. `bench/kernels.py` shows numpy ahead on CPU, so that is what "auto" takes there.
-
-Source: design.md sections 2 and 5.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Entry values in fewer bits, in numpy. Whatever comes out is finite if what went in was.
-
-Source: specs/adacomp.md section 11 (table of payloads).
-"""
+"""Entry values in fewer bits, in numpy. Whatever comes out is finite if what went in was."""
 
 from __future__ import annotations
 

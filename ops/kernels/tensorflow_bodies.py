@@ -4,8 +4,6 @@ They take numpy arrays or tensors and return numpy arrays. Magnitudes are compar
 the float without its sign: the same order, and exact for subnormal numbers, which TensorFlow's
 threads would flush to zero. In arithmetic they do flush, there the numpy bodies differ from these
 by less than the smallest normal number.
-
-Source: design.md section 5; limits.md section 3 (never XLA on CPU).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def of(kind, actions):
 
 
 def test_adacomp_vectors():
-    """specs/adacomp.md section 4, eta = 0.1; the fourth push is the d = 0 case."""
+    """AdaComp's damping by hand, eta = 0.1; the fourth push is fresh (no version missed)."""
     core = core_of(method("adacomp", nb_workers=3))
     for worker in (1, 2, 3):
         join(core, worker)
@@ -59,7 +59,7 @@ def test_adacomp_vectors():
 
 
 def test_grouping_vector():
-    """specs/grouping_sgd.md section 4: g0 = {1, 2}, g1 = {3}; rounds g1 g1 g0 g1 g0 g0 g1."""
+    """Grouping-SGD's 1/Y by hand: g0 = {1, 2}, g1 = {3}; rounds g1 g1 g0 g1 g0 g0 g1."""
     core = core_of(method("gsp", nb_workers=3, groups=((1, 2), (3,))))
     for worker in (1, 2, 3):
         join(core, worker)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ops.kernels import apply
 from tests.ops.kernels import reference
 
-# specs/adacomp.md section 4: (pulled version, indices) in order of arrival, and sigma of each.
+# AdaComp's rule by hand: (pulled version, indices) in order of arrival, and sigma of each.
 ARRIVALS = [(0, [0, 3]), (0, [0, 2]), (0, [0, 3]), (3, [0, 1]), (1, [0, 2])]
 SIGMAS = [[0, 0], [1, 0], [2, 1], [0, 0], [3, 1]]
 RATES = [[0.1, 0.1], [0.1, 0.1], [0.05, 0.1], [0.1, 0.1], [0.1 / 3, 0.1]]
