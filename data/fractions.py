@@ -12,8 +12,8 @@ from typing import NamedTuple
 from ops.types import ConfigurationError
 
 Fractions = Sequence[tuple[float, float]]
-#: Neighbours may differ by this much, so that thirds can be written with six digits.
-_TOLERANCE = 1e-6
+#: Neighbours may differ by this much: one unit of six digits, as thirds are written.
+_TOLERANCE = 1.1e-6
 
 
 class _Line(NamedTuple):

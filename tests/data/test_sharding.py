@@ -1,131 +1,119 @@
-"""Shards are disjoint, complete, even and reproducible; fractions files are checked."""
+"""Shards of every partition are disjoint, complete and the same in every process."""
 
 import itertools
-from pathlib import Path
+import subprocess
+import sys
+import zlib
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import sharding
+from data import PARTITIONS, sharding
+from data.sharding import Rule
 from ops.types import ConfigurationError
 
-
-def all_shards(
-    total: int, nb_workers: int, partition: str, seed: int = 0, **more: object
-) -> list[np.ndarray]:
-    labels = np.zeros(total, dtype=np.int32)
-    return [
-        sharding.shard(labels, nb_workers, number + 1, partition, seed, **more)
-        for number in range(nb_workers)
-    ]
+EQUAL = ("iid", "contiguous", "class")
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    total=st.integers(1, 400),
-    nb_workers=st.integers(1, 40),
-    partition=st.sampled_from(["iid", "contiguous"]),
-    seed=st.integers(0, 2**31),
-)
-def test_disjoint_complete_and_even(total: int, nb_workers: int, partition: str, seed: int) -> None:
-    if nb_workers > total:
-        with pytest.raises(ConfigurationError, match=f"{total} training examples"):
-            all_shards(total, nb_workers, partition, seed)
-        return
-    shards = all_shards(total, nb_workers, partition, seed)
-    assert sorted(np.concatenate(shards).tolist()) == list(range(total))
-    sizes = [len(shard) for shard in shards]
-    assert max(sizes) - min(sizes) <= 1
-    assert all(shard.dtype == np.int64 and (np.diff(shard) > 0).all() for shard in shards)
+@st.composite
+def problems(draw):
+    """Labels, and a rule for them that can be followed."""
+    partition = draw(st.sampled_from(PARTITIONS))
+    nb_workers = draw(st.integers(1, 30))
+    batch_size = draw(st.integers(1, 8))
+    total = draw(st.integers(nb_workers * batch_size, 600))
+    seed = draw(st.integers(0, 2**31))
+    num_classes = draw(st.integers(1, 12))
+    labels = np.random.default_rng(seed).integers(0, num_classes, total).astype(np.int32)
+    alpha = draw(st.sampled_from([1e-3, 0.1, 0.5, 10.0, 1e6]))
+    cuts = np.linspace(0, 1, nb_workers + 1)
+    lines = draw(st.permutations(list(itertools.pairwise(cuts))))
+    return labels, Rule(partition, nb_workers, seed, lines, alpha, batch_size)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    shares=st.lists(st.integers(1, 50), min_size=1, max_size=8),
-    total=st.integers(400, 2000),
-    data=st.data(),
-)
-def test_fractions_are_disjoint_and_complete(
-    shares: list[int], total: int, data: st.DataObject
-) -> None:
-    cuts = np.cumsum([0, *shares]) / sum(shares)
-    lines = data.draw(st.permutations(list(itertools.pairwise(cuts))))
-    shards = all_shards(total, len(lines), "file", fractions=lines)
-    assert sorted(np.concatenate(shards).tolist()) == list(range(total))
-    for (start, end), shard in zip(lines, shards, strict=True):
-        assert abs(len(shard) - (end - start) * total) <= 1
+@settings(max_examples=100, deadline=None)
+@given(problem=problems())
+def test_disjoint_complete_and_repeatable(problem) -> None:
+    labels, rule = problem
+    shards = sharding.split(labels, rule)
+    assert len(shards) == rule.nb_workers
+    assert sorted(np.concatenate(shards).tolist()) == list(range(len(labels)))
+    assert all(shard.dtype == np.int64 and len(shard) for shard in shards)
+    if rule.partition != "class":
+        assert all((np.diff(shard) > 0).all() for shard in shards)
+    if rule.partition in EQUAL:
+        sizes = [len(shard) for shard in shards]
+        assert max(sizes) - min(sizes) <= 1
+    np.random.seed(3)  # whatever the process has drawn before does not matter
+    for worker, owned in enumerate(shards, start=1):
+        np.testing.assert_array_equal(sharding.shard(labels, worker, rule), owned)
+
+
+def test_every_name_has_a_split() -> None:
+    assert tuple(sharding.SPLITS) == PARTITIONS
+
+
+@pytest.mark.parametrize("partition", ["iid", "class", "dirichlet"])
+def test_another_process_finds_the_same(partition: str) -> None:
+    code = (
+        "import sys, zlib, numpy as np; from data import sharding\n"
+        f"rule = sharding.Rule({partition!r}, 3, 5, batch_size=4)\n"
+        "shards = sharding.split(np.arange(99) % 7, rule)\n"
+        "sys.stdout.write(str(zlib.crc32(b''.join(s.tobytes() for s in shards))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
+        env={"PYTHONHASHSEED": "7", "PATH": ""},
+    )  # fmt: skip
+    shards = sharding.split(np.arange(99) % 7, Rule(partition, 3, 5, batch_size=4))
+    assert int(done.stdout) == zlib.crc32(b"".join(shard.tobytes() for shard in shards))
 
 
 def test_iid_mixes_and_follows_the_seed() -> None:
-    first = all_shards(1000, 2, "iid", seed=1)[0]
+    labels = np.zeros(1000, dtype=np.int32)
+    first = sharding.split(labels, Rule("iid", 2, seed=1))[0]
     assert 200 < (first < 500).sum() < 300
-    np.testing.assert_array_equal(first, all_shards(1000, 2, "iid", seed=1)[0])
-    assert (first != all_shards(1000, 2, "iid", seed=2)[0]).any()
+    np.testing.assert_array_equal(first, sharding.split(labels, Rule("iid", 2, seed=1))[0])
+    assert (first != sharding.split(labels, Rule("iid", 2, seed=2))[0]).any()
+
+
+def test_contiguous_holds_the_original_blocks() -> None:
+    shards = sharding.split(np.zeros(11), Rule("contiguous", 3, seed=0))
+    expected = [[0, 1, 2, 9], [3, 4, 5, 10], [6, 7, 8]]  # 9 and 10: the tail ESync never uses
+    assert [shard.tolist() for shard in shards] == expected
+    for rank, shard in enumerate(sharding.split(np.zeros(60), Rule("contiguous", 6, seed=1))):
+        assert shard.tolist() == list(range(rank * 10, (rank + 1) * 10))
 
 
 def test_contiguous_keeps_files_whole() -> None:
     offsets = np.array([0, 5, 7, 10, 20, 21])
-    shards = all_shards(21, 2, "contiguous", file_offsets=offsets)
+    shards = sharding.split(np.zeros(21), Rule("contiguous", 2, seed=0), offsets)
     assert [shard.tolist() for shard in shards] == [list(range(10)), list(range(10, 21))]
     with pytest.raises(ConfigurationError, match="5 training files"):
-        all_shards(21, 6, "contiguous", file_offsets=offsets)
+        sharding.split(np.zeros(21), Rule("contiguous", 6, seed=0), offsets)
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_more_workers_than_examples(partition: str) -> None:
+    lines = [(worker / 10, (worker + 1) / 10) for worker in range(10)]
+    with pytest.raises(ConfigurationError, match="9 training examples .* 10 workers"):
+        sharding.split(np.zeros(9), Rule(partition, 10, 0, lines))
 
 
 @pytest.mark.parametrize("id_worker", [0, 3, -1])
 def test_id_out_of_range(id_worker: int) -> None:
     with pytest.raises(ConfigurationError, match="--id_worker"):
-        sharding.shard(np.zeros(9), 2, id_worker, "iid", 0)
+        sharding.shard(np.zeros(9), id_worker, Rule("iid", 2, 0))
 
 
-@pytest.mark.parametrize("partition", ["class", "dirichlet", "nonsense"])
-def test_unknown_partition(partition: str) -> None:
-    with pytest.raises(ConfigurationError, match="iid, contiguous, file"):
-        sharding.shard(np.zeros(9), 2, 1, partition, 0)
+def test_unknown_partition() -> None:
+    with pytest.raises(ConfigurationError, match="iid, contiguous, class, dirichlet, file"):
+        sharding.split(np.zeros(9), Rule("nonsense", 2, 0))
 
 
-def test_file_needs_fractions_of_all_workers() -> None:
-    with pytest.raises(ConfigurationError, match="--data_sharding_file"):
-        sharding.shard(np.zeros(9), 2, 1, "file", 0)
-    with pytest.raises(ConfigurationError, match="2 workers and got 1"):
-        sharding.shard(np.zeros(9), 2, 1, "file", 0, fractions=[(0, 1)])
-
-
-def test_a_fraction_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="worker 1"):
-        sharding.shard(np.zeros(9), 2, 1, "file", 0, fractions=[(0, 0.01), (0.01, 1)])
-
-
-def test_fractions_file(tmp_path: Path) -> None:
-    path = tmp_path / "fractions.txt"
-    path.write_text("# worker 1, then 2\n0.3 1\n\n0 0.3  # the slow one\n")
-    assert sharding.read_fractions(path, 2) == ((0.3, 1.0), (0.0, 0.3))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("0 0.5\n0.4 1\n", "overlap between 0.4 and 0.5"),
-        ("0 0.5\n0.6 1\n", "gap between 0.5 and 0.6"),
-        ("0.1 0.5\n0.5 1\n", "gap between 0 and 0.1"),
-        ("0 0.5\n0.5 0.9\n", "gap between 0.9 and 1"),
-        ("0 0.5\n0.5 1.5\n", "line 2"),
-        ("0.5 0\n0.5 1\n", "line 1"),
-        ("0 0.5\nnan 1\n", "line 2"),
-        ("0 half\n0.5 1\n", "half"),
-        ("0 0.5 0.7\n0.7 1\n", "two numbers"),
-        ("0 1\n", "1 lines"),
-    ],
-)
-def test_bad_fractions_files(tmp_path: Path, text: str, expected: str) -> None:
-    path = tmp_path / "fractions.txt"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match="fractions.txt") as caught:
-        sharding.read_fractions(path, 2)
-    assert expected in str(caught.value)
-
-
-def test_missing_fractions_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="absent"):
-        sharding.read_fractions(tmp_path / "absent", 2)
+def test_label_counts() -> None:
+    assert sharding.label_counts(np.array([3, 0, 3], np.int32)) == {0: 1, 3: 2}
+    assert len(sharding.label_counts(np.arange(200))) == 200
+    assert sharding.label_counts(np.arange(201)) == {}
