@@ -1,0 +1,171 @@
+"""One shard on the virtual clock: the PS core, its capacity, and its streams to the workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cluster.simulator.clock import Clock
+from cluster.simulator.flags import Server
+from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
+from ops import wire
+from ops.types import Link, ShardLayout
+from ps import events
+from ps.connections import SharedBlocks, blocks_of, reply_frames
+from ps.core import PsCore
+from worker.core import ShardReply
+
+if TYPE_CHECKING:
+    from cluster.simulator.worker import SimulatedWorker
+
+#: What shard 0's records call this run.
+RUN_ID = "simulated"
+
+
+@dataclasses.dataclass
+class Port:
+    """A shard's end of the stream to one worker."""
+
+    worker: SimulatedWorker
+    down: Pipe
+    chunk_bytes: int
+    chooser: wire.IndexChooser = dataclasses.field(default_factory=wire.IndexChooser)
+
+
+class SimulatedShard:
+    """Feeds a core and carries out what it answers.
+
+    Attributes:
+        core: The state machine, the same as in a real run.
+        ports: Worker -> its stream.
+        reports: (role, id) -> newest JSON document, as a real shard keeps them.
+        followers: On shard 0, the other shards: they hear of each epoch at once.
+        on_end: Called with the reason when the core declares the end.
+    """
+
+    def __init__(
+        self, number: int, core: PsCore, layout: ShardLayout, server: Server, clock: Clock
+    ) -> None:
+        """Start idle."""
+        self.number, self.core, self.layout, self.clock = number, core, layout, clock
+        self.ports: dict[int, Port] = {}
+        self.reports: dict[tuple[int, int], str] = {}
+        self.followers: list[SimulatedShard] = []
+        self.on_end: Callable[[str], None] | None = None
+        self.identity = types.SimpleNamespace(run_id=RUN_ID)
+        self.connections = self  # with bytes_down, what a status document asks of a real shard
+        self.up, self.down = (Pipe(Link(server.mbps)) for _ in range(2))
+        self.has_own_link = server.mbps > 0
+        self._seconds_per_push = server.seconds_per_push
+        self._busy_until = 0.0
+        self._tick_at: float | None = None
+
+    def bytes_down(self) -> dict[int, int]:
+        """Return training bytes sent to each worker."""
+        return {worker: port.down.num_bytes for worker, port in self.ports.items()}
+
+    # -- coming in --------------------------------------------------------------------------
+
+    def arrive(self, event: events.Event) -> None:
+        """Take in an event that has passed the network; it waits while the shard is busy."""
+        pushes = isinstance(event, events.Push)
+        cost = self._seconds_per_push if pushes else 0.0
+        self._busy_until = max(self._busy_until, self.clock.now) + cost
+        if self._busy_until <= self.clock.now:
+            self.handle(event)
+        else:
+            self.clock.at(self._busy_until, functools.partial(self.handle, event))
+
+    def handle(self, event: events.Event) -> None:
+        """Let the core handle an event now; do what it says."""
+        coded: dict[int, SharedBlocks] = {}  # id of an update -> its blocks, coded once
+        for action in self.core.handle(event, self.clock.now):
+            self._actions[type(action)](self, action, coded)
+        if isinstance(event, events.Refused):  # judged before it reached the core
+            self._say(_not_finite(event, self.core.membership.epoch), coded)
+        self._set_alarm()
+
+    def observe(self) -> events.Reply:
+        """Return the whole model, as an evaluation pull gets it."""
+        actions = self.core.handle(events.Observe(0), self.clock.now)
+        return next(action.reply for action in actions if isinstance(action, events.View))
+
+    def _set_alarm(self) -> None:
+        """See to it that the core gets a Tick when it wants one."""
+        deadline = self.core.next_deadline()
+        if deadline is None or (self._tick_at is not None and self._tick_at <= deadline):
+            return
+        self._tick_at = deadline
+        self.clock.at(deadline, functools.partial(self._tick, deadline))
+
+    def _tick(self, when: float) -> None:
+        if when == self._tick_at:  # else an earlier one has taken its place
+            self._tick_at = None
+            self.handle(events.Tick())
+
+    # -- going out --------------------------------------------------------------------------
+
+    def tell(self, worker: int, message: Any, sizes: list[int], counted: bool) -> None:
+        """Send anything to a worker: the one way from shards to workers."""
+        port = self.ports[worker]
+        hops = (self.down, port.down) if self.has_own_link else (port.down,)
+        deliver = port.worker.ear(self.number, message)
+        carry(self.clock, hops, sizes, counted, deliver)
+
+    def _reply(self, action: events.Reply, coded: dict[int, SharedBlocks]) -> None:
+        port = self.ports[action.worker]
+        update = action.update
+        shared = coded.setdefault(id(update), SharedBlocks(update, self.layout))
+        generation = self.core.config.generation
+        frames = list(reply_frames(action, generation, shared, port))  # type: ignore[arg-type]
+        reply = ShardReply(
+            operation=action.operation,
+            blocks=blocks_of(update, self.layout),
+            version=action.version,
+            generation=generation,
+            learning_rate=action.learning_rate,
+            samples=action.samples,
+            stop=action.stop,
+            stop_reason=action.stop_reason or "",
+        )
+        answer = Answer(action.step, action.epoch, reply)
+        self.tell(action.worker, answer, sizes_on_wire(frames), counted=True)
+
+    def _say(self, action: events.Welcome | events.Refuse, coded: Any) -> None:
+        self.tell(action.worker, action, [], counted=False)
+
+    def _new_epoch(self, action: events.NewEpoch, coded: Any) -> None:
+        for shard in self.followers:
+            shard.handle(action.epoch)
+
+    def _ended(self, action: events.Ended, coded: Any) -> None:
+        if self.on_end is not None:
+            self.on_end(action.reason)
+
+    def _snapshot(self, action: events.Snapshot, coded: Any) -> None:
+        """Keep nothing: a simulation is repeated, not resumed."""
+
+    _actions: ClassVar[dict[type, Any]] = {
+        events.Reply: _reply,
+        events.Welcome: _say,
+        events.Refuse: _say,
+        events.NewEpoch: _new_epoch,
+        events.Ended: _ended,
+        events.Snapshot: _snapshot,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A reply on its way to a worker."""
+
+    step: int  # 0 answers a pull
+    epoch: int
+    reply: ShardReply
+
+
+def _not_finite(event: events.Refused, epoch: int) -> events.Refuse:
+    return events.Refuse(event.worker, 0, "NON_FINITE", "the update is not finite", 0, epoch)

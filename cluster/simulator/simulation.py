@@ -1,0 +1,166 @@
+"""All nodes of a run in one process, and the loop that lets virtual time pass."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cluster.simulator.clock import Clock
+from cluster.simulator.flags import SimulatorFlags
+from cluster.simulator.pipes import Pipe
+from cluster.simulator.shard import SimulatedShard
+from cluster.simulator.trainer import Trainer
+from cluster.simulator.worker import Equipment, SimulatedWorker
+from data.chosen import take_shard
+from models.shared import SharedModel
+from ops import routing
+from ops.run import Run
+from ops.schedule import Budget
+from ops.sync import SyncRule
+from ps import events
+from ps.core import PsCore
+from ps.members import CoreConfig
+from ps.membership import Coordinator, Follower
+from ps.pushes import PushDecoder
+from worker.core import WorkerCore
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+
+class Simulation:
+    """One run on a virtual clock.
+
+    Attributes:
+        clock: Virtual time.
+        shards: The parameter servers, shard 0 first.
+        workers: In order of id.
+        end: Why the run ended; None while it goes on.
+    """
+
+    def __init__(
+        self, run: Run, own: SimulatorFlags, shared: SharedModel, dataset: Any, bodies: Any
+    ) -> None:
+        """Build every node; nothing happens yet.
+
+        Args:
+            run: The run's settings.
+            own: What is simulated.
+            shared: The model whose variables compute all gradients.
+            dataset: With train_images and train_labels, as data.chosen loads it.
+            bodies: ops.kernels.Kernels.
+
+        Raises:
+            ConfigurationError: More shards than the model has pieces, or a batch that does not fit
+                a worker's share of the data.
+        """
+        self.run_settings, self.own, self.bodies = run, own, bodies
+        self.spec = shared.spec
+        self.clock = Clock()
+        self.end: str | None = None
+        self.layouts = routing.place(self.spec, run.nb_ps)
+        examples = run.epochs and max(1, round(run.epochs * len(dataset.train_labels)))
+        budget = Budget(run.iter_max, examples or None)
+        flat = shared.flat()
+        self.shards = [self._shard(number, flat, budget) for number in range(run.nb_ps)]
+        self.shards[0].followers = self.shards[1:]
+        self.shards[0].on_end = self._note_end
+        decoders = [PushDecoder(layout, run.method.kind, bodies) for layout in self.layouts]
+        trainer = Trainer(shared, own.clip_norm)
+        self.workers = [
+            SimulatedWorker(
+                self._equipment(number, dataset), self.shards, decoders, trainer, self.clock
+            )
+            for number in range(1, run.nb_workers + 1)
+        ]
+
+    def play(self, keep: Callable[[float], None], interrupted: Callable[[], bool]) -> str:
+        """Let time pass until the run ends; return why.
+
+        Args:
+            keep: Called after each event with the time, for the records.
+            interrupted: Whether the user wants an end.
+        """
+        self._schedule()
+        while self.end is None:
+            if interrupted() or not self.clock.advance():
+                self.end = "interrupted"
+            keep(self.clock.now)
+        for worker in self.workers:
+            if worker.alive:
+                worker.leave("done")
+        return self.end
+
+    def stop(self, reason: str) -> None:
+        """End the run, as a Supervisor may."""
+        self.shards[0].handle(events.Stop(reason))
+
+    def _note_end(self, reason: str) -> None:
+        self.end = reason
+
+    # -- the calendar -----------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        for worker in self.workers:
+            self.clock.at(0.0, worker.start)
+        for outage in self.own.outages:
+            worker = self.workers[outage.worker - 1]
+            self.clock.at(outage.start, functools.partial(_kill, worker))
+            if outage.end is not None:
+                self.clock.at(outage.end, worker.start)
+        self._beat()
+
+    def _beat(self) -> None:
+        """Renew the leases of the living, as their heartbeats do."""
+        living = [worker for worker in self.workers if worker.alive]
+        for worker in living:
+            self.shards[0].arrive(events.Alive(worker.number))
+        last_return = max((o.end for o in self.own.outages if o.end is not None), default=0.0)
+        if living or self.clock.now <= last_return:
+            self.clock.at(self.clock.now + self.run_settings.lease_seconds / 3, self._beat)
+
+    # -- building ---------------------------------------------------------------------------
+
+    def _shard(self, number: int, flat: Float32, budget: Budget) -> SimulatedShard:
+        run, layout = self.run_settings, self.layouts[number]
+        leads = number == 0
+        config = CoreConfig(
+            budget=budget,
+            schedule=run.schedule,
+            nb_workers=run.nb_workers,
+            max_seconds=run.max_seconds if leads else None,
+            start_timeout_seconds=self.own.start_timeout_seconds,
+            snapshot_interval_seconds=math.inf,
+        )
+        membership: Coordinator | Follower
+        membership, rule = Coordinator(run.nb_workers, run.lease_seconds), run.method.sync
+        if not leads:  # leave to go on is shard 0's alone to give
+            membership, rule = Follower(run.nb_workers), SyncRule(rule.groups)
+        theta = np.concatenate([flat[at] for at in routing.positions(self.spec, layout)])
+        core = PsCore(config, run.method, theta, self.bodies, membership, rule)
+        return SimulatedShard(number, core, layout, self.own.servers[number], self.clock)
+
+    def _equipment(self, number: int, dataset: Any) -> Equipment:
+        run, device = self.run_settings, self.own.devices[number - 1]
+        seed = run.seed * 1000 + number
+        draw = self.own.step_times[number - 1].sampler([run.seed, number])
+        return Equipment(
+            number=number,
+            make_core=functools.partial(
+                WorkerCore, self.spec, self.layouts, run.method, self.bodies, [run.seed, number]
+            ),
+            shard=take_shard(run, dataset, number, run.nb_workers),
+            step_seconds=lambda: max(device.step_seconds, device.slowdown * draw()),
+            link=device.link,
+            up=Pipe(device.link, seed),
+            seed=seed,
+        )
+
+
+def _kill(worker: SimulatedWorker) -> None:
+    if worker.alive:
+        worker.die()
