@@ -1,4 +1,4 @@
-"""Thinwire: ``python main.py --type_node PS|Worker|Supervisor|Cluster|Standalone``.
+"""Thinwire: ``python main.py --type_node PS|Worker|Supervisor|Cluster|Standalone|...``.
 
 Chooses the role, keeps its log, turns what ends it into an exit code. TensorFlow is imported only
 inside a role, so ``--help`` is instant.
@@ -17,6 +17,7 @@ from absl import flags, logging
 
 from cluster import flag_tables
 from cluster import flags as run_flags
+from cluster.simulator import flags as simulator_flags
 from ops.run import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -42,9 +43,15 @@ ROLES = {
     "Supervisor": "supervisor.loop",
     "Cluster": "cluster.local",
     "Standalone": "cluster.standalone",
+    "Simulator": "cluster.simulator.role",
 }
 #: --type_node value -> its own settings, checked before TensorFlow is imported.
-CHECKS = {"PS": ps_flags.check, "Worker": worker_flags.check, "Standalone": worker_flags.check}
+CHECKS = {
+    "PS": ps_flags.check,
+    "Worker": worker_flags.check,
+    "Standalone": worker_flags.check,
+    "Simulator": simulator_flags.check,
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -183,7 +190,7 @@ def _parse(arguments: list[str]) -> list[str]:
 def define_flags() -> None:
     """Register every flag of every role."""
     flags.DEFINE_enum("type_node", "Worker", list(ROLES), "What to be.", module_name="Run")
-    for room in (flag_tables, ps_flags, worker_flags, supervisor_flags):
+    for room in (flag_tables, ps_flags, worker_flags, supervisor_flags, simulator_flags):
         run_flags.define(*room.TOPICS)
     flags.DEFINE_boolean("help", False, "Show this list.", short_name="h", module_name="Help")
 
