@@ -18,6 +18,7 @@ HELP_SECONDS = 0.5
 FORBIDDEN = {
     "an address of a package index": "|".join(["py" + r"pi\.", "files.python" + "hosted"]),
     "a folder of one machine": "|".join(["/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/[a-z]"]),
+    "a page that readers do not have": "spe" + r"cs/|desi" + r"gn(\.md)? sections?",
     "an unfinished place": "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]),
 }
 
