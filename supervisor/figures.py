@@ -94,12 +94,12 @@ def accuracy_figure(curves: Sequence[Curve], axis: Axis, theme: Theme) -> bytes:
 
     One curve is labelled with its last value; several get a legend above.
     """
-    figure, axes = _empty(theme, width_inches=5.2, height_inches=3.5)
+    figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
     logarithmic = _spread([max(curve.costs, default=0) for curve in curves]) > _LOG_SPREAD
     drawn = [curve.without_free_points() if logarithmic else curve for curve in curves]
     drawn = [curve for curve in drawn if curve.costs]
     if not drawn:
-        return _finish(figure, axes, theme, note="The model was never evaluated")
+        return to_png(figure, axes, theme, note="The model was never evaluated")
     unit, size = axis.unit_for(max(max(curve.costs) for curve in drawn))
     styles = itertools.cycle(itertools.product(_LINE_STYLES, theme.series))
     for curve, (line_style, colour) in zip(drawn, styles, strict=False):
@@ -117,17 +117,17 @@ def accuracy_figure(curves: Sequence[Curve], axis: Axis, theme: Theme) -> bytes:
     axes.set_xlabel(f"{axis.label} ({', '.join(notes)})" if notes else axis.label)
     axes.set_ylabel("Test accuracy (%)")
     if len(curves) > 1:
-        _legend_above(axes, theme, num_columns=min(3, len(drawn)))
+        legend_above(axes, theme, num_columns=min(3, len(drawn)))
     else:
         _label_last(axes, xs[-1], ys[-1], theme)
-    return _finish(figure, axes, theme)
+    return to_png(figure, axes, theme)
 
 
 def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
     """Draw how stale the merged updates were, with mean and 95th percentile."""
-    figure, axes = _empty(theme, width_inches=5.2, height_inches=3.5)
+    figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
     if not staleness.total:
-        return _finish(figure, axes, theme, note="No update was counted")
+        return to_png(figure, axes, theme, note="No update was counted")
     bar_width = 1 + staleness.max // _MOST_STALENESS_BARS
     shares: dict[int, float] = {}
     for value, times in staleness.counts.items():
@@ -143,8 +143,8 @@ def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("Updates applied since the worker read the model")
     axes.set_ylabel("Share of pushes (%)")
-    _legend_above(axes, theme, num_columns=2)
-    return _finish(figure, axes, theme)
+    legend_above(axes, theme, num_columns=2)
+    return to_png(figure, axes, theme)
 
 
 def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
@@ -154,30 +154,56 @@ def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
         workers: rows of summary.json.
         theme: colours.
     """
-    height_inches = min(11.0, max(3.5, 1.5 + 0.34 * len(workers)))
-    figure, axes = _empty(theme, width_inches=5.2, height_inches=height_inches)
+    figure, axes = empty_axes(theme, 5.2, height_of_bars(len(workers)))
     if not workers:
-        return _finish(figure, axes, theme, note="No worker took part")
+        return to_png(figure, axes, theme, note="No worker took part")
     totals = [sum(float(worker[key]) for key, _ in TIME_PARTS) for worker in workers]
     unit, size = SECONDS.unit_for(max(totals))
-    positions = range(len(workers))
-    left = [0.0] * len(workers)
-    for (key, name), colour in zip(TIME_PARTS, theme.series, strict=False):
-        widths = [float(worker[key]) / size for worker in workers]
-        edge = {"edgecolor": theme.background, "linewidth": 0.6 if len(workers) <= 64 else 0}
+    bars = [
+        (name, [float(worker[key]) / size for worker in workers], colour)
+        for (key, name), colour in zip(TIME_PARTS, theme.series, strict=False)
+    ]
+    stack_bars(axes, [worker["id"] for worker in workers], bars, theme)
+    axes.set_xlabel(f"Time spent ({unit})")
+    legend_above(axes, theme, num_columns=len(TIME_PARTS))
+    return to_png(figure, axes, theme)
+
+
+def height_of_bars(num_workers: int) -> float:
+    """Return the height in inches of a figure with one horizontal bar a worker."""
+    return min(11.0, max(3.5, 1.5 + 0.34 * num_workers))
+
+
+def stack_bars(
+    axes: Any,
+    ids: Sequence[Any],
+    bars: Sequence[tuple[str, Sequence[float], Any]],
+    theme: Theme,
+) -> None:
+    """Draw one horizontal bar a worker, of parts in a row.
+
+    Args:
+        axes: where to.
+        ids: of the workers, from the top.
+        bars: of each part its name, its width for every worker, and its colour.
+        theme: colours.
+    """
+    positions = range(len(ids))
+    left = [0.0] * len(ids)
+    apart = len(ids) <= 64 and len(bars) <= 20  # else there is no room for lines in between
+    edge = {"edgecolor": theme.background, "linewidth": 0.6 if apart else 0}
+    for name, widths, colour in bars:
         axes.barh(positions, widths, left=left, height=0.72, color=colour, label=name, **edge)
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    every = 1 + (len(workers) - 1) // _MOST_LABELLED_WORKERS
-    axes.set_yticks(positions[::every], [f"worker {row['id']}" for row in workers][::every])
-    axes.set_ylim(len(workers) - 0.4, -0.6)
+    every = 1 + (len(ids) - 1) // _MOST_LABELLED_WORKERS
+    axes.set_yticks(positions[::every], [f"worker {number}" for number in ids][::every])
+    axes.set_ylim(len(ids) - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"Time spent ({unit})")
-    _legend_above(axes, theme, num_columns=len(TIME_PARTS))
-    return _finish(figure, axes, theme)
 
 
-def _empty(theme: Theme, width_inches: float, height_inches: float) -> tuple[Any, Any]:
+def empty_axes(theme: Theme, width_inches: float, height_inches: float) -> tuple[Any, Any]:
+    """Return a figure and its only axes, in the theme's colours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -198,7 +224,8 @@ def _empty(theme: Theme, width_inches: float, height_inches: float) -> tuple[Any
     return figure, axes
 
 
-def _finish(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
+def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
+    """Return the figure as PNG; a note stands in place of what could not be drawn."""
     if note:
         axes.set_axis_off()
         axes.text(0.5, 0.5, note, color=theme.muted, ha="center", va="center", fontsize=11)
@@ -209,7 +236,8 @@ def _finish(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
     return buffer.getvalue()
 
 
-def _legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
+def legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
+    """Put the legend over the axes, at the left."""
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),

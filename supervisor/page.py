@@ -83,7 +83,7 @@ def run_page(run: RunSection, curves: Sequence[Picture]) -> str:
     """Return the page of one run."""
     body = [_header(run.name, _one_line(run.summary)), _tiles(run.summary)]
     body += ["<h2>Accuracy and what it cost</h2>", _pictures(curves, "curves")]
-    body += ["<h2>Staleness and waiting</h2>", _pictures(run.pictures)]
+    body += ["<h2>Staleness, time and data</h2>", _pictures(run.pictures)]
     body += ["<h2>Workers</h2>", _workers_table(run.summary["workers"])]
     body += ["<h2>Composition</h2>", _seams_table([run])]
     return _page(run.name, body)

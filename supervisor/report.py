@@ -24,7 +24,7 @@ from ops.metrics import (
     standing,
 )
 from ops.types import ConfigurationError
-from supervisor import figures, page
+from supervisor import figure_split, figures, page
 from supervisor.metrics import METRICS_FILE, STATUS_KIND, evaluations_in, read_lines
 
 SUMMARY_FILE = "summary.json"
@@ -71,7 +71,7 @@ def load_run(run_dir: str | os.PathLike[str]) -> Run:
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
-    """Make ``run_dir/report/``: one PNG a picture, and index.html with all of them.
+    """Make ``run_dir/report/``: a PNG per picture, index.html with all of them, labels.csv.
 
     Returns:
         The page's path.
@@ -85,6 +85,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
     curves, pictures = curve_pictures([run]), run_pictures(run)
     for picture in (*curves, *pictures):
         (directory / f"{picture.name}.png").write_bytes(picture.themes["light"])
+    if figure_split.known_rows(run.summary["workers"]):
+        _write(directory / "labels.csv", figure_split.split_csv(run.summary["workers"]))
     path = directory / "index.html"
     _write(path, page.run_page(page.RunSection(run.name, run.summary, pictures), curves))
     return path
@@ -150,10 +152,14 @@ def run_pictures(run: Run) -> list[page.Picture]:
     themes = figures.THEMES.items()
     delays = {key: figures.staleness_figure(run.staleness, theme) for key, theme in themes}
     times = {key: figures.time_figure(run.summary["workers"], theme) for key, theme in themes}
-    return [
+    pictures = [
         page.Picture("staleness", "Staleness of the updates", delays),
         page.Picture("worker_time", "Where each worker's time went", times),
     ]
+    if rows := figure_split.known_rows(run.summary["workers"]):
+        split = {key: figure_split.split_figure(rows, theme) for key, theme in themes}
+        pictures.append(page.Picture("labels", "Examples of each worker by label", split))
+    return pictures
 
 
 def _seconds(evaluation: Evaluation) -> float:
@@ -183,6 +189,7 @@ def _check_summary(summary: Any) -> None:
             value = row.get(key)
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ValueError(f"{SUMMARY_FILE} says {key} {value!r:.40} of a worker")
+    figure_split.known_rows(workers)
 
 
 def _last_staleness(lines: Sequence[dict[str, Any]]) -> Histogram:
