@@ -117,6 +117,7 @@ class KerasFlat:
             optimizer.apply([gradient], [self.variable])
 
         self._step = step
+        self._rate: float | None = None  # what the optimizer's variable holds
 
     def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
         """Apply one gradient [n] or sparse update; `theta` gets the result."""
@@ -126,7 +127,9 @@ class KerasFlat:
         if update.indices is not None:
             gradient = np.zeros_like(theta)
             gradient[update.indices] = update.values
-        self.optimizer.learning_rate.assign(rate)
+        if rate != self._rate:  # setting a variable costs half as much as the whole step
+            self.optimizer.learning_rate.assign(rate)
+            self._rate = rate
         self._step(_as_tensor(-gradient if negate else gradient))
         # A view of the tensor behind the variable: one copy, into theta, instead of two.
         np.copyto(theta, np.asarray(memoryview(self.variable.value.value())))
@@ -137,6 +140,7 @@ class KerasFlat:
 
     def restore(self, slots: State, theta: Float32) -> None:
         """Take back what `save` gave, at weights `theta`."""
+        self._rate = None
         self.variable.assign(theta)
         for number, variable in enumerate(self.optimizer.variables):
             variable.assign(slots[str(number)])
