@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ops.codecs import NonFiniteUpdate
 from ops.down_codecs import Operation
 from ops.methods import Method
 from ops.routing import split
@@ -194,8 +195,11 @@ class WorkerCore:
 
     def _local_change(self, gradient: Float32) -> Float32:
         """Take a plain SGD step on the local weights; return the change since the base."""
-        if not np.isfinite(gradient).all():
-            return gradient
+        if not np.isfinite(gradient).all():  # the codec may not look at it for many steps yet
+            raise NonFiniteUpdate(
+                "the gradient of a local step holds NaN or infinity; expected finite values. "
+                "Lower --learning_rate or set --clip_norm."
+            )
         self.weights -= np.float32(self.learning_rate) * gradient
         return self.weights - self.base
 
