@@ -1,8 +1,8 @@
 """Networks by name and the user's own model file.
 
-Each network is one file with ``build_model(image_size, image_depth, nb_classes)`` that returns a
-Keras model ending in logits, its layers named, so that ``variable.path`` is the same on every node.
-Keras is imported inside the functions: flags and ``--help`` need only the names.
+Each network is a function ``(image_size, image_depth, nb_classes)`` that returns a Keras model
+ending in logits, its layers named, so that ``variable.path`` is the same on every node. Keras is
+imported inside the functions: flags and ``--help`` need only the names.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from ops.types import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-#: Value of --network -> module with build_model().
+#: Value of --network -> module and function that builds it.
 NETWORKS = {
-    "cnn": "models.cnn",
-    "mnist_cnn": "models.mnist_cnn",
-    "lenet": "models.lenet",
+    "cnn": ("models.cnn", "build_model"),
+    "mnist_cnn": ("models.mnist_cnn", "build_model"),
+    "lenet": ("models.lenet", "build_model"),
+    "alexnet": ("models.alexnet", "build_model"),
+    "resnet18-v1": ("models.resnet", "build_resnet18_v1"),
+    "resnet50-v1": ("models.resnet", "build_resnet50_v1"),
+    "resnet50-v2": ("models.resnet", "build_resnet50_v2"),
+    "resnet18-cifar": ("models.resnet", "build_resnet18_cifar"),
+    "mobilenet-v1": ("models.mobilenet", "build_mobilenet_v1"),
+    "mobilenet-v2": ("models.mobilenet", "build_mobilenet_v2"),
+    "inception-v3": ("models.inception", "build_model"),
 }
 
 _USER_MODULE = "thinwire_user_model"
@@ -55,8 +63,9 @@ def build(
     W_global.clear()
     keras.utils.set_random_seed(seed)
     try:
-        module = importlib.import_module(NETWORKS[network])
-        model: keras.Model = module.build_model(image_size, image_depth, nb_classes)
+        module, function = NETWORKS[network]
+        build_model = getattr(importlib.import_module(module), function)
+        model: keras.Model = build_model(image_size, image_depth, nb_classes)
     except ValueError as error:
         raise ConfigurationError(
             f"--network {network} cannot be built for --image_size {image_size} --image_depth "

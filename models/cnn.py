@@ -1,7 +1,7 @@
 """AdaComp's CNN: two convolutions and one hidden layer; 421,642 parameters for 28 x 28 x 1, 10.
 
-Source: specs/adacomp.md section 6. Differences: variables keep their shapes instead of being
-declared one-dimensional, and any batch size can be fed.
+Source: the network of AdaComp's original program. Differences: variables keep their shapes instead
+of being declared one-dimensional, and any batch size can be fed.
 """
 
 from __future__ import annotations

@@ -1,39 +1,149 @@
-"""The networks by name: sizes, paths, reproducible weights; the example and user files."""
+"""The networks by name: sizes, reproducible weights, one step; the example and user files."""
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import models
 from data import datasets
+from models.statistics import moving_statistics
 from ops.collection import W_global, model_spec, shared_variables
 from ops.types import ConfigurationError
+from tests.models.built import IMAGES, SEED, Built
+from worker.core import aligned
+from worker.train_step import TrainStep
 
 ROOT = Path(models.__file__).resolve().parents[1]
-PARAMETERS = {"cnn": 421_642, "mnist_cnn": 1_199_882, "lenet": 61_706}
+
+#: Trainable values and BatchNormalization's moving values, counted by hand from the layer lists.
+PARAMETERS = {
+    "cnn": (421_642, 0),
+    "mnist_cnn": (1_199_882, 0),
+    "lenet": (61_706, 0),
+    "alexnet": (57_029_322, 0),
+    "resnet18-v1": (11_175_370, 9_600),
+    "resnet50-v1": (23_541_130, 53_120),
+    "resnet50-v2": (23_514_698, 45_570),
+    "resnet18-cifar": (11_173_962, 9_600),
+    "mobilenet-v1": (3_216_650, 21_888),
+    "mobilenet-v2": (2_237_184, 34_176),
+    "inception-v3": (21_805_482, 34_432),
+}
+
+#: Height of what layers put out; the images are 28 x 28 (CIFAR: 32 x 32) whatever the network.
+HEIGHTS = {
+    "alexnet": {"resize": 224, "conv1": 55, "pool1": 27, "conv2": 27, "pool2": 13, "pool5": 6},
+    "resnet18-v1": {
+        "stem_conv": 14,
+        "stem_pool": 7,
+        "stage1_block2_add": 7,
+        "stage2_block2_add": 4,
+        "stage3_block2_add": 2,
+        "stage4_block2_add": 1,
+    },
+    "resnet50-v1": {"stem_pool": 7, "stage2_block1_conv1": 4, "stage4_block3_add": 1},
+    "resnet50-v2": {"stem_pool": 7, "stage2_block1_conv1": 7, "stage2_block1_conv2": 4},
+    "resnet18-cifar": {"stem_conv": 32, "stage1_block2_add": 32, "stage4_block2_add": 4},
+    "mobilenet-v1": {"stem_conv": 14, "block2_depthwise_conv": 7, "block13_pointwise_conv": 1},
+    "mobilenet-v2": {"stem_conv": 14, "block2_project_conv": 7, "head_conv": 1},
+    "inception-v3": {"resize": 299, "a1_concat": 35, "c1_concat": 17, "e1_concat": 8},
+}
+
+Network = Callable[[str], Built]
 
 
-@pytest.fixture(scope="module")
-def built() -> dict[str, keras.Model]:
-    """Every network once, seed 3."""
-    return {name: models.build(name, 28, 1, 10, seed=3) for name in models.NETWORKS}
+@pytest.fixture(scope="module", autouse=True)
+def elsewhere() -> Iterator[subprocess.Popen]:
+    """Another process that builds every network beside this one; a name and checksum a line."""
+    code = (
+        "from tests.models import built, test_networks\n"
+        "for name in test_networks.PARAMETERS: print(name, built.build(name).digest)"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
 
 
-@pytest.mark.parametrize("name", models.NETWORKS)
-def test_parameter_counts_and_logits(built: dict[str, keras.Model], name: str) -> None:
-    model = built[name]
-    assert model.count_params() == PARAMETERS[name]
-    assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == PARAMETERS[name]
-    assert model.output_shape == (None, 10)
-    assert model.layers[-1].activation is keras.activations.linear
+@pytest.fixture
+def eagerly() -> Iterator[None]:
+    """Run tf.functions without tracing, which takes the large networks many seconds each."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
 
 
-def test_adacomp_cnn_layers_and_initial_weights(built: dict[str, keras.Model]) -> None:
-    variables = {variable.path: variable.numpy() for variable in built["cnn"].trainable_variables}
+def test_every_network_is_tested() -> None:
+    assert PARAMETERS.keys() == models.NETWORKS.keys()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_counts_and_logits(network: Network, name: str) -> None:
+    shared = network(name).shared
+    trainable, moving = PARAMETERS[name]
+    assert shared.spec.num_parameters == trainable
+    assert sum(int(np.prod(v.shape)) for v in shared.model.trainable_variables) == trainable
+    assert sum(int(np.prod(v.shape)) for v in moving_statistics(shared.model)) == moving
+    assert shared.model.count_params() == trainable + moving
+    assert shared.model.output_shape == (None, 10)
+    assert getattr(shared.model.layers[-1], "activation", None) in (
+        None,
+        keras.activations.linear,
+    )
+
+
+@pytest.mark.parametrize("name", HEIGHTS)
+def test_heights(network: Network, name: str) -> None:
+    model = network(name).model
+    assert {layer: model.get_layer(layer).output.shape[1] for layer in HEIGHTS[name]} == (
+        HEIGHTS[name]
+    )
+    assert model.input_shape == (None, IMAGES.get(name, (28, 1))[0], *model.input_shape[2:])
+
+
+def test_same_weights_in_another_process(network: Network, elsewhere: subprocess.Popen) -> None:
+    theirs = dict(line.split() for line in elsewhere.stdout)
+    assert theirs == {name: network(name).digest for name in PARAMETERS}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_one_step(network: Network, eagerly: None, name: str) -> None:
+    shared = network(name).shared
+    step = TrainStep(shared)
+    generator = np.random.default_rng(5)
+    num_images = 2 if "resize" in HEIGHTS.get(name, {}) else 4
+    images = generator.random((num_images, *shared.model.input_shape[1:]), dtype=np.float32)
+    labels = np.arange(num_images, dtype=np.int32)
+    before = [v.numpy() for v in moving_statistics(shared.model)]
+    gradient = np.full(shared.spec.num_parameters, np.nan, np.float32)
+    loss = step.gradients(images, labels, gradient)
+    assert np.isfinite(loss) and np.isfinite(gradient).all()
+    offsets = shared.spec.offsets
+    for tensor, start, stop in zip(shared.spec.tensors, offsets, offsets[1:], strict=False):
+        assert gradient[start:stop].any(), tensor.path
+    after = [v.numpy() for v in moving_statistics(shared.model)]
+    assert all((one != other).any() for one, other in zip(before, after, strict=True))
+    if any(isinstance(layer, keras.layers.Dropout) for layer in shared.model.layers):
+        return  # its next loss is of other units
+    square = float(gradient @ gradient)
+    initial, weights = shared.flat(), aligned(shared.spec.num_parameters)
+    weights[:] = initial - 0.01 * loss / square * gradient
+    step.set_weights(weights)
+    np.testing.assert_array_equal(shared.flat(), weights)
+    lower = step.gradients(images, labels, gradient)
+    shared.assign(initial)
+    assert lower == pytest.approx(0.99 * loss, rel=0.005)
+
+
+def test_adacomp_cnn_layers_and_initial_weights() -> None:
+    model = models.build("cnn", 28, 1, 10, seed=SEED)
+    variables = {variable.path: variable.numpy() for variable in model.trainable_variables}
     assert {path: value.size for path, value in variables.items()} == {
         "cnn/conv1/kernel": 288,
         "cnn/conv1/bias": 32,
@@ -53,11 +163,9 @@ def test_adacomp_cnn_layers_and_initial_weights(built: dict[str, keras.Model]) -
     assert variables["cnn/hidden/kernel"].std() == pytest.approx(0.0880, abs=0.0005)
 
 
-def test_same_seed_same_model(built: dict[str, keras.Model]) -> None:
-    again, other = (models.build("lenet", 28, 1, 10, seed=seed) for seed in (3, 4))
-    for ours, theirs, third in zip(
-        built["lenet"].variables, again.variables, other.variables, strict=True
-    ):
+def test_same_seed_same_model() -> None:
+    first, again, other = (models.build("lenet", 28, 1, 10, seed=seed) for seed in (3, 3, 4))
+    for ours, theirs, third in zip(first.variables, again.variables, other.variables, strict=True):
         assert ours.path == theirs.path == third.path
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     assert (again.variables[0].numpy() != other.variables[0].numpy()).any()
