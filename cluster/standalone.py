@@ -6,7 +6,6 @@ The reference for accuracy and speed of every distributed run.
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import signal
 import time
 from typing import Any
@@ -18,7 +17,7 @@ from data.chosen import load_chosen
 from data.cursor import Cursor
 from data.sharding import label_counts
 from models.shared import SharedModel
-from ops import metrics
+from ops import metrics, run_dir
 from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, Diverged, Run, finished_summary
 from ops.schedule import Budget
@@ -29,6 +28,7 @@ from worker import flags as worker_flags
 from worker.loop import limit_threads
 from worker.standalone import LocalTrainer
 
+_NAME = "standalone-0"
 _STATUS_SECONDS = 1.0
 _PLAIN_LINE_SECONDS = 10.0
 
@@ -43,7 +43,7 @@ def main(run: Run) -> int:
     own = worker_flags.read(run.nb_workers)
     limit_threads(own.threads)
     if run.overwrite:
-        shutil.rmtree(run.run_dir / "checkpoints" / "standalone-0", ignore_errors=True)
+        run_dir.clear_node(run.run_dir, _NAME)
     shared = SharedModel(run.model, run.seed)
     dataset = load_chosen(run.data, run.model, shared.user_module, run.seed)
     evaluated = dataclasses.replace(run, batch_size=max(run.batch_size, 500))
@@ -66,7 +66,7 @@ class _Standalone:
         self.label_counts = label_counts(self.labels)
         self.budget = Budget(run.iter_max, examples or None)
         self.cursor = Cursor(np.arange(len(self.labels)), run.batch_size, run.seed)
-        directory = run.run_dir / "checkpoints" / "standalone-0"
+        directory = run_dir.checkpoints_of(run.run_dir, _NAME)
         self.checkpoints = Checkpoints(directory, keep=run.keep_checkpoints)
         self.version = 0
         self.seconds = 0.0  # of training, evaluations and compilation left out

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import secrets
-import shutil
 import signal
 import time
 from typing import Any
@@ -15,7 +13,7 @@ from absl import logging
 
 from data.chosen import num_train
 from models.shared import SharedModel, has_gpu
-from ops import kernels, metrics, routing
+from ops import kernels, metrics, routing, run_dir
 from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished, limit_of
 from ops.schedule import Budget
@@ -32,6 +30,7 @@ from ps.handshake import identity
 from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
 from ps.saver import Saver
+from ps.scalars import PsScalars
 from ps.server import ShardServer
 from ps.status import StatusBoard
 
@@ -47,12 +46,12 @@ def main(run: Run) -> int:
     """
     own = ps_flags.read(run.addresses)
     if run.overwrite:
-        shutil.rmtree(_checkpoint_dir(run, own.id_ps), ignore_errors=True)
+        run_dir.clear_node(run.run_dir, _name(own.id_ps))
     return _Shard(run, own).serve()
 
 
-def _checkpoint_dir(run: Run, id_ps: int) -> pathlib.Path:
-    return run.run_dir / "checkpoints" / f"ps-{id_ps}"
+def _name(id_ps: int) -> str:
+    return f"ps-{id_ps}"
 
 
 def _examples_of_run(run: Run, shared: SharedModel) -> int | None:
@@ -73,7 +72,8 @@ class _Shard:
         self.spec = shared.spec
         layouts = routing.place(self.spec, run.nb_ps)
         self.layout = layouts[own.id_ps]
-        self.checkpoints = Checkpoints(_checkpoint_dir(run, own.id_ps), keep=run.keep_checkpoints)
+        folder = run_dir.checkpoints_of(run.run_dir, _name(own.id_ps))
+        self.checkpoints = Checkpoints(folder, keep=run.keep_checkpoints)
         self.saved = self._load()
         self.run_id = self.saved["run_id"] if self.saved else ""
         if not self.run_id and self.leads:
@@ -114,10 +114,14 @@ class _Shard:
             number: signal.signal(number, self._interrupt)
             for number in (signal.SIGINT, signal.SIGTERM)
         }
+        folder = run_dir.scalars_of(self.run.run_dir, _name(own.id_ps))
+        scalars = PsScalars(folder, core, self.server.connections.bytes_down)
+        scalars.start()
         try:
             self.server.run_until(self._over)
             return self._finish(leader)
         finally:
+            scalars.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -13,6 +12,8 @@ from typing import Any, Protocol
 from absl import logging
 
 from ops.metrics import Evaluation, RunStatus, WorkerMetrics, parse_json
+from ops.run_dir import scalars_of
+from ops.scalars import ScalarFile
 from ops.types import ConfigurationError
 
 METRICS_FILE = "metrics.jsonl"
@@ -23,32 +24,11 @@ STATUS_KIND = "status"
 class ScalarWriter(Protocol):
     """What takes TensorBoard scalars."""
 
-    def write(self, values: Mapping[str, float], step: int) -> None:
-        """Record values by tag at model version ``step`` and flush."""
+    def write(self, values: Mapping[str, float | None], step: int) -> None:
+        """Record values by tag at model version ``step`` and flush; unknown ones are left out."""
 
     def close(self) -> None:
         """Finish the files."""
-
-
-class TensorBoardWriter:
-    """Scalars as event files in one directory."""
-
-    def __init__(self, directory: pathlib.Path) -> None:
-        import tensorflow as tf
-
-        self._summary = tf.summary
-        self._writer = tf.summary.create_file_writer(str(directory))
-
-    def write(self, values: Mapping[str, float], step: int) -> None:
-        """Record values by tag at model version ``step`` and flush."""
-        with self._writer.as_default(step=step):
-            for tag, value in values.items():
-                self._summary.scalar(tag, value)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Finish the files."""
-        self._writer.close()
 
 
 class MetricsLog:
@@ -72,7 +52,7 @@ class MetricsLog:
         scalars: ScalarWriter | None = None,
     ) -> None:
         path = pathlib.Path(run_dir) / METRICS_FILE
-        events = pathlib.Path(run_dir) / "tb" / "supervisor-0"
+        events = scalars_of(pathlib.Path(run_dir), "supervisor-0")
         path.parent.mkdir(parents=True, exist_ok=True)
         self.evaluations: list[Evaluation] = []
         if resume:
@@ -81,7 +61,7 @@ class MetricsLog:
             path.unlink(missing_ok=True)
             shutil.rmtree(events, ignore_errors=True)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
-        self._scalars = scalars or TensorBoardWriter(events)
+        self._scalars = scalars or ScalarFile(events)
         self._previous: RunStatus | None = None
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
@@ -89,12 +69,12 @@ class MetricsLog:
         self.evaluations.append(evaluation)
         self._append({"kind": EVALUATION_KIND, **evaluation.to_dict()})
         values = {"eval/accuracy": evaluation.accuracy, "eval/loss": evaluation.loss}
-        self._write_scalars(values, evaluation.version)
+        self._scalars.write(values, evaluation.version)
 
     def add_status(self, status: RunStatus) -> None:
         """Record the state of the run."""
         self._append({"kind": STATUS_KIND, **status.to_dict()})
-        self._write_scalars(status_scalars(status, self._previous), status.version)
+        self._scalars.write(status_scalars(status, self._previous), status.version)
         self._previous = status
 
     def add_event(self, kind: str, **values: Any) -> None:
@@ -118,14 +98,6 @@ class MetricsLog:
     def _append(self, document: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
         self._file.flush()
-
-    def _write_scalars(self, values: Mapping[str, float | None], version: int) -> None:
-        known = {
-            tag: float(value)
-            for tag, value in values.items()
-            if value is not None and math.isfinite(value)
-        }
-        self._scalars.write(known, version)
 
 
 def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, float | None]:

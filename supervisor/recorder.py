@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
 from models.objective import ensure_compiled_loss
 from models.shared import SharedModel
-from ops import metrics
+from ops import metrics, run_dir
 from ops.run import Run
 from supervisor import report
 from supervisor.evaluate import Evaluator
@@ -35,7 +34,7 @@ class Recorder:
         """
         self._run, self._shared = run, shared
         if run.overwrite:
-            self._clear()
+            run_dir.clear_records(run.run_dir)
         loss = ensure_compiled_loss(shared.model)
         self._evaluator = Evaluator(shared.model, loss, images, labels, run.batch_size)
         self._log = MetricsLog(run.run_dir, resume=not run.overwrite)
@@ -98,8 +97,3 @@ class Recorder:
         temporary = self._run.run_dir / "best.tmp.keras"
         self._shared.model.save(temporary)
         os.replace(temporary, path)
-
-    def _clear(self) -> None:
-        for name in ("summary.json", "best.keras"):
-            (self._run.run_dir / name).unlink(missing_ok=True)
-        shutil.rmtree(self._run.run_dir / "report", ignore_errors=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-import shutil
 import signal
 import threading
 import time
@@ -17,7 +15,7 @@ from data.chosen import load_shard
 from data.chosen import take_shard as take_shard  # simulated workers deal as real ones do
 from data.sharding import label_counts
 from models.shared import SharedModel, has_gpu
-from ops import kernels, metrics, routing
+from ops import kernels, metrics, routing, run_dir
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run, is_finished, limit_of
@@ -27,6 +25,7 @@ from worker import flags as worker_flags
 from worker.core import Outgoing, WorkerCore
 from worker.exchange import Exchange, Heartbeat, Stopwatch
 from worker.flags import WorkerFlags
+from worker.scalars import WorkerScalars
 from worker.shard_client import Halted
 from worker.train_step import TrainStep, clip
 
@@ -45,7 +44,7 @@ def main(run: Run) -> int:
     own = worker_flags.read(run.nb_workers)
     limit_threads(own.threads)
     if run.overwrite:
-        shutil.rmtree(_checkpoint_dir(run, own.id_worker), ignore_errors=True)
+        run_dir.clear_node(run.run_dir, _name(own.id_worker))
     return _Worker(run, own).train()
 
 
@@ -55,8 +54,8 @@ def limit_threads(threads: int) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
-def _checkpoint_dir(run: Run, id_worker: int) -> pathlib.Path:
-    return run.run_dir / "checkpoints" / f"worker-{id_worker}"
+def _name(id_worker: int) -> str:
+    return f"worker-{id_worker}"
 
 
 class _Worker:
@@ -82,9 +81,12 @@ class _Worker:
         self.exchange = Exchange(
             run, own.id_worker, shared.spec, layouts, own.device.link, self.closing
         )
-        self.checkpoints = Checkpoints(_checkpoint_dir(run, own.id_worker), keep=2)
+        name = _name(own.id_worker)
+        self.checkpoints = Checkpoints(run_dir.checkpoints_of(run.run_dir, name), keep=2)
+        self.scalars = WorkerScalars(run_dir.scalars_of(run.run_dir, name))
         self.stopwatch = Stopwatch()
         self.num_steps = 0
+        self.loss: float | None = None  # of the newest mini-batch
         self.num_non_finite = 0
         self.started_at = time.monotonic()
         self.pause_seconds = 0.0
@@ -170,7 +172,7 @@ class _Worker:
         started = time.monotonic()
         batch = self.shard.cursor.next()
         images, labels = self.shard.images[batch], self.shard.labels[batch]
-        loss = self.step.gradients(images, labels, self.gradient)
+        loss = self.loss = self.step.gradients(images, labels, self.gradient)
         self.num_steps += 1
         clip(self.gradient, self.own.clip_norm)
         rest = started + self.own.device.step_seconds - time.monotonic()
@@ -281,7 +283,9 @@ class _Worker:
         )
 
     def _report(self) -> str:
-        return self._metrics().to_json()
+        counted = self._metrics()
+        self.scalars.note(counted, self.loss, self.num_steps, self.core.versions[0])
+        return counted.to_json()
 
     def _interrupt(self, number: int, frame: Any) -> None:
         """Finish the current exchange; if it does not come to an end, cut the streams."""

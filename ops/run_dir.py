@@ -1,0 +1,44 @@
+"""Where nodes write in a run directory, and what --overwrite removes (docs/OPERATIONS.md)."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+
+#: The Supervisor's records, or Standalone's.
+_RECORDS = ("metrics.jsonl", "summary.json", "best.keras", "report")
+#: Folders with one folder for each node.
+_NODE_FOLDERS = ("checkpoints", "tb")
+
+
+def checkpoints_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
+    """Return the folder of a node's checkpoints; `node` is for example ``worker-3``."""
+    return run_dir / "checkpoints" / node
+
+
+def scalars_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
+    """Return the folder of a node's TensorBoard files."""
+    return run_dir / "tb" / node
+
+
+def clear_node(run_dir: pathlib.Path, node: str) -> None:
+    """Remove what a node of this name wrote before."""
+    for folder in _NODE_FOLDERS:
+        shutil.rmtree(run_dir / folder / node, ignore_errors=True)
+
+
+def clear_records(run_dir: pathlib.Path) -> None:
+    """Remove what an earlier Supervisor wrote."""
+    for name in _RECORDS:
+        path = run_dir / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def clear(run_dir: pathlib.Path) -> None:
+    """Remove what an earlier run wrote, and nothing else; logs and flags are written over."""
+    clear_records(run_dir)
+    for folder in _NODE_FOLDERS:
+        shutil.rmtree(run_dir / folder, ignore_errors=True)
