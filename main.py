@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from cluster import flag_tables
+from cluster import flag_tables, launch_flags, tf_config
 from cluster import flags as run_flags
 from cluster.simulator import flags as simulator_flags
 from ops.run import (
@@ -41,7 +41,7 @@ ROLES = {
     "PS": "ps.role",
     "Worker": "worker.loop",
     "Supervisor": "supervisor.loop",
-    "Cluster": "cluster.local",
+    "Cluster": "cluster.launch",
     "Standalone": "cluster.standalone",
     "Simulator": "cluster.simulator.role",
 }
@@ -64,6 +64,8 @@ def main(arguments: list[str]) -> int:
         return EXIT_BAD_FLAG
     _start_log()
     try:
+        tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
+        logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new
         run = run_flags.read_run()
         if run.type_node in CHECKS:
             CHECKS[run.type_node](run)
@@ -190,7 +192,14 @@ def _parse(arguments: list[str]) -> list[str]:
 def define_flags() -> None:
     """Register every flag of every role."""
     flags.DEFINE_enum("type_node", "Worker", list(ROLES), "What to be.", module_name="Run")
-    for room in (flag_tables, ps_flags, worker_flags, supervisor_flags, simulator_flags):
+    for room in (
+        flag_tables,
+        ps_flags,
+        worker_flags,
+        supervisor_flags,
+        launch_flags,
+        simulator_flags,
+    ):
         run_flags.define(*room.TOPICS)
     flags.DEFINE_boolean("help", False, "Show this list.", short_name="h", module_name="Help")
 

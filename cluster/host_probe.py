@@ -1,0 +1,42 @@
+"""What a host has: runs there by itself, before the code does. Standard library only.
+
+``python -I - INTERFACE < host_probe.py`` writes one line, ``thinwire-probe`` and a JSON object:
+``cpus``, ``missing`` (packages that are not installed), ``interfaces`` (names) and ``address`` (of
+the interface asked for, null if there is none).
+"""
+
+import fcntl
+import importlib.util
+import json
+import os
+import socket
+import struct
+import sys
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_NEEDED = ("absl", "grpc", "keras", "numpy", "tensorflow")
+
+
+def _address(interface: str) -> "str | None":
+    request = struct.pack("256s", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+        except OSError:
+            return None
+
+
+def _cpus() -> int:
+    """Return the processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+found = {
+    "cpus": _cpus(),
+    "missing": [name for name in _NEEDED if importlib.util.find_spec(name) is None],
+    "interfaces": [name for _, name in socket.if_nameindex()],
+    "address": _address(sys.argv[1]) if sys.argv[1] else None,
+}
+sys.stdout.write(f"thinwire-probe {json.dumps(found)}\n")

@@ -1,0 +1,98 @@
+"""Runs one command on a host, and ends it when the launcher is gone.
+
+``python -I keeper.py SILENCE_SECONDS announce|quiet COMMAND...`` The launcher holds the other end
+of the standard input, through ssh or a pipe. However the launcher ends, this input ends too; where
+a network swallows that, its silence is noticed. So nothing is left running.
+
+This file runs by itself on a host whose packages are not known yet: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+#: One byte that the launcher writes -> the signal that the command gets.
+SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"K": signal.SIGKILL}
+#: The byte that only says that the launcher is alive.
+BEAT = b"."
+#: What is announced on the standard output, a line of its own, once the command was started.
+STARTED = "thinwire: the command has been started"
+#: From the gentle signal to the other one, where the launcher is gone.
+GRACE_SECONDS = 10.0
+_TURN_SECONDS = 0.1
+_READ_BYTES = 4096
+
+
+class Keeper:
+    """One command and what holds it."""
+
+    def __init__(self, command: list[str], silence_seconds: float) -> None:
+        """Start the command.
+
+        Args:
+            command: Program and arguments.
+            silence_seconds: The launcher is taken for gone when it has written nothing for so long.
+        """
+        self.silence_seconds = silence_seconds
+        self.heard_at = time.monotonic()
+        self.orphaned = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._be_orphaned)
+        self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def keep(self) -> int:
+        """Wait for the end; return the exit code, 128 + n for a command killed by signal n."""
+        while self.child.poll() is None and not self.orphaned:
+            self._listen()
+        if self.child.poll() is None:
+            self.child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(GRACE_SECONDS)
+        self._signal(signal.SIGKILL)  # and with it what the command has started itself
+        code = self.child.wait()
+        return code if code >= 0 else 128 - code
+
+    def _listen(self) -> None:
+        """Take what the launcher writes, for a moment."""
+        readable, _, _ = select.select([0], [], [], _TURN_SECONDS)
+        now = time.monotonic()
+        if readable:
+            heard = os.read(0, _READ_BYTES)
+            self.orphaned = self.orphaned or not heard
+            self.heard_at = now
+            for number in heard:
+                if bytes([number]) in SIGNALS:
+                    self._signal(SIGNALS[bytes([number])])
+        elif now - self.heard_at > self.silence_seconds:
+            self.orphaned = True
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to the command; the one that cannot be caught, to all its processes."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if number == signal.SIGKILL:
+                os.killpg(self.child.pid, number)
+            else:
+                self.child.send_signal(number)
+
+    def _be_orphaned(self, number: int, frame: object) -> None:
+        self.orphaned = True
+
+
+def main(arguments: list[str]) -> int:
+    """Keep the command that the arguments name."""
+    silence_seconds, manner, *command = arguments
+    keeper = Keeper(command, float(silence_seconds))
+    if manner == "announce":
+        sys.stdout.write(f"{STARTED}\n")
+        sys.stdout.flush()
+    return keeper.keep()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

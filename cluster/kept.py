@@ -1,0 +1,145 @@
+"""A process under a keeper (`cluster.keeper`): it ends when this end of a pipe is gone."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from cluster import keeper
+from cluster.launch import environment
+
+KEEPER = pathlib.Path(keeper.__file__).resolve()
+#: A launcher that has been silent for so long is taken for gone.
+SILENCE_SECONDS = 60.0
+_BEAT_SECONDS = 5.0
+_BYTE_OF = {number: byte for byte, number in keeper.SIGNALS.items()}
+_SSH_FAILED = 255
+_LAST_LINES = 5
+_PATIENCE_SECONDS = 5.0
+
+
+def keeper_command(
+    python: str, script: str, command: Sequence[str], announce: bool = True
+) -> list[str]:
+    """Return the command line that runs another one under a keeper.
+
+    Args:
+        python: Which Python, there.
+        script: Path of keeper.py, there.
+        command: What to run.
+        announce: Whether the keeper says that it was started; needed to follow its output.
+    """
+    manner = "announce" if announce else "quiet"
+    return [python, "-I", script, str(SILENCE_SECONDS), manner, *command]
+
+
+class KeptProcess:
+    """A command under a keeper, reached through a pipe or ssh; see `cluster.launch.Process`."""
+
+    def __init__(self, command: Sequence[str], label: str | None) -> None:
+        """Start it.
+
+        Args:
+            command: What leads to the keeper's standard input and output.
+            label: Begins each line that the command writes; None lets it write by itself.
+        """
+        self._label = label
+        self._heard_from = threading.Event()
+        self._last_beat = time.monotonic()
+        self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=None if label is None else subprocess.PIPE,
+            stderr=None if label is None else subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C reaches it through the cluster alone
+            env=environment(),
+        )
+        os.set_blocking(self._pipe(), False)  # nobody waits for a host that does not read
+        if label is None:
+            self._heard_from.set()
+        self._reader = threading.Thread(target=self._follow, name=f"follow-{label}", daemon=True)
+        self._reader.start()
+
+    @property
+    def started(self) -> bool:
+        """Whether the command itself is known to have been started."""
+        return self._heard_from.is_set()
+
+    @property
+    def last_words(self) -> str:
+        """What was written last, in one line."""
+        return " / ".join(self._lines)
+
+    def wait_until_started(self, seconds: float) -> bool:
+        """Wait until the command has been started or all has ended; return `started`."""
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None and time.monotonic() < deadline:
+            if self._heard_from.wait(0.05):
+                break
+        if self._process.poll() is not None:
+            self._reader.join(_PATIENCE_SECONDS)
+        return self.started
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n if signal n killed the command or -SIGHUP if ssh was cut."""
+        code = self._process.poll()
+        if code is None or code <= 128 or code == 128 + signal.SIGINT:
+            return code
+        return -signal.SIGHUP if code == _SSH_FAILED else 128 - code
+
+    def send_signal(self, number: int) -> None:
+        """Let the keeper send a signal to the command."""
+        self._write(_BYTE_OF[signal.Signals(number)])
+
+    def beat(self) -> None:
+        """Show the keeper from time to time that the launcher is alive."""
+        if time.monotonic() - self._last_beat >= _BEAT_SECONDS:
+            self._last_beat = time.monotonic()
+            self._write(keeper.BEAT)
+
+    def kill(self) -> None:
+        """End the command at once; where the keeper cannot be reached any more, what leads there.
+
+        The keeper then sees its input end.
+        """
+        self.send_signal(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE_SECONDS)
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def wait(self) -> int:
+        """Wait for the end; return what `poll` returns."""
+        self._process.wait()
+        self._reader.join(_PATIENCE_SECONDS)
+        code = self.poll()
+        return 0 if code is None else code
+
+    def _pipe(self) -> int:
+        if self._process.stdin is None:  # not so with the arguments above
+            raise OSError("no pipe to the keeper")
+        return self._process.stdin.fileno()
+
+    def _write(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended, or does not read: the keeper will tell
+            os.write(self._pipe(), message)
+
+    def _follow(self) -> None:
+        """Repeat what the command writes, line by line."""
+        for raw in self._process.stdout or ():
+            line = raw.decode(errors="replace").rstrip("\r\n")
+            if line == keeper.STARTED:
+                self._heard_from.set()
+                continue
+            self._lines.append(line)
+            sys.stderr.write(f"[{self._label}] {line}\n")
+            sys.stderr.flush()

@@ -1,0 +1,253 @@
+"""The Cluster role: every node of a run as a process of its own, here or on other hosts.
+
+Starts PS shards, workers and a Supervisor as plain ``python main.py`` command lines, passes signals
+on, reaps every child, and exits with the worst of their codes. Where a node runs, and how it is
+reached, is the business of a launcher (`LAUNCHERS`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import pathlib
+import shutil
+import signal
+import threading
+import time
+from typing import Any, Protocol
+
+from absl import flags, logging
+
+from cluster import launch_flags
+from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run, finished_summary
+from worker.flags import devices
+
+FLAGS = flags.FLAGS
+MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
+#: --launcher value -> module with `prepare(run) -> Launcher`.
+LAUNCHERS = {"local": "cluster.local", "ssh": "cluster.ssh", "ray": "cluster.on_ray"}
+#: Flags that each child gets a value of its own for, or none.
+_OWN_FLAGS = ("type_node", "id_worker", "id_ps", "ip_PS", "port", "ps_hosts", "nb_ps", "run_dir",
+              "overwrite", "flagfile", "batch_size", "linger_seconds",
+              "worker_threads")  # fmt: skip
+_KILL_AFTER_SECONDS = 20.0
+_TURN_SECONDS = 0.1
+#: Children have a session of their own: what ends us must be passed on, a closed terminal too.
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One node to start."""
+
+    name: str
+    role: str
+    number: int  # its id
+    flags: tuple[str, ...]  # of main.py
+
+
+class Process(Protocol):
+    """What a launcher has started; `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n if signal n killed it, None while it runs."""
+
+    def send_signal(self, number: int) -> None:
+        """Pass a signal on."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def wait(self) -> int:
+        """Wait for the end; return what `poll` returns."""
+
+
+class Launcher(Protocol):
+    """Where nodes run, and how they are reached."""
+
+    addresses: tuple[str, ...]  # host:port of every shard, as workers dial it
+
+    def start(self, node: Node) -> Process:
+        """Start a node."""
+
+    def settle(self) -> None:
+        """Return when all that was started runs; raises Unreachable if it does not."""
+
+    def tend(self) -> None:
+        """Do what has to be done again and again; called every fraction of a second."""
+
+    def close(self) -> None:
+        """Give back what was taken; every process has ended."""
+
+
+@dataclasses.dataclass
+class Child:
+    """One node that was started."""
+
+    node: Node
+    process: Process
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+        if self.code is None:
+            self.code = self.process.poll()
+        return self.code
+
+
+def main(run: Run) -> int:
+    """Run the whole cluster; return the worst exit code of its nodes.
+
+    Raises:
+        ConfigurationError: Flags that do not fit the launcher.
+        Unreachable: A host that cannot be used; nothing is left running.
+    """
+    devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
+    name = launch_flags.check()
+    if run.overwrite:
+        _clear(run.run_dir)
+    if finished := finished_summary(run):
+        logging.info("this run is finished (%s); see %s, or --overwrite it", finished,
+                     run.run_dir / "report" / "index.html")  # fmt: skip
+        return EXIT_DONE
+    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
+    try:
+        return _Cluster(run, launcher).run()
+    finally:
+        launcher.close()
+
+
+def threads_of(num_cpus: int, num_workers: int) -> int:
+    """Return how many threads each of a host's workers may use."""
+    return FLAGS.worker_threads or max(1, num_cpus // max(1, num_workers))
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a child; its place in the run comes with its flags."""
+    return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+
+
+def _clear(run_dir: pathlib.Path) -> None:
+    """Remove what an earlier run wrote here, and nothing else."""
+    for name in ("checkpoints", "tb", "report"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    for name in ("metrics.jsonl", "summary.json", "best.keras"):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+class _Cluster:
+    """The children of one run."""
+
+    def __init__(self, run: Run, launcher: Launcher) -> None:
+        self.run_settings = run
+        self.launcher = launcher
+        self.children: list[Child] = []
+        self.interrupted = threading.Event()
+        self.root_cause: int | None = None  # exit code of the failure that ended the run
+        self.common = self._common_flags()
+
+    def run(self) -> int:
+        """Start everybody, wait for the end, reap everybody."""
+        previous = [(number, signal.signal(number, self._interrupt)) for number in _END_SIGNALS]
+        try:
+            self._start()
+            self._wait()
+        finally:
+            self._reap()
+            for number, handler in previous:
+                signal.signal(number, handler)
+        return self._code()
+
+    def _start(self) -> None:
+        run = self.run_settings
+        for shard in range(run.nb_ps):
+            self._spawn("PS", shard, [f"--id_ps={shard}", "--linger_seconds=60"])
+        for worker in range(1, run.nb_workers + 1):
+            self._spawn("Worker", worker, [f"--id_worker={worker}"])
+        self._spawn("Supervisor", 0, ["--batch_size=1000"])
+        if not self.interrupted.is_set():
+            self.launcher.settle()
+
+    def _spawn(self, role: str, number: int, own: list[str]) -> None:
+        if self.interrupted.is_set():
+            return
+        given = [f"--type_node={role}", *self.common]
+        if role != "Supervisor":  # the Supervisor alone speaks; the others' logs are in files
+            given += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
+        given.append(f"--ps_hosts={','.join(self.launcher.addresses)}")
+        node = Node(f"{role.lower()}-{number}", role, number, (*given, *own))
+        child = Child(node, self.launcher.start(node))
+        self.children.append(child)
+        if self.interrupted.is_set():  # between the look above and now
+            child.process.send_signal(signal.SIGINT)
+
+    def _wait(self) -> None:
+        """Wait until every node has ended; once one has failed for good, end the others."""
+        deadline: float | None = None
+        while any(child.poll() is None for child in self.children):
+            time.sleep(_TURN_SECONDS)
+            self.launcher.tend()
+            if self.root_cause is None:
+                self.root_cause = self._failure()
+                if self.root_cause is not None:
+                    self._signal(signal.SIGTERM)
+            ps_gone = all(child.poll() is not None for child in self._of("PS"))
+            if ps_gone or self.root_cause is not None or self.interrupted.is_set():
+                deadline = deadline or time.monotonic() + _KILL_AFTER_SECONDS
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+
+    def _failure(self) -> int | None:
+        """Return the exit code that dooms the run: a PS's, or the first worker's of all."""
+        for child in self._of("PS"):
+            code = child.poll()
+            if code not in (None, EXIT_DONE):
+                return EXIT_UNREACHABLE if code < 0 else code
+        codes = [child.poll() for child in self._of("Worker")]
+        if all(code not in (None, EXIT_DONE) for code in codes):
+            return next((code for code in codes if code and code > 0), EXIT_UNREACHABLE)
+        return None
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        del frame
+        logging.info("%s: ending the cluster", signal.Signals(number).name)
+        self.interrupted.set()
+        self._signal(signal.SIGINT)
+
+    def _signal(self, number: int) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.process.send_signal(number)
+
+    def _reap(self) -> None:
+        stubborn = [child for child in self.children if child.poll() is None]
+        for child in stubborn:
+            logging.warning("%s does not end; killing it", child.node.name)
+            child.process.kill()
+        for child in stubborn:
+            child.code = child.process.wait()
+
+    def _of(self, role: str) -> list[Child]:
+        return [child for child in self.children if child.node.role == role]
+
+    def _code(self) -> int:
+        """Return what went wrong; a killed worker does not spoil a run that reached its end."""
+        codes = {child.node.name: child.poll() or 0 for child in self.children}
+        logging.info("exit codes: %s", codes)
+        if self.interrupted.is_set():
+            return EXIT_INTERRUPTED
+        return self.root_cause or max(0, *codes.values())
+
+    def _common_flags(self) -> list[str]:
+        """Return every flag that was given here, for the children."""
+        left_out = (*_OWN_FLAGS, *launch_flags.NAMES)
+        given = [
+            FLAGS[name].serialize()
+            for name in FLAGS
+            if FLAGS[name].present and name not in left_out
+        ]
+        return [
+            *(part for text in given for part in text.split("\n") if part),
+            f"--run_dir={self.run_settings.run_dir}",
+        ]

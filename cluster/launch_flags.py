@@ -1,0 +1,96 @@
+"""Flags of the Cluster role: where its nodes run."""
+
+from __future__ import annotations
+
+import sys
+
+from absl import flags
+
+from ops.options import Rule, Topic, choice, words
+from ops.types import ConfigurationError
+
+FLAGS = flags.FLAGS
+
+_IS_NAME = Rule(lambda text: bool(text.strip()), "must not be empty")
+
+TOPICS = (
+    Topic(
+        "Cluster: where nodes run",
+        (
+            choice("launcher", None, "How a Cluster starts its nodes. Default: ssh where "
+                   "--hosts_file is given, else local.", ("local", "ssh", "ray")),
+            words("hosts_file", None, "A host a line, fast to slow: [user@]host[:port] [slots=q].",
+                  rule=_IS_NAME),
+            words("sync_dst_dir", None, "Copy the code to this folder of every host and run it "
+                  "there; without it the code must be at the same path everywhere.",
+                  rule=_IS_NAME),
+            words("interface", None, "Where a PS listens: the name of an interface of its host, or "
+                  "an address. Default: the address that the hosts file names.", rule=_IS_NAME),
+            words("ssh_options", "", "More options for ssh, such as '-i key -J gateway'."),
+            words("remote_python", None, "Python of the hosts. Default: the launcher's path."),
+            words("ray_address", None, "Ray cluster to use, or 'local'. Default: RAY_ADDRESS, "
+                  "else a Ray of this machine."),
+        ),
+    ),
+)  # fmt: skip
+#: Nodes do not need them.
+NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
+#: Flag -> the launchers that heed it.
+_HEEDED_BY = {
+    "hosts_file": ("ssh",),
+    "sync_dst_dir": ("ssh", "ray"),
+    "interface": ("ssh",),
+    "ssh_options": ("ssh",),
+    "remote_python": ("ssh", "ray"),
+    "ray_address": ("ray",),
+}
+
+
+def check() -> str:
+    """Return the launcher's name.
+
+    Raises:
+        ConfigurationError: A flag that this launcher would not heed, or one that it lacks.
+    """
+    launcher = FLAGS.launcher or ("ssh" if FLAGS.hosts_file else "local")
+    for name, heeding in _HEEDED_BY.items():
+        if FLAGS[name].present and launcher not in heeding:
+            raise ConfigurationError(
+                f"--{name}={FLAGS[name].value} means nothing to --launcher={launcher}; leave it "
+                f"out, or choose --launcher={' or '.join(heeding)}."
+            )
+    if launcher == "ssh" and not FLAGS.hosts_file:
+        raise ConfigurationError("--launcher=ssh needs --hosts_file, with a host a line.")
+    return launcher
+
+
+def remote_python() -> str:
+    """Return which Python the nodes of other hosts run.
+
+    Raises:
+        ConfigurationError: A path that means something else in each folder.
+    """
+    python: str = FLAGS.remote_python or sys.executable
+    if "/" in python and not python.startswith("/"):
+        raise ConfigurationError(
+            f"--remote_python={python}: expected an absolute path, or a name such as python3."
+        )
+    return python
+
+
+def refuse_chosen_addresses() -> None:
+    """Refuse what cannot be said of shards on other hosts.
+
+    Raises:
+        ConfigurationError: --ip_PS, or --port=0.
+    """
+    if FLAGS["ip_PS"].present:
+        raise ConfigurationError(
+            f"--ip_PS={FLAGS.ip_PS}: the launcher gives each PS its address; leave this out, and "
+            "set --interface where the PS shall listen elsewhere than the hosts file says."
+        )
+    if FLAGS.port == 0 and not FLAGS.ps_hosts:
+        raise ConfigurationError(
+            "--port=0: a free port of another host cannot be looked up from here; give the first "
+            "of --nb_ps free ports."
+        )
