@@ -56,8 +56,8 @@ def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, floa
     if len(lines) != nb_workers:
         raise ConfigurationError(
             f"--data_sharding_file {path} has {len(lines)} lines of fractions; expected one for "
-            f"each of the {nb_workers} workers (--nb_workers). Add or remove lines, or set "
-            f"--nb_workers {max(1, len(lines))}."
+            f"each of the {nb_workers} workers (--nb_workers). Add or remove lines, or change "
+            "--nb_workers."
         )
     _check_cover(path, lines)
     return tuple((line.start, line.end) for line in lines)

@@ -58,6 +58,12 @@ AT_ONCE = [
     (["--method=gsp", "--groups_file=missing.txt"], 2, ["groups_file", "missing.txt"]),
     (["--method=bsp", "--staleness_bound=2"], 2, ["staleness_bound=2", "no bound"]),
     (["--data_dir=missing"], 2, ["data_dir", "missing"]),
+    (["--partition=clas"], 1, ["partition", "clas", "dirichlet"]),
+    (["--dirichlet_alpha=0"], 1, ["dirichlet_alpha", "0.0", "0.001"]),
+    (["--dirichlet_alpha=1"], 2, ["dirichlet_alpha=1", "--partition=iid"]),
+    (["--partition=file", "--no_block_shuffle"], 2, ["data_sharding_file", "--partition=file"]),
+    (["--no_block_shuffle"], 2, ["no_block_shuffle", "--partition=class", "--partition=iid"]),
+    (["--partition=file", "--data_sharding_file=absent"], 2, ["data_sharding_file", "absent"]),
     (["--model=missing.py"], 2, ["model", "missing.py"]),
     (["--ps_hosts=nonsense"], 2, ["ps_hosts", "nonsense"]),
 ]

@@ -68,7 +68,7 @@ def test_the_original_example(tmp_path: Path) -> None:
         ("0 half\n0.5 1\n", "line 1 reads '0 half'"),
         ("0 0.5 0.7\n0.7 1\n", "two numbers"),
         ("0 1\n", "1 lines"),
-        ("0 0.5\n0.5 0.8\n0.8 1\n", "--nb_workers 3"),
+        ("0 0.5\n0.5 0.8\n0.8 1\n", "3 lines"),
         ("", "0 lines"),
     ],
 )
