@@ -1,0 +1,273 @@
+"""From the command line to a Run: defaults, lists, overrides, and what is refused."""
+
+import dataclasses
+import math
+import pathlib
+
+import pytest
+from absl import flags
+
+from cluster.flags import read_run
+from ops import codecs, down_codecs, pacing, routing, sync, weighting
+from ops.methods import METHODS, SEAMS
+from ops.server_update import OPTIMIZERS
+from ops.types import ConfigurationError
+from ps import flags as ps_flags
+from tests.command_line import given
+from worker import flags as worker_flags
+
+REGISTRIES = (
+    *(pacing.REGISTRY, codecs.REGISTRY, down_codecs.REGISTRY, routing.REGISTRY),
+    *(sync.REGISTRY, weighting.REGISTRY, OPTIMIZERS),
+)
+
+
+def run_of(*arguments):
+    with given(*arguments):
+        return read_run()
+
+
+def worker_of(*arguments):
+    with given(*arguments) as values:
+        return worker_flags.read(values.nb_workers)
+
+
+def device_of(*arguments):
+    """All numbers that emulate a worker, by name."""
+    own = dataclasses.asdict(worker_of(*arguments))
+    found = {}
+    for settings in (own, *(value for value in own.values() if isinstance(value, dict))):
+        found |= settings
+        for value in settings.values():
+            found |= value if isinstance(value, dict) else {}
+    return found
+
+
+def test_defaults():
+    run = run_of()
+    assert (run.type_node, run.nb_workers, run.nb_ps, run.seed) == ("Worker", 4, 1, 1)
+    assert (run.method.name, run.data.dataset, run.model.network) == (
+        *("adacomp", "fashion_mnist_sample"),
+        "cnn",
+    )
+    assert run.method.codec == codecs.TopK(compression_rate=0.01)
+    assert run.schedule.rate(0.0) == 0.02
+    assert run.addresses == ("127.0.0.1:2223",)
+    assert run.run_dir == pathlib.Path("runs/adacomp-fashion_mnist_sample")
+    assert (run.epochs, run.max_seconds, run.target_accuracy) == (None, None, None)
+    assert not run.overwrite
+    own = worker_of()
+    assert (own.id_worker, own.clip_norm) == (1, 0.0)
+
+
+def test_every_flag_says_what_it_is_for():
+    with given() as values:
+        for topic, members in values.flags_by_module_dict().items():
+            for flag in members if not topic.startswith("absl") else ():
+                assert len(flag.help) > 5, flag.name
+
+
+@pytest.mark.parametrize(("seam", "registry"), list(zip(SEAMS, REGISTRIES, strict=True)))
+def test_a_seam_s_flag_offers_what_its_registry_holds(seam, registry):
+    with given() as values:
+        assert list(values[seam].parser.enum_values) == list(registry)
+        assert values[seam].value is None
+
+
+# -- methods ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_its_row(name):
+    assert run_of(f"--method={name}").method.seams == METHODS[name]
+
+
+@pytest.mark.parametrize(("seam", "registry"), list(zip(SEAMS, REGISTRIES, strict=True)))
+def test_an_explicit_flag_overrides_one_seam_alone(seam, registry):
+    for value in registry:
+        method = run_of("--method=adacomp", f"--{seam}={value}").method
+        assert method.seams == METHODS["adacomp"] | {seam: value}
+
+
+def test_hyper_parameters_reach_the_policy_that_has_them():
+    method = run_of(
+        "--compression_rate=0.2", "--value_dtype=int8", "--staleness_window=7",
+        "--beyond_window=reject", "--momentum=0.5", "--weight_decay=0.125", "--global_lr=2",
+        "--pacer=fixed", "--local_steps=3", "--sync=gsp", "--groups=4,1|3,2",
+        "--staleness_bound=5", "--server_optimizer=sgd",
+    ).method  # fmt: skip
+    assert (method.codec.compression_rate, method.codec.value_dtype) == (0.2, "int8")
+    assert method.weighting == weighting.PerEntry(7, "reject")
+    assert (method.server.momentum, method.server.weight_decay) == (0.5, 0.125)
+    assert (method.server.global_lr, method.server.feeds_deltas) == (2.0, True)
+    assert method.pacer.local_steps == 3
+    assert method.sync == sync.SyncRule(((1, 4), (2, 3)), 5)
+
+
+def test_defaults_that_depend_on_the_choice():
+    assert run_of("--method=ssp").method.sync.bound == 3
+    assert run_of("--method=gsp").method.sync == sync.SyncRule(((1, 2, 3, 4),))
+    assert run_of("--server_optimizer=momentum").method.server.momentum == 0.9
+    assert run_of("--server_optimizer=momentum", "--momentum=0").method.server.momentum == 0
+    assert not run_of("--method=asgd").method.server.feeds_deltas
+
+
+def test_groups_from_a_file(tmp_path):
+    file = tmp_path / "groups.txt"
+    file.write_text("# two fast ones\n1 2\n\n3,4\n")
+    run = run_of("--method=gsp", f"--groups_file={file}")
+    assert run.method.sync.groups == ((1, 2), (3, 4))
+    with pytest.raises(ConfigurationError, match="leave one out"):
+        run_of("--method=gsp", f"--groups_file={file}", "--groups=1|2|3|4")
+    file.write_bytes(b"\xff\xfe1")
+    with pytest.raises(ConfigurationError, match="groups.txt"):
+        run_of("--method=gsp", f"--groups_file={file}")
+
+
+# -- addresses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "addresses"),
+    [
+        (["--nb_ps=3", "--port=100"], ("127.0.0.1:100", "127.0.0.1:101", "127.0.0.1:102")),
+        (["--ip_PS=10.0.0.9"], ("10.0.0.9:2223",)),
+        (["--ps_hosts=a:1,b:2"], ("a:1", "b:2")),
+        (["--ps_hosts=a:1, b:2", "--nb_ps=2"], ("a:1", "b:2")),
+        (["--ps_hosts=[::1]:5"], ("[::1]:5",)),
+    ],
+)
+def test_addresses(arguments, addresses):
+    run = run_of(*arguments)
+    assert run.addresses == addresses
+    assert run.nb_ps == len(addresses)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ps_hosts=a:1,b:2", "--nb_ps=3"], "names 2 shards, --nb_ps=3"),
+        (["--ps_hosts=a"], "'a' is not host:port"),
+        (["--ps_hosts=a:1,b:x"], "'b:x' is not host:port"),
+        (["--ps_hosts=:5"], "':5' is not host:port"),
+        (["--ps_hosts=a:65536"], "up to 65535"),
+        (["--port=65535", "--nb_ps=2"], "'127.0.0.1:65536' is not"),
+        (["--ip_PS="], "':2223' is not host:port"),
+    ],
+)
+def test_addresses_that_are_none(arguments, words):
+    with pytest.raises(ConfigurationError, match=words):
+        run_of(*arguments)
+
+
+def test_a_shard_knows_its_place():
+    def own(*arguments):
+        with given("--type_node=PS", *arguments):
+            run = read_run()
+            ps_flags.check(run)
+            return ps_flags.read(run.addresses)
+
+    assert own("--ps_hosts=127.0.0.1:7,127.0.0.1:9", "--id_ps=1").port == 9
+    assert own("--nb_ps=3", "--id_ps=2", "--port=50").port == 52
+    with pytest.raises(ConfigurationError, match="--id_ps=3: this run has shards 0..2"):
+        own("--nb_ps=3", "--id_ps=3")
+    with pytest.raises(ConfigurationError, match="--insecure"):
+        own("--ip_PS=0.0.0.0")
+    assert own("--ip_PS=0.0.0.0", "--insecure").bind == "0.0.0.0"
+
+
+# -- comma lists: one value, or one per worker --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "worker", "mbps"),
+    [
+        ("100", 1, 100),
+        ("100", 3, 100),
+        ("100,10,1", 1, 100),
+        ("100, 10 ,1", 2, 10),
+        ("1,0,2", 3, 2),
+    ],
+)
+def test_one_value_or_one_per_worker(text, worker, mbps):
+    flag = f"--link_mbps={text}"
+    assert device_of("--nb_workers=3", f"--id_worker={worker}", flag)["mbps"] == mbps
+
+
+def test_each_list_is_a_setting_of_its_own():
+    found = device_of("--nb_workers=2", "--id_worker=2", "--link_mbps=5", "--link_delay_ms=1,2",
+                      "--link_loss=0.1", "--slowdown=1,4")  # fmt: skip
+    assert [found[name] for name in ("mbps", "delay_ms", "loss", "slowdown")] == [5, 2, 0.1, 4]
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--link_mbps=1,2", "has 2 values; give one, or one for each of the 3"),
+        ("--slowdown=1,1,1,1", "has 4 values"),
+        ("--slowdown=0.5", "--slowdown=0.5: expected a number from 1"),
+        ("--link_loss=0,0,1", "--link_loss=1: expected a number from 0 to 0.95"),
+        ("--link_mbps=-1", "--link_mbps=-1"),
+        ("--link_delay_ms=nan", "--link_delay_ms=nan"),
+        ("--link_delay_ms=1e9", "--link_delay_ms=1e\\+09"),
+        ("--id_worker=4", "--id_worker=4: expected 1..3"),
+        ("--id_worker=0", "--id_worker=0: expected 1..3"),
+    ],
+)
+def test_values_that_cannot_be_emulated(flag, words):
+    with pytest.raises(ConfigurationError, match=words):
+        worker_of("--nb_workers=3", flag)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "1,,2", "1;2", "1,x"])
+def test_lists_that_hold_no_numbers(text):
+    with pytest.raises(flags.Error, match="link_mbps"), given(f"--link_mbps={text}"):
+        pass
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def test_no_number_may_be_nan_or_infinite():
+    with given() as values:
+        names = [name for name in values if values[name].flag_type() == "float"]
+    assert {"learning_rate", "compression_rate", "momentum", "lease_seconds"} <= set(names)
+    for name in names:
+        for bad in (math.nan, math.inf, -math.inf):
+            with pytest.raises(flags.Error, match=name), given(f"--{name}={bad}"):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method=asgd", "--groups=1|2|3|4"], "--sync=asp has no groups"),
+        (["--method=gsp", "--groups=1,2|3"], "name 3 workers, --nb_workers=4"),
+        (["--method=asgd", "--staleness_bound=1"], "no bound"),
+        (["--partition=file"], "--partition=file"),
+        (["--data_sharding_file=f.txt"], "--data_sharding_file"),
+        (["--lr_schedule=0.5:x"], "lr_schedule"),
+        (["--lr_schedule=1.5:0.1"], "lr_schedule"),
+        (["--server_optimizer=adam", "--momentum=0.9"], "--momentum belongs to sgd"),
+        (["--model=no_such_file.py"], "--model=no_such_file.py"),
+        (["--data_dir=no_such_folder"], "--data_dir=no_such_folder"),
+    ],
+)
+def test_choices_that_exclude_each_other(arguments, words):
+    with pytest.raises(ConfigurationError, match=words):
+        run_of(*arguments)
+
+
+def test_the_flags_a_node_keeps_repeat_its_run(tmp_path):
+    arguments = (
+        "--method=gsp", "--groups=1,3|2", "--nb_workers=3", "--link_mbps=1,2,3",
+        "--ps_hosts=a:1,b:2", "--lr_schedule=0.5:0.1", "--overwrite", "--epochs=2.5",
+        "--down_codec=delta", "--id_worker=2",
+    )  # fmt: skip
+    file = tmp_path / "flags-worker-2.txt"
+    with given(*arguments) as values:
+        run, own = read_run(), worker_flags.read(3)
+        file.write_text(values.flags_into_string())
+    with given(f"--flagfile={file}"):
+        assert read_run() == run
+        assert worker_flags.read(3) == own
