@@ -22,6 +22,7 @@ class Shard:
     images: NDArray[np.float32]  # [n, ...] float32
     labels: NDArray[np.int32]  # [n] int32
     cursor: Cursor  # over 0..n-1
+    label_counts: dict[int, int]  # label -> examples, for reports
 
 
 def load_chosen(
@@ -76,7 +77,19 @@ def take_shard(run: Run, whole: datasets.Dataset, id_worker: int, nb_workers: in
     """
     rule = _split_rule(run, nb_workers)
     mine = sharding.shard(whole.train_labels, id_worker, rule, whole.train_file_offsets)
-    check_batch_size(run.batch_size, len(mine), rule.partition)
+    return _pick(run, whole, mine, id_worker)
+
+
+def take_shards(run: Run, whole: datasets.Dataset) -> list[Shard]:
+    """Return every worker's ``take_shard``, splitting once: for simulations of thousands."""
+    rule = _split_rule(run, run.nb_workers)
+    shards = sharding.split(whole.train_labels, rule, whole.train_file_offsets)
+    return [_pick(run, whole, mine, number) for number, mine in enumerate(shards, start=1)]
+
+
+def _pick(run: Run, whole: datasets.Dataset, mine: NDArray[np.int64], id_worker: int) -> Shard:
+    """Return the examples at some positions, with a cursor at their start."""
+    check_batch_size(run.batch_size, len(mine), run.data.partition)
     cursor = Cursor(
         np.arange(len(mine)),
         run.batch_size,
@@ -84,7 +97,8 @@ def take_shard(run: Run, whole: datasets.Dataset, id_worker: int, nb_workers: in
         shuffle=not run.data.no_block_shuffle,
         digest=zlib.crc32(mine.astype("<i8").tobytes()),
     )
-    return Shard(whole.train_images[mine], whole.train_labels[mine], cursor)
+    labels = whole.train_labels[mine]
+    return Shard(whole.train_images[mine], labels, cursor, sharding.label_counts(labels))
 
 
 def _split_rule(run: Run, nb_workers: int) -> sharding.Rule:

@@ -15,7 +15,7 @@ from cluster.simulator.pipes import Pipe
 from cluster.simulator.shard import SimulatedShard
 from cluster.simulator.trainer import Trainer
 from cluster.simulator.worker import Equipment, SimulatedWorker
-from data.chosen import take_shard
+from data.chosen import Shard, take_shards
 from models.shared import SharedModel
 from ops import routing
 from ops.run import Run
@@ -73,9 +73,9 @@ class Simulation:
         trainer = Trainer(shared, own.clip_norm)
         self.workers = [
             SimulatedWorker(
-                self._equipment(number, dataset), self.shards, decoders, trainer, self.clock
+                self._equipment(number, shard), self.shards, decoders, trainer, self.clock
             )
-            for number in range(1, run.nb_workers + 1)
+            for number, shard in enumerate(take_shards(run, dataset), start=1)
         ]
 
     def play(self, keep: Callable[[float], None], interrupted: Callable[[], bool]) -> str:
@@ -144,7 +144,7 @@ class Simulation:
         core = PsCore(config, run.method, theta, self.bodies, membership, rule)
         return SimulatedShard(number, core, layout, self.own.servers[number], self.clock)
 
-    def _equipment(self, number: int, dataset: Any) -> Equipment:
+    def _equipment(self, number: int, shard: Shard) -> Equipment:
         run, device = self.run_settings, self.own.devices[number - 1]
         seed = run.seed * 1000 + number
         draw = self.own.step_times[number - 1].sampler([run.seed, number])
@@ -153,7 +153,7 @@ class Simulation:
             make_core=functools.partial(
                 WorkerCore, self.spec, self.layouts, run.method, self.bodies, [run.seed, number]
             ),
-            shard=take_shard(run, dataset, number, run.nb_workers),
+            shard=shard,
             step_seconds=lambda: max(device.step_seconds, device.slowdown * draw()),
             link=device.link,
             up=Pipe(device.link, seed),

@@ -289,6 +289,7 @@ class SimulatedWorker:
             wait_seconds=seconds.wait,
             non_finite=self.num_non_finite,
             steps_per_second=self.num_steps / self.clock.now if self.clock.now else 0.0,
+            labels=self.own.shard.label_counts,
         ).to_json()
 
     _handlers: ClassVar[dict[type, Any]] = {

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import PARTITIONS
-from data.chosen import Shard, take_shard
+from data.chosen import Shard, take_shard, take_shards
 from data.datasets import Dataset
 from ops.run import DataChoice
 from ops.types import ConfigurationError
@@ -26,8 +26,8 @@ def dataset() -> Dataset:
     return Dataset(images, labels, images[:0], labels[:0])
 
 
-def take(folder: Path, kind: str, id_worker: int = 2, batch_size: int = 16) -> Shard:
-    """Take a shard of four as a worker of such a run would."""
+def make_run(folder: Path, kind: str, batch_size: int) -> types.SimpleNamespace:
+    """What of a run of four workers the split heeds."""
     partition = kind.split()[0]
     path = None
     if partition == "file":
@@ -36,7 +36,12 @@ def take(folder: Path, kind: str, id_worker: int = 2, batch_size: int = 16) -> S
     choice = DataChoice(
         "synthetic", None, "unit", partition, path and str(path), None, "unshuffled" in kind
     )
-    run = types.SimpleNamespace(data=choice, seed=5, batch_size=batch_size)
+    return types.SimpleNamespace(data=choice, seed=5, batch_size=batch_size, nb_workers=4)
+
+
+def take(folder: Path, kind: str, id_worker: int = 2, batch_size: int = 16) -> Shard:
+    """Take a shard of four as a worker of such a run would."""
+    run = make_run(folder, kind, batch_size)
     return take_shard(run, dataset(), id_worker, nb_workers=4)
 
 
@@ -52,6 +57,17 @@ def test_four_workers_see_every_example_once_an_epoch(tmp_path: Path, kind: str)
     labels = dataset().train_labels
     for shard in shards:
         np.testing.assert_array_equal(labels[shard.images.ravel().astype(int)], shard.labels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_shards_at_once_are_those_of_each_worker(tmp_path: Path, kind: str) -> None:
+    together = take_shards(make_run(tmp_path, kind, 16), dataset())
+    for number, shard in enumerate(together, start=1):
+        alone = take(tmp_path, kind, number)
+        assert shard.cursor.state() == alone.cursor.state()
+        assert shard.label_counts == alone.label_counts
+        assert sum(shard.label_counts.values()) == len(shard.labels)
+        assert draw(shard, 5) == draw(alone, 5)
 
 
 @settings(max_examples=80, deadline=None)
