@@ -1,0 +1,265 @@
+"""A cluster's rules with nodes that only pretend: who is started, who is ended, which exit code.
+
+And the launcher of this machine, as far as it can be tried without TensorFlow.
+"""
+
+import collections
+import json
+import os
+import signal
+import sys
+import types
+
+import pytest
+
+from cluster import launch, local
+from cluster.flags import read_run
+from proto.channel_grpc import Unreachable
+from tests.command_line import given
+from worker import flags as worker_flags
+
+Script = collections.namedtuple("Script", "turns code on_signal", defaults=(3, 0, "its code"))
+#: It never ends by itself, and ignores what it is told.
+STUBBORN = Script(turns=10**9, on_signal="nothing")
+#: It never ends by itself; told to end, it does with 130.
+ENDLESS = Script(turns=10**9, code=130)
+
+
+class FakeProcess:
+    """Ends with `code` after so many turns, or when it is told to."""
+
+    def __init__(self, script):
+        self.script, self.turns, self.code, self.heard = script, 0, None, []
+
+    def turn(self):
+        self.turns += 1
+        if self.code is None and self.turns >= self.script.turns:
+            self.code = self.script.code
+
+    def poll(self):
+        return self.code
+
+    def send_signal(self, number):
+        self.heard.append(number)
+        if self.script.on_signal == "its code":
+            self.code = self.script.code
+
+    def kill(self):
+        self.heard.append(signal.SIGKILL)
+        self.code = -signal.SIGKILL
+
+    def wait(self):
+        assert self.code is not None, "waits for a node that does not end"
+        return self.code
+
+
+class FakeLauncher:
+    """Starts nodes by script; `at_turn` may do something of its own."""
+
+    addresses = ("127.0.0.1:7", "127.0.0.1:8")
+
+    def __init__(self, scripts, at_turn=None, settled=None):
+        self.scripts, self.at_turn, self.settled = scripts, at_turn, settled
+        self.nodes, self.processes, self.turns, self.closed = {}, {}, 0, False
+
+    def start(self, node):
+        self.nodes[node.name] = node
+        self.processes[node.name] = FakeProcess(self.scripts.get(node.name, Script()))
+        return self.processes[node.name]
+
+    def settle(self):
+        if self.settled is not None:
+            raise self.settled
+
+    def tend(self):
+        self.turns += 1
+        if self.at_turn is not None:
+            self.at_turn(self.turns)
+        for process in self.processes.values():
+            process.turn()
+
+    def close(self):
+        assert all(process.code is not None for process in self.processes.values())
+        self.closed = True
+
+    def heard(self, name):
+        return self.processes[name].heard
+
+
+@pytest.fixture
+def cluster(monkeypatch, tmp_path):
+    """A function (scripts, *flags, ...) -> (exit code, launcher)."""
+    monkeypatch.setattr(launch, "_TURN_SECONDS", 0)
+    monkeypatch.setattr(launch, "_KILL_AFTER_SECONDS", 0.02)
+
+    def run(scripts=(), *flags, **behaviour):
+        launcher = FakeLauncher(dict(scripts), **behaviour)
+        module = types.SimpleNamespace(prepare=lambda run: launcher)
+        monkeypatch.setitem(sys.modules, "fake_launcher", module)
+        monkeypatch.setitem(launch.LAUNCHERS, "local", "fake_launcher")
+        usual = ("--type_node=Cluster", "--nb_workers=2", "--nb_ps=2", f"--run_dir={tmp_path}")
+        with given(*usual, *flags):
+            try:
+                return launch.main(read_run()), launcher
+            finally:
+                assert launcher.closed or not launcher.nodes
+
+    return run
+
+
+ALL = {"ps-0", "ps-1", "worker-1", "worker-2", "supervisor-0"}
+
+
+def test_it_starts_everybody_once_and_ends_with_0(cluster):
+    code, launcher = cluster()
+    assert code == 0
+    assert launcher.nodes.keys() == ALL
+    assert not any(process.heard for process in launcher.processes.values())
+
+
+@pytest.mark.parametrize(
+    ("scripts", "code"),
+    [
+        # A killed worker does not spoil a run that reached its end.
+        ({"worker-1": Script(1, -9)}, 0),
+        ({"worker-1": Script(1, 4)}, 4),
+        ({"supervisor-0": Script(1, -9)}, 0),
+        ({"supervisor-0": Script(1, 2), "worker-2": Script(2, 1)}, 2),
+    ],
+)
+def test_the_worst_code_of_a_run_that_reached_its_end(cluster, scripts, code):
+    got, launcher = cluster(scripts)
+    assert got == code
+    assert not launcher.heard("ps-0")
+
+
+@pytest.mark.parametrize(
+    ("scripts", "code"),
+    [
+        ({"ps-1": Script(2, -9)}, 3),  # a killed PS: the same command resumes
+        ({"ps-0": Script(2, 5)}, 5),
+        ({"ps-0": Script(2, 2), "worker-1": Script(4, 3)}, 2),  # the cause, not what followed
+        ({"worker-1": Script(1, 4), "worker-2": Script(2, 4)}, 4),
+        ({"worker-1": Script(1, -9), "worker-2": Script(2, -9)}, 3),
+        ({"worker-1": Script(1, -9), "worker-2": Script(2, 5)}, 5),
+    ],
+)
+def test_a_failure_for_good_ends_the_others(cluster, scripts, code):
+    got, launcher = cluster(dict.fromkeys(ALL, ENDLESS) | scripts)
+    assert got == code
+    for name in ALL - scripts.keys():
+        assert launcher.heard(name) == [signal.SIGTERM]
+
+
+def test_one_failed_worker_of_two_ends_nobody(cluster):
+    _, launcher = cluster({"worker-1": Script(1, 2), "worker-2": Script(50, 0)})
+    assert launcher.turns >= 50
+    assert not launcher.heard("worker-2")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_on_as_an_interrupt(cluster, number):
+    before = signal.getsignal(number)
+
+    def at_turn(turn):
+        if turn == 3:
+            os.kill(os.getpid(), number)
+
+    code, launcher = cluster(dict.fromkeys(ALL, ENDLESS), at_turn=at_turn)
+    assert code == 130
+    assert all(process.heard == [signal.SIGINT] for process in launcher.processes.values())
+    assert signal.getsignal(number) is before
+
+
+def test_who_does_not_end_is_killed(cluster):
+    def at_turn(turn):
+        if turn == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    code, launcher = cluster({"worker-2": STUBBORN, "ps-0": ENDLESS}, at_turn=at_turn)
+    assert code == 130
+    assert launcher.heard("worker-2")[0] == signal.SIGINT
+    assert launcher.heard("worker-2")[-1] == signal.SIGKILL
+    assert signal.SIGKILL not in launcher.heard("ps-0")
+
+
+def test_workers_that_outlive_their_ps_are_killed_and_do_not_spoil_the_run(cluster):
+    code, launcher = cluster({"worker-1": STUBBORN})
+    assert code == 0
+    assert launcher.heard("worker-1") == [signal.SIGKILL]
+
+
+def test_what_cannot_be_reached_leaves_nobody_behind(cluster):
+    with pytest.raises(Unreachable, match="no such host"):
+        cluster(dict.fromkeys(ALL, ENDLESS), settled=Unreachable("no such host"))
+
+
+def test_the_nodes_command_lines_are_those_of_this_run(cluster, tmp_path):
+    flags = ("--method=gsp", "--groups=1|2", "--lr_schedule=0.5:0.1,0.8:0.1", "--link_mbps=3,4",
+             "--batch_size=17", "--seed=5", "--port=0", "--quiet=false")  # fmt: skip
+    _, launcher = cluster((), *flags)
+    with given("--nb_workers=2", "--nb_ps=2", *flags):
+        wanted = read_run()
+    for node in launcher.nodes.values():
+        with given(*node.flags) as values:
+            run = read_run()
+            assert (run.type_node, run.run_dir) == (node.role, tmp_path)
+            assert run.addresses == FakeLauncher.addresses
+            assert run.method == wanted.method and run.schedule == wanted.schedule
+            assert (run.nb_workers, run.seed, run.overwrite) == (2, 5, False)
+            assert run.batch_size == (1000 if node.role == "Supervisor" else 17)
+            if node.role == "Worker":
+                assert worker_flags.read(2).id_worker == node.number
+            elif node.role == "PS":
+                assert values.id_ps == node.number
+
+
+def test_a_finished_run_starts_nobody_unless_it_is_to_be_overwritten(cluster, tmp_path):
+    summary = {"stop_reason": "iter_max", "updates": 10, "seconds": 1, "best_test_accuracy": 0.5}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "mine.txt").write_text("keep")
+    code, launcher = cluster((), "--iter_max=10")
+    assert (code, launcher.nodes) == (0, {})
+    code, launcher = cluster((), "--iter_max=11")  # a raised limit goes on
+    assert (code, launcher.nodes.keys()) == (0, ALL)
+    (tmp_path / "checkpoints" / "ps-0").mkdir(parents=True)
+    code, launcher = cluster((), "--iter_max=10", "--overwrite")
+    assert (code, launcher.nodes.keys()) == (0, ALL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "mine.txt"]
+
+
+def launcher_here(*flags):
+    with given("--type_node=Cluster", "--nb_workers=2", *flags):
+        return local.prepare(read_run())
+
+
+def test_port_0_means_free_ports():
+    addresses = launcher_here("--port=0", "--nb_ps=3").addresses
+    ports = {int(address.removeprefix("127.0.0.1:")) for address in addresses}
+    assert len(ports) == 3 and 0 not in ports
+    assert launcher_here("--port=77", "--nb_ps=2").addresses == ("127.0.0.1:77", "127.0.0.1:78")
+    assert launcher_here("--ps_hosts=a:1,b:2", "--port=0").addresses == ("a:1", "b:2")
+
+
+def test_workers_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    with given("--type_node=Cluster"):
+        assert [launch.threads_of(8, workers) for workers in (1, 2, 3, 8, 99, 0)] == (
+            [8, 4, 2, 1, 1, 8]
+        )
+    with given("--worker_threads=3"):
+        assert launch.threads_of(8, 2) == 3
+
+
+def test_a_node_of_this_machine_is_a_process_of_its_own_session(monkeypatch, tmp_path):
+    monkeypatch.setenv("TF_CONFIG", "not even JSON")  # the place in the run comes with the flags
+    monkeypatch.chdir(tmp_path)
+    flags = ("--type_node=Worker", "--id_worker=9", f"--run_dir={tmp_path}")
+    process = launcher_here().start(launch.Node("worker-9", "Worker", 9, flags))
+    try:
+        assert os.getsid(process.pid) == process.pid != os.getsid(0)
+        assert process.wait(30) == 2  # there is no worker 9
+    finally:
+        process.kill()
+        process.wait()
