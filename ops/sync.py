@@ -8,8 +8,10 @@ Source: Jiang et al. (CCGrid 2019) for groups, Ho et al. (NIPS 2013) for the bou
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ops.types import ConfigurationError, State
 
@@ -47,35 +49,59 @@ class SyncRule:
         """Whether the run begins only when all workers are there (any group of several)."""
         return any(len(group) > 1 for group in self.groups)
 
+    @functools.cached_property
+    def _group_numbers(self) -> dict[int, int]:
+        return {worker: number for number, group in enumerate(self.groups) for worker in group}
+
     def group_of(self, worker: int) -> int:
         """Return the number of the worker's group."""
-        return next(number for number, group in enumerate(self.groups) if worker in group)
+        return self._group_numbers[worker]
 
     def init(self) -> State:
         """Return the state of an empty cluster."""
         return {
             "live": [],  # ids whose pushes a round waits for, ascending
-            "joining": [],  # ids that enter at their group's next round boundary
-            "pushed": [],  # live ids whose push is not yet released
+            "joining": [],  # ids that enter at their group's next round boundary, ascending
+            "pushed": [],  # live ids whose push is not yet released, ascending
             "held": [],  # live ids, new or with their round released, that may not go on yet
             "clocks": {},  # id -> finished iterations; kept when a worker leaves
+            # What follows saves looking at every worker for each push.
+            "touched": [],  # groups that may have something to settle, ascending
+            "num_live": {},  # group -> live ids in it
+            "num_pushed": {},  # group -> pushed ids in it
+            "levels": {},  # clock -> live ids at it
+            "blocked": 0,  # the first so many of `held` have clocks above ...
+            "blocked_above": -1,  # ... this one
         }
 
     def join(self, worker: int, state: State) -> State:
         """Announce a worker; it becomes live at its group's next round boundary."""
-        if worker not in state["live"] and worker not in state["joining"]:
-            state["joining"] = sorted([*state["joining"], worker])
+        if not _holds(state["live"], worker) and not _holds(state["joining"], worker):
+            bisect.insort(state["joining"], worker)
+            self._touch(worker, state)
         return state
 
     def leave(self, worker: int, state: State) -> State:
         """Forget a worker; its clock no longer holds anybody back."""
+        group = self.group_of(worker)
+        if _holds(state["live"], worker):
+            state["num_live"][group] -= 1
+            self._move(state, state["clocks"][worker], None)
+        if _holds(state["pushed"], worker):
+            state["num_pushed"][group] -= 1
         for field in ("live", "joining", "pushed", "held"):
             state[field] = [other for other in state[field] if other != worker]
+        state["blocked"] = 0
+        self._touch(worker, state)
         return state
 
     def push(self, worker: int, state: State) -> State:
         """Note that a live worker has handed in its update for this round."""
-        state["pushed"] = sorted({*state["pushed"], worker})
+        if not _holds(state["pushed"], worker):
+            bisect.insort(state["pushed"], worker)
+            pushed = state["num_pushed"]
+            pushed[self.group_of(worker)] = pushed.get(self.group_of(worker), 0) + 1
+            self._touch(worker, state)
         return state
 
     def advance(self, state: State) -> tuple[list[tuple[int, ...]], list[int], State]:
@@ -86,50 +112,83 @@ class SyncRule:
             (including new ones, which may now pull), and the state.
         """
         released: list[tuple[int, ...]] = []
-        for group in self.groups:
-            members = [worker for worker in group if worker in state["live"]]
-            pending = [worker for worker in members if worker in state["pushed"]]
-            if pending and pending == members:
-                released.append(tuple(pending))
-                self._finish_round(pending, state)
-                pending = []
-            if not pending:
-                self._admit(group, state)
+        for number in state["touched"]:
+            num_pushed = state["num_pushed"].get(number, 0)
+            if num_pushed and num_pushed == state["num_live"].get(number, 0):
+                members = [w for w in self.groups[number] if _holds(state["live"], w)]
+                released.append(tuple(members))
+                self._finish_round(number, members, state)
+                num_pushed = 0
+            if not num_pushed:
+                self._admit(number, state)
+        state["touched"] = []
         return released, self._let_go(state), state
 
     def min_clock(self, state: State) -> int:
         """Return the smallest number of finished iterations over live workers (0 if none)."""
-        return min((state["clocks"][worker] for worker in state["live"]), default=0)
+        return min(state["levels"], default=0)
 
-    def _finish_round(self, workers: Iterable[int], state: State) -> None:
+    def _touch(self, worker: int, state: State) -> None:
+        """See to it that the worker's group is looked at next."""
+        number = self.group_of(worker)
+        if not _holds(state["touched"], number):
+            bisect.insort(state["touched"], number)
+
+    def _move(self, state: State, old: int | None, new: int | None) -> None:
+        """Count a live worker at clock `new`, and no longer at `old`."""
+        levels = state["levels"]
+        if new is not None:
+            levels[new] = levels.get(new, 0) + 1
+        if old is not None:
+            levels[old] -= 1
+            if not levels[old]:
+                del levels[old]
+
+    def _finish_round(self, number: int, workers: Collection[int], state: State) -> None:
+        done = set(workers)
+        state["pushed"] = [worker for worker in state["pushed"] if worker not in done]
+        state["num_pushed"][number] = 0
         for worker in workers:
-            state["clocks"][worker] += 1
-            state["pushed"].remove(worker)
+            clock = state["clocks"][worker]
+            state["clocks"][worker] = clock + 1
+            self._move(state, clock, clock + 1)
             state["held"].append(worker)
 
-    def _admit(self, group: tuple[int, ...], state: State) -> None:
+    def _admit(self, number: int, state: State) -> None:
         """Make the group's joiners live; they go on when the bound lets them.
 
         A returning worker must not hold back the others, nor run ahead of them; members of a
         group step together, so it takes over its group's clock.
         """
-        for worker in [worker for worker in state["joining"] if worker in group]:
-            peers = [state["clocks"][peer] for peer in group if peer in state["live"]]
+        for worker in [each for each in state["joining"] if self.group_of(each) == number]:
+            group = self.groups[number]
+            peer = next((peer for peer in group if _holds(state["live"], peer)), None)
             own = max(state["clocks"].get(worker, 0), self.min_clock(state))
-            state["clocks"][worker] = peers[0] if peers else own
+            state["clocks"][worker] = own if peer is None else state["clocks"][peer]
             state["joining"].remove(worker)
-            state["live"] = sorted([*state["live"], worker])
+            bisect.insort(state["live"], worker)
+            state["num_live"][number] = state["num_live"].get(number, 0) + 1
+            self._move(state, None, state["clocks"][worker])
             state["held"].append(worker)
 
     def _let_go(self, state: State) -> list[int]:
-        slowest = self.min_clock(state)
-        free = [
-            worker
-            for worker in state["held"]
-            if self.bound is None or state["clocks"][worker] - slowest <= self.bound
-        ]
-        state["held"] = [worker for worker in state["held"] if worker not in free]
+        """Return who may go on; whoever was blocked stays so until the slowest gets on."""
+        held: list[int] = state["held"]
+        if self.bound is None:
+            state["held"] = []
+            return held
+        limit = self.min_clock(state) + self.bound
+        start = state["blocked"] if limit == state["blocked_above"] else 0
+        free = [worker for worker in held[start:] if state["clocks"][worker] <= limit]
+        held[start:] = [worker for worker in held[start:] if state["clocks"][worker] > limit]
+        state["blocked"], state["blocked_above"] = len(held), limit
         return free
+
+
+def _holds(ascending: Sequence[int], value: int) -> bool:
+    """Return whether a sorted list holds a value."""
+    place = bisect.bisect_left(ascending, value)
+    return place < len(ascending) and ascending[place] == value
 
 
 def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:

@@ -167,3 +167,64 @@ def test_groups_file_has_comments_and_blank_lines():
     assert parse_groups(format_groups(((1, 2), (3,)))) == ((1, 2), (3,))
     with pytest.raises(ConfigurationError, match="holds no group"):
         parse_groups_file("# nothing\n", "g.txt")
+
+
+class EveryWorkerLookedAt(SyncRule):
+    """The same rule without a memory: whatever is asked is found by looking at all workers."""
+
+    def leave(self, worker, state):
+        for field in ("live", "joining", "pushed", "held"):
+            state[field] = [other for other in state[field] if other != worker]
+        return state
+
+    def advance(self, state):
+        released = []
+        for number, group in enumerate(self.groups):
+            members = [worker for worker in group if worker in state["live"]]
+            pending = [worker for worker in members if worker in state["pushed"]]
+            if pending and pending == members:
+                released.append(tuple(pending))
+                for worker in pending:
+                    state["clocks"][worker] += 1
+                    state["pushed"].remove(worker)
+                    state["held"].append(worker)
+                pending = []
+            if not pending:
+                self._admit(number, state)
+        slowest = self.min_clock(state)
+        free = [
+            worker
+            for worker in state["held"]
+            if self.bound is None or state["clocks"][worker] - slowest <= self.bound
+        ]
+        state["held"] = [worker for worker in state["held"] if worker not in free]
+        return released, free, state
+
+    def min_clock(self, state):
+        return min((state["clocks"][worker] for worker in state["live"]), default=0)
+
+    def _touch(self, worker, state):
+        pass
+
+
+@given(st.integers(1, 8), st.none() | st.integers(0, 3), st.integers(1, 8), st.integers(0, 2**32))
+def test_the_rule_is_what_looking_at_every_worker_gives(workers, bound, size, seed):
+    rng = random.Random(seed)
+    ids = range(1, workers + 1)
+    groups = tuple(tuple(ids[start : start + size]) for start in range(0, workers, size))
+    rules = (SyncRule(groups, bound), EveryWorkerLookedAt(groups, bound))
+    states = [rule.init() for rule in rules]
+    for _ in range(80):
+        worker = rng.randint(1, workers)
+        known = worker in states[0]["live"]
+        waits = worker in (*states[0]["pushed"], *states[0]["held"])
+        verb = rng.choice(("push", "push", "push", "leave")) if known else "join"
+        if verb != "push" or not waits:
+            states = [
+                getattr(rule, verb)(worker, state)
+                for rule, state in zip(rules, states, strict=True)
+            ]
+        results = [rule.advance(state) for rule, state in zip(rules, states, strict=True)]
+        assert results[0][:2] == results[1][:2]
+        for field in ("live", "joining", "pushed", "held", "clocks"):
+            assert states[0][field] == states[1][field]
