@@ -21,6 +21,7 @@ from ops import metrics, run_dir
 from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, Diverged, Run, finished_summary
 from ops.schedule import Budget
+from ops.signals import heard_by
 from supervisor import flags as supervisor_flags
 from supervisor.dashboard import Dashboard
 from supervisor.recorder import Recorder
@@ -76,15 +77,11 @@ class _Standalone:
 
     def train(self) -> int:
         """Step until the budget is spent."""
-        previous = [(n, signal.signal(n, self._interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
-        self._resume()
-        self._compile()
-        try:
+        with heard_by(self._interrupt):
+            self._resume()
+            self._compile()
             with self.dashboard:
                 reason = self._loop()
-        finally:
-            for number, handler in previous:
-                signal.signal(number, handler)
         self._save()
         self._evaluate(final=reason != "interrupted")
         self.recorder.finish(self._status(reason))

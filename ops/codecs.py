@@ -30,8 +30,22 @@ class NonFiniteUpdate(ValueError):
     """A tensor holds NaN or infinity; nothing was encoded and no state has changed."""
 
 
+class _Forgetful:
+    """A codec without state: what is not sent, or does not arrive, is dropped."""
+
+    def init(self, spec: ModelSpec, kernels: Any) -> State:
+        """Return the empty state."""
+        del spec, kernels
+        return {}
+
+    def undelivered(self, packet: Packet, state: State) -> State:
+        """Return the state as it is: nothing is kept back."""
+        del packet
+        return state
+
+
 @dataclasses.dataclass(frozen=True)
-class Dense:
+class Dense(_Forgetful):
     """Send every entry.
 
     Attributes:
@@ -44,11 +58,6 @@ class Dense:
     def __post_init__(self) -> None:
         """Refuse an unknown value dtype."""
         _check_value_dtype(self.value_dtype)
-
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
-        """Return the empty state."""
-        del spec, kernels
-        return {}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
@@ -64,14 +73,9 @@ class Dense:
         ]
         return Packet(tuple(blocks), self.kind), state
 
-    def undelivered(self, packet: Packet, state: State) -> State:
-        """Return the state as it is: nothing is kept back."""
-        del packet
-        return state
-
 
 @dataclasses.dataclass(frozen=True)
-class _Selecting:
+class _Selecting(_Forgetful):
     """What TopK and RandomK share: of each tensor k entries are sent, the rest is dropped."""
 
     compression_rate: float = 0.01
@@ -82,11 +86,6 @@ class _Selecting:
         """Refuse a rate that keeps nothing, and an unknown value dtype."""
         _check_rate(self.compression_rate)
         _check_value_dtype(self.value_dtype)
-
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
-        """Return the empty state: what is not sent is dropped."""
-        del spec, kernels
-        return {}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
@@ -108,11 +107,6 @@ class _Selecting:
                 coded = ctx.kernels.quantise(values, self.value_dtype)
                 blocks.append(Block(slot, tensor.size, indices, coded))
         return Packet(tuple(blocks), self.kind), state
-
-    def undelivered(self, packet: Packet, state: State) -> State:
-        """Return the state as it is: nothing is kept back."""
-        del packet
-        return state
 
     def _select(self, tensor: Float32, count: int, ctx: EncodeContext) -> tuple[Int64, Float32]:
         """Return at most `count` ascending positions and the values there."""

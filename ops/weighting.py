@@ -31,14 +31,18 @@ class ReleaseContext:
     kernels: Any  # ops.kernels.Kernels
 
 
-@dataclasses.dataclass(frozen=True)
-class Unweighted:
-    """Every update counts in full."""
+class _Forgetful:
+    """A weighting without state."""
 
     def init(self, size: int) -> State:
         """Return the empty state; `size` is the shard's number of entries."""
         del size
         return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unweighted(_Forgetful):
+    """Every update counts in full."""
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
@@ -49,17 +53,12 @@ class Unweighted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Inverse:
+class Inverse(_Forgetful):
     """Scale an update by 1/Y, Y = max(1, T - base_version + 1).
 
     Source: Jiang et al. (CCGrid 2019), Grouping-SGD's weight factor WF.
     Differences: counted from the version the update was computed at, in every mode.
     """
-
-    def init(self, size: int) -> State:
-        """Return the empty state; `size` is the shard's number of entries."""
-        del size
-        return {}
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State

@@ -17,6 +17,7 @@ from ops import kernels, metrics, routing, run_dir
 from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished, limit_of
 from ops.schedule import Budget
+from ops.signals import heard_by
 from ops.sync import SyncRule
 from ops.types import ConfigurationError, State
 from proto import convert
@@ -92,6 +93,26 @@ class _Shard:
             logging.info("this run is finished (%s at version %d)", finished, core.version)
             return EXIT_DONE
         self.saver = Saver(self.checkpoints)
+        self._listen()
+        leader = None if self.leads else self._join_leader()
+        self._open()
+        self._save(core.version, core.snapshot())  # the new generation must survive a crash
+        self.saver.flush()
+        folder = run_dir.scalars_of(self.run.run_dir, _name(own.id_ps))
+        scalars = PsScalars(folder, core, self.server.connections.bytes_down)
+        scalars.start()
+        with heard_by(self._interrupt):
+            try:
+                self.server.run_until(self._over)
+                return self._finish(leader)
+            finally:
+                scalars.close()
+
+    # -- start ------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Take the port; nobody is let in before `_open`."""
+        core, own = self.core, self.own
         share = self.layout.size / self.spec.num_parameters
         self.server = ShardServer(
             core,
@@ -106,26 +127,6 @@ class _Shard:
         self.server.connections.restore_bytes_down(bytes_down)
         port = self.server.listen(own.bind, own.port)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, port)
-        leader = None if self.leads else self._join_leader()
-        self._open()
-        self._save(core.version, core.snapshot())  # the new generation must survive a crash
-        self.saver.flush()
-        previous = {
-            number: signal.signal(number, self._interrupt)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        folder = run_dir.scalars_of(self.run.run_dir, _name(own.id_ps))
-        scalars = PsScalars(folder, core, self.server.connections.bytes_down)
-        scalars.start()
-        try:
-            self.server.run_until(self._over)
-            return self._finish(leader)
-        finally:
-            scalars.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    # -- start ------------------------------------------------------------------------------
 
     def _load(self) -> State | None:
         found = self.checkpoints.load_latest()

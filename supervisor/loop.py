@@ -20,6 +20,7 @@ from data.chosen import load_chosen
 from models.shared import SharedModel
 from ops import metrics, routing
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run, finished_summary
+from ops.signals import heard_by
 from ops.types import ModelSpec, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
@@ -108,20 +109,18 @@ class _Watcher:
 
     def watch(self) -> int:
         """Connect, evaluate until the end, write the records."""
-        previous = [(n, signal.signal(n, self._interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
-        try:
-            self._connect()
-            if self.dashboard.live:  # log lines would tear the table
-                logging.get_absl_handler().setLevel(standard_logging.WARNING)
-            with self.dashboard:
-                self._observe()
-            return self._finish()
-        finally:
-            for shard in self.shards:
-                shard.session.say(pb.ToServer(leave=pb.Leave(cause="done")))
-                shard.session.close()
-            for number, handler in previous:
-                signal.signal(number, handler)
+        with heard_by(self._interrupt):
+            try:
+                self._connect()
+                if self.dashboard.live:  # log lines would tear the table
+                    logging.get_absl_handler().setLevel(standard_logging.WARNING)
+                with self.dashboard:
+                    self._observe()
+                return self._finish()
+            finally:
+                for shard in self.shards:
+                    shard.session.say(pb.ToServer(leave=pb.Leave(cause="done")))
+                    shard.session.close()
 
     def _connect(self) -> None:
         """Join every shard, patiently.

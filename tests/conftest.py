@@ -5,7 +5,18 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
-from hypothesis import settings  # TensorFlow reads the environment at import
+import pytest  # below, for TensorFlow reads the environment at import
+from hypothesis import settings
 
 settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("house")
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Return what starts real processes of one run in `tmp_path`, and reaps them."""
+    from tests.nodes import Nodes
+
+    started = Nodes(tmp_path)
+    yield started
+    started.reap()

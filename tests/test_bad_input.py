@@ -12,16 +12,9 @@ from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import serve
 from proto.session import Refused, Session
-from tests.nodes import MAIN, Nodes
+from tests.nodes import MAIN
 
 pytestmark = pytest.mark.timeout(200)
-
-
-@pytest.fixture
-def nodes(tmp_path):
-    started = Nodes(tmp_path)
-    yield started
-    started.reap()
 
 
 def run_main(*flags, cwd, seconds=40):

@@ -4,16 +4,7 @@ import signal
 
 import pytest
 
-from tests.nodes import Nodes
-
 pytestmark = pytest.mark.timeout(150)
-
-
-@pytest.fixture
-def nodes(tmp_path):
-    started = Nodes(tmp_path)
-    yield started
-    started.reap()
 
 
 def test_three_roles_by_hand_in_any_order(nodes):

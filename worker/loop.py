@@ -19,6 +19,7 @@ from ops import kernels, metrics, routing, run_dir
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run, is_finished, limit_of
+from ops.signals import heard_by
 from ops.types import ConfigurationError, State
 from proto.channel_grpc import Unreachable
 from worker import flags as worker_flags
@@ -95,33 +96,33 @@ class _Worker:
 
     def train(self) -> int:
         """Join, train, leave."""
-        previous = [(n, signal.signal(n, self._interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
-        try:
-            if finished := self._finished():
-                logging.info("this run is finished (%s)", finished)
-                return EXIT_DONE
-            self._warm_up()
-            welcomes = self.exchange.join()
-            self.run_id = welcomes[0].run_id
-            self._resume(max(welcome.last_applied_step for welcome in welcomes))
-            heartbeat = Heartbeat(self.exchange, welcomes[0].lease_seconds, self._report)
-            cause = "error"
+        with heard_by(self._interrupt):
             try:
-                cause = self._loop()
-            except Diverged:
-                cause = "diverged"
-                raise
-            finally:
-                heartbeat.stop()
-                self.exchange.close(cause)
-            return self._exit_code(cause)
-        except Unreachable:
-            if not self.closing.is_set():
-                raise
-            return EXIT_INTERRUPTED
+                return self._train()
+            except Unreachable:
+                if not self.closing.is_set():
+                    raise
+                return EXIT_INTERRUPTED
+
+    def _train(self) -> int:
+        if finished := self._finished():
+            logging.info("this run is finished (%s)", finished)
+            return EXIT_DONE
+        self._warm_up()
+        welcomes = self.exchange.join()
+        self.run_id = welcomes[0].run_id
+        self._resume(max(welcome.last_applied_step for welcome in welcomes))
+        heartbeat = Heartbeat(self.exchange, welcomes[0].lease_seconds, self._report)
+        cause = "error"
+        try:
+            cause = self._loop()
+        except Diverged:
+            cause = "diverged"
+            raise
         finally:
-            for number, handler in previous:
-                signal.signal(number, handler)
+            heartbeat.stop()
+            self.exchange.close(cause)
+        return self._exit_code(cause)
 
     def _exit_code(self, cause: str) -> int:
         if cause == "interrupted":
