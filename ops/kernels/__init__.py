@@ -31,6 +31,9 @@ class Kernels:
         scale: (values, rate) -> rate * values.
         hits: (window, indices, scratch [n]) -> sigma [k] int32.
         damp: (sigma) -> 1 / max(1, sigma) float32.
+        compensate: (values [k], theta [k], base [k], strength) -> values carried on to theta.
+            See `ops.kernels.compensate`.
+        adapt: (mean square [k], values [k], decay, strength) -> (mean square, strengths [k]).
     """
 
     name: str
@@ -44,6 +47,8 @@ class Kernels:
     scale: Callable[..., Any]
     hits: Callable[..., Any]
     damp: Callable[..., Any]
+    compensate: Callable[..., Any]
+    adapt: Callable[..., Any]
 
 
 def load(choice: str, on_gpu: bool = False) -> Kernels:
@@ -58,7 +63,7 @@ def load(choice: str, on_gpu: bool = False) -> Kernels:
     """
     if choice not in CHOICES:
         raise ConfigurationError(f"--kernels={choice!r}: expected one of {', '.join(CHOICES)}.")
-    from ops.kernels import apply, quantise, select
+    from ops.kernels import apply, compensate, quantise, select
 
     bodies = Kernels(
         name="numpy",
@@ -72,6 +77,8 @@ def load(choice: str, on_gpu: bool = False) -> Kernels:
         scale=apply.scale,
         hits=apply.hits,
         damp=apply.damp,
+        compensate=compensate.compensate,
+        adapt=compensate.adapt,
     )
     if choice == "numpy" or (choice == "auto" and not on_gpu):
         return bodies

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from ops.kernels import compensate as delays
 from ops.kernels import quantise as plain
 from ops.types import CodedValues
 
@@ -98,6 +99,17 @@ def _damp(sigma: Any) -> Any:
     return tf.cast(1.0 / tf.cast(tf.maximum(sigma, 1), tf.float64), tf.float32)
 
 
+@tf.function(input_signature=[_FLOATS] * 4)
+def _compensate(values: Any, theta: Any, base: Any, strengths: Any) -> Any:
+    return (theta - base) * values * values * strengths + values
+
+
+@tf.function(input_signature=[_FLOATS, _FLOATS, *[tf.TensorSpec([], tf.float32)] * 3])
+def _adapt(mean_square: Any, values: Any, decay: Any, share: Any, strength: Any) -> Any:
+    averaged = values * values * share + decay * mean_square
+    return averaged, strength / tf.sqrt(averaged + delays.FLOOR)
+
+
 @tf.function(input_signature=[tf.TensorSpec([], tf.int32), _INDICES, _INDICES])
 def _count_hits(size: Any, touched: Any, indices: Any) -> Any:
     counts = tf.math.unsorted_segment_sum(tf.ones_like(touched, tf.int32), touched, size)
@@ -152,6 +164,17 @@ def damp(sigma: Any) -> Float32:
     return _damp(tf.cast(sigma, tf.int64)).numpy()
 
 
+def compensate(values: Any, theta: Any, base: Any, strength: float | Float32) -> Float32:
+    """See `ops.kernels.compensate.compensate`."""
+    return _compensate(values, theta, base, _rates(strength, int(values.shape[0]))).numpy()
+
+
+def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple[Float32, Float32]:
+    """See `ops.kernels.compensate.adapt`; square root and quotient may differ in the last bit."""
+    averaged, strengths = _adapt(mean_square, values, decay, 1 - decay, strength)
+    return averaged.numpy(), strengths.numpy()
+
+
 def hits(
     window: Sequence[NDArray[Any] | None], indices: Int64 | None, scratch: NDArray[Any]
 ) -> NDArray[np.int32]:
@@ -184,4 +207,6 @@ BODIES: dict[str, Callable[..., Any]] = {
     "scale": scale,
     "hits": hits,
     "damp": damp,
+    "compensate": compensate,
+    "adapt": adapt,
 }
