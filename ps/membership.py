@@ -6,6 +6,7 @@ Both classes answer the same questions, so the core does not know which shard it
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from ops.types import State
@@ -47,6 +48,7 @@ class Coordinator:
         self.num_left = 0
         self.num_returned = 0
         self._seen: set[int] = set()
+        self._first_end = math.inf  # no lease ends before: leases only grow longer
 
     def holder(self, join: Join) -> str | None:
         """Return the peer that keeps this worker from joining, if any."""
@@ -68,6 +70,7 @@ class Coordinator:
             self.epoch += 1
             yield ("join", join.worker)
         self.leases[join.worker] = Lease(join.incarnation, join.peer, now)
+        self._first_end = min(self._first_end, now + self.lease_seconds)
 
     def heard(self, worker: int, now: float) -> None:
         """Renew a lease."""
@@ -95,11 +98,12 @@ class Coordinator:
 
     def expire(self, now: float) -> Iterator[Change]:
         """Remove workers whose lease has run out."""
-        overdue = [
-            worker
-            for worker, lease in self.leases.items()
-            if now - lease.last_heard >= self.lease_seconds
-        ]
+        if now < self._first_end:
+            return
+        ends = {worker: lease.last_heard + self.lease_seconds
+                for worker, lease in self.leases.items()}  # fmt: skip
+        self._first_end = min((end for end in ends.values() if end > now), default=math.inf)
+        overdue = [worker for worker, end in ends.items() if end <= now]
         for worker in overdue:
             self.num_left += 1
             yield from self._remove(worker)
@@ -115,9 +119,8 @@ class Coordinator:
         return lease is not None and lease.incarnation == incarnation
 
     def next_deadline(self) -> float | None:
-        """Return when the first lease runs out."""
-        ends = [lease.last_heard + self.lease_seconds for lease in self.leases.values()]
-        return min(ends, default=None)
+        """Return when a lease may run out: never later than the first one does."""
+        return self._first_end if self.leases else None
 
     def state_of(self, worker: int) -> str:
         """Return "live", "suspect" or "left"."""
@@ -194,8 +197,9 @@ class Follower:
         """Become what a newer epoch says."""
         if epoch.number <= self.epoch:
             return
-        gone = [worker for worker in self._live if worker not in epoch.live]
-        new = [worker for worker in epoch.live if worker not in self._live]
+        before, after = set(self._live), set(epoch.live)
+        gone = [worker for worker in self._live if worker not in after]
+        new = [worker for worker in epoch.live if worker not in before]
         self.epoch = epoch.number
         self._live = epoch.live
         yield from (("leave", worker) for worker in gone)
