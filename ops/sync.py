@@ -104,6 +104,10 @@ class SyncRule:
             self._touch(worker, state)
         return state
 
+    def is_live(self, worker: int, state: State) -> bool:
+        """Return whether a round waits for the worker's push."""
+        return _holds(state["live"], worker)
+
     def advance(self, state: State) -> tuple[list[tuple[int, ...]], list[int], State]:
         """Settle everything that can be settled now.
 
