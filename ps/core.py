@@ -55,6 +55,8 @@ class PsCore:
         self.sync_state = sync.init()
         self._spent = False  # a following shard has applied all it is to apply
         self._group_epochs: dict[int, int] = {}  # group -> epoch of its last change
+        self._early: set[int] = set()  # workers with an early push
+        self._oldest_base = self._oldest_base_at = -1  # smallest base, and the version it is of
         self._drain_deadline: float | None = None  # set once the run is being interrupted
         self._start_deadline: float | None = None
         self._snapshot_at: float | None = None
@@ -135,6 +137,7 @@ class PsCore:
             generation, epoch = self.config.generation, self.membership.epoch
             return [refusals.stale_generation(event, self.version, generation, epoch)]
         member.question, member.free, member.early = (event.step, usable), False, event
+        self._early.add(event.worker)
         member.last_step = event.step
         return self._settle(now)
 
@@ -234,6 +237,7 @@ class PsCore:
                     refusals.not_member(worker, incarnation, step, self.membership.epoch)
                 )
             member.pending = member.early = member.question = None
+            self._early.discard(worker)
             member.free = False
         self._check_start(now)
         return [*actions, *self._publish(), *self._settle(now)]
@@ -271,9 +275,11 @@ class PsCore:
 
     def _take_early(self) -> None:
         """Let pushes of live workers into their round; one of a newer epoch waits for that."""
-        for worker in self.sync_state["live"]:
+        for worker in sorted(self._early):
             member = self.members[worker]
-            if member.early is not None and member.early.epoch <= self.membership.epoch:
+            known = member.early is not None and member.early.epoch <= self.membership.epoch
+            if known and self.sync.is_live(worker, self.sync_state):
+                self._early.discard(worker)
                 member.pending, member.early = member.early, None
                 self.sync_state = self.sync.push(worker, self.sync_state)
 
@@ -285,9 +291,8 @@ class PsCore:
         if self.stop_reason is not None or self._spent:
             return []
         arrivals = [Arrival(push.worker, push.update, push.base_version) for push in pushes]
-        bases = [self.members[worker].base_version for worker in self.sync_state["live"]]
         version = self.version
-        kept = self.model.apply(arrivals, min(bases, default=version))
+        kept = self.model.apply(arrivals, self._look_for_oldest_base())
         kept_workers = {arrival.worker for arrival in kept}
         for push in pushes:
             if push.worker in kept_workers:
@@ -303,6 +308,18 @@ class PsCore:
             self._spent = True
             return []
         return self._end(reason, now) if reason else []
+
+    def _look_for_oldest_base(self) -> int:
+        """Return a version that no live worker's next push is older than.
+
+        With many workers the last one found serves for a while: it is too old, never too new.
+        """
+        live = self.sync_state["live"]
+        if self._oldest_base_at < 0 or self.version - self._oldest_base_at >= len(live) // 16:
+            bases = (self.members[worker].base_version for worker in live)
+            self._oldest_base = min(bases, default=self.version)
+            self._oldest_base_at = self.version
+        return self._oldest_base
 
     def _answer(self, workers: Iterable[int]) -> list[events.Action]:
         """Reply to those of the workers that have asked and may go on.
