@@ -10,12 +10,14 @@ This file runs by itself on a host whose packages are not known yet: standard li
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 #: One byte that the launcher writes -> the signal that the command gets.
 SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"K": signal.SIGKILL}
@@ -27,6 +29,7 @@ STARTED = "thinwire: the command has been started"
 GRACE_SECONDS = 10.0
 _TURN_SECONDS = 0.1
 _READ_BYTES = 4096
+_PR_SET_PDEATHSIG = 1
 
 
 class Keeper:
@@ -44,7 +47,9 @@ class Keeper:
         self.orphaned = False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._be_orphaned)
-        self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent()
+        )
 
     def keep(self) -> int:
         """Wait for the end; return the exit code, 128 + n for a command killed by signal n."""
@@ -82,6 +87,14 @@ class Keeper:
 
     def _be_orphaned(self, number: int, frame: object) -> None:
         self.orphaned = True
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Return what a new process calls so that it does not outlive a killed keeper (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    system = ctypes.CDLL(None)  # loaded here: a new process should do as little as it can
+    return lambda: system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(arguments: list[str]) -> int:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Sequence
 
 from cluster import keeper
-from cluster.launch import environment
+from cluster.launch import MAIN, Node, environment
+from ops.run import EXIT_INTERRUPTED
 
 KEEPER = pathlib.Path(keeper.__file__).resolve()
 #: A launcher that has been silent for so long is taken for gone.
@@ -39,6 +40,23 @@ def keeper_command(
     """
     manner = "announce" if announce else "quiet"
     return [python, "-I", script, str(SILENCE_SECONDS), manner, *command]
+
+
+def exit_code(code: int) -> int:
+    """Return a node's exit code as `subprocess` has it, from what keeper or ssh exited with.
+
+    A cut ssh counts as a killed node; 130 is a node's own word for interrupted.
+    """
+    if code == _SSH_FAILED:
+        return -signal.SIGHUP
+    return code if code <= 128 or code == EXIT_INTERRUPTED else 128 - code
+
+
+def start_here(node: Node) -> KeptProcess:
+    """Start a node on the launching host; it speaks for itself."""
+    command = [sys.executable, str(MAIN), *node.flags]
+    kept = keeper_command(sys.executable, str(KEEPER), command, announce=False)
+    return KeptProcess(kept, None)
 
 
 class KeptProcess:
@@ -92,9 +110,7 @@ class KeptProcess:
     def poll(self) -> int | None:
         """Return the exit code, -n if signal n killed the command or -SIGHUP if ssh was cut."""
         code = self._process.poll()
-        if code is None or code <= 128 or code == 128 + signal.SIGINT:
-            return code
-        return -signal.SIGHUP if code == _SSH_FAILED else 128 - code
+        return None if code is None else exit_code(code)
 
     def send_signal(self, number: int) -> None:
         """Let the keeper send a signal to the command."""

@@ -11,15 +11,14 @@ import ipaddress
 import pathlib
 import shlex
 import socket
-import sys
 
 from absl import flags
 
 from cluster import launch_flags
 from cluster.code_place import code_place
 from cluster.hosts import Host, parse_hosts, place
-from cluster.kept import KEEPER, KeptProcess, keeper_command
-from cluster.launch import MAIN, Node, threads_of
+from cluster.kept import KeptProcess, keeper_command, start_here
+from cluster.launch import Node, threads_of
 from cluster.remote import Ssh, on_all
 from ops.run import Run
 from ops.types import ConfigurationError
@@ -66,10 +65,7 @@ class SshLauncher:
             Unreachable: The node before it, on the same host, could not be started.
         """
         if node.role == "Supervisor":
-            command = [sys.executable, str(MAIN), *node.flags]
-            self._supervisor = KeptProcess(
-                keeper_command(sys.executable, str(KEEPER), command, announce=False), None
-            )
+            self._supervisor = start_here(node)
             return self._supervisor
         host = self._host_of(node)
         for earlier, process in self._started:  # sshd drops those that knock all at once
