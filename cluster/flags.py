@@ -128,10 +128,12 @@ def _check_partition() -> None:
 
 def _check_files() -> None:
     """Look at once for what takes long to be missed."""
-    if FLAGS.data_dir is not None and not pathlib.Path(FLAGS.data_dir).is_dir():
+    folder = None if FLAGS.data_dir is None else pathlib.Path(FLAGS.data_dir)
+    if folder is not None and not (folder.is_dir() and any(folder.iterdir())):
         raise ConfigurationError(
-            f"--data_dir={FLAGS.data_dir} is no folder; name the one that holds the data set's "
-            "files, or leave it out to use the data set's usual places."
+            f"--data_dir={FLAGS.data_dir} is {'empty' if folder.is_dir() else 'no folder'}; name "
+            "the folder that holds the data set's files, or leave it out to use the data set's "
+            "usual places."
         )
     if FLAGS.model is not None and not pathlib.Path(FLAGS.model).is_file():
         raise ConfigurationError(

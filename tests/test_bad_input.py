@@ -1,5 +1,6 @@
 """Bad input ends within seconds with one clear line and the documented exit code."""
 
+import contextlib
 import gzip
 import shutil
 import socket
@@ -8,10 +9,15 @@ import sys
 
 import pytest
 
+from cluster.flags import read_run
+from data.chosen import load_shard
+from ops.checkpoint import Checkpoints
+from ops.types import ConfigurationError, ModelSpec, TensorSpec
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import serve
 from proto.session import Refused, Session
+from tests.command_line import given
 from tests.nodes import MAIN
 
 pytestmark = pytest.mark.timeout(200)
@@ -51,6 +57,8 @@ AT_ONCE = [
     (["--method=gsp", "--groups_file=missing.txt"], 2, ["groups_file", "missing.txt"]),
     (["--method=bsp", "--staleness_bound=2"], 2, ["staleness_bound=2", "no bound"]),
     (["--data_dir=missing"], 2, ["data_dir", "missing"]),
+    (["--data_dir=."], 2, ["data_dir=.", "empty"]),
+    (["--run_dir=/dev/null/run"], 2, ["run_dir=/dev/null/run", "cannot be written"]),
     (["--partition=clas"], 1, ["partition", "clas", "dirichlet"]),
     (["--dirichlet_alpha=0"], 1, ["dirichlet_alpha", "0.0", "0.001"]),
     (["--dirichlet_alpha=1"], 2, ["dirichlet_alpha=1", "--partition=iid"]),
@@ -79,43 +87,31 @@ def ends_with(nodes, name, code, *words):
     assert all(word in errors[0] for word in words), errors[0]
 
 
+def damaged_sample(folder, change):
+    """The shipped data, its training images changed; `change`: bytes of the .gz -> bytes."""
+    shutil.copytree(MAIN.parent / "data" / "fashion_mnist_sample", folder)
+    for file in folder.glob("train-images*"):
+        file.write_bytes(change(file.read_bytes()))
+    return f"--data_dir={folder}"
+
+
+def test_data_that_cannot_be_used(tmp_path):
+    """A corrupt file; a folder that holds something else; a batch larger than the shard."""
+    corrupt = damaged_sample(tmp_path / "corrupt", lambda _: gzip.compress(b"not an idx file"))
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.txt").write_text("not a data set")
+    cases = [
+        ([corrupt], "train-images"),
+        ([f"--data_dir={tmp_path / 'letters'}"], "letters holds no train data"),
+        (["--dataset=synthetic", "--batch_size=999999"], "batch_size.*999999"),
+    ]
+    for flags, words in cases:
+        with given(*flags), pytest.raises(ConfigurationError, match=words):
+            load_shard(read_run(), None, 1)
+
+
 def test_what_a_worker_alone_can_notice(nodes):
-    """Unreachable PS; batch larger than the shard; a corrupt data file: all at the same time."""
-    corrupt = nodes.folder / "corrupt"
-    sample = MAIN.parent / "data" / "fashion_mnist_sample"
-    shutil.copytree(sample, corrupt)
-    for file in corrupt.glob("train-images*"):
-        file.write_bytes(gzip.compress(b"not an idx file"))
-    here = ("--type_node=Worker", "--reconnect_timeout_seconds=2")
-    nodes.start("alone", *here)
-    nodes.start("greedy", *here, "--batch_size=999999")
-    nodes.start("corrupt", *here, "--dataset=fashion_mnist_sample", f"--data_dir={corrupt}")
-    ends_with(nodes, "alone", 3, str(nodes.port))
-    ends_with(nodes, "greedy", 2, "batch_size", "999999")
-    ends_with(nodes, "corrupt", 2, "train-images")
-
-
-def test_what_a_ps_refuses(nodes):
-    """Another model, another method, a taken id, a used port, a used run directory."""
-    nodes.cluster(2, "--method=adacomp", "--iter_max=1000000", "--slowdown=50")
-    nodes.watch(lambda status: status.version > 5)
-    worker = ("--type_node=Worker", "--id_worker=2", f"--run_dir={nodes.folder / 'other'}")
-    nodes.start("model", *worker, "--network=cnn")
-    nodes.start("method", *worker, "--compression_rate=0.5")
-    nodes.start("taken", *worker)
-    nodes.start("port", "--type_node=PS", f"--run_dir={nodes.folder / 'other-ps'}")
-    nodes.start("run_dir", "--type_node=PS", "--port=0", "--compression_rate=0.5")
-    ends_with(nodes, "model", 4, "model differs")
-    ends_with(nodes, "method", 4, "codec.compression_rate", "0.01", "0.5")
-    ends_with(nodes, "taken", 4, "--id_worker=2", "127.0.0.1")
-    ends_with(nodes, "port", 2, str(nodes.port))
-    ends_with(nodes, "run_dir", 2, "--overwrite", "codec.compression_rate")
-    hello = pb.Hello(protocol_version=2, role=pb.ROLE_SUPERVISOR, num_shards=1)
-    with pytest.raises(Refused, match="protocol_version"):
-        Session(f"127.0.0.1:{nodes.port}", hello, 1000).open(5.0)
-
-
-def test_a_ps_of_another_protocol_version(nodes):
+    """All at the same time: no PS; a port that is no PS; a PS of another version; cut data."""
     message = "protocol_version: this PS speaks 9, the client 1"
     refusal = pb.Refusal(reason=pb.REASON_PROTOCOL_VERSION, message=message)
 
@@ -124,23 +120,63 @@ def test_a_ps_of_another_protocol_version(nodes):
             stream.send((convert.frame(pb.ToClient(refusal=refusal)),))
             return
 
-    server = serve("127.0.0.1", nodes.port, refuse, 4)
-    try:
-        nodes.start("worker", "--type_node=Worker")
-        ends_with(nodes, "worker", 4, message)
-    finally:
-        server.stop()
+    here = ("--type_node=Worker", "--reconnect_timeout_seconds=2")
+    cut = damaged_sample(nodes.folder / "cut", lambda data: data[: len(data) // 2])
+    with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as at_end:
+        silent_port = silent.getsockname()[1]
+        server = serve("127.0.0.1", 0, refuse, 4)
+        at_end.callback(server.stop)
+        nodes.start("alone", *here)
+        nodes.start("silent", *here, f"--port={silent_port}")
+        nodes.start("version", "--type_node=Worker", f"--port={server.port}")
+        nodes.start("cut", *here, "--dataset=fashion_mnist_sample", cut)
+        ends_with(nodes, "alone", 3, str(nodes.port))
+        ends_with(nodes, "silent", 3, str(silent_port))
+        ends_with(nodes, "version", 4, message)
+        ends_with(nodes, "cut", 2, "train-images", "cannot be read")
+
+
+def test_what_a_ps_refuses(nodes):
+    """Another model, another method, a taken id, a used port, a used run directory."""
+    # Nobody waits for worker 1: adacomp starts with those who are there.
+    nodes.common += ("--nb_workers=2", "--method=adacomp", "--iter_max=1000000", "--slowdown=50")
+    other = ("--type_node=Worker", "--id_worker=2", f"--run_dir={nodes.folder / 'other'}")
+    nodes.start("ps", "--type_node=PS")
+    nodes.worker(2)
+    nodes.start("model", *other, "--network=cnn")
+    nodes.watch(lambda status: status.version > 5)
+    nodes.start("taken", *other)
+    nodes.start("port", "--type_node=PS", f"--run_dir={nodes.folder / 'other-ps'}")
+    nodes.start("run_dir", "--type_node=PS", "--port=0", "--compression_rate=0.5")
+    ends_with(nodes, "model", 4, "model differs")
+    ends_with(nodes, "taken", 4, "--id_worker=2", "127.0.0.1")
+    ends_with(nodes, "port", 2, str(nodes.port))
+    ends_with(nodes, "run_dir", 2, "--overwrite", "codec.compression_rate")
+    says_hello_in_vain(nodes, "protocol_version", protocol_version=2)
+    says_hello_in_vain(nodes, "codec.compression_rate.*0.01.*0.5", compression_rate="0.5")
+    says_hello_in_vain(nodes, "id_worker=2", compression_rate="0.01")
+
+
+def says_hello_in_vain(nodes, words, compression_rate="0.01", **fields):
+    """Greet the PS as worker 2, with what the PS itself has written down of the run."""
+    saved = Checkpoints(nodes.run_dir / "checkpoints" / "ps-0").load_latest()[1]
+    settings = dict(saved["fingerprint"]) | {"codec.compression_rate": compression_rate}
+    tensors = [TensorSpec(path, tuple(shape), dtype) for path, shape, dtype in saved["model"]]
+    hello = {
+        "protocol_version": convert.PROTOCOL_VERSION,
+        "role": pb.ROLE_WORKER,
+        "id": 2,
+        "num_shards": 1,
+        "fingerprint": convert.settings_of(list(settings.items())),
+        "model": convert.tensors_of(ModelSpec(tuple(tensors))),
+    }
+    with pytest.raises(Refused, match=words):
+        Session(f"127.0.0.1:{nodes.port}", pb.Hello(**hello | fields), 1000).open(5.0)
 
 
 def test_a_ps_binds_other_addresses_only_when_told(nodes):
     nodes.start("ps", "--type_node=PS", "--ip_PS=0.0.0.0")
     ends_with(nodes, "ps", 2, "--insecure", "0.0.0.0")
-
-
-def test_a_port_that_is_no_ps(nodes):
-    with socket.create_server(("127.0.0.1", nodes.port)):
-        nodes.start("worker", "--type_node=Worker", "--reconnect_timeout_seconds=2")
-        ends_with(nodes, "worker", 3, str(nodes.port))
 
 
 NAN_MODEL = """
