@@ -7,6 +7,7 @@ import re
 import data
 import models
 from ops import codecs, down_codecs, pacing, routing, sync, weighting
+from ops.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
 from ops.methods import METHODS
 from ops.options import Rule, Topic, above_zero, choice, comma_list, integer, number, switch, words
 from ops.server_update import OPTIMIZERS
@@ -71,6 +72,15 @@ _METHOD = Topic(
         ),
         choice("value_dtype", "float32", "Of values sent up.", VALUE_DTYPES),
         integer("local_steps", 1, "H of --pacer=fixed.", low=1),
+        words("esync_eps", "auto", "Safety margin of --pacer=esync in seconds, or auto."),
+        choice(
+            "esync_query",
+            "blocking",
+            "Wait for the state server, or train on meanwhile.",
+            ("blocking", "delayed"),
+        ),
+        words("esync_smoothing", "ema:0.5", "Of step times: ema:A, max:M, or none."),
+        integer("max_local_steps", 0, "Of a round of --pacer=esync; 0 is no limit.", low=0),
         words("groups", None, "Groups of --sync=gsp, such as '1,2|3,4'."),
         words("groups_file", None, "The same, one group a line."),
         integer(
@@ -85,6 +95,25 @@ _METHOD = Topic(
             "count",
             "What per_entry does with an older update.",
             ("count", "reject"),
+        ),
+        number(
+            "dcasgd_lambda",
+            None,
+            "Strength of --weighting=dc_asgd; if not given 0.04, or 2 if adaptive.",
+            low=0.0,
+        ),
+        choice(
+            "dcasgd_variant",
+            "constant",
+            "The same strength for every entry, or by its running mean square.",
+            DEFAULT_LAMBDAS,
+        ),
+        number("dcasgd_decay", None, "Of that mean; 0.95 if not given.", low=0.0, high=0.9999),
+        choice(
+            "dcasgd_backup",
+            "per_worker",
+            "Compensate from what the worker was handed, or from before the latest step.",
+            BACKUPS,
         ),
         number("learning_rate", 0.02, "Initial rate.", rule=above_zero()),
         words("lr_schedule", "", "fraction of the budget:factor, such as 0.6:0.2,0.8:0.2."),

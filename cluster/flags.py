@@ -147,6 +147,9 @@ def _method() -> Method:
         "groups": _groups(),
         "bound": FLAGS.staleness_bound,
         "window": FLAGS.staleness_window,
+        "eps": FLAGS.esync_eps,
+        "query": FLAGS.esync_query,
+        "smoothing": FLAGS.esync_smoothing,
     }
     return compose(Choices(**choices))
 

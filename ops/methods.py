@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ops import codecs, down_codecs, pacing, routing, sync, weighting
+from ops.dc_asgd import DcAsgd
 from ops.server_update import ServerUpdate
 from ops.types import ConfigurationError, Kind, describe
 
@@ -33,6 +34,8 @@ METHODS: dict[str, dict[str, str]] = {
     "adacomp": _DENSE_ASP | {"codec": "topk", "down_codec": "delta", "weighting": "per_entry"},
     # Asynchronous SGD: every push is one step.
     "asgd": _DENSE_ASP,
+    # Asynchronous SGD with delay compensation. Zheng et al., ICML 2017.
+    "dcasgd": _DENSE_ASP | {"weighting": "dc_asgd"},
     # Bulk synchronous: one update per round of all workers.
     "bsp": _DENSE_ASP | {"sync": "bsp"},
     "ssgd": _DENSE_ASP | {"sync": "bsp"},
@@ -41,6 +44,9 @@ METHODS: dict[str, dict[str, str]] = {
     # Grouping-SGD: synchronous groups, asynchronous among each other, 1/Y.
     # Jiang et al., CCGrid 2019.
     "gsp": _DENSE_ASP | {"sync": "gsp", "weighting": "inverse"},
+    # ESync: fast workers take extra local steps while the slowest finishes its one.
+    # Li, Zhou et al., IEEE TSC 15(4).
+    "esync": _DENSE_ASP | {"pacer": "esync", "sync": "bsp"},
 }
 
 #: Bound of --sync=ssp when neither flag nor method says otherwise.
@@ -70,25 +76,36 @@ class Method:
         """Refuse what cannot work; return warnings about what has no effect.
 
         Raises:
-            ConfigurationError: The pacer's updates are not what the codec sends.
+            ConfigurationError: The pacer's updates are not what the codec sends, or the
+                weighting cannot weigh them.
         """
         if self.codec.kind is Kind.DELTA and self.pacer.kind is not Kind.GRADIENT:
             raise ConfigurationError(
                 f"--codec={self.seams['codec']} makes its own weight change of every gradient; "
                 f"--pacer={self.seams['pacer']} already sends changes of weights."
             )
+        if isinstance(self.weighting, DcAsgd) and Kind.DELTA in (self.codec.kind, self.kind):
+            raise ConfigurationError(
+                f"--weighting=dc_asgd compensates gradients; --pacer={self.seams['pacer']} with "
+                f"--codec={self.seams['codec']} sends changes of weights. Take another weighting, "
+                "or --pacer=every with a codec of gradients."
+            )
         return [text for empty, text in self._empty_choices() if empty]
 
     def _empty_choices(self) -> list[tuple[bool, str]]:
         """Return (applies, warning) for each choice that cannot make a difference."""
         one_group = len(self.sync.groups) == 1
-        alone = one_group and not isinstance(self.weighting, weighting.Unweighted)
+        delays = self.weighting if isinstance(self.weighting, DcAsgd) else None
+        blind = delays is not None and delays.shares_backup  # acts on fresh updates too
+        alone = one_group and not blind and not isinstance(self.weighting, weighting.Unweighted)
         dense_up = isinstance(self.codec, codecs.Dense)
         per_entry = isinstance(self.weighting, weighting.PerEntry)
         delta_down = isinstance(self.down_codec, down_codecs.DownDelta)
         return [
             (alone, f"--weighting={self.seams['weighting']} does nothing with one group: "
              "nobody is stale."),
+            (delays is not None and delays.strength == 0, "--dcasgd_lambda=0: nothing is "
+             "compensated."),
             (per_entry and dense_up and not alone, "--weighting=per_entry with dense updates: "
              "every entry has the same staleness."),
             (delta_down and dense_up, "--down_codec=delta with dense updates: every entry "
@@ -96,6 +113,8 @@ class Method:
             (delta_down and not dense_up and not self.server.keeps_sparse,
              "--down_codec=delta with momentum, adam or weight decay on the PS: every entry "
              "changes, replies are dense."),
+            (self.pacer.asks and not self.sync.waits_for_start, f"--pacer={self.seams['pacer']} "
+             "with groups of one: nobody waits, so every worker takes one local step."),
             (one_group and self.sync.bound is not None, "--staleness_bound with one group: "
              "nobody can run ahead."),
         ]  # fmt: skip
@@ -130,10 +149,18 @@ class Choices:
     compression_rate: float = 0.01
     value_dtype: str = "float32"
     local_steps: int = 1
+    eps: str = "auto"  # of pacer esync, like the next three
+    query: str = "blocking"
+    smoothing: str = "ema:0.5"
+    max_local_steps: int = 0
     groups: tuple[tuple[int, ...], ...] | None = None
     bound: int | None = None
     window: int = 1024
     beyond_window: str = "count"
+    dcasgd_lambda: float | None = None
+    dcasgd_variant: str = "constant"
+    dcasgd_decay: float | None = None
+    dcasgd_backup: str = "per_worker"
     momentum: float | None = None
     weight_decay: float = 0.0
     global_lr: float = 1.0
@@ -151,6 +178,7 @@ def compose(choices: Choices) -> Method:
         )
     given = {seam: value for seam, value in choices.overrides.items() if value is not None}
     seams = METHODS[choices.method] | given
+    _refuse_idle("weighting", weighting.REGISTRY, seams["weighting"], choices)
     method = Method(
         name=choices.method,
         pacer=_pick(pacing.REGISTRY, seams["pacer"], choices),
@@ -170,6 +198,21 @@ def _pick(registry: Mapping[str, type], name: str, choices: Choices) -> Any:
     policy = registry[name]
     fields = {field.name for field in dataclasses.fields(policy)}
     return policy(**{key: value for key, value in vars(choices).items() if key in fields})
+
+
+def _refuse_idle(seam: str, registry: Mapping[str, type], name: str, choices: Choices) -> None:
+    """Refuse settings with the prefix of a policy that was not chosen."""
+    usual = {field.name: field.default for field in dataclasses.fields(Choices)}
+    for other, policy in registry.items():
+        prefix = other.replace("_", "") + "_"
+        own = [field.name for field in dataclasses.fields(policy) if other != name]
+        for setting in (setting for setting in own if setting.startswith(prefix)):
+            value = getattr(choices, setting)
+            if value != usual[setting]:
+                raise ConfigurationError(
+                    f"--{setting}={value} is for --{seam}={other}, and this is --{seam}={name}; "
+                    "change one."
+                )
 
 
 def _sync_rule(name: str, choices: Choices) -> sync.SyncRule:

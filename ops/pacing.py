@@ -6,13 +6,18 @@ Both halves are clock-free: the worker asks after every local step, and only num
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
+from ops.esync import Esync
 from ops.types import ConfigurationError, Kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Every:
     """Push the gradient of every mini-batch."""
+
+    asks: ClassVar[bool] = False
+    waits_for_answer: ClassVar[bool] = False
 
     @property
     def kind(self) -> Kind:
@@ -31,6 +36,8 @@ class Fixed:
     With H = 1 the one gradient itself travels, so that `fixed` is `every`.
     """
 
+    asks: ClassVar[bool] = False
+    waits_for_answer: ClassVar[bool] = False
     local_steps: int = 1
 
     def __post_init__(self) -> None:
@@ -50,7 +57,11 @@ class Fixed:
         return local_steps >= self.local_steps
 
 
-Pacer = Every | Fixed
+Pacer = Every | Fixed | Esync
 
 #: --pacer value -> policy.
-REGISTRY: dict[str, type[Every] | type[Fixed]] = {"every": Every, "fixed": Fixed}
+REGISTRY: dict[str, type[Every] | type[Fixed] | type[Esync]] = {
+    "every": Every,
+    "fixed": Fixed,
+    "esync": Esync,
+}

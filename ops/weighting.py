@@ -1,16 +1,21 @@
 """The Weighting seam: what is a stale update worth?
 
 A weighting sees the updates of one release together with the version each was computed at, and
-returns them scaled. State is plain data; `window` below is a list of index arrays.
+returns them scaled. State is plain data; `window` below is a list of index arrays. Where a
+weighting's `needs_copies` is true, the shard keeps what each worker was last handed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ops.dc_asgd import DcAsgd
 from ops.types import ConfigurationError, State, Update
+
+if TYPE_CHECKING:
+    from ops.types import Float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +34,14 @@ class ReleaseContext:
     version: int  # T: updates applied so far
     oldest_base: int  # smallest base version a live worker may still push from
     kernels: Any  # ops.kernels.Kernels
+    theta: Float32  # [n], read-only: the weights before this release
+    copies: Mapping[int, Float32]  # version -> theta [n] then, of what workers hold if needed
 
 
 class _Forgetful:
     """A weighting without state."""
+
+    needs_copies: ClassVar[bool] = False
 
     def init(self, size: int) -> State:
         """Return the empty state; `size` is the shard's number of entries."""
@@ -88,6 +97,7 @@ class PerEntry:
 
     window: int = 1024
     beyond_window: str = "count"
+    needs_copies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse an empty window or an unknown policy beyond it."""
@@ -166,11 +176,12 @@ def _touched(arrivals: Sequence[Arrival]) -> Any:
     return np.unique(np.concatenate(sets)).astype(np.int32)  # type: ignore[arg-type]
 
 
-Weighting = Unweighted | Inverse | PerEntry
+Weighting = Unweighted | Inverse | PerEntry | DcAsgd
 
 #: --weighting value -> policy.
-REGISTRY: dict[str, type[Unweighted] | type[Inverse] | type[PerEntry]] = {
+REGISTRY: dict[str, type[Unweighted] | type[Inverse] | type[PerEntry] | type[DcAsgd]] = {
     "none": Unweighted,
     "inverse": Inverse,
     "per_entry": PerEntry,
+    "dc_asgd": DcAsgd,
 }

@@ -111,6 +111,23 @@ class Session:
             if complete is not None:
                 return complete
 
+    def poll(self) -> tuple[pb.ToClient, memoryview] | None:
+        """Return the next whole message if it is here already; never waits.
+
+        Raises:
+            StreamLost: As `receive` does.
+        """
+        while True:
+            try:
+                complete = self._assembler.feed(self._stream.receive(0.0))
+            except NoProgress:
+                return None
+            except convert.Malformed as error:
+                self.close()
+                raise StreamLost(f"{self.address}: malformed message: {error}") from error
+            if complete is not None:
+                return complete
+
     def close(self, grace_seconds: float = 1.0) -> None:
         """End the stream after what has been queued."""
         self._stream.close(grace_seconds)

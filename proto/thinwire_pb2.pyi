@@ -96,7 +96,7 @@ OPERATION_SET: Operation
 OPERATION_ADD: Operation
 
 class ToServer(_message.Message):
-    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt")
+    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class ToServer(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     pull: Pull
     push: Push
@@ -113,10 +114,11 @@ class ToServer(_message.Message):
     leave: Leave
     report: Report
     halt: Halt
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ...) -> None: ...
+    query: Query
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report")
+    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +127,7 @@ class ToClient(_message.Message):
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     reply: Reply
@@ -133,7 +136,8 @@ class ToClient(_message.Message):
     membership: Membership
     halt: Halt
     report: Report
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+    answer: Answer
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("path", "shape", "dtype")
@@ -316,6 +320,32 @@ class Reply(_message.Message):
     payload_bytes: int
     payload: bytes
     def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Query(_message.Message):
+    __slots__ = ("incarnation", "step", "local_steps", "step_seconds", "age_seconds", "query_seconds")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    step: int
+    local_steps: int
+    step_seconds: float
+    age_seconds: float
+    query_seconds: float
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., local_steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., age_seconds: _Optional[float] = ..., query_seconds: _Optional[float] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("step", "local_steps", "ready")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    local_steps: int
+    ready: bool
+    def __init__(self, step: _Optional[int] = ..., local_steps: _Optional[int] = ..., ready: bool = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ()

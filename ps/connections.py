@@ -32,9 +32,9 @@ class Connection:
         self.left = False
         self.welcomed = False  # the core has let this worker in on this stream
 
-    def say(self, message: pb.ToClient) -> None:
-        """Queue a message without payload."""
-        self.stream.send((convert.frame(message),), counted=False)
+    def say(self, message: pb.ToClient, counted: bool = False) -> None:
+        """Queue a message without payload; `counted` if it belongs to training."""
+        self.stream.send((convert.frame(message),), counted=counted)
 
 
 class SharedBlocks:

@@ -14,11 +14,13 @@ from ops.methods import Method
 from ops.sync import SyncRule
 from ops.types import State, Update
 from ops.weighting import Arrival
-from ps import events, refusals
+from ps import admission, events, refusals
 from ps.accounts import Accounts
-from ps.members import DRAIN_SECONDS, CoreConfig, Member
+from ps.deadlines import Deadlines
+from ps.members import CoreConfig, Member
 from ps.membership import Change, Membership
 from ps.shard_model import ShardModel
+from ps.state_server import StateServer
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -54,12 +56,11 @@ class PsCore:
         self.members: dict[int, Member] = {}
         self.sync_state = sync.init()
         self._spent = False  # a following shard has applied all it is to apply
-        self._group_epochs: dict[int, int] = {}  # group -> epoch of its last change
+        self.group_epochs: dict[int, int] = {}  # group -> epoch of its last change
         self._early: set[int] = set()  # workers with an early push
         self._oldest_base = self._oldest_base_at = -1  # smallest base, and the version it is of
-        self._drain_deadline: float | None = None  # set once the run is being interrupted
-        self._start_deadline: float | None = None
-        self._snapshot_at: float | None = None
+        self._deadlines = Deadlines(config, self.accounts)
+        self.state_server = StateServer(method.pacer)
         self._snapshot_version = 0
 
     @property
@@ -79,8 +80,7 @@ class PsCore:
 
     def next_deadline(self) -> float | None:
         """Return when a Tick is due, if ever."""
-        deadlines = [self.membership.next_deadline(), self._start_deadline, self._snapshot_at]
-        deadlines += [self._time_limit(), self._drain_deadline]
+        deadlines = [self.membership.next_deadline(), self._deadlines.next()]
         return min((when for when in deadlines if when is not None), default=None)
 
     # -- events -----------------------------------------------------------------------------
@@ -108,29 +108,27 @@ class PsCore:
 
     def _pull(self, event: events.Pull, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
-        member = self.members.get(event.worker)
-        if member is None or not self.membership.admits(event.worker, event.incarnation):
+        if (member := admission.member_of(self, event)) is None:
             epoch = self.membership.epoch
             return [refusals.not_member(event.worker, event.incarnation, 0, epoch)]
-        self._start_clocks(now)
-        self._note_lost_updates(event.generation, event.base_version)
-        member.question = (0, self._usable_base(event.generation, event.base_version))
+        self._deadlines.begin(now)
+        admission.note_lost_updates(self, event)
+        member.question = (0, admission.usable_base(self, event))
         return self._answer([event.worker])
 
     def _push(self, event: events.Push, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
-        member = self.members.get(event.worker)
-        if member is None or not self.membership.admits(event.worker, event.incarnation):
+        if (member := admission.member_of(self, event)) is None:
             epoch = self.membership.epoch
             return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
-        self._start_clocks(now)
-        self._note_lost_updates(event.generation, event.base_version)
-        usable = self._usable_base(event.generation, event.base_version)
+        self._deadlines.begin(now)
+        admission.note_lost_updates(self, event)
+        usable = admission.usable_base(self, event)
         if event.step <= member.last_step or self.stop_reason:
             member.question = (event.step, usable)
             member.free = member.free or bool(self.stop_reason)
             return self._answer([event.worker])
-        if not self._epoch_fits(event):
+        if not admission.epoch_fits(self, event):
             return [refusals.stale_epoch(event, self.membership.epoch)]
         if usable is None:
             self.accounts.reject("generation", event.worker)
@@ -141,11 +139,22 @@ class PsCore:
         member.last_step = event.step
         return self._settle(now)
 
+    def _query(self, event: events.Query, now: float) -> list[events.Action]:
+        self.membership.heard(event.worker, now)
+        if (member := admission.member_of(self, event)) is None:
+            epoch = self.membership.epoch
+            return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
+        if event.step <= member.last_step:  # of a round that is over: it must not touch the records
+            return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
+        group = self.sync.groups[self.sync.group_of(event.worker)]
+        live = [worker for worker in group if worker in self.sync_state["live"]]
+        over = self.stop_reason is not None or self._deadlines.drain is not None
+        return self.state_server.ask(event, live, over, now)
+
     def _observe(self, event: events.Observe, now: float) -> list[events.Action]:
         del now
         reply = self._reply(0, 0, Operation.FULL, self.model.whole())
         return [events.View(event.observer, reply)]
-
 
     def _leave(self, event: events.Leave, now: float) -> list[events.Action]:
         actions = self._change(list(self.membership.leave(event.worker, event.incarnation)), now)
@@ -166,9 +175,9 @@ class PsCore:
         """End the run; an interrupted one first takes in what is on its way."""
         if self.stop_reason is not None:
             return []
-        if event.reason != "interrupted" or self._drain_deadline is not None:
+        if event.reason != "interrupted" or self._deadlines.drain is not None:
             return self._end(event.reason, now)
-        self._drain_deadline = now + DRAIN_SECONDS
+        self._deadlines.begin_drain(now)
         idle = [w for w, member in self.members.items() if member.question and not member.pending]
         for worker in idle:
             self.members[worker].free = True
@@ -184,37 +193,22 @@ class PsCore:
         del event, now
         return []
 
-    def _start_clocks(self, now: float) -> None:
-        """Count seconds and snapshots from the first exchange of this life on."""
-        if self.accounts.first_pull_at is None:
-            self.accounts.first_pull_at = now
-            self._snapshot_at = now + self.config.snapshot_interval_seconds
-
     # -- rules ------------------------------------------------------------------------------
 
     def _expire(self, now: float) -> list[events.Action]:
         """Do what time has made due."""
         actions = self._change(list(self.membership.expire(now)), now)
-        if self._start_deadline is not None and now >= self._start_deadline:
-            self._start_deadline, self.started = None, True
+        if self._deadlines.start_is_due(now):
+            self.started = True
             actions += [*self._publish(), *self._settle(now)]
-        limit = self._time_limit()
+        limit, drain = self._deadlines.limit(), self._deadlines.drain
         if limit is not None and now >= limit:
             actions += self._end("max_seconds", now)
-        drain = self._drain_deadline
         if drain is not None and (now >= drain or not self.sync_state["live"]):
             actions += self._end("interrupted", now)
-        if self._snapshot_at is not None and now >= self._snapshot_at:
-            self._snapshot_at = now + self.config.snapshot_interval_seconds
+        if self._deadlines.snapshot_is_due(now):
             actions += self._snapshot_if_new()
         return actions
-
-    def _time_limit(self) -> float | None:
-        first, limit = self.accounts.first_pull_at, self.config.max_seconds
-        running = self.stop_reason is None and first is not None and limit
-        if not running:
-            return None
-        return first + limit - self.accounts.seconds_before  # type: ignore[operator]
 
     def _change(self, changes: Sequence[Change], now: float) -> list[events.Action]:
         """Carry a change of membership into the rule, and tell the other shards."""
@@ -223,11 +217,13 @@ class PsCore:
         actions: list[events.Action] = []
         for verb, worker in changes:
             member = self.members.setdefault(worker, Member())
-            self._group_epochs[self.sync.group_of(worker)] = self.membership.epoch
+            self.group_epochs[self.sync.group_of(worker)] = self.membership.epoch
             if verb == "join":
                 self.sync_state = self.sync.join(worker, self.sync_state)
                 continue
             self.sync_state = self.sync.leave(worker, self.sync_state)
+            self.model.forget(worker)
+            self.state_server.left(worker)
             if waiting := member.pending or member.early:
                 self.accounts.reject("left", worker)
                 member.last_step = waiting.step - 1  # so that a retry counts
@@ -247,9 +243,9 @@ class PsCore:
             return
         present = len(self.sync_state["joining"])
         if present >= self.config.nb_workers:
-            self.started, self._start_deadline = True, None
-        elif present and self._start_deadline is None:
-            self._start_deadline = now + self.config.start_timeout_seconds
+            self.started, self._deadlines.start = True, None
+        elif present and self._deadlines.start is None:
+            self._deadlines.start = now + self.config.start_timeout_seconds
 
     def _publish(self) -> list[events.Action]:
         if not self.started:  # a restarted shard 0 must not empty rounds that wait elsewhere
@@ -288,6 +284,7 @@ class PsCore:
         pushes = [push for worker in workers if (push := self.members[worker].pending) is not None]
         for worker in workers:
             self.members[worker].pending = None
+        self.state_server.released(workers)
         if self.stop_reason is not None or self._spent:
             return []
         arrivals = [Arrival(push.worker, push.update, push.base_version) for push in pushes]
@@ -335,7 +332,7 @@ class PsCore:
             (step, base), member.question = member.question, None
             if base not in gathered:
                 gathered[base] = self.model.gather(base)
-            member.base_version = self.version
+            member.base_version = self.model.hand_out(worker)
             self.accounts.num_replies += 1
             replies.append(self._reply(worker, step, *gathered[base]))
         return replies
@@ -350,32 +347,13 @@ class PsCore:
             epoch=self.membership.epoch,
             learning_rate=self.model.learning_rate,
             samples=self.samples,
-            stop_reason="interrupted" if self._drain_deadline is not None else self.stop_reason,
+            stop_reason="interrupted" if self._deadlines.drain is not None else self.stop_reason,
         )
-
-    def _usable_base(self, generation: int, base_version: int | None) -> int | None:
-        known = base_version is not None and base_version <= self.version
-        return base_version if known and generation == self.config.generation else None
-
-    def _epoch_fits(self, push: events.Push) -> bool:
-        """Whether a push knows its group's last change, and no epoch that shard 0 has not issued.
-
-        A following shard may hear of an epoch from a worker first; such a push waits for it.
-        """
-        newest = self._group_epochs.get(self.sync.group_of(push.worker), 0)
-        invented = self.membership.leads and push.epoch > self.membership.epoch
-        return push.epoch >= newest and not invented
-
-    def _note_lost_updates(self, generation: int, base_version: int | None) -> None:
-        """A worker that saw a later version of the last life proves how much a crash lost."""
-        last_life = generation == self.config.generation - 1
-        if last_life and base_version is not None and base_version <= self.config.budget.iter_max:
-            self.accounts.note_lost_updates(base_version)
 
     def _end(self, reason: str, now: float) -> list[events.Action]:
         if self.stop_reason is not None:
             return []
-        self.stop_reason, self._drain_deadline = reason, None
+        self.stop_reason, self._deadlines.drain = reason, None
         self.accounts.ended_at = now
         asking = [worker for worker, member in self.members.items() if member.question]
         return [*self._answer(asking), *self._snapshot_if_new(force=True), events.Ended(reason)]
@@ -403,6 +381,7 @@ class PsCore:
         events.Join: _join,
         events.Pull: _pull,
         events.Push: _push,
+        events.Query: _query,
         events.Observe: _observe,
         events.Alive: _note_presence,
         events.Lost: _note_presence,

@@ -45,6 +45,19 @@ class Push:
 
 
 @dataclasses.dataclass(frozen=True)
+class Query:
+    """A worker asks whether to push or to train on; with no local steps, it begins a round."""
+
+    worker: int
+    incarnation: int
+    step: int  # of the exchange it would make
+    local_steps: int  # done in this round
+    step_seconds: float  # the last one's duration
+    age_seconds: float  # since its end
+    query_seconds: float  # round trip of the last question; 0 if none yet
+
+
+@dataclasses.dataclass(frozen=True)
 class Observe:
     """Somebody wants to look at the whole model (an evaluation pull)."""
 
@@ -112,7 +125,19 @@ class Tick:
 
 
 Event = (
-    Join | Pull | Push | Observe | Alive | Lost | Leave | Epoch | Refused | Stop | Stalled | Tick
+    Join
+    | Pull
+    | Push
+    | Query
+    | Observe
+    | Alive
+    | Lost
+    | Leave
+    | Epoch
+    | Refused
+    | Stop
+    | Stalled
+    | Tick
 )
 
 
@@ -161,6 +186,16 @@ class Reply:
 
 
 @dataclasses.dataclass(frozen=True)
+class Answer:
+    """Answers Query: push now, or take another local step."""
+
+    worker: int
+    step: int
+    local_steps: int
+    ready: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class View:
     """Answers Observe."""
 
@@ -190,4 +225,4 @@ class Ended:
     reason: str
 
 
-Action = Welcome | Refuse | Reply | View | NewEpoch | Snapshot | Ended
+Action = Welcome | Refuse | Reply | Answer | View | NewEpoch | Snapshot | Ended

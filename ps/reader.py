@@ -26,6 +26,8 @@ _MAX_DOCUMENT_BYTES = 256 << 10
 #: A refusal quotes what the client said; that may be long.
 _LONGEST_COMPLAINT = 2000
 _RENEWALS_PER_LEASE = 10
+#: Of anything a worker may have measured.
+_LONGEST_SECONDS = 1e6
 #: Links that can be emulated: the flags' own limits, and no rate that stands still.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 #: What a supervisor may end a run for.
@@ -136,6 +138,16 @@ class StreamReader:
             return
         self.server.queue.put(event)
 
+    def _query(self, query: pb.Query, payload: memoryview) -> None:
+        del payload
+        seconds = (query.step_seconds, query.age_seconds, query.query_seconds)
+        if not all(0 <= each <= _LONGEST_SECONDS for each in seconds):  # NaN fails as well
+            raise convert.Malformed(f"a query with times {seconds}; expected 0 to 1e6 seconds each")
+        worker = self._worker
+        self.server.queue.put(
+            events.Query(worker.id, query.incarnation, query.step, query.local_steps, *seconds)
+        )
+
     def _heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         """Being heard is all there is to it."""
 
@@ -206,6 +218,7 @@ class StreamReader:
         (0, "hello"): _hello,
         (pb.ROLE_WORKER, "pull"): _pull,
         (pb.ROLE_WORKER, "push"): _push,
+        (pb.ROLE_WORKER, "query"): _query,
         (pb.ROLE_WORKER, "heartbeat"): _heartbeat,
         (pb.ROLE_WORKER, "leave"): _leave,
         (pb.ROLE_WORKER, "report"): _report,

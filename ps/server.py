@@ -211,6 +211,12 @@ class ShardServer:
             logging.WARNING, "refused worker %d: %s", 1, action.worker, action.message
         )
 
+    def _answer(self, action: events.Answer) -> None:
+        connection = self.connections.workers.get(action.worker)
+        if connection is not None:
+            answer = pb.Answer(step=action.step, local_steps=action.local_steps, ready=action.ready)
+            connection.say(pb.ToClient(answer=answer), counted=True)
+
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
         groups = [
@@ -236,6 +242,7 @@ class ShardServer:
     _actions: ClassVar[dict[type, Any]] = {
         events.Welcome: _welcome,
         events.Refuse: _refuse,
+        events.Answer: _answer,
         events.NewEpoch: _new_epoch,
         events.Snapshot: _snapshot,
         events.Ended: _ended,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ops.down_codecs import Operation
+from ops.handed_out import HandedOut
 from ops.merge import mean_update
 from ops.methods import Method
 from ops.schedule import Budget, Schedule
@@ -42,6 +43,9 @@ class ShardModel:
         self._weighting = method.weighting.init(len(theta))
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta)
+        self._handed_out = HandedOut()
+        self._seen = theta.view()  # what the weighting may look at
+        self._seen.flags.writeable = False
 
     @property
     def learning_rate(self) -> float:
@@ -58,7 +62,8 @@ class ShardModel:
         Returns:
             What the weighting kept.
         """
-        context = ReleaseContext(self.version, oldest_base, self.kernels)
+        copies = self._handed_out.copies
+        context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies)
         kept, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
         if not kept:
             return kept
@@ -74,6 +79,21 @@ class ShardModel:
         """Return what a worker at `base_version` must be sent; the arrays are copies."""
         return self.method.down_codec.gather(self.theta, base_version, self.version, self._down)
 
+    def hand_out(self, worker: int) -> int:
+        """Note that a worker now holds the current weights; return their version."""
+        if self.method.weighting.needs_copies:
+            self._handed_out.note(worker, self.version, self.theta)
+        return self.version
+
+    def forget(self, worker: int) -> None:
+        """Drop what is kept of a worker that has left."""
+        self._handed_out.forget(worker)
+
+    def memory(self) -> dict[str, int]:
+        """Return the memory that the weighting costs: dense copies, and bytes with all state."""
+        num_bytes = self._handed_out.num_bytes + _num_bytes(self._weighting)
+        return {"copies": len(self._handed_out.copies), "bytes": num_bytes}
+
     def whole(self) -> Update:
         """Return a copy of all weights."""
         return Update(None, self.theta.copy())
@@ -88,6 +108,7 @@ class ShardModel:
             "theta": self.theta.copy(),
             "optimizer": optimizer.save() if optimizer is not None else {},
             "weighting": copy.deepcopy(weighting),
+            "handed_out": self._handed_out.save(),
             "down_codec": copy.deepcopy(self._down),
         }
 
@@ -99,3 +120,12 @@ class ShardModel:
             self._server["keras"].restore(state["optimizer"], self.theta)
         self._weighting.update(state["weighting"])
         self._down.update(state["down_codec"])
+        self._handed_out.restore(state["handed_out"])
+
+
+def _num_bytes(state: Any) -> int:
+    """Return the bytes of all arrays in a policy's state."""
+    if isinstance(state, np.ndarray):
+        return state.nbytes
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return sum(_num_bytes(part) for part in parts)

@@ -48,7 +48,8 @@ class StatusBoard:
 
     def shard_document(self) -> str:
         """Return a following shard's own counters, for shard 0."""
-        return json.dumps({"bytes_down": self._server.connections.bytes_down(), **self._rejected()})
+        own = {"bytes_down": self._server.connections.bytes_down(), **self._rejected()}
+        return json.dumps(own | {"weighting": self._core.model.memory()})
 
     def document(self) -> str:
         """Return the status as JSON."""
@@ -86,7 +87,11 @@ class StatusBoard:
                 lost_updates=accounts.lost_updates,
             ),
             workers=workers,
-            policies={"groups": {"groups": [list(group) for group in core.sync.groups]}},
+            policies={
+                "groups": {"groups": [list(group) for group in core.sync.groups]},
+                **core.state_server.summary(),
+                **self._weighting_memory(),
+            },
             stop_reason=core.stop_reason,
         )
 
@@ -129,6 +134,14 @@ class StatusBoard:
                     if worker.isdecimal():
                         totals[int(worker)] = totals.get(int(worker), 0) + count
         return totals
+
+    def _weighting_memory(self) -> dict[str, dict[str, int]]:
+        """Return the memory of the weighting, over all shards; nothing where it keeps nothing."""
+        total = collections.Counter(self._core.model.memory())
+        for (role, _), text in self._server.reports.copy().items():
+            if role == pb.ROLE_SHARD:
+                total.update(_counts(text, "weighting"))
+        return {"weighting": dict(total)} if total["bytes"] else {}
 
     def _rejected(self) -> dict[str, Any]:
         return {"rejected": dict(self._core.accounts.rejected)}

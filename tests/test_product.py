@@ -15,7 +15,7 @@ from ops.types import VALUE_DTYPES, ConfigurationError
 from tests.harness import MiniRun, method
 
 SEAMS = {
-    "pacer": [(name, steps) for name, steps in (("every", 1), ("fixed", 1), ("fixed", 3))],
+    "pacer": [("every", 1), ("fixed", 1), ("fixed", 3), ("esync", 1)],
     "codec": list(codecs.REGISTRY),
     "value_dtype": list(VALUE_DTYPES),
     "down_codec": list(down_codecs.REGISTRY),

@@ -94,7 +94,8 @@ class WorkerCore:
         self._codec_state = method.codec.init(spec, kernels)
         self._offsets = spec.offsets
         self._last_packet: Packet | None = None
-        self._local_steps = 0
+        self.local_steps = 0  # since the last exchange
+        self._saved_round: State | None = None
         self._samples = 0
         self._losses: list[float] = []
 
@@ -111,14 +112,20 @@ class WorkerCore:
         """
         if not np.isfinite(loss):
             gradient = np.full_like(gradient, np.nan)  # let the codec's own check refuse it
-        values = self._local_change(gradient) if self.method.kind is Kind.DELTA else gradient
-        due = self.method.pacer.push_now(self._local_steps + 1)
-        packet = self._encode(values) if due else None
-        self._local_steps += 1
+        if self.method.kind is Kind.DELTA:
+            self._step_locally(gradient)
+        due = self.method.pacer.push_now(self.local_steps + 1)
+        packet = self._encode(self._change(gradient)) if due else None
+        self.local_steps += 1
         self._samples += samples
         self._losses.append(loss)
-        if packet is None:
-            return None
+        return self._outgoing(packet) if packet is not None else None
+
+    def end_round(self) -> Outgoing:
+        """Return the exchange of the local steps taken so far (at least one)."""
+        return self._outgoing(self._encode(self._change(self.weights)))
+
+    def _outgoing(self, packet: Packet) -> Outgoing:
         self.step += 1
         return Outgoing(
             step=self.step,
@@ -127,7 +134,7 @@ class WorkerCore:
             base_versions=list(self.versions),
             generations=list(self.generations),
             samples=self._samples,
-            local_steps=self._local_steps,
+            local_steps=self.local_steps,
             learning_rate=self.learning_rate,
             loss=float(np.mean(self._losses)),
         )
@@ -161,7 +168,20 @@ class WorkerCore:
         """Begin the next local steps at the shards' model; return the weights."""
         if self.weights is not self.base:
             np.copyto(self.weights, self.base)
-        self._local_steps, self._samples, self._losses = 0, 0, []
+        self.local_steps, self._samples, self._losses = 0, 0, []
+        return self.weights
+
+    def resume_round(self) -> Float32:
+        """Take up the local steps that `restore` brought, if the model still is theirs.
+
+        Returns:
+            The weights to train on.
+        """
+        saved, self._saved_round = self._saved_round, None
+        if saved is not None and saved["versions"] == self.versions:
+            np.copyto(self.weights, saved["weights"])
+            self.local_steps, self._samples = saved["local_steps"], saved["samples"]
+            self._losses = list(saved["losses"])
         return self.weights
 
     def undelivered(self) -> None:
@@ -170,8 +190,9 @@ class WorkerCore:
             self._codec_state = self.method.codec.undelivered(self._last_packet, self._codec_state)
 
     def save(self) -> State:
-        """Return what outlives this process, taken between two exchanges."""
+        """Return what outlives this process; local steps not yet pushed included."""
         return {
+            "round": self._round() if self.local_steps else None,
             "step": self.step,
             "codec": self._codec_state,
             "rng": json.dumps(self._rng.bit_generator.state),
@@ -190,18 +211,31 @@ class WorkerCore:
         fits = state["step"] == last_applied_step
         if fits:
             self._codec_state = state["codec"]
+            self._saved_round = state["round"]
         self.step = last_applied_step
         return fits
 
-    def _local_change(self, gradient: Float32) -> Float32:
-        """Take a plain SGD step on the local weights; return the change since the base."""
+    def _round(self) -> State:
+        return {
+            "weights": self.weights.copy(),
+            "versions": list(self.versions),
+            "local_steps": self.local_steps,
+            "samples": self._samples,
+            "losses": list(self._losses),
+        }
+
+    def _step_locally(self, gradient: Float32) -> None:
+        """Take a plain SGD step on the local weights."""
         if not np.isfinite(gradient).all():  # the codec may not look at it for many steps yet
             raise NonFiniteUpdate(
                 "the gradient of a local step holds NaN or infinity; expected finite values. "
                 "Lower --learning_rate or set --clip_norm."
             )
         self.weights -= np.float32(self.learning_rate) * gradient
-        return self.weights - self.base
+
+    def _change(self, gradient: Float32) -> Float32:
+        """Return what an exchange is about: the weights' change since the base, or a gradient."""
+        return self.weights - self.base if self.method.kind is Kind.DELTA else gradient
 
     def _encode(self, values: Float32) -> Packet:
         tensors = [

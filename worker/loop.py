@@ -12,17 +12,17 @@ import tensorflow as tf
 from absl import logging
 
 from data.chosen import load_shard
-from data.chosen import take_shard as take_shard  # simulated workers deal as real ones do
-from data.sharding import label_counts
 from models.shared import SharedModel, has_gpu
-from ops import kernels, metrics, routing, run_dir
+from ops import kernels, routing, run_dir
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
-from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run, is_finished, limit_of
+from ops.metrics import WorkerMetrics
+from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run
 from ops.signals import heard_by
-from ops.types import ConfigurationError, State
 from proto.channel_grpc import Unreachable
+from worker import durable
 from worker import flags as worker_flags
+from worker.asking import Asker
 from worker.core import Outgoing, WorkerCore
 from worker.exchange import Exchange, Heartbeat, Stopwatch
 from worker.flags import WorkerFlags
@@ -33,7 +33,6 @@ from worker.train_step import TrainStep, clip
 #: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
 MAX_NON_FINITE = 100
 _CALIBRATION_STEPS = 5
-_PROBE_SECONDS = 2.0
 
 
 def main(run: Run) -> int:
@@ -46,7 +45,7 @@ def main(run: Run) -> int:
     limit_threads(own.threads)
     if run.overwrite:
         run_dir.clear_node(run.run_dir, _name(own.id_worker))
-    return _Worker(run, own).train()
+    return Worker(run, own).train()
 
 
 def limit_threads(threads: int) -> None:
@@ -59,7 +58,7 @@ def _name(id_worker: int) -> str:
     return f"worker-{id_worker}"
 
 
-class _Worker:
+class Worker:
     """One worker process."""
 
     def __init__(self, run: Run, own: WorkerFlags) -> None:
@@ -69,7 +68,6 @@ class _Worker:
         self.step = TrainStep(shared)
         self.step.vary_local_randomness(own.id_worker)
         self.shard = load_shard(run, shared.user_module, own.id_worker)
-        self.labels = label_counts(self.shard.labels)
         layouts = routing.place(shared.spec, run.nb_ps)
         self.core = WorkerCore(
             shared.spec,
@@ -91,7 +89,10 @@ class _Worker:
         self.num_non_finite = 0
         self.started_at = time.monotonic()
         self.pause_seconds = 0.0
-        self.before = metrics.WorkerMetrics(id=own.id_worker)  # totals of earlier lives
+        self.step_seconds = 0.0  # of the newest local step
+        self.step_ended_at = 0.0
+        self.asker = Asker(run.method.pacer, self.exchange.shards[0])
+        self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
         self.run_id = ""
 
     def train(self) -> int:
@@ -105,13 +106,13 @@ class _Worker:
                 return EXIT_INTERRUPTED
 
     def _train(self) -> int:
-        if finished := self._finished():
+        if finished := durable.finished(self):
             logging.info("this run is finished (%s)", finished)
             return EXIT_DONE
         self._warm_up()
         welcomes = self.exchange.join()
         self.run_id = welcomes[0].run_id
-        self._resume(max(welcome.last_applied_step for welcome in welcomes))
+        durable.resume(self, max(welcome.last_applied_step for welcome in welcomes))
         heartbeat = Heartbeat(self.exchange, welcomes[0].lease_seconds, self._report)
         cause = "error"
         try:
@@ -127,18 +128,21 @@ class _Worker:
     def _exit_code(self, cause: str) -> int:
         if cause == "interrupted":
             return EXIT_INTERRUPTED
-        reason = self._stop_reason
+        reason = self.stop_reason
         logging.info("done after %d exchanges (%s)", self.core.step, reason)
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     @property
-    def _stop_reason(self) -> str:
+    def stop_reason(self) -> str:
+        """Why the run ended, as far as this worker has heard."""
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
     # -- the loop ---------------------------------------------------------------------------
 
     def _loop(self) -> str:
-        self.step.set_weights(self.core.finish(self.exchange.pull()))
+        self.core.finish(self.exchange.pull())
+        self.step.set_weights(self.core.resume_round())
+        self.asker.begin_round(self.core.step + 1, self.step_seconds)
         saved_at = self.started_at = time.monotonic()
         non_finite = 0
         self.stopwatch.start()
@@ -158,9 +162,9 @@ class _Worker:
                     f"model has diverged. Lower --learning_rate (now {self.core.learning_rate:g})."
                 )
             if time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds:
-                self._save()
+                durable.save(self)
                 saved_at = time.monotonic()
-        self._save()
+        durable.save(self)
         return "done" if self.core.stopped or not self.closing.is_set() else "interrupted"
 
     def _note_non_finite(self, error: NonFiniteUpdate) -> None:
@@ -169,7 +173,14 @@ class _Worker:
             logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
 
     def _one_step(self) -> Outgoing | None:
-        """One mini-batch: its gradient, and what the pacer and the codec make of it."""
+        """One mini-batch and what the pacer and the codec make of it; or the round's end."""
+        core = self.core
+        if self.asker.ready(core.step + 1, core.local_steps, self.step_seconds, self.step_ended_at):
+            self.stopwatch.lap("wait")
+            outgoing = core.end_round()
+            self.stopwatch.lap("encode")
+            return outgoing
+        self.stopwatch.lap("wait")
         started = time.monotonic()
         batch = self.shard.cursor.next()
         images, labels = self.shard.images[batch], self.shard.labels[batch]
@@ -180,9 +191,11 @@ class _Worker:
         if (pause := max(self.pause_seconds, rest)) > 0:
             self.closing.wait(pause)
         self.stopwatch.lap("compute")
-        outgoing = self.core.begin(self.gradient, len(labels), loss)
+        outgoing = core.begin(self.gradient, len(labels), loss)
         if outgoing is None:
-            self.step.set_weights(self.core.weights)
+            self.step.set_weights(core.weights)
+        self.step_ended_at = time.monotonic()
+        self.step_seconds = self.step_ended_at - started
         self.stopwatch.lap("encode")
         return outgoing
 
@@ -196,80 +209,37 @@ class _Worker:
         if replies[0] is None:
             self.core.undelivered()
         self.step.set_weights(self.core.restart_from_base())
+        self.asker.begin_round(self.core.step + 1, self.step_seconds)
         self.stopwatch.lap("compute")
         return replies[0] is not None
 
     def _warm_up(self) -> None:
-        """Compile the step; with --slowdown measure it alone. Leaves no trace in the state."""
+        """Compile the step and measure it alone. Leaves no trace in the state."""
         local = self.step.save_local()
         images = self.shard.images[: self.run.batch_size]
         labels = self.shard.labels[: self.run.batch_size]
         self.step.gradients(images, labels, self.gradient)
-        if self.own.device.slowdown > 1:
-            seconds = []
-            for _ in range(_CALIBRATION_STEPS):
-                start = time.perf_counter()
-                self.step.gradients(images, labels, self.gradient)
-                seconds.append(time.perf_counter() - start)
-            self.pause_seconds = (self.own.device.slowdown - 1) * float(np.median(seconds))
-            logging.info("slowdown %g: pausing %.1f ms a step", self.own.device.slowdown,
+        seconds = []
+        for _ in range(_CALIBRATION_STEPS):
+            start = time.perf_counter()
+            self.step.gradients(images, labels, self.gradient)
+            seconds.append(time.perf_counter() - start)
+        median = float(np.median(seconds))
+        device = self.own.device
+        if device.slowdown > 1:
+            self.pause_seconds = (device.slowdown - 1) * median
+            logging.info("slowdown %g: pausing %.1f ms a step", device.slowdown,
                          1e3 * self.pause_seconds)  # fmt: skip
+        self.step_seconds = max(median + self.pause_seconds, device.step_seconds)
         self.step.restore_local(local)
 
-    # -- state ------------------------------------------------------------------------------
+    # -- what others hear ---------------------------------------------------------------------
 
-    def _save(self) -> None:
-        state = {
-            "run_id": self.run_id,
-            "core": self.core.save(),
-            "cursor": self.shard.cursor.state(),
-            "local": self.step.save_local(),
-            "metrics": self._metrics().to_dict(),
-            "stop_reason": self._stop_reason,
-            "limit": limit_of(self.run, self._stop_reason),
-        }
-        try:
-            self.checkpoints.save(self.core.step, state)
-        except OSError as error:
-            logging.error("cannot write the worker's checkpoint: %s", error)
-
-    def _finished(self) -> str | None:
-        """Return why this worker's run ended, if it did and its PS is gone."""
-        found = self.checkpoints.load_latest()
-        if found is None or not is_finished(self.run, found[1]["stop_reason"], found[1]["limit"]):
-            return None
-        gone = not self.exchange.shards[0].answers(_PROBE_SECONDS)
-        return str(found[1]["stop_reason"]) if gone else None
-
-    def _resume(self, last_applied_step: int) -> None:
-        """Go on from this worker's checkpoint if it is of this run."""
-        self.core.step = last_applied_step
-        found = self.checkpoints.load_latest()
-        if found is None:
-            return
-        state: State = found[1]
-        if state["run_id"] != self.run_id:
-            logging.info("ignoring the checkpoint of another run (%s)", state["run_id"])
-            return
-        try:
-            self.shard.cursor.restore(state["cursor"])
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
-        self.step.restore_local(state["local"])
-        self.before = metrics.WorkerMetrics.from_dict(state["metrics"])
-        if self.core.restore(state["core"], last_applied_step):
-            logging.info("resumed at step %d", last_applied_step)
-        else:
-            logging.warning(
-                "the checkpoint is of step %d, the PS applied step %d: the codec starts afresh",
-                state["core"]["step"],
-                last_applied_step,
-            )
-
-    def _metrics(self) -> metrics.WorkerMetrics:
+    def metrics(self) -> WorkerMetrics:
+        """Return what this worker counts itself, over all its lives."""
         seconds, before = self.stopwatch.seconds, self.before
         elapsed = max(1e-9, time.monotonic() - self.started_at)
-        return metrics.WorkerMetrics(
+        return WorkerMetrics(
             id=self.own.id_worker,
             clock=self.core.step,
             bytes_up=before.bytes_up + self.exchange.bytes_up,
@@ -280,11 +250,11 @@ class _Worker:
             + max(0.0, seconds["wait"] - self.exchange.send_seconds),
             non_finite=before.non_finite + self.num_non_finite,
             steps_per_second=self.num_steps / elapsed,
-            labels=self.labels,
+            labels=self.shard.label_counts,
         )
 
     def _report(self) -> str:
-        counted = self._metrics()
+        counted = self.metrics()
         self.scalars.note(counted, self.loss, self.num_steps, self.core.versions[0])
         return counted.to_json()
 

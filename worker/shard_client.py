@@ -145,6 +145,56 @@ class ShardClient:
                 self._asked = None
                 return answer
 
+    @property
+    def connected(self) -> bool:
+        """Whether the stream stands, as far as is known."""
+        return self._session is not None
+
+    def tell(self, query: pb.Query) -> None:
+        """Send the state server a query that is not answered."""
+        session = self._session
+        if session is not None:
+            session.say(pb.ToServer(query=query), counted=True)
+
+    def query(self, query: pb.Query, wait: bool) -> pb.Answer | None:
+        """Ask the state server.
+
+        Args:
+            query: The question.
+            wait: Until it is answered; else take what has come to this round's earlier ones.
+
+        Returns:
+            The answer; None while there is none, or where the stream is lost: the next push will
+            open it again.
+        """
+        self.tell(query)
+        try:
+            while self._session is not None:
+                received = self._session.receive(self._progress_seconds) if wait \
+                    else self._session.poll()  # fmt: skip
+                if received is None:
+                    return None
+                answer = self._answer_to(query, received[0], wait)
+                if answer is not None:
+                    return answer
+        except StreamLost as error:
+            logging.warning("stream to %s lost (%s); training on", self.address, error)
+            self._drop()
+        return None
+
+    def _answer_to(self, query: pb.Query, message: pb.ToClient, exact: bool) -> pb.Answer | None:
+        """Return the answer in a message, if it is one to this query or (not exact) its round."""
+        body = message.WhichOneof("body")
+        if body == "halt" and self.hello.shard == 0:
+            self.halt_cause = message.halt.cause
+        if body == "refusal" and message.refusal.reason == pb.REASON_NOT_MEMBER:
+            raise StreamLost(message.refusal.message)
+        if body != "answer" or message.answer.step != query.step:
+            return None
+        if exact:
+            return message.answer if message.answer.local_steps == query.local_steps else None
+        return message.answer if message.answer.ready else None
+
     def close(self) -> None:
         """End the stream after what has been queued."""
         if self._session is not None:

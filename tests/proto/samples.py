@@ -75,7 +75,17 @@ def samples() -> dict[str, Message]:
     chunk = pb.Chunk(data=b"\x00\xff" * 5)
     report = pb.Report(document='{"loss": 0.5}')
     halt = pb.Halt(cause="iter_max")
+    query = pb.Query(
+        incarnation=2**63 + 7,
+        step=41,
+        local_steps=3,
+        step_seconds=0.25,
+        age_seconds=0.01,
+        query_seconds=0.002,
+    )
     return {
+        "to_server_query": pb.ToServer(query=query),
+        "to_client_answer": pb.ToClient(answer=pb.Answer(step=41, local_steps=3, ready=True)),
         "to_server_hello": pb.ToServer(hello=hello),
         "to_server_pull": pb.ToServer(
             pull=pb.Pull(base_version=40, has_base=True, generation=1, observe=True)

@@ -1,0 +1,53 @@
+"""When a shard has to do something though nobody asks: starts, limits, drains, snapshots."""
+
+from __future__ import annotations
+
+from ps.accounts import Accounts
+from ps.members import DRAIN_SECONDS, CoreConfig
+
+
+class Deadlines:
+    """Moments of one shard's clock; None is never."""
+
+    def __init__(self, config: CoreConfig, accounts: Accounts) -> None:
+        """Set nothing yet."""
+        self._config, self._accounts = config, accounts
+        self.start: float | None = None  # begin with those who are present
+        self.drain: float | None = None  # an interrupted run ends without what is on its way
+        self.snapshot: float | None = None
+
+    def next(self) -> float | None:
+        """Return the first of them."""
+        moments = (self.start, self.drain, self.snapshot, self.limit())
+        return min((when for when in moments if when is not None), default=None)
+
+    def limit(self) -> float | None:
+        """Return when the run has used up --max_seconds."""
+        first, seconds = self._accounts.first_pull_at, self._config.max_seconds
+        if self._accounts.ended_at is not None or first is None or not seconds:
+            return None
+        return first + seconds - self._accounts.seconds_before
+
+    def begin(self, now: float) -> None:
+        """Count seconds and snapshots from the first exchange of this life on."""
+        if self._accounts.first_pull_at is None:
+            self._accounts.first_pull_at = now
+            self.snapshot = now + self._config.snapshot_interval_seconds
+
+    def begin_drain(self, now: float) -> None:
+        """Give what is on its way a little time."""
+        self.drain = now + DRAIN_SECONDS
+
+    def start_is_due(self, now: float) -> bool:
+        """Return whether to begin with those present; once."""
+        due = self.start is not None and now >= self.start
+        if due:
+            self.start = None
+        return due
+
+    def snapshot_is_due(self, now: float) -> bool:
+        """Return whether it is time for a snapshot, and set the next one."""
+        due = self.snapshot is not None and now >= self.snapshot
+        if due:
+            self.snapshot = now + self._config.snapshot_interval_seconds
+        return due

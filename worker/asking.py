@@ -1,0 +1,69 @@
+"""A worker's half of a pacer that asks the state server before each further local step."""
+
+from __future__ import annotations
+
+import time
+
+from ops.pacing import Pacer
+from proto import thinwire_pb2 as pb
+from worker.shard_client import ShardClient
+
+
+class Asker:
+    """Asks shard 0 whether to push; says at once "no" for pacers that never ask.
+
+    While the state server is away (its stream is lost) the worker trains on, for as many steps as
+    its last round had, and then pushes, which waits for the shard to come back.
+    """
+
+    def __init__(self, pacer: Pacer, first_shard: ShardClient) -> None:
+        """Ask nothing yet."""
+        self._asks = pacer.asks
+        self._waits = pacer.waits_for_answer
+        self._shard = first_shard
+        self._query_seconds = 0.0
+        self._steps_of_last_round = 1
+        self.asked_seconds = 0.0  # stood still for answers, sum
+
+    def begin_round(self, step: int, step_seconds: float) -> None:
+        """Say that the exchange before `step` is over and how long a local step took last."""
+        if self._asks:
+            self._shard.tell(self._query(step, 0, step_seconds, 0.0))
+
+    def ready(self, step: int, local_steps: int, step_seconds: float, finished_at: float) -> bool:
+        """Return whether to push now.
+
+        Args:
+            step: Of the exchange that would follow.
+            local_steps: Done in this round; without any there is nothing to push.
+            step_seconds: Duration of the last one.
+            finished_at: When it ended, by time.monotonic().
+        """
+        if not self._asks or local_steps == 0:
+            return False
+        start = time.monotonic()
+        query = self._query(step, local_steps, step_seconds, start - finished_at)
+        answer = self._shard.query(query, self._waits)
+        if answer is not None:
+            self._note_round_trip(time.monotonic() - start)
+            ready = answer.ready
+        else:
+            ready = not self._shard.connected and local_steps >= self._steps_of_last_round
+        if ready:
+            self._steps_of_last_round = local_steps
+        return ready
+
+    def _note_round_trip(self, seconds: float) -> None:
+        if self._waits:  # otherwise the time says nothing of the round trip
+            self._query_seconds = seconds
+            self.asked_seconds += seconds
+
+    def _query(self, step: int, local_steps: int, seconds: float, age_seconds: float) -> pb.Query:
+        return pb.Query(
+            incarnation=self._shard.welcome.incarnation,
+            step=step,
+            local_steps=local_steps,
+            step_seconds=seconds,
+            age_seconds=age_seconds,
+            query_seconds=self._query_seconds,
+        )
