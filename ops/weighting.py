@@ -112,12 +112,12 @@ class PerEntry:
 
     def init(self, size: int) -> State:
         """Return an empty history; `size` is the shard's number of entries."""
-        import numpy as np
+        from ops import hit_counts
 
         return {
             "first": 0,  # version of history[0]
             "history": [],  # per release: ascending int32 [k] positions, or None for all
-            "scratch": np.zeros(size, np.uint16),  # [size], zero between calls
+            "scratch": hit_counts.begin(size, self.window),
         }
 
     def weigh(
@@ -130,18 +130,25 @@ class PerEntry:
             if self.beyond_window == "count" or arrival.base_version >= state["first"]
         ]
         if damped:
-            state["history"].append(_touched(damped))
+            from ops import hit_counts
+
+            touched = _touched(damped)
+            state["history"].append(touched)
+            hit_counts.note(touched, context.version, state["first"], state["scratch"])
         self._forget(context, state)
         return damped, state
 
     def _damped(self, arrival: Arrival, context: ReleaseContext, state: State) -> Arrival:
         seen_from = max(arrival.base_version, state["first"])
         forgotten = seen_from - arrival.base_version
-        window = state["history"][seen_from - state["first"] : context.version - state["first"]]
-        if not window and not forgotten:
+        if seen_from >= context.version and not forgotten:
             return arrival
-        update = arrival.update
-        sigma = context.kernels.hits(window, update.indices, state["scratch"])
+        from ops import hit_counts
+
+        update, first, history = arrival.update, state["first"], state["history"]
+        sigma = hit_counts.since(
+            seen_from, first, history, update.indices, context.kernels, state["scratch"]
+        )
         weights = context.kernels.damp(sigma + forgotten if forgotten else sigma)
         return dataclasses.replace(arrival, update=Update(update.indices, update.values * weights))
 
