@@ -1,0 +1,151 @@
+"""One driver a seam, or several: makes a policy's state, and takes it one turn further."""
+
+import random
+
+import numpy as np
+
+from ops import kernels
+from ops.schedule import Budget, Schedule
+from ops.types import EncodeContext, ModelSpec, TensorSpec, Update
+from ops.weighting import Arrival
+from ps.shard_model import ShardModel
+from tests.harness import method
+
+BODIES = kernels.load("numpy")
+SPEC = ModelSpec((TensorSpec("kernel", (9, 5)), TensorSpec("one", (1,)), TensorSpec("zero", (6,))))
+WORKERS = 3
+
+
+def composed(seam, name):
+    """A method with this value of the seam, hyper-parameters away from trivial ones."""
+    groups = ((1, 3), (2,)) if (seam, name) == ("sync", "gsp") else None
+    return method(
+        "asgd", nb_workers=WORKERS, compression_rate=0.3, local_steps=3, window=4, groups=groups,
+        overrides={seam: name},
+    )  # fmt: skip
+
+
+def policy_of(seam, name):
+    return getattr(composed(seam, name), {"server_optimizer": "server"}.get(seam, seam))
+
+
+class Driver:
+    """What most policies need: their state is what `init` made, and is saved as it is."""
+
+    def __init__(self, seam, name):
+        self.policy = policy_of(seam, name)
+
+    def begin(self):
+        return {}
+
+    def turn(self, state, number):
+        raise NotImplementedError
+
+    def save(self, state):
+        return state
+
+    def load(self, saved):
+        return saved
+
+
+class Codec(Driver):
+    """Gradients of a tensor, of a tensor with one entry, of one that is all zero."""
+
+    def begin(self):
+        return self.policy.init(SPEC, BODIES)
+
+    def turn(self, state, number):
+        rng = np.random.default_rng(number)
+        gradients = [
+            rng.standard_normal(tensor.size, np.float32) * (tensor.path != "zero")
+            for tensor in SPEC.tensors
+        ]
+        context = EncodeContext(number, 0.1, np.random.default_rng([7, number]), BODIES)
+        return self.policy.encode(gradients, state, context)
+
+
+class Pacer(Driver):
+    """Numbers only."""
+
+    def turn(self, state, number):
+        return self.policy.push_now(number), state
+
+
+class Router(Driver):
+    """A router that has one class of service has no verb."""
+
+    def turn(self, state, number):
+        return None, state
+
+
+class Sync(Driver):
+    """Workers join, push, leave and return at random."""
+
+    def begin(self):
+        state = self.policy.init()
+        for worker in range(1, WORKERS + 1):
+            state = self.policy.join(worker, state)
+        return self.policy.advance(state)[2]
+
+    def turn(self, state, number):
+        rng = random.Random(number)
+        worker = rng.randint(1, WORKERS)
+        if worker in state["live"]:
+            waits = worker in state["pushed"] or worker in state["held"]
+            verb = self.policy.leave if waits or rng.random() < 0.2 else self.policy.push
+        else:
+            verb = self.policy.join
+        released, free, state = self.policy.advance(verb(worker, state))
+        return (released, free), state
+
+
+class OnShard(Driver):
+    """Down codecs, weightings, server optimizers: pushes of stale workers, replies to them.
+
+    The state is a whole ShardModel: it knows how Keras's slots are saved.
+    """
+
+    size = 24
+
+    def __init__(self, seam, name):
+        self.method = composed(seam, name)
+
+    def begin(self):
+        theta = np.random.default_rng(1).standard_normal(self.size, np.float32)
+        return ShardModel(self.method, theta, BODIES, Budget(100), Schedule(0.1, ((0.04, 0.5),)))
+
+    def turn(self, state, number):
+        rng = np.random.default_rng([3, number])
+        arrivals = [
+            Arrival(worker, self.update(rng), max(0, state.version - int(rng.integers(0, 6))))
+            for worker in range(1, int(rng.integers(2, 4)))
+        ]
+        kept = state.apply(arrivals, max(0, state.version - 6))
+        state.samples += 8 * len(kept)
+        gathered = [state.gather(base) for base in (None, state.version, max(0, number - 2))]
+        return (kept, gathered, state.learning_rate), state
+
+    def update(self, rng):
+        if rng.random() < 0.2:
+            return Update(None, rng.standard_normal(self.size, np.float32))
+        indices = np.flatnonzero(rng.random(self.size) < 0.2)
+        return Update(indices, rng.standard_normal(len(indices), np.float32))
+
+    def save(self, state):
+        return state.save()
+
+    def load(self, saved):
+        shard = self.begin()
+        shard.restore(saved)
+        return shard
+
+
+DRIVERS = {
+    "pacer": Pacer,
+    "codec": Codec,
+    "down_codec": OnShard,
+    "router": Router,
+    "sync": Sync,
+    "weighting": OnShard,
+    "server_optimizer": OnShard,
+}
