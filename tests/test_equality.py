@@ -89,3 +89,13 @@ def test_tensorflow_kernels_train_the_same_model():
     plain = MiniRun(chosen, iter_max=30).run()
     traced = MiniRun(chosen, iter_max=30, bodies=kernels.load("tf")).run()
     np.testing.assert_allclose(plain.theta, traced.theta, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("nb_ps", [1, 3])
+def test_esync_with_one_local_step_is_ssgd(nb_ps):
+    esync = MiniRun(method("esync", nb_workers=3, max_local_steps=1), 50, nb_ps=nb_ps).run()
+    ssgd = MiniRun(method("ssgd", nb_workers=3), 50, nb_ps=nb_ps).run()
+    for (worker, batch), (other, same) in zip(esync.log, ssgd.log, strict=True):
+        assert worker == other
+        np.testing.assert_array_equal(batch, same)
+    np.testing.assert_allclose(esync.theta, ssgd.theta, rtol=0, atol=1e-6)
