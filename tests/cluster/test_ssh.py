@@ -80,7 +80,7 @@ def test_one_command_starts_follows_and_ends_a_cluster(nodes, sshd):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_launcher_that_ends_leaves_nothing_running(nodes, sshd, number):
     start(nodes, sshd.host, sshd.options, "--iter_max=1000000")
-    nodes.watch(lambda status: all(worker.pushes >= 2 for worker in status.workers), 90)
+    nodes.watch(lambda status: all(worker.pushes >= 2 for worker in status.workers), 150)
     assert len([text for text in running(nodes.run_dir).values() if "keeper.py" in text]) >= 4
     nodes.kill("cluster", number)
     if number == signal.SIGINT:
