@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import os
 import pathlib
-import shutil
 import signal
 import threading
 import time
@@ -21,6 +20,8 @@ from absl import flags, logging
 
 from cluster import launch_flags
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run, finished_summary
+from ops.run_dir import clear
+from ops.signals import END_SIGNALS, heard_by
 from worker.flags import devices
 
 FLAGS = flags.FLAGS
@@ -34,7 +35,7 @@ _OWN_FLAGS = ("type_node", "id_worker", "id_ps", "ip_PS", "port", "ps_hosts", "n
 _KILL_AFTER_SECONDS = 20.0
 _TURN_SECONDS = 0.1
 #: Children have a session of their own: what ends us must be passed on, a closed terminal too.
-_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,7 @@ def main(run: Run) -> int:
     devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
     name = launch_flags.check()
     if run.overwrite:
-        _clear(run.run_dir)
+        clear(run.run_dir)
     if finished := finished_summary(run):
         logging.info("this run is finished (%s); see %s, or --overwrite it", finished,
                      run.run_dir / "report" / "index.html")  # fmt: skip
@@ -128,14 +129,6 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
 
 
-def _clear(run_dir: pathlib.Path) -> None:
-    """Remove what an earlier run wrote here, and nothing else."""
-    for name in ("checkpoints", "tb", "report"):
-        shutil.rmtree(run_dir / name, ignore_errors=True)
-    for name in ("metrics.jsonl", "summary.json", "best.keras"):
-        (run_dir / name).unlink(missing_ok=True)
-
-
 class _Cluster:
     """The children of one run."""
 
@@ -149,14 +142,12 @@ class _Cluster:
 
     def run(self) -> int:
         """Start everybody, wait for the end, reap everybody."""
-        previous = [(number, signal.signal(number, self._interrupt)) for number in _END_SIGNALS]
-        try:
-            self._start()
-            self._wait()
-        finally:
-            self._reap()
-            for number, handler in previous:
-                signal.signal(number, handler)
+        with heard_by(self._interrupt, _END_SIGNALS):
+            try:
+                self._start()
+                self._wait()
+            finally:
+                self._reap()
         return self._code()
 
     def _start(self) -> None:

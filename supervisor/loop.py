@@ -86,7 +86,8 @@ class _Shard:
                 elif body == "halt":
                     self.halt_cause = message.halt.cause
         except StreamLost as error:
-            logging.info("stream to %s ended: %s", self.session.address, error)
+            if not self.halt_cause:  # else that is how a run ends
+                logging.info("lost the stream: %s", error)
         except ValueError as error:
             logging.error("%s sent a status that cannot be read: %s", self.session.address, error)
         self.lost.set()
