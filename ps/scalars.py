@@ -72,7 +72,7 @@ class PsScalars:
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(_INTERVAL_SECONDS):
+            while not self._closing.wait(_INTERVAL_SECONDS) and self._core.stop_reason is None:
                 self._file.write(self.values(time.monotonic()), self._core.version)
             self._file.write(self.values(time.monotonic()), self._core.version)
         except OSError as error:
