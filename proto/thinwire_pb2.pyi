@@ -294,7 +294,7 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "blocks", "payload_bytes", "payload")
+    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "blocks", "payload_bytes", "payload")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,8 @@ class Reply(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    HELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -316,10 +318,12 @@ class Reply(_message.Message):
     stop: bool
     step: int
     stop_reason: str
+    held_seconds: float
+    staleness: int
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("incarnation", "step", "local_steps", "step_seconds", "age_seconds", "query_seconds")
@@ -378,10 +382,14 @@ class Group(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("document",)
+    __slots__ = ("document", "rounds", "worker")
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     document: str
-    def __init__(self, document: _Optional[str] = ...) -> None: ...
+    rounds: str
+    worker: int
+    def __init__(self, document: _Optional[str] = ..., rounds: _Optional[str] = ..., worker: _Optional[int] = ...) -> None: ...
 
 class Halt(_message.Message):
     __slots__ = ("cause",)

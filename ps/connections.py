@@ -83,6 +83,7 @@ def reply_frames(
     body.operation = reply.operation.value  # type: ignore[assignment]
     body.learning_rate, body.samples = reply.learning_rate, reply.samples
     body.stop, body.stop_reason, body.step = reply.stop, reply.stop_reason or "", reply.step
+    body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
     coded = [] if reply.operation is Operation.NONE else shared.coded(connection.chooser)
     pieces = convert.blocks_to_message(coded, body.blocks)
     return convert.frames(message, pieces, connection.chunk_bytes)

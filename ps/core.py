@@ -113,8 +113,8 @@ class PsCore:
             return [refusals.not_member(event.worker, event.incarnation, 0, epoch)]
         self._deadlines.begin(now)
         admission.note_lost_updates(self, event)
-        member.question = (0, admission.usable_base(self, event))
-        return self._answer([event.worker])
+        member.question, member.asked_at = (0, admission.usable_base(self, event)), now
+        return self._answer([event.worker], now)
 
     def _push(self, event: events.Push, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
@@ -123,11 +123,11 @@ class PsCore:
             return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
         self._deadlines.begin(now)
         admission.note_lost_updates(self, event)
-        usable = admission.usable_base(self, event)
+        usable, member.asked_at = admission.usable_base(self, event), now
         if event.step <= member.last_step or self.stop_reason:
             member.question = (event.step, usable)
             member.free = member.free or bool(self.stop_reason)
-            return self._answer([event.worker])
+            return self._answer([event.worker], now)
         if not admission.epoch_fits(self, event):
             return [refusals.stale_epoch(event, self.membership.epoch)]
         if usable is None:
@@ -152,8 +152,7 @@ class PsCore:
         return self.state_server.ask(event, live, over, now)
 
     def _observe(self, event: events.Observe, now: float) -> list[events.Action]:
-        del now
-        reply = self._reply(0, 0, Operation.FULL, self.model.whole())
+        reply = self._reply(0, 0, Operation.FULL, self.model.whole(), now)
         return [events.View(event.observer, reply)]
 
     def _leave(self, event: events.Leave, now: float) -> list[events.Action]:
@@ -181,7 +180,7 @@ class PsCore:
         idle = [w for w, member in self.members.items() if member.question and not member.pending]
         for worker in idle:
             self.members[worker].free = True
-        return self._answer(idle)
+        return self._answer(idle, now)
 
     def _note_presence(
         self, event: events.Alive | events.Lost | events.Stalled, now: float
@@ -265,7 +264,7 @@ class PsCore:
                 actions += self._release(workers, now)
             for worker in free:
                 self.members[worker].free = True
-            actions += self._answer(free)
+            actions += self._answer(free, now)
             if not released and not free:
                 return actions
 
@@ -295,6 +294,7 @@ class PsCore:
             if push.worker in kept_workers:
                 self.model.samples += push.samples
                 self.accounts.applied(push, version)
+                self.members[push.worker].staleness = version - push.base_version
             else:
                 self.accounts.reject("stale", push.worker)
         if not kept:
@@ -318,7 +318,7 @@ class PsCore:
             self._oldest_base_at = self.version
         return self._oldest_base
 
-    def _answer(self, workers: Iterable[int]) -> list[events.Action]:
+    def _answer(self, workers: Iterable[int], now: float) -> list[events.Action]:
         """Reply to those of the workers that have asked and may go on.
 
         Workers with the same base get the same arrays.
@@ -334,10 +334,13 @@ class PsCore:
                 gathered[base] = self.model.gather(base)
             member.base_version = self.model.hand_out(worker)
             self.accounts.num_replies += 1
-            replies.append(self._reply(worker, step, *gathered[base]))
+            replies.append(self._reply(worker, step, *gathered[base], now))
         return replies
 
-    def _reply(self, worker: int, step: int, operation: Operation, update: Update) -> events.Reply:
+    def _reply(
+        self, worker: int, step: int, operation: Operation, update: Update, now: float
+    ) -> events.Reply:
+        member = self.members.get(worker) or Member(asked_at=now)  # an observer has none
         return events.Reply(
             worker=worker,
             step=step,
@@ -348,6 +351,8 @@ class PsCore:
             learning_rate=self.model.learning_rate,
             samples=self.samples,
             stop_reason="interrupted" if self._deadlines.drain is not None else self.stop_reason,
+            held_seconds=now - member.asked_at,
+            staleness=member.staleness if step else 0,
         )
 
     def _end(self, reason: str, now: float) -> list[events.Action]:
@@ -355,8 +360,8 @@ class PsCore:
             return []
         self.stop_reason, self._deadlines.drain = reason, None
         self.accounts.ended_at = now
-        asking = [worker for worker, member in self.members.items() if member.question]
-        return [*self._answer(asking), *self._snapshot_if_new(force=True), events.Ended(reason)]
+        who = [worker for worker, member in self.members.items() if member.question]
+        return [*self._answer(who, now), *self._snapshot_if_new(force=True), events.Ended(reason)]
 
     def _snapshot_if_new(self, force: bool = False) -> list[events.Action]:
         if self.version == self._snapshot_version and not force:

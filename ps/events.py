@@ -178,6 +178,8 @@ class Reply:
     learning_rate: float
     samples: int
     stop_reason: str | None  # why no more updates are wanted
+    held_seconds: float = 0.0  # since the question, which the rule did not let be answered
+    staleness: int = 0  # of the worker's newest push
 
     @property
     def stop(self) -> bool:

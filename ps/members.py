@@ -35,3 +35,5 @@ class Member:
     pending: events.Push | None = None  # waits for its group
     question: tuple[int, int | None] | None = None  # (step or 0 for a pull, base version)
     free: bool = False  # an open question may be answered
+    asked_at: float = 0.0  # when the question came
+    staleness: int = 0  # of its newest applied push

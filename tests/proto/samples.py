@@ -7,6 +7,7 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
+from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -59,6 +60,7 @@ def samples() -> dict[str, Message]:
         payload_bytes=18,
         payload=bytes(range(18)),
     )
+    held = pb.Reply(version=42, step=41, held_seconds=0.75, staleness=3)
     welcome = pb.Welcome(
         run_id="run-1",
         incarnation=2**63 + 7,
@@ -83,6 +85,16 @@ def samples() -> dict[str, Message]:
         age_seconds=0.01,
         query_seconds=0.002,
     )
+    part = peers.Part(
+        view=2**63 + 5, generation=1, round=41, number=2, payload_bytes=4, payload=b"\0\0\x80?"
+    )
+    holding = peers.Holding(
+        standing=peers.STANDING_STEPPED,
+        version=40,
+        generation=1,
+        payload_bytes=4,
+        payload=b"\0\0\x80?",
+    )
     return {
         "to_server_query": pb.ToServer(query=query),
         "to_client_answer": pb.ToClient(answer=pb.Answer(step=41, local_steps=3, ready=True)),
@@ -99,6 +111,7 @@ def samples() -> dict[str, Message]:
         "to_client_welcome": pb.ToClient(welcome=welcome),
         "to_client_refusal": pb.ToClient(refusal=refusal),
         "to_client_reply": pb.ToClient(reply=reply),
+        "to_client_reply_held": pb.ToClient(reply=held),
         "to_client_chunk": pb.ToClient(chunk=chunk),
         "to_client_waiting": pb.ToClient(waiting=pb.Waiting()),
         "to_client_membership": pb.ToClient(
@@ -106,6 +119,20 @@ def samples() -> dict[str, Message]:
         ),
         "to_client_halt": pb.ToClient(halt=halt),
         "to_client_report": pb.ToClient(report=report),
+        "to_peer_greeting": peers.ToPeer(
+            greeting=peers.Greeting(protocol_version=1, run_id="run-1", worker=3)
+        ),
+        "to_peer_ask": peers.ToPeer(
+            ask=peers.Ask(generation=1, version=40, digest=b"0123456789abcdef")
+        ),
+        "to_peer_part": peers.ToPeer(part=part),
+        "to_peer_chunk": peers.ToPeer(chunk=chunk),
+        "from_peer_refusal": peers.FromPeer(
+            refusal=pb.Refusal(reason=pb.REASON_RUN, message="another run")
+        ),
+        "from_peer_holding": peers.FromPeer(holding=holding),
+        "from_peer_chunk": peers.FromPeer(chunk=chunk),
+        "to_client_report_rounds": pb.ToClient(report=pb.Report(rounds='{"rows": []}', worker=3)),
     }
 
 
