@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from bench.table import Row, render
 
-PARTS = ("kernels", "transport", "loop")
+PARTS = ("kernels", "positions", "transport", "loop")
 _PEERS = "peers"
 
 

@@ -1,0 +1,88 @@
+"""Index bytes of real AdaComp pushes, against the entropy of positions drawn at random.
+
+Real positions cluster, so they can take less than log2 C(n, k) bits: that is the limit only of a
+coding that knows nothing of gradients. AdaComp's CNN, c = 1 %, batch 10, one worker in one process;
+the pushes after 1,000 updates are coded as a worker codes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from bench.kernels import entropy_bytes
+from bench.table import Row
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+_UPDATES, _MEASURED, _RATE, _BATCH = 1000, 100, 0.02, 10
+_TIMEOUT_SECONDS = 600.0
+
+
+def rows() -> list[Row]:
+    """Measure in a process of its own, since TensorFlow takes its threads once."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.positions"],
+        cwd=ROOT,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_SECONDS,
+        check=True,
+    )
+    ours, limit = json.loads(done.stdout.splitlines()[-1])
+    name = f"index bytes at 1 %, real pushes after {_UPDATES} updates"
+    return [Row(name, ours, "B/entry", limit, ours / limit, 0.75, "lower")]
+
+
+def _measure() -> tuple[float, float]:
+    """Return (bytes an entry of ours, of the entropy)."""
+    import numpy as np
+
+    from bench.peers import work
+    from models.shared import SharedModel
+    from ops import kernels, routing, wire
+    from ops.down_codecs import Operation
+    from ops.methods import Choices, compose
+    from ops.run import ModelChoice
+    from ops.types import Block, CodedValues
+    from worker.core import ShardReply, WorkerCore
+    from worker.train_step import TrainStep
+
+    images, labels = work.load()
+    shared = SharedModel(ModelChoice("cnn", None, 28, 1, 10), 1)
+    step, layouts = TrainStep(shared), routing.place(shared.spec, 1)
+    method = compose(Choices(method="adacomp", nb_workers=1, compression_rate=0.01))
+    core = WorkerCore(shared.spec, layouts, method, kernels.load("numpy"), [1, 1])
+    offsets, chooser = layouts[0].offsets, wire.IndexChooser()
+    whole = tuple(
+        Block(slot, stop - start, None, CodedValues("float32", shared.flat()[start:stop]))
+        for slot, (start, stop) in enumerate(zip(offsets, offsets[1:], strict=False))
+    )
+    core.finish([ShardReply(Operation.FULL, whole, 0, 0, _RATE, 0, False, "")])
+    gradient = np.zeros(shared.spec.num_parameters, np.float32)
+    order = np.random.default_rng(1)
+    spent = entropy = entries = 0.0
+    for number in range(_UPDATES + _MEASURED):
+        step.set_weights(core.weights)
+        batch = order.integers(0, len(images), _BATCH)
+        loss = step.gradients(images[batch, :, :, None], labels[batch].astype(np.int32), gradient)
+        outgoing = core.begin(gradient, _BATCH, loss)
+        for block in outgoing.shards[0]:
+            coded = chooser.encode(block)
+            start = offsets[block.slot]
+            where = slice(None) if block.indices is None else block.indices
+            target = core.base[start : start + block.size]
+            target[where] -= np.float32(_RATE) * core.kernels.dequantise(block.values)
+            if number >= _UPDATES:
+                spent += len(coded.index_bytes)
+                entropy += entropy_bytes(block.size, coded.count)
+                entries += coded.count
+        core.restart_from_base()
+    return spent / entries, entropy / entries
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_measure()) + "\n")
