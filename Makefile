@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
-PROTO := proto/thinwire_pb2.py proto/thinwire_pb2.pyi proto/thinwire_pb2_grpc.py
 SHELL := /bin/bash
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
@@ -50,9 +49,9 @@ format: $(STAMP) ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(STAMP) ## Generate proto/thinwire_pb2*
+proto: $(STAMP) ## Generate proto/*_pb2*
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
-	  proto/thinwire.proto
+	  proto/thinwire.proto proto/peers.proto
 
 bench: $(STAMP) ## Costs of this machine as ratios to their limits
 	$(BIN)/python -m bench

@@ -1,7 +1,8 @@
 """Cuts messages into frames of at most 1 MiB and puts them together again.
 
-A frame is exactly the protobuf bytes of one ToServer or ToClient. Frames with bulk bytes are
-encoded and decoded by hand: protobuf's runtime would copy those bytes once more on each side.
+A frame is exactly the protobuf bytes of one envelope: ToServer, ToClient, ToPeer or FromPeer.
+Frames with bulk bytes are encoded and decoded by hand: protobuf's runtime would copy those bytes
+once more on each side.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ops.types import Link
+from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 
 #: No frame is larger than this.
@@ -20,24 +22,27 @@ MAX_MESSAGE_BYTES = 1 << 20
 #: A payload up to this size travels inside its header's frame.
 INLINE_BYTES = 64 << 10
 
-_BULK_TAG = b"\x1a"  # field 3 of both envelopes: push, reply
-_CHUNK_TAG = b"\x22"  # field 4 of both envelopes: chunk
+_BULK_TAG = b"\x1a"  # field 3 of every envelope: push, reply, part, holding
+_BULK_BODIES = ("push", "reply", "part", "holding")
+_CHUNK_TAG = b"\x22"  # field 4 of every envelope: chunk
 _DATA_TAG = 0x0A  # Chunk.data, field 1
-_PAYLOAD_TAG = b"\x6a"  # Push.payload and Reply.payload, field 13
+_PAYLOAD_TAG = b"\x6a"  # payload, field 13 of every bulk body
 _CHUNK_OVERHEAD = 8  # two tags and two lengths of three bytes
 _NO_BYTES = memoryview(b"")
 _CHUNK_DATA_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
 _MIN_CHUNK_BYTES = 16 << 10
 
 BytesLike = bytes | bytearray | memoryview
-Message = TypeVar("Message", pb.ToServer, pb.ToClient)
+Envelope = pb.ToServer | pb.ToClient | peers.ToPeer | peers.FromPeer
+Bulk = pb.Push | pb.Reply | peers.Part | peers.Holding
+Message = TypeVar("Message", pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromPeer)
 
 
 class Malformed(Exception):
     """What arrived is not a message, or not one that is allowed here."""
 
 
-def frame(message: pb.ToServer | pb.ToClient) -> bytes:
+def frame(message: Envelope) -> bytes:
     """Return the one frame of a message without payload.
 
     Raises:
@@ -64,27 +69,27 @@ def chunk_bytes_for(link: Link) -> int:
 
 
 def frames(
-    message: pb.ToServer | pb.ToClient,
+    message: Envelope,
     pieces: Sequence[BytesLike],
     chunk_bytes: int = _CHUNK_DATA_BYTES,
 ) -> Iterator[bytes]:
-    """Return the frames of a push or a reply with its payload.
+    """Return the frames of a message with its payload.
 
     Sets ``payload_bytes``. The frames are made one by one while the result is iterated, so the
     memory behind ``pieces`` must not change until then. Each bulk byte is copied once.
 
     Args:
-        message: With ``push`` or ``reply`` set and its ``payload`` unset.
+        message: With one of the bodies that have a ``payload``, and that unset.
         pieces: The payload, as buffers of bytes in order.
         chunk_bytes: Most bulk bytes of one chunk.
 
     Raises:
-        ValueError: The header does not fit into one frame, or there is no push or reply in it.
+        ValueError: The header does not fit into one frame, or the message has no payload.
     """
     name = message.WhichOneof("body")
-    if name not in ("push", "reply"):
-        raise ValueError(f"only a push or a reply has a payload, this message has {name}")
-    body: pb.Push | pb.Reply = getattr(message, name)
+    if name not in _BULK_BODIES:
+        raise ValueError(f"only {', '.join(_BULK_BODIES)} have a payload, this message has {name}")
+    body: Bulk = getattr(message, name)
     views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     body.payload_bytes = sum(len(view) for view in views)
     if 0 < body.payload_bytes <= INLINE_BYTES:
@@ -125,9 +130,9 @@ class Assembler(Generic[Message]):
     """Puts the frames of one stream together to messages with their payloads.
 
     Args:
-        message_type: ToServer on the server, ToClient on the client.
-        limit: Given the header of a push or a reply, returns the largest payload it may have, in
-            bytes; may raise Malformed itself. Called before anything is allocated.
+        message_type: What arrives: ToServer on the server, ToClient on the client, and so on.
+        limit: Given the header of a message with a payload, returns the largest one it may have,
+            in bytes; may raise Malformed itself. Called before anything is allocated.
     """
 
     def __init__(self, message_type: type[Message], limit: Callable[[Message], int]) -> None:
@@ -169,13 +174,11 @@ class Assembler(Generic[Message]):
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:
             raise Malformed(f"a {name} arrived in the middle of a payload")
-        if name in ("push", "reply"):
+        if name in _BULK_BODIES:
             return self._begin(message, getattr(message, name))
         return message, memoryview(b"")
 
-    def _begin(
-        self, message: Message, body: pb.Push | pb.Reply
-    ) -> tuple[Message, memoryview] | None:
+    def _begin(self, message: Message, body: Bulk) -> tuple[Message, memoryview] | None:
         size = body.payload_bytes
         allowed = self._limit(message)
         if size > allowed:
@@ -196,7 +199,7 @@ class Assembler(Generic[Message]):
 
     def _continue(self, bulk: memoryview) -> tuple[Message, memoryview] | None:
         if self._header is None:
-            raise Malformed("a chunk arrived without a push or reply before it")
+            raise Malformed("a chunk arrived without a header before it")
         end = self._filled + len(bulk)
         if len(bulk) == 0 or end > len(self._buffer):
             raise Malformed(

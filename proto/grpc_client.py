@@ -49,6 +49,7 @@ class ClientStream:
         address: ``host:port``.
         link: The worker's emulated up-link, shared by its streams to all shards.
         keepalive_seconds: A shard silent for twice as long is lost.
+        service: Whose Session to open.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class ClientStream:
         address: str,
         link: EmulatedSender | None = None,
         keepalive_seconds: float = 20.0,
+        service: str = SERVICE,
     ) -> None:
         self.address = address
+        self._service = service
         self._link = link
         self._options = [
             *channel_options(keepalive_seconds),
@@ -112,7 +115,7 @@ class ClientStream:
                 "server running, and are --ip_PS and --port right?"
             ) from None
         call = channel.stream_stream(
-            f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
+            f"/{self._service}/{METHOD}", request_serializer=None, response_deserializer=None
         )(self._requests())
         self._channel = channel
         name = f"reader {self.address}"

@@ -11,6 +11,7 @@ from ops.types import ConfigurationError
 from proto.framing import MAX_MESSAGE_BYTES
 
 SERVICE = "thinwire.v1.ParameterServer"
+PEER_SERVICE = "thinwire.v1.Peer"  # of a worker, for its peers
 METHOD = "Session"
 
 _MESSAGE_OVERHEAD_BYTES = 5  # gRPC: compression flag and length

@@ -208,6 +208,7 @@ def serve(
     handler: Callable[[ServerStream], None],
     max_streams: int,
     keepalive_seconds: float = 20.0,
+    service: str = SERVICE,
 ) -> Server:
     """Listen, and run ``handler`` in a thread of its own for each stream.
 
@@ -220,6 +221,7 @@ def serve(
         handler: Called with each new stream; reads it to its end.
         max_streams: Further ones are refused with RESOURCE_EXHAUSTED.
         keepalive_seconds: A client silent for twice as long is lost.
+        service: Whose Session is served.
 
     Raises:
         PortInUse: Another process has the port, or the address is not of this machine.
@@ -231,7 +233,7 @@ def serve(
     )
     session = grpc.stream_stream_rpc_method_handler(_Sessions(handler, max_streams))
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE, {METHOD: session}),)
+        (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
     )
     health_servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

@@ -148,7 +148,7 @@ def _push(payload_bytes: int, payload: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        ([_chunk(b"x")], "without a push"),
+        ([_chunk(b"x")], "without a header"),
         ([_push(3), _chunk(b"abcd")], "where 3 are missing"),
         ([_push(3), _chunk(b"")], "chunk of 0 bytes"),
         ([_push(3), _push(3)], "middle of a payload"),
@@ -186,5 +186,5 @@ def test_the_limit_may_refuse_before_anything_is_allocated():
 def test_what_does_not_fit_is_an_error_of_the_sender():
     with pytest.raises(ValueError, match="report"):
         frame(pb.ToServer(report=pb.Report(document="x" * MAX_MESSAGE_BYTES)))
-    with pytest.raises(ValueError, match="only a push or a reply"):
+    with pytest.raises(ValueError, match="only push, reply, part, holding have"):
         frames(pb.ToServer(leave=pb.Leave()), [b"x"])

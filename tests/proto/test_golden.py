@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 from tests.proto.samples import GOLDEN, samples
 
+#: Endings of what the tools make of one .proto file.
+KINDS = (".py", ".pyi", "_grpc.py")
 ROOT = Path(__file__).parents[2]
 
 
@@ -20,7 +23,7 @@ def test_golden_bytes_decode_and_encode_as_ever(name):
     assert expected.SerializeToString() == data
 
 
-@pytest.mark.parametrize("envelope", [pb.ToServer, pb.ToClient])
+@pytest.mark.parametrize("envelope", [pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromPeer])
 def test_every_body_has_golden_bytes(envelope):
     bodies = {field.name for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields}
     assert bodies == {
@@ -42,8 +45,9 @@ def test_generated_code_is_what_the_tools_make(tmp_path):
         "-I.",
         *outputs,
         "proto/thinwire.proto",
+        "proto/peers.proto",
     ]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
-    for name in ("thinwire_pb2.py", "thinwire_pb2.pyi", "thinwire_pb2_grpc.py"):
+    for name in (f"{file}_pb2{kind}" for file in ("thinwire", "peers") for kind in KINDS):
         made = (tmp_path / "proto" / name).read_text()
         assert made == (ROOT / "proto" / name).read_text(), f"{name}: run `make proto`"
