@@ -7,6 +7,7 @@ the pushes after 1,000 updates are coded as a worker codes them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
@@ -59,7 +60,7 @@ def _measure() -> tuple[float, float]:
     offsets, chooser = layouts[0].offsets, wire.IndexChooser()
     whole = tuple(
         Block(slot, stop - start, None, CodedValues("float32", shared.flat()[start:stop]))
-        for slot, (start, stop) in enumerate(zip(offsets, offsets[1:], strict=False))
+        for slot, (start, stop) in enumerate(itertools.pairwise(offsets))
     )
     core.finish([ShardReply(Operation.FULL, whole, 0, 0, _RATE, 0, False, "")])
     gradient = np.zeros(shared.spec.num_parameters, np.float32)

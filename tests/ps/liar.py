@@ -81,7 +81,7 @@ class Liar:
         elif choice == 15:
             yield self._report()
         elif choice == 16:
-            yield frame(heartbeat=pb.Heartbeat())
+            yield self.dice.choice((frame(heartbeat=pb.Heartbeat()), self._query(life)))
         elif choice == 17:  # announces a payload and sends other pieces than announced
             yield push_frame(incarnation=FOREIGN_LIFE, payload=b"")
             yield frame(chunk=pb.Chunk(data=self._payload))
@@ -89,10 +89,19 @@ class Liar:
         elif self.dice.random() < 0.2:
             yield self._noise()
 
+    def _query(self, life):
+        seconds = [self.dice.choice((0.0, 0.1, -1.0, 1e300, math.nan, math.inf)) for _ in range(3)]
+        return frame(query=pb.Query(
+            incarnation=self.dice.choice((life, FOREIGN_LIFE)), step=self._number(),
+            local_steps=self.dice.choice((0, 1, 2**32 - 1)), step_seconds=seconds[0],
+            age_seconds=seconds[1], query_seconds=seconds[2],
+        ))  # fmt: skip
+
     def _bad_push(self, life):
         """A push that is right but for one thing, or of a wrong life and anything at all."""
         dice = self.dice
-        right = {"incarnation": life, "epoch": self.shard.core.membership.epoch}
+        right = {"incarnation": life, "epoch": self.shard.core.membership.epoch,
+                 "kind": self.shard.kind}  # fmt: skip
         dense = [pb.Block(slot=0, count=24), pb.Block(slot=1, count=4)]
         finite = np.float32([0.5, -0.5]).tobytes()
         match dice.randrange(9):
@@ -103,7 +112,7 @@ class Liar:
             case 1:
                 return push_frame(**right, loss=dice.choice((math.nan, math.inf)))
             case 2:
-                return push_frame(**right, kind=dice.choice((1, 2, 77)))
+                return push_frame(**right | {"kind": dice.choice((1 - self.shard.kind, 2, 77))})
             case 3:
                 return push_frame(**right, samples=dice.choice((0, 2**31, 2**32 - 1)))
             case 4:

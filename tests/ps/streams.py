@@ -6,7 +6,7 @@ import types
 import numpy as np
 
 from ops import wire
-from ops.types import Block, CodedValues
+from ops.types import Block, CodedValues, Kind
 from proto import convert
 from proto import thinwire_pb2 as pb
 from ps.handshake import identity
@@ -64,6 +64,7 @@ class Shard:
     def __init__(self, name="adacomp", **choices):
         self.run = MiniRun(method(name, nb_workers=2, **choices), iter_max=10**6)
         self.core = self.run.shards[0]
+        self.kind = int(self.run.method.kind is Kind.DELTA)  # as the wire says it
         self.core.membership.lease_seconds = 1e9
         self.server = ShardServer(
             self.core, self.run.layouts[0], 1.0, lambda version, state: None, 1e9, 8
