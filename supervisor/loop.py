@@ -38,6 +38,8 @@ _RETRY_SECONDS = 0.5
 _DIAL_SECONDS = 2.0  # of one attempt, so that Ctrl-C is heard
 _PLAIN_LINE_SECONDS = 10.0  # between two lines where there is no terminal
 _RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
+#: How long to ask again while shards in lockstep answer in the middle of a round.
+_SAME_VERSION_SECONDS = 2.0
 
 
 def main(run: Run) -> int:
@@ -230,6 +232,16 @@ class _Watcher:
         return view.versions[0]
 
     def _pull(self) -> _View | None:
+        """Fetch the model; of shards that step together, at one version of all if they let us."""
+        in_step = len(self.run.method.sync.groups) == 1
+        deadline = time.monotonic() + _SAME_VERSION_SECONDS
+        while True:
+            view = self._pull_once()
+            mixed = view is not None and len(set(view.versions)) > 1
+            if not (mixed and in_step and time.monotonic() < deadline):
+                return view
+
+    def _pull_once(self) -> _View | None:
         weights = np.empty(self.spec.num_parameters, np.float32)
         versions = []
         for shard in self.shards:
