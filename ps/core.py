@@ -92,19 +92,21 @@ class PsCore:
         holder = self.membership.holder(event)
         if holder is not None:
             return [refusals.id_taken(event, holder, epoch)]
-        changes = list(self.membership.join(event, now))
         member = self.members.setdefault(event.worker, Member())
-        known = member.last_step > 0
         member.incarnation, member.question = event.incarnation, None
+        actions: list[events.Action] = []
+        # An epoch each: where a life takes over another's id, other shards must see that one go.
+        for change in self.membership.join(event, now):
+            actions += self._change([change], now)
         welcome = events.Welcome(
             event.worker,
             event.incarnation,
             member.last_step,
-            known,
+            member.last_step > 0,
             self.membership.epoch,
             self.version,
         )
-        return [welcome, *self._change(changes, now)]
+        return [welcome, *actions]
 
     def _pull(self, event: events.Pull, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)

@@ -369,3 +369,19 @@ def test_a_shard_that_stood_still_expels_nobody():
     assert core.membership.state_of(1) == "live"
     core.handle(events.Tick(), core.membership.next_deadline())
     assert core.membership.state_of(1) == "left"
+
+
+def test_a_takeover_within_the_lease_is_two_epochs_and_forgets_what_waited():
+    core = core_of(method("bsp", nb_workers=2))
+    for worker in (1, 2):
+        join(core, worker)
+    push(core, 1, 1, 0)  # waits for worker 2
+    core.handle(events.Lost(1, 1), 1.0)
+    actions = core.handle(events.Join(1, 77, False, "peer"), 2.0)
+    (welcome,) = of(events.Welcome, actions)
+    assert welcome.last_step == 0
+    assert [each.epoch.live for each in of(events.NewEpoch, actions)] == [(2,), (1, 2)]
+    follower = Follower(2)
+    for each in of(events.NewEpoch, actions):
+        changes = list(follower.follow(each.epoch))
+    assert changes == [("join", 1)]
