@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from ops import types, wire
 from proto import thinwire_pb2 as pb
@@ -23,6 +25,9 @@ from proto.framing import (
     frames,
 )
 
+if TYPE_CHECKING:
+    from ops.types import Float32
+
 __all__ = [
     "INLINE_BYTES",
     "MAX_MESSAGE_BYTES",
@@ -31,6 +36,7 @@ __all__ = [
     "Malformed",
     "blocks_from_message",
     "blocks_to_message",
+    "carve_aux",
     "chunk_bytes_for",
     "first_difference",
     "frame",
@@ -191,6 +197,33 @@ def blocks_from_message(
     if position != len(payload):
         raise Malformed(f"the blocks use {position} of {len(payload)} bytes of the payload")
     return result
+
+
+def carve_aux(
+    payload: memoryview, count: int, expected: Iterable[int]
+) -> tuple[memoryview, Float32 | None]:
+    """Take the auxiliary values off a payload's end.
+
+    Args:
+        payload: Of a push or a reply.
+        count: Its ``aux_count``.
+        expected: The counts that are legal here.
+
+    Returns:
+        The payload of the blocks, and a copy of the values [count] float32; None for a count of 0.
+
+    Raises:
+        Malformed: Another count than expected, or more than the payload holds.
+    """
+    if count not in expected:
+        legal = " or ".join(str(each) for each in sorted(expected))
+        raise Malformed(f"{count} auxiliary values; expected {legal}")
+    start = len(payload) - 4 * count
+    if start < 0:
+        raise Malformed(f"{count} auxiliary values in a payload of {len(payload)} bytes")
+    if count == 0:
+        return payload, None
+    return payload[:start], np.frombuffer(bytes(payload[start:]), "<f4").astype(np.float32)
 
 
 def _checked_dtype(block: pb.Block, size: int) -> str:

@@ -31,9 +31,14 @@ class Refused(Exception):
         self.epoch: int = refusal.epoch
 
 
-def payload_limit(layout: ShardLayout) -> int:
-    """Return the most payload bytes that any legal push or reply of a shard may have."""
-    return 5 * layout.size + _SLACK_BYTES + 64 * len(layout.slices)
+def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:
+    """Return the most payload bytes that any legal push or reply of a shard may have.
+
+    Args:
+        layout: Of the shard.
+        aux_count: Auxiliary values that may come with it.
+    """
+    return 5 * layout.size + _SLACK_BYTES + 64 * len(layout.slices) + 4 * aux_count
 
 
 class Session:

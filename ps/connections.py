@@ -86,6 +86,9 @@ def reply_frames(
     body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
     coded = [] if reply.operation is Operation.NONE else shared.coded(connection.chooser)
     pieces = convert.blocks_to_message(coded, body.blocks)
+    if reply.aux is not None:
+        body.aux_count = len(reply.aux)
+        pieces.append(reply.aux.astype("<f4", copy=False).data)
     return convert.frames(message, pieces, connection.chunk_bytes)
 
 

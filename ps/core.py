@@ -16,9 +16,11 @@ from ops.types import State, Update
 from ops.weighting import Arrival
 from ps import admission, events, refusals
 from ps.accounts import Accounts
+from ps.aux_mean import AuxMean
 from ps.deadlines import Deadlines
 from ps.members import CoreConfig, Member
 from ps.membership import Change, Membership
+from ps.oldest_base import OldestBase
 from ps.shard_model import ShardModel
 from ps.state_server import StateServer
 
@@ -37,6 +39,7 @@ class PsCore:
         kernels: Any,
         membership: Membership,
         sync: SyncRule,
+        aux: AuxMean | None = None,
     ) -> None:
         """Start at version 0.
 
@@ -47,9 +50,11 @@ class PsCore:
             kernels: ops.kernels.Kernels.
             membership: Coordinator on shard 0, Follower elsewhere.
             sync: The rule of this shard: shard 0's holds the bound, the others' have none.
+            aux: What is averaged beside the weights, on shard 0.
         """
         self.config, self.membership, self.sync = config, membership, sync
         self.model = ShardModel(method, theta, kernels, config.budget, config.schedule)
+        self.aux = aux or AuxMean()
         self.stop_reason: str | None = None
         self.started = not sync.waits_for_start
         self.accounts = Accounts()
@@ -58,7 +63,7 @@ class PsCore:
         self._spent = False  # a following shard has applied all it is to apply
         self.group_epochs: dict[int, int] = {}  # group -> epoch of its last change
         self._early: set[int] = set()  # workers with an early push
-        self._oldest_base = self._oldest_base_at = -1  # smallest base, and the version it is of
+        self._oldest_base = OldestBase()
         self._deadlines = Deadlines(config, self.accounts)
         self.state_server = StateServer(method.pacer)
         self._snapshot_version = 0
@@ -289,8 +294,8 @@ class PsCore:
         if self.stop_reason is not None or self._spent:
             return []
         arrivals = [Arrival(push.worker, push.update, push.base_version) for push in pushes]
-        version = self.version
-        kept = self.model.apply(arrivals, self._look_for_oldest_base())
+        version, live = self.version, self.sync_state["live"]
+        kept = self.model.apply(arrivals, self._oldest_base.find(self.members, live, version))
         kept_workers = {arrival.worker for arrival in kept}
         for push in pushes:
             if push.worker in kept_workers:
@@ -301,24 +306,13 @@ class PsCore:
                 self.accounts.reject("stale", push.worker)
         if not kept:
             return []
+        self.aux.merge([p.aux for p in pushes if p.worker in kept_workers], len(live))
         self.accounts.last_update_at = now
         reason = self.config.budget.end(self.version, self.samples)
         if reason and not self.membership.leads:  # the end of the run is shard 0's to declare
             self._spent = True
             return []
         return self._end(reason, now) if reason else []
-
-    def _look_for_oldest_base(self) -> int:
-        """Return a version that no live worker's next push is older than.
-
-        With many workers the last one found serves for a while: it is too old, never too new.
-        """
-        live = self.sync_state["live"]
-        if self._oldest_base_at < 0 or self.version - self._oldest_base_at >= len(live) // 16:
-            bases = (self.members[worker].base_version for worker in live)
-            self._oldest_base = min(bases, default=self.version)
-            self._oldest_base_at = self.version
-        return self._oldest_base
 
     def _answer(self, workers: Iterable[int], now: float) -> list[events.Action]:
         """Reply to those of the workers that have asked and may go on.
@@ -355,6 +349,7 @@ class PsCore:
             stop_reason="interrupted" if self._deadlines.drain is not None else self.stop_reason,
             held_seconds=now - member.asked_at,
             staleness=member.staleness if step else 0,
+            aux=self.aux.mean if worker else self.aux.statistics,
         )
 
     def _end(self, reason: str, now: float) -> list[events.Action]:

@@ -19,6 +19,7 @@ def save(core: PsCore) -> State:
         "clocks": {str(worker): clock for worker, clock in core.sync_state["clocks"].items()},
         "steps": {str(worker): _applied_step(member) for worker, member in core.members.items()},
         "bases": {str(worker): member.base_version for worker, member in core.members.items()},
+        "aux": core.aux.save(),
         "accounts": core.accounts.save(),
         "membership": core.membership.save(),
         "stop_reason": core.stop_reason,
@@ -33,6 +34,7 @@ def restore(core: PsCore, state: State) -> None:
         member = core.members.setdefault(int(worker), Member())
         member.last_step = step
         member.base_version = state["bases"][worker]
+    core.aux.restore(state["aux"])
     core.accounts.restore(state["accounts"], core.version)
     core.membership.restore(state["membership"])
 

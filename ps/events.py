@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from ops.down_codecs import Operation
 from ops.types import State, Update
+
+if TYPE_CHECKING:
+    from ops.types import Float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Push:
     samples: int
     local_steps: int
     loss: float
+    aux: Float32 | None = None  # [m] what is averaged over workers; to shard 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +185,7 @@ class Reply:
     stop_reason: str | None  # why no more updates are wanted
     held_seconds: float = 0.0  # since the question, which the rule did not let be answered
     staleness: int = 0  # of the worker's newest push
+    aux: Float32 | None = None  # [m] means over workers; not to be changed
 
     @property
     def stop(self) -> bool:

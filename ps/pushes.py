@@ -50,8 +50,9 @@ def _check_counts(push: pb.Push) -> None:
 class PushDecoder:
     """Decodes pushes for one shard."""
 
-    def __init__(self, layout: ShardLayout, kind: Kind, kernels: Any) -> None:
-        """Remember what every push must fit."""
+    def __init__(self, layout: ShardLayout, kind: Kind, kernels: Any, aux_count: int = 0) -> None:
+        """Remember what every push must fit; `aux_count` values come with each."""
+        self._aux_counts = (aux_count,)
         self._layout, self._kind, self._kernels = layout, kind, kernels
         self._sizes = [piece.size for piece in layout.slices]
         self._offsets = layout.offsets
@@ -69,10 +70,13 @@ class PushDecoder:
                 f"{push.kind}"
             )
         _check_counts(push)
+        payload, aux = convert.carve_aux(payload, push.aux_count, self._aux_counts)
         blocks = convert.blocks_from_message(push.blocks, payload, self._sizes)
         update = self._whole_shard(blocks, payload) or self.flatten(blocks)
         if not math.isfinite(push.loss) or not wire.all_finite(update.values):
             raise NonFinite(f"step {push.step}: the update or its loss is not finite")
+        if aux is not None and not wire.all_finite(aux):
+            raise NonFinite(f"step {push.step}: what is averaged beside the update is not finite")
         return events.Push(
             worker=worker,
             incarnation=push.incarnation,
@@ -84,6 +88,7 @@ class PushDecoder:
             samples=push.samples,
             local_steps=push.local_steps,
             loss=push.loss,
+            aux=aux,
         )
 
     def _whole_shard(self, blocks: list[Block], payload: memoryview) -> Update | None:

@@ -52,7 +52,7 @@ class StreamReader:
         self.connection: Connection | None = None
         self.number = 0  # of an observer
         self._renewed_at = 0.0
-        limit = payload_limit(server.layout)
+        limit = payload_limit(server.layout, server.core.aux.size)
         self.assembler = convert.Assembler(pb.ToServer, lambda message: limit)
 
     def read(self) -> None:

@@ -50,7 +50,9 @@ class ShardServer:
         self.core, self.layout, self.share = core, layout, share
         self.save, self.lease_seconds = save, lease_seconds
         self.max_streams = max_streams
-        self.decoder = PushDecoder(layout, core.model.method.kind, core.model.kernels)
+        self.decoder = PushDecoder(
+            layout, core.model.method.kind, core.model.kernels, core.aux.size
+        )
         self.connections = Connections()
         self.identity: Identity | None = None  # None: not ready to be spoken to
         self.document = "{}"  # what Welcome tells supervisors and shards of the run

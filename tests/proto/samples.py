@@ -88,6 +88,8 @@ def samples() -> dict[str, Message]:
     part = peers.Part(
         view=2**63 + 5, generation=1, round=41, number=2, payload_bytes=4, payload=b"\0\0\x80?"
     )
+    with_aux = pb.Push(step=41, aux_count=2, payload_bytes=8, payload=b"\0\0\x80?\0\0\0@")
+    mean_aux = pb.Reply(step=41, aux_count=2, payload_bytes=8, payload=b"\0\0\x80?\0\0\0@")
     holding = peers.Holding(
         standing=peers.STANDING_STEPPED,
         version=40,
@@ -103,6 +105,7 @@ def samples() -> dict[str, Message]:
             pull=pb.Pull(base_version=40, has_base=True, generation=1, observe=True)
         ),
         "to_server_push": pb.ToServer(push=push),
+        "to_server_push_aux": pb.ToServer(push=with_aux),
         "to_server_chunk": pb.ToServer(chunk=chunk),
         "to_server_heartbeat": pb.ToServer(heartbeat=pb.Heartbeat()),
         "to_server_leave": pb.ToServer(leave=pb.Leave(cause="done")),
@@ -112,6 +115,7 @@ def samples() -> dict[str, Message]:
         "to_client_refusal": pb.ToClient(refusal=refusal),
         "to_client_reply": pb.ToClient(reply=reply),
         "to_client_reply_held": pb.ToClient(reply=held),
+        "to_client_reply_aux": pb.ToClient(reply=mean_aux),
         "to_client_chunk": pb.ToClient(chunk=chunk),
         "to_client_waiting": pb.ToClient(waiting=pb.Waiting()),
         "to_client_membership": pb.ToClient(
