@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging as standard_logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -151,36 +152,40 @@ class Dashboard:
         console: Any = None,
     ) -> None:
         self._write = write or (lambda line: logging.info("%s", line))
-        live = _can_draw() if live is None else live
-        self._live = self._start(console) if live else None
+        self.live = _can_draw() if live is None else live
+        """Whether a terminal shows every status as it comes."""
+        self._console = console
+        self._picture: Any = None  # rich.live.Live, between the first status and close
+        self._log_level = 0  # of the log on the terminal, before
         self._meter = RateMeter()
 
-    @staticmethod
-    def _start(console: Any) -> Any:
+    def _start(self) -> Any:
         from rich.live import Live
 
         # No refresh thread: the picture changes only with a new status.
-        live = Live(console=console, auto_refresh=False)
-        live.start()
-        return live
-
-    @property
-    def live(self) -> bool:
-        """Whether a terminal shows every status as it comes."""
-        return self._live is not None
+        picture = Live(console=self._console, auto_refresh=False)
+        picture.start()
+        handler = logging.get_absl_handler()
+        self._log_level = handler.level
+        handler.setLevel(max(handler.level, standard_logging.WARNING))  # lines tear the picture
+        return picture
 
     def update(self, status: RunStatus, evaluation: Evaluation | None = None) -> None:
         """Show this status and the newest evaluation."""
         progress = Progress(status, evaluation, self._meter.rate(status))
-        if self._live is None:
+        if not self.live:
             self._write(plain_line(progress))
-        else:
-            self._live.update(render(progress), refresh=True)
+            return
+        if self._picture is None:
+            self._picture = self._start()
+        self._picture.update(render(progress), refresh=True)
 
     def close(self) -> None:
         """Leave the last picture standing and give the terminal back; harmless when repeated."""
-        if self._live is not None:
-            self._live.stop()
+        if self._picture is not None:
+            self._picture.stop()
+            self._picture = None
+            logging.get_absl_handler().setLevel(self._log_level)
 
     def __enter__(self) -> Dashboard:
         """Return itself."""

@@ -1,8 +1,10 @@
 """The dashboard's text, without a terminal."""
 
 import io
+import logging as standard_logging
 
 import pytest
+from absl import logging
 from rich.console import Console
 
 from supervisor.dashboard import (
@@ -94,10 +96,15 @@ def test_without_a_terminal_it_writes_plain_lines():
 
 def test_on_a_terminal_it_draws():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    handler = logging.get_absl_handler()
+    before = handler.level
     with Dashboard(live=True, console=console) as dashboard:
+        assert console.file.getvalue() == ""  # the cursor stays while nobody is there
         dashboard.update(make_status(100))
+        assert handler.level >= standard_logging.WARNING  # lines would tear the picture
     dashboard.close()
     assert "training" in console.file.getvalue()
+    assert handler.level == before  # so that the end of the run is told
 
 
 @pytest.mark.parametrize(
