@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 
+from bench.apart import measure_apart
 from bench.peers import thinwire, work
 from bench.table import Row, interleave, render
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 _STEPS_A_TURN = 10
 _TURNS = 12
 _ROUNDS = 2
-_IN_PROCESS_SECONDS = 300.0
 LINK_MBPS = 100
 
 
@@ -34,17 +31,7 @@ def rows(seconds: float = 20.0) -> list[Row]:
 
 
 def _standalone_row() -> Row:
-    """Compare in one process of its own, since TensorFlow takes its threads once."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.loop", "--in_process"],
-        cwd=ROOT,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=_IN_PROCESS_SECONDS,
-        check=True,
-    )
-    ours, keras = json.loads(done.stdout.splitlines()[-1])
+    ours, keras = measure_apart("bench.loop", "--in_process")
     name = "Standalone / train_on_batch"
     return Row(name, 1 / ours, "steps/s", 1 / keras, keras / ours, 0.98, "higher")
 

@@ -9,31 +9,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import pathlib
-import subprocess
 import sys
 
+from bench.apart import measure_apart
 from bench.kernels import entropy_bytes
 from bench.table import Row
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 _UPDATES, _MEASURED, _RATE, _BATCH = 1000, 100, 0.02, 10
-_TIMEOUT_SECONDS = 600.0
 
 
 def rows() -> list[Row]:
-    """Measure in a process of its own, since TensorFlow takes its threads once."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.positions"],
-        cwd=ROOT,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_SECONDS,
-        check=True,
-    )
-    ours, limit = json.loads(done.stdout.splitlines()[-1])
+    """Measure, and return the row of the table."""
+    ours, limit = measure_apart("bench.positions")
     name = f"index bytes at 1 %, real pushes after {_UPDATES} updates"
     return [Row(name, ours, "B/entry", limit, ours / limit, 0.75, "lower")]
 
