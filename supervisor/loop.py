@@ -6,7 +6,6 @@ Training goes on if it dies; started again it goes on with its records.
 from __future__ import annotations
 
 import dataclasses
-import logging as standard_logging
 import queue
 import signal
 import threading
@@ -115,10 +114,9 @@ class _Watcher:
         with heard_by(self._interrupt):
             try:
                 self._connect()
-                if self.dashboard.live:  # log lines would tear the table
-                    logging.get_absl_handler().setLevel(standard_logging.WARNING)
                 with self.dashboard:
                     self._observe()
+                    self._see_the_end()
                 return self._finish()
             finally:
                 for shard in self.shards:
@@ -278,7 +276,6 @@ class _Watcher:
             logging.error("the PS is gone and the run had not ended")
             self.recorder.close()
             raise Unreachable(f"{self.run.addresses[0]}: the PS is gone")
-        self._wait_for_last_status(cause)
         status = self.shards[0].status
         if status is not None:
             if cause:
@@ -290,8 +287,9 @@ class _Watcher:
             return EXIT_INTERRUPTED
         return EXIT_OF_STOP.get(cause, EXIT_DONE)
 
-    def _wait_for_last_status(self, cause: str) -> None:
-        """Give shard 0 a moment to send a status with the workers' last reports in it."""
+    def _see_the_end(self) -> None:
+        """Give shard 0 a moment to send the workers' last reports, and show what it sent."""
+        cause = self.shards[0].halt_cause
         deadline = time.monotonic() + 3.0
         while time.monotonic() < deadline and not self.shards[0].lost.is_set():
             status = self.shards[0].status
@@ -299,6 +297,8 @@ class _Watcher:
             if not cause or (done and status and all(w.state == "done" for w in status.workers)):
                 break
             time.sleep(0.1)
+        if status := self.shards[0].status:
+            self.dashboard.update(status, self.recorder.latest)
 
     def _interrupt(self, number: int, frame: Any) -> None:
         del frame
