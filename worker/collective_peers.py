@@ -1,0 +1,345 @@
+"""Worker to worker over gRPC: the mailbox for parts that arrive, and the streams that one opens.
+
+Parts of one sum are the same bytes however often they are sent, so a member that begins a sum
+again sends everything again, and what a mailbox holds stays valid until the round is over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import logging
+
+from proto import convert
+from proto import peers_pb2 as peers
+from proto import thinwire_pb2 as pb
+from proto.channel_emulated import EmulatedSender
+from proto.channel_grpc import ClientStream, NoProgress, ServerStream, StreamLost, Unreachable
+from proto.framing import BytesLike
+from proto.grpc_common import PEER_SERVICE
+from proto.grpc_server import serve
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+#: Streams beyond one per peer: a peer that reconnects may open the new one first.
+_SPARE_STREAMS = 16
+_DIAL_SECONDS = 2.0
+
+
+class PeerLost(Exception):
+    """A peer cannot be reached, or its stream has broken."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Member:
+    """One life of a worker that takes part in sums."""
+
+    worker: int
+    incarnation: int
+    address: str = dataclasses.field(compare=False)  # host:port of its Peer service
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class RoundName:
+    """A round: the version it leads to, in one life of shard 0."""
+
+    generation: int
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PartName:
+    """A part: the `number`-th of `sender` to this worker, in a round of one set of members."""
+
+    round: RoundName
+    view: int
+    sender: int
+    number: int
+
+
+class Mailbox:
+    """Parts that have arrived; kept until their round is over."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Hold at most so many bytes."""
+        self._limit_bytes = limit_bytes
+        self._parts: dict[PartName, memoryview] = {}
+        self._num_bytes = 0
+        self._over = RoundName(-1, 0)
+        self._changed = threading.Condition()
+
+    def put(self, name: PartName, payload: memoryview) -> None:
+        """Take in a part; one of a round that is over is dropped.
+
+        Raises:
+            convert.Malformed: There is no room for it.
+        """
+        with self._changed:
+            if name.round <= self._over or name in self._parts:
+                return
+            if self._num_bytes + len(payload) > self._limit_bytes:
+                raise convert.Malformed(
+                    f"a part of {len(payload)} bytes beside {self._num_bytes} that wait; at most "
+                    f"{self._limit_bytes} are kept"
+                )
+            self._parts[name] = payload
+            self._num_bytes += len(payload)
+            self._changed.notify_all()
+
+    def get(self, name: PartName, timeout_seconds: float) -> memoryview | None:
+        """Return a part, or None if it does not come in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._parts, timeout_seconds)
+            return self._parts.get(name)
+
+    def finish(self, name: RoundName) -> None:
+        """Drop the parts of a round that is over, and of those before it."""
+        with self._changed:
+            self._over = name
+            self._parts = {key: part for key, part in self._parts.items() if key.round > name}
+            self._num_bytes = sum(len(part) for part in self._parts.values())
+
+
+#: Answers an Ask: the message, and the pieces of its payload.
+Answerer = Callable[[peers.Ask], tuple[peers.Holding, Sequence[BytesLike]]]
+
+
+class PeerServer:
+    """This worker's Peer service."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        answer: Answerer,
+        max_part_bytes: int,
+        pace: Callable[[ServerStream], None] = lambda stream: None,
+    ) -> None:
+        """Listen to nobody yet.
+
+        Args:
+            mailbox: Gets the parts.
+            answer: Says what this worker holds; called in the streams' threads.
+            max_part_bytes: Larger parts are refused before anything is allocated.
+            pace: Makes a new stream keep to this worker's emulated link.
+        """
+        self._mailbox, self._answer, self._pace = mailbox, answer, pace
+        self._max_part_bytes = max_part_bytes
+        self._streams: list[ServerStream] = []
+        self._closed_bytes = 0
+        self._server: Any = None
+        self.run_id = ""  # known after the worker's own Hello
+
+    def listen(self, address: str, port: int, nb_workers: int) -> int:
+        """Start to listen; return the port.
+
+        Raises:
+            proto.channel_grpc.PortInUse: Somebody else has it, or the address is not of here.
+        """
+        self._server = serve(
+            address, port, self._read, nb_workers + _SPARE_STREAMS, service=PEER_SERVICE
+        )
+        return int(self._server.port)
+
+    def close(self) -> None:
+        """Stop to listen."""
+        if self._server is not None:
+            self._server.stop()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the models handed out."""
+        return self._closed_bytes + sum(stream.bytes_sent for stream in self._streams.copy())
+
+    def _read(self, stream: ServerStream) -> None:
+        assembler = convert.Assembler(peers.ToPeer, lambda message: self._max_part_bytes)
+        self._streams.append(stream)
+        self._pace(stream)
+        sender = 0
+        try:
+            for data in stream.incoming():
+                complete = assembler.feed(data)
+                if complete is not None:
+                    sender = self._take(stream, sender, *complete)
+        except convert.Malformed as error:
+            logging.warning("peer %s: malformed message: %.2000s", stream.peer, error)
+        finally:
+            self._streams.remove(stream)
+            self._closed_bytes += stream.bytes_sent
+
+    def _take(
+        self, stream: ServerStream, sender: int, message: peers.ToPeer, payload: memoryview
+    ) -> int:
+        """Handle one message; return who the stream's worker is (0: not known yet)."""
+        body = message.WhichOneof("body")
+        if (sender == 0) != (body == "greeting"):
+            raise convert.Malformed(f"a {body} message is not allowed here")
+        if body == "greeting":
+            return self._greet(stream, message.greeting)
+        if body == "part":
+            part = message.part
+            if len(payload) % 4:
+                raise convert.Malformed(f"a part of {len(payload)} bytes is no float32")
+            name = PartName(RoundName(part.generation, part.round), part.view, sender, part.number)
+            self._mailbox.put(name, payload)
+        else:
+            holding, pieces = self._answer(message.ask)
+            stream.send(convert.frames(peers.FromPeer(holding=holding), pieces))
+        return sender
+
+    def _greet(self, stream: ServerStream, greeting: peers.Greeting) -> int:
+        version, mine = greeting.protocol_version, convert.PROTOCOL_VERSION
+        refusal = None
+        if version != mine:
+            reason = pb.REASON_PROTOCOL_VERSION
+            refusal = f"protocol_version: this worker speaks {mine}, the peer {version}"
+        elif greeting.run_id != self.run_id:
+            reason = pb.REASON_RUN if self.run_id else pb.REASON_STARTING
+            refusal = f"run_id: this worker is of {self.run_id!r}, the peer of {greeting.run_id!r}"
+        elif not greeting.worker:
+            reason, refusal = pb.REASON_ID_RANGE, "worker: expected an id from 1"
+        if refusal is None:
+            return greeting.worker
+        message = peers.FromPeer(refusal=pb.Refusal(reason=reason, message=refusal))
+        stream.send((convert.frame(message),), counted=False)
+        raise convert.Malformed(refusal)
+
+
+class _Conversation:
+    """One stream to one peer."""
+
+    def __init__(self, member: Member, greeting: peers.Greeting, sender: EmulatedSender | None,
+                 max_payload_bytes: int) -> None:  # fmt: skip
+        self.member = member
+        self.stream = ClientStream(member.address, sender, service=PEER_SERVICE)
+        self._assembler = convert.Assembler(peers.FromPeer, lambda message: max_payload_bytes)
+        try:
+            self.stream.open(_DIAL_SECONDS)
+        except Unreachable as error:
+            raise PeerLost(f"worker {member.worker} at {member.address}: {error}") from error
+        self.stream.send((convert.frame(peers.ToPeer(greeting=greeting)),))
+
+    def receive(self, progress_seconds: float) -> tuple[peers.Holding, memoryview] | None:
+        """Return the next answer; None if nothing at all arrives for so long.
+
+        Raises:
+            PeerLost: The stream has ended, or the peer refuses it.
+        """
+        who = f"worker {self.member.worker} at {self.member.address}"
+        try:
+            while True:
+                complete = self._assembler.feed(self.stream.receive(progress_seconds))
+                if complete is None:
+                    continue
+                message, payload = complete
+                if message.WhichOneof("body") == "holding":
+                    return message.holding, payload
+                raise PeerLost(f"{who} refuses: {message.refusal.message}")
+        except NoProgress:
+            return None
+        except (StreamLost, convert.Malformed) as error:
+            raise PeerLost(f"{who}: {error}") from error
+
+
+class Peers:
+    """The streams that this worker has opened to others; for one thread."""
+
+    def __init__(
+        self, worker: int, sender: EmulatedSender | None, chunk_bytes: int, max_model_bytes: int
+    ) -> None:
+        """Dial nobody yet.
+
+        Args:
+            worker: This one.
+            sender: Its emulated up-link, if it has one.
+            chunk_bytes: Most bulk bytes of one message.
+            max_model_bytes: Of weights and optimizer slots that a peer hands out.
+        """
+        self._worker, self._sender, self._chunk_bytes = worker, sender, chunk_bytes
+        self._max_model_bytes = max_model_bytes
+        self._open: dict[Member, _Conversation] = {}
+        self._closed_bytes = 0
+        self.run_id = ""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Training bytes sent to peers."""
+        return self._closed_bytes + sum(c.stream.bytes_sent for c in self._open.copy().values())
+
+    def send(self, member: Member, part: peers.Part, values: Float32) -> None:
+        """Queue a part; `values` [k] float32 must not change before it has arrived.
+
+        Raises:
+            PeerLost: The peer cannot be reached.
+        """
+        stream = self._to(member).stream
+        message = peers.ToPeer(part=part)
+        stream.send(convert.frames(message, [values.data.cast("B")], self._chunk_bytes))
+
+    def check(self) -> None:
+        """Look whether the open streams still stand.
+
+        Raises:
+            PeerLost: One does not.
+        """
+        for member, conversation in list(self._open.items()):
+            try:
+                conversation.receive(0.0)
+            except PeerLost:
+                self._drop(member)
+                raise
+
+    def ask(
+        self, member: Member, question: peers.Ask, timeout_seconds: float
+    ) -> tuple[peers.Holding, memoryview]:
+        """Return what a peer holds, and the payload.
+
+        Args:
+            member: Whom to ask.
+            question: For which model.
+            timeout_seconds: Longest silence of the peer.
+
+        Raises:
+            PeerLost: It does not answer.
+        """
+        conversation = self._to(member)
+        conversation.stream.send((convert.frame(peers.ToPeer(ask=question)),))
+        try:
+            answer = conversation.receive(timeout_seconds)
+        except PeerLost:
+            self._drop(member)
+            raise
+        if answer is None:  # a late answer must not be taken for the next one
+            self._drop(member)
+            raise PeerLost(f"worker {member.worker} said nothing for {timeout_seconds:g} s")
+        return answer
+
+    def forget(self, members: Sequence[Member]) -> None:
+        """Close the streams to everybody but these."""
+        for member in [member for member in self._open if member not in members]:
+            self._drop(member)
+
+    def close(self) -> None:
+        """Close all streams, after what has been queued."""
+        for member in list(self._open):
+            self._drop(member, 1.0)
+
+    def _to(self, member: Member) -> _Conversation:
+        conversation = self._open.get(member)
+        if conversation is None:
+            greeting = peers.Greeting(
+                protocol_version=convert.PROTOCOL_VERSION,
+                run_id=self.run_id,
+                worker=self._worker,
+            )
+            conversation = _Conversation(member, greeting, self._sender, self._max_model_bytes)
+            self._open[member] = conversation
+        return conversation
+
+    def _drop(self, member: Member, grace_seconds: float = 0.0) -> None:
+        conversation = self._open.pop(member)
+        conversation.stream.close(grace_seconds)
+        self._closed_bytes += conversation.stream.bytes_sent

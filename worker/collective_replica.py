@@ -1,0 +1,129 @@
+"""A worker's own copy of the model and of the optimizer that steps it; peers may ask for both."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ops.methods import Method
+from ops.types import State, Update
+from proto import peers_pb2 as peers
+from proto.framing import BytesLike
+from worker.collective_peers import RoundName
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+_NOWHERE = RoundName(-1, 0)
+
+
+class Replica:
+    """Weights, optimizer state, and the version that both are of.
+
+    The training thread changes it, threads of the Peer service read it.
+
+    Attributes:
+        theta: [n] float32, changed in place.
+        at: The version of the model; `RoundName.number` is shard 0's version.
+        stepped: Whether it came from steps of this worker or of a peer, not from the PS.
+    """
+
+    def __init__(self, theta: Float32, method: Method, kernels: Any) -> None:
+        """Hold `theta` [n] float32, which is not yet any version."""
+        self.theta, self._method, self._kernels = theta, method, kernels
+        self._server = method.server.init(theta)
+        self._saved: State | None = None  # slots of an earlier life
+        self._lock = threading.Lock()
+        self.at, self.stepped = _NOWHERE, False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and slots."""
+        return sum(array.nbytes for array in self._arrays())
+
+    def fetched(self, at: RoundName, weights: Float32) -> None:
+        """Take over weights [n] from the PS; slots stay, or are those of `restore`."""
+        with self._lock:
+            np.copyto(self.theta, weights)
+            slots = self._slots()
+            if self._saved is not None and self._saved["version"] == at.number:
+                slots = self._saved["slots"]
+            self._saved = None
+            self._set(slots)
+            self.at, self.stepped = at, False
+
+    def step(self, mean: Float32, rate: float, at: RoundName) -> None:
+        """Apply the mean update [n] of a round, as the PS would; now it is version `at`."""
+        with self._lock:
+            _, self._server = self._method.server.apply(
+                self.theta, Update(None, mean), self._method.kind, rate, self._kernels, self._server
+            )
+            self.at, self.stepped = at, True
+
+    def adopt(self, payload: memoryview, at: RoundName) -> None:
+        """Take over what a peer holds.
+
+        Raises:
+            ValueError: The payload is not of this model and optimizer.
+        """
+        with self._lock:
+            if len(payload):
+                self._fill(payload)
+            self.at, self.stepped = at, True
+
+    def digest(self) -> bytes:
+        """Return what tells equal replicas from others."""
+        code = hashlib.blake2b(digest_size=16)
+        for array in self._arrays():
+            code.update(array.tobytes())
+        return code.digest()
+
+    def answer(self, ask: peers.Ask) -> tuple[peers.Holding, Sequence[BytesLike]]:
+        """Say what is held, and hand it out if it is what was asked for (any thread)."""
+        with self._lock:
+            holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
+            if self.at != RoundName(ask.generation, ask.version):
+                return holding, []
+            holding.standing = peers.STANDING_STEPPED if self.stepped else peers.STANDING_FETCHED
+            holding.same = bool(ask.digest) and ask.digest == self.digest()
+            return holding, [] if holding.same else [a.tobytes() for a in self._arrays()]
+
+    def save(self) -> State:
+        """Return what a later life needs to go on from the same weights of the PS."""
+        with self._lock:
+            return {"version": self.at.number, "slots": self._slots()}
+
+    def restore(self, state: State) -> None:
+        """Use slots that `save` gave if the PS turns out to be at the version they are of."""
+        self._saved = state
+
+    def _slots(self) -> State:
+        optimizer = self._server.get("keras")
+        return optimizer.save() if optimizer is not None else {}
+
+    def _set(self, slots: State) -> None:
+        if "keras" in self._server:
+            self._server["keras"].restore(slots, self.theta)
+
+    def _arrays(self) -> list[Any]:
+        return [self.theta, *(np.asarray(slot) for slot in self._slots().values())]
+
+    def _fill(self, payload: memoryview) -> None:
+        slots = self._slots()
+        expected = self.theta.nbytes + sum(np.asarray(slot).nbytes for slot in slots.values())
+        if len(payload) != expected:
+            raise ValueError(
+                f"a peer's model and optimizer have {len(payload)} bytes, these have {expected}; "
+                "give all workers the same --network, --server_optimizer and --momentum"
+            )
+        end = self.theta.nbytes
+        np.copyto(self.theta, np.frombuffer(payload[:end], "<f4"))
+        for name, slot in slots.items():
+            start, end = end, end + np.asarray(slot).nbytes
+            piece = np.frombuffer(payload[start:end], np.asarray(slot).dtype)
+            slots[name] = piece.reshape(np.shape(slot))
+        self._set(slots)
