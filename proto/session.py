@@ -116,15 +116,15 @@ class Session:
             if complete is not None:
                 return complete
 
-    def poll(self) -> tuple[pb.ToClient, memoryview] | None:
-        """Return the next whole message if it is here already; never waits.
+    def poll(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
+        """Return the next whole message if it is here soon; silence is no error.
 
         Raises:
             StreamLost: As `receive` does.
         """
         while True:
             try:
-                complete = self._assembler.feed(self._stream.receive(0.0))
+                complete = self._assembler.feed(self._stream.receive(patience_seconds))
             except NoProgress:
                 return None
             except convert.Malformed as error:

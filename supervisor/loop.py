@@ -28,11 +28,11 @@ from proto.session import Refused, Session, payload_limit
 from supervisor import flags as supervisor_flags
 from supervisor.dashboard import Dashboard
 from supervisor.recorder import Recorder
+from supervisor.shard_stream import PROGRESS_SECONDS, Batches, ShardStream
 
 if TYPE_CHECKING:
     from ops.types import Float32
 
-_PROGRESS_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
 _DIAL_SECONDS = 2.0  # of one attempt, so that Ctrl-C is heard
 _PLAIN_LINE_SECONDS = 10.0  # between two lines where there is no terminal
@@ -64,37 +64,6 @@ class _View:
     versions: list[int]
 
 
-class _Shard:
-    """A Supervisor's stream to one shard, read by a thread of its own."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
-        self.status: metrics.RunStatus | None = None
-        self.halt_cause = ""
-        self.lost = threading.Event()
-        threading.Thread(target=self._read, name="observer", daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            while True:
-                message, payload = self.session.receive(_PROGRESS_SECONDS)
-                body = message.WhichOneof("body")
-                if body == "reply":
-                    self.replies.put((message.reply, payload))
-                elif body == "report":
-                    self.status = metrics.RunStatus.from_json(message.report.document)
-                elif body == "halt":
-                    self.halt_cause = message.halt.cause
-        except StreamLost as error:
-            if not self.halt_cause:  # else that is how a run ends
-                logging.info("lost the stream: %s", error)
-        except ValueError as error:
-            logging.error("%s sent a status that cannot be read: %s", self.session.address, error)
-        self.lost.set()
-        self.replies.put(None)
-
-
 class _Watcher:
     """One Supervisor process."""
 
@@ -102,10 +71,11 @@ class _Watcher:
         self.run, self.spec, self.recorder = run, spec, recorder
         self.own = supervisor_flags.read()
         self.layouts = routing.place(spec, run.nb_ps)
-        self.shards: list[_Shard] = []
+        self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
         self.dashboard = Dashboard()
         self.run_id = ""
+        self.rounds: Batches = queue.SimpleQueue()
         self._told: metrics.RunStatus | None = None  # newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}
 
@@ -129,7 +99,7 @@ class _Watcher:
         Raises:
             Unreachable, Refused: A shard stays away, or does not want us.
         """
-        shards: list[_Shard] = []
+        shards: list[ShardStream] = []
         deadline = time.monotonic() + self.run.reconnect_timeout_seconds
         told = False
         for number, layout in enumerate(self.layouts):
@@ -152,7 +122,7 @@ class _Watcher:
                                      self.run.reconnect_timeout_seconds)  # fmt: skip
                     self.interrupted.wait(_RETRY_SECONDS)
             self.run_id = welcome.run_id
-            shards.append(_Shard(session))
+            shards.append(ShardStream(session, self.rounds))
         self.shards = shards
 
     def _hello(self, shard: int) -> pb.Hello:
@@ -173,6 +143,7 @@ class _Watcher:
         while not self._ended():
             if any(shard.lost.is_set() for shard in self.shards) and not self._reconnect():
                 return
+            self._record_rounds()
             status = self.shards[0].status
             if status is not None:
                 self._tell(status)
@@ -194,6 +165,10 @@ class _Watcher:
         if now >= self._due["record"]:
             self.recorder.status(status)
             self._due["record"] = now + _RECORD_SECONDS
+
+    def _record_rounds(self) -> None:
+        while not self.rounds.empty():
+            self.recorder.rounds(*self.rounds.get())
 
     def _ended(self) -> bool:
         return self.interrupted.is_set() or bool(self.shards[0].halt_cause)
@@ -248,7 +223,7 @@ class _Watcher:
             shard.session.say(pb.ToServer(pull=pb.Pull(observe=True)))
         for shard, layout in zip(self.shards, self.layouts, strict=True):
             try:
-                answer = shard.replies.get(timeout=_PROGRESS_SECONDS)
+                answer = shard.replies.get(timeout=PROGRESS_SECONDS)
             except queue.Empty:
                 answer = None
             if answer is None:
@@ -274,8 +249,10 @@ class _Watcher:
         cause = self.shards[0].halt_cause
         if not cause and not self.interrupted.is_set():
             logging.error("the PS is gone and the run had not ended")
+            self._record_rounds()
             self.recorder.close()
             raise Unreachable(f"{self.run.addresses[0]}: the PS is gone")
+        self._record_rounds()
         status = self.shards[0].status
         if status is not None:
             if cause:

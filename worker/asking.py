@@ -8,6 +8,10 @@ from ops.pacing import Pacer
 from proto import thinwire_pb2 as pb
 from worker.shard_client import ShardClient
 
+#: A query that need not be waited for is given so much of a step: whoever is the slowest hears
+#: "push" before it begins a step that nobody waits for gladly.
+_PATIENCE = 0.05
+
 
 class Asker:
     """Asks shard 0 whether to push; says at once "no" for pacers that never ask.
@@ -19,11 +23,10 @@ class Asker:
     def __init__(self, pacer: Pacer, first_shard: ShardClient) -> None:
         """Ask nothing yet."""
         self._asks = pacer.asks
-        self._waits = pacer.waits_for_answer
+        self._blocks = pacer.waits_for_answer
         self._shard = first_shard
         self._query_seconds = 0.0
         self._steps_of_last_round = 1
-        self.asked_seconds = 0.0  # stood still for answers, sum
 
     def begin_round(self, step: int, step_seconds: float) -> None:
         """Say that the exchange before `step` is over and how long a local step took last."""
@@ -43,20 +46,17 @@ class Asker:
             return False
         start = time.monotonic()
         query = self._query(step, local_steps, step_seconds, start - finished_at)
-        answer = self._shard.query(query, self._waits)
+        patience = None if self._blocks else _PATIENCE * step_seconds
+        answer = self._shard.query(query, patience)
         if answer is not None:
-            self._note_round_trip(time.monotonic() - start)
+            if answer.local_steps == local_steps:
+                self._query_seconds = time.monotonic() - start
             ready = answer.ready
         else:
             ready = not self._shard.connected and local_steps >= self._steps_of_last_round
         if ready:
             self._steps_of_last_round = local_steps
         return ready
-
-    def _note_round_trip(self, seconds: float) -> None:
-        if self._waits:  # otherwise the time says nothing of the round trip
-            self._query_seconds = seconds
-            self.asked_seconds += seconds
 
     def _query(self, step: int, local_steps: int, seconds: float, age_seconds: float) -> pb.Query:
         return pb.Query(

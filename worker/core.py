@@ -34,6 +34,8 @@ class ShardReply:
     samples: int
     stop: bool
     stop_reason: str = ""
+    held_seconds: float = 0.0  # by the synchronisation rule
+    staleness: int = 0  # of the push answered
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
 
 from ops import wire
 from ops.down_codecs import Operation
@@ -94,6 +94,11 @@ class Exchange:
         return sum(shard.bytes_sent for shard in self.shards)
 
     @property
+    def bytes_down(self) -> int:
+        """Bytes received."""
+        return sum(shard.bytes_received for shard in self.shards)
+
+    @property
     def send_seconds(self) -> float:
         """Seconds from a push to its last byte out, the slowest shard's sum."""
         return max(shard.send_seconds for shard in self.shards)
@@ -128,6 +133,8 @@ class Exchange:
             samples=reply.samples,
             stop=reply.stop,
             stop_reason=reply.stop_reason,
+            held_seconds=reply.held_seconds,
+            staleness=reply.staleness,
         )
 
 
@@ -159,9 +166,15 @@ def push_message(
 class Heartbeat:
     """Keeps the leases alive and reports, whatever the training thread is doing."""
 
-    def __init__(self, exchange: Exchange, lease_seconds: float, report: Any) -> None:
-        """Start the thread; `report` makes the metrics document."""
-        self._exchange, self._report = exchange, report
+    def __init__(
+        self,
+        exchange: Exchange,
+        lease_seconds: float,
+        report: Callable[[], str],
+        rounds: Callable[[], list[str]],
+    ) -> None:
+        """Start the thread; `report` makes the metrics document, `rounds` those of new rounds."""
+        self._exchange, self._report, self._rounds = exchange, report, rounds
         self._interval_seconds = min(1.0, lease_seconds / 3)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -180,6 +193,9 @@ class Heartbeat:
     def _beat(self) -> None:
         first, *others = self._exchange.shards
         first.say(pb.ToServer(report=pb.Report(document=self._report())))
+        if first.connected:  # else they are kept
+            for document in self._rounds():
+                first.say(pb.ToServer(report=pb.Report(rounds=document)))
         for shard in others:
             shard.say(pb.ToServer(heartbeat=pb.Heartbeat()))
 
@@ -196,11 +212,13 @@ class Stopwatch:
         """Begin a lap without booking the time before."""
         self._mark = time.perf_counter()
 
-    def lap(self, what: str) -> None:
-        """Book the time since the last mark."""
+    def lap(self, what: str) -> float:
+        """Book the seconds since the last mark, and return them."""
         now = time.perf_counter()
-        self.seconds[what] += now - self._mark
+        seconds = now - self._mark
+        self.seconds[what] += seconds
         self._mark = now
+        return seconds
 
 
 def _hello(

@@ -13,7 +13,7 @@ from absl import logging
 
 from data.chosen import load_shard
 from models.shared import SharedModel, has_gpu
-from ops import kernels, routing, run_dir
+from ops import kernels, rounds, routing, run_dir
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
 from ops.metrics import WorkerMetrics
@@ -26,6 +26,7 @@ from worker.asking import Asker
 from worker.core import Outgoing, WorkerCore
 from worker.exchange import Exchange, Heartbeat, Stopwatch
 from worker.flags import WorkerFlags
+from worker.measure import REGISTRY, origin_of
 from worker.scalars import WorkerScalars
 from worker.shard_client import Halted
 from worker.train_step import TrainStep, clip
@@ -63,7 +64,7 @@ class Worker:
 
     def __init__(self, run: Run, own: WorkerFlags) -> None:
         self.run, self.own = run, own
-        self.closing = threading.Event()
+        self.closing, self.on_gpu = threading.Event(), has_gpu(run)
         shared = SharedModel(run.model, run.seed)
         self.step = TrainStep(shared)
         self.step.vary_local_randomness(own.id_worker)
@@ -73,7 +74,7 @@ class Worker:
             shared.spec,
             layouts,
             run.method,
-            kernels.load(run.kernels, on_gpu=has_gpu(run)),
+            kernels.load(run.kernels, on_gpu=self.on_gpu),
             [run.seed, own.id_worker],
         )
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
@@ -84,6 +85,7 @@ class Worker:
         self.checkpoints = Checkpoints(run_dir.checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(run_dir.scalars_of(run.run_dir, name))
         self.stopwatch = Stopwatch()
+        self.measure = REGISTRY[own.measure](run.method.pacer, self.exchange)
         self.num_steps = 0
         self.loss: float | None = None  # of the newest mini-batch
         self.num_non_finite = 0
@@ -113,7 +115,7 @@ class Worker:
         welcomes = self.exchange.join()
         self.run_id = welcomes[0].run_id
         durable.resume(self, max(welcome.last_applied_step for welcome in welcomes))
-        heartbeat = Heartbeat(self.exchange, welcomes[0].lease_seconds, self._report)
+        heartbeat = Heartbeat(self.exchange, welcomes[0].lease_seconds, self._report, self._rounds)
         cause = "error"
         try:
             cause = self._loop()
@@ -145,6 +147,7 @@ class Worker:
         self.asker.begin_round(self.core.step + 1, self.step_seconds)
         saved_at = self.started_at = time.monotonic()
         non_finite = 0
+        self.measure.begin(durable.seconds_trained(self.before))
         self.stopwatch.start()
         while not self.core.stopped and not self.closing.is_set():
             try:
@@ -174,35 +177,39 @@ class Worker:
 
     def _one_step(self) -> Outgoing | None:
         """One mini-batch and what the pacer and the codec make of it; or the round's end."""
-        core = self.core
-        if self.asker.ready(core.step + 1, core.local_steps, self.step_seconds, self.step_ended_at):
-            self.stopwatch.lap("wait")
+        core, measure, lap = self.core, self.measure, self.stopwatch.lap
+        measure.begin_step()
+        ready = self.asker.ready(
+            core.step + 1, core.local_steps, self.step_seconds, self.step_ended_at
+        )
+        measure.note(rounds.CHECK_READY, lap("wait"))
+        if ready:
             outgoing = core.end_round()
-            self.stopwatch.lap("encode")
+            measure.note(rounds.ENCODE, lap("encode"))
             return outgoing
-        self.stopwatch.lap("wait")
         started = time.monotonic()
         batch = self.shard.cursor.next()
         images, labels = self.shard.images[batch], self.shard.labels[batch]
+        measure.note(rounds.GET_BATCH, lap("compute"))
         loss = self.loss = self.step.gradients(images, labels, self.gradient)
         self.num_steps += 1
         clip(self.gradient, self.own.clip_norm)
         rest = started + self.own.device.step_seconds - time.monotonic()
         if (pause := max(self.pause_seconds, rest)) > 0:
             self.closing.wait(pause)
-        self.stopwatch.lap("compute")
+        measure.note(rounds.FORWARD_AND_BACKWARD, lap("compute"))
         outgoing = core.begin(self.gradient, len(labels), loss)
         if outgoing is None:
             self.step.set_weights(core.weights)
         self.step_ended_at = time.monotonic()
         self.step_seconds = self.step_ended_at - started
-        self.stopwatch.lap("encode")
+        measure.note(rounds.LOCAL_UPDATE if outgoing is None else rounds.ENCODE, lap("encode"))
         return outgoing
 
     def _exchange(self, outgoing: Outgoing) -> bool:
         """Push, wait, take over the model; return whether shard 0 took the push."""
         replies = self.exchange.push(outgoing)
-        self.stopwatch.lap("wait")
+        exchange = self.stopwatch.lap("wait")
         for number, reply in enumerate(replies):
             if reply is not None:
                 self.core.receive(number, reply)
@@ -210,7 +217,8 @@ class Worker:
             self.core.undelivered()
         self.step.set_weights(self.core.restart_from_base())
         self.asker.begin_round(self.core.step + 1, self.step_seconds)
-        self.stopwatch.lap("compute")
+        self.measure.note_exchange(exchange + self.stopwatch.lap("compute"))
+        self.measure.end_round(outgoing, replies, self.shard.cursor.epoch, exchange)
         return replies[0] is not None
 
     def _warm_up(self) -> None:
@@ -257,6 +265,12 @@ class Worker:
         counted = self.metrics()
         self.scalars.note(counted, self.loss, self.num_steps, self.core.versions[0])
         return counted.to_json()
+
+    def _rounds(self) -> list[str]:
+        """Return what shard 0 has not heard of the rounds (heartbeat thread)."""
+        listener = self.exchange.shards[0].welcome
+        origin = origin_of(self.own.id_worker, self.run.device, self.on_gpu, listener.incarnation)
+        return self.measure.batches(origin, listener)
 
     def _interrupt(self, number: int, frame: Any) -> None:
         """Finish the current exchange; if it does not come to an end, cut the streams."""

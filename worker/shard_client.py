@@ -64,6 +64,7 @@ class ShardClient:
         self._session: Session | None = None
         self._asked: tuple[pb.ToServer, Sequence[BytesLike]] | None = None
         self._bytes_before = 0
+        self._received_before = 0
         self._send_seconds_before = 0.0
         self.welcome = pb.Welcome()
         self.halt_cause = ""
@@ -74,6 +75,12 @@ class ShardClient:
         session = self._session
         open_bytes = session.stream.bytes_sent if session else 0
         return self._bytes_before + open_bytes
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received over all streams from this shard."""
+        session = self._session
+        return self._received_before + (session.stream.bytes_received if session else 0)
 
     @property
     def send_seconds(self) -> float:
@@ -156,25 +163,29 @@ class ShardClient:
         if session is not None:
             session.say(pb.ToServer(query=query), counted=True)
 
-    def query(self, query: pb.Query, wait: bool) -> pb.Answer | None:
+    def query(self, query: pb.Query, patience_seconds: float | None) -> pb.Answer | None:
         """Ask the state server.
 
         Args:
             query: The question.
-            wait: Until it is answered; else take what has come to this round's earlier ones.
+            patience_seconds: How long to wait for its answer; None: as long as the shard lives.
 
         Returns:
-            The answer; None while there is none, or where the stream is lost: the next push will
-            open it again.
+            The answer, or an earlier one of this round that says "push"; None where neither came,
+            or the stream is lost: the next push will open it again.
         """
         self.tell(query)
+        waited_from = time.monotonic()
         try:
-            while self._session is not None:
-                received = self._session.receive(self._progress_seconds) if wait \
-                    else self._session.poll()  # fmt: skip
+            while (session := self._session) is not None:
+                received = (
+                    session.receive(self._progress_seconds)
+                    if patience_seconds is None
+                    else session.poll(waited_from + patience_seconds - time.monotonic())
+                )
                 if received is None:
                     return None
-                answer = self._answer_to(query, received[0], wait)
+                answer = self._answer_to(query, received[0])
                 if answer is not None:
                     return answer
         except StreamLost as error:
@@ -182,8 +193,8 @@ class ShardClient:
             self._drop()
         return None
 
-    def _answer_to(self, query: pb.Query, message: pb.ToClient, exact: bool) -> pb.Answer | None:
-        """Return the answer in a message, if it is one to this query or (not exact) its round."""
+    def _answer_to(self, query: pb.Query, message: pb.ToClient) -> pb.Answer | None:
+        """Return the answer in a message, if it settles this query."""
         body = message.WhichOneof("body")
         if body == "halt" and self.hello.shard == 0:
             self.halt_cause = message.halt.cause
@@ -191,9 +202,8 @@ class ShardClient:
             raise StreamLost(message.refusal.message)
         if body != "answer" or message.answer.step != query.step:
             return None
-        if exact:
-            return message.answer if message.answer.local_steps == query.local_steps else None
-        return message.answer if message.answer.ready else None
+        settles = message.answer.ready or message.answer.local_steps == query.local_steps
+        return message.answer if settles else None
 
     def close(self) -> None:
         """End the stream after what has been queued."""
@@ -257,6 +267,7 @@ class ShardClient:
         if self._session is None:
             return
         self._bytes_before += self._session.stream.bytes_sent
+        self._received_before += self._session.stream.bytes_received
         self._send_seconds_before += self._session.stream.send_seconds
         self._session.close(0.0)
         self._session = None
