@@ -122,6 +122,7 @@ class OnShard(Driver):
         ]
         kept = state.apply(arrivals, max(0, state.version - 6))
         state.samples += 8 * len(kept)
+        state.hand_out(1 + number % WORKERS)
         gathered = [state.gather(base) for base in (None, state.version, max(0, number - 2))]
         return (kept, gathered, state.learning_rate), state
 
