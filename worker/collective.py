@@ -11,7 +11,8 @@ import numpy as np
 
 from ops.collectives import REGISTRY, Reduction
 from proto import peers_pb2 as peers
-from worker.collective_peers import Mailbox, Member, PartName, PeerLost, Peers, RoundName
+from worker.collective_mailbox import Mailbox, Member, PartName, RoundName
+from worker.collective_peers import PeerLost, Peers
 
 if TYPE_CHECKING:
     from ops.types import Float32

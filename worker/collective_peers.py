@@ -1,13 +1,7 @@
-"""Worker to worker over gRPC: the mailbox for parts that arrive, and the streams that one opens.
-
-Parts of one sum are the same bytes however often they are sent, so a member that begins a sum
-again sends everything again, and what a mailbox holds stays valid until the round is over.
-"""
+"""Worker to worker over gRPC: the service that hears the others, and the streams to them."""
 
 from __future__ import annotations
 
-import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +15,7 @@ from proto.channel_grpc import ClientStream, NoProgress, ServerStream, StreamLos
 from proto.framing import BytesLike
 from proto.grpc_common import PEER_SERVICE
 from proto.grpc_server import serve
+from worker.collective_mailbox import Mailbox, Member, PartName, RoundName
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -32,76 +27,6 @@ _DIAL_SECONDS = 2.0
 
 class PeerLost(Exception):
     """A peer cannot be reached, or its stream has broken."""
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Member:
-    """One life of a worker that takes part in sums."""
-
-    worker: int
-    incarnation: int
-    address: str = dataclasses.field(compare=False)  # host:port of its Peer service
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class RoundName:
-    """A round: the version it leads to, in one life of shard 0."""
-
-    generation: int
-    number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class PartName:
-    """A part: the `number`-th of `sender` to this worker, in a round of one set of members."""
-
-    round: RoundName
-    view: int
-    sender: int
-    number: int
-
-
-class Mailbox:
-    """Parts that have arrived; kept until their round is over."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        """Hold at most so many bytes."""
-        self._limit_bytes = limit_bytes
-        self._parts: dict[PartName, memoryview] = {}
-        self._num_bytes = 0
-        self._over = RoundName(-1, 0)
-        self._changed = threading.Condition()
-
-    def put(self, name: PartName, payload: memoryview) -> None:
-        """Take in a part; one of a round that is over is dropped.
-
-        Raises:
-            convert.Malformed: There is no room for it.
-        """
-        with self._changed:
-            if name.round <= self._over or name in self._parts:
-                return
-            if self._num_bytes + len(payload) > self._limit_bytes:
-                raise convert.Malformed(
-                    f"a part of {len(payload)} bytes beside {self._num_bytes} that wait; at most "
-                    f"{self._limit_bytes} are kept"
-                )
-            self._parts[name] = payload
-            self._num_bytes += len(payload)
-            self._changed.notify_all()
-
-    def get(self, name: PartName, timeout_seconds: float) -> memoryview | None:
-        """Return a part, or None if it does not come in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: name in self._parts, timeout_seconds)
-            return self._parts.get(name)
-
-    def finish(self, name: RoundName) -> None:
-        """Drop the parts of a round that is over, and of those before it."""
-        with self._changed:
-            self._over = name
-            self._parts = {key: part for key, part in self._parts.items() if key.round > name}
-            self._num_bytes = sum(len(part) for part in self._parts.values())
 
 
 #: Answers an Ask: the message, and the pieces of its payload.

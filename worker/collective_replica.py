@@ -13,7 +13,7 @@ from ops.methods import Method
 from ops.types import State, Update
 from proto import peers_pb2 as peers
 from proto.framing import BytesLike
-from worker.collective_peers import RoundName
+from worker.collective_mailbox import RoundName
 
 if TYPE_CHECKING:
     from ops.types import Float32

@@ -13,15 +13,8 @@ from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ClientStream, StreamLost, wire_bytes
 from proto.grpc_common import PEER_SERVICE
 from worker.collective import Aggregator, MembershipChanged
-from worker.collective_peers import (
-    Mailbox,
-    Member,
-    PartName,
-    PeerLost,
-    Peers,
-    PeerServer,
-    RoundName,
-)
+from worker.collective_mailbox import Mailbox, Member, PartName, RoundName
+from worker.collective_peers import PeerLost, Peers, PeerServer
 
 pytestmark = pytest.mark.timeout(60)
 ROUND = RoundName(0, 1)

@@ -10,7 +10,7 @@ from ops.weighting import Arrival
 from proto import peers_pb2 as peers
 from ps.shard_model import ShardModel
 from tests.harness import method
-from worker.collective_peers import RoundName
+from worker.collective_mailbox import RoundName
 from worker.collective_replica import Replica
 
 BODIES = kernels.load("numpy")
