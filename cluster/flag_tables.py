@@ -31,7 +31,7 @@ _RUN = Topic(
             "run_dir",
             None,
             "Folder of everything the run writes; the same command again resumes. Default: "
-            "runs/METHOD-DATASET.",
+            "runs/METHOD-DATASET, or runs/METHOD-MODEL with --model.",
         ),
         switch("overwrite", "Start anew in a used --run_dir."),
         integer("seed", 1, "Of weights, data order and codecs.", low=0, high=2**31 - 1),

@@ -70,7 +70,7 @@ def read_run() -> Run:
     settings = _named_like_fields(Run) | {
         "method": _method(),
         "addresses": _addresses(),
-        "run_dir": pathlib.Path(FLAGS.run_dir or f"runs/{FLAGS.method}-{FLAGS.dataset}"),
+        "run_dir": _run_dir(),
         "model": ModelChoice(path=FLAGS.model, **_named_like_fields(ModelChoice)),
         "data": DataChoice(
             sharding_file=FLAGS.data_sharding_file, **_named_like_fields(DataChoice)
@@ -84,6 +84,12 @@ def _named_like_fields(settings: type) -> dict[str, Any]:
     """Return the flags that are named like the fields of a dataclass: a new one needs no line."""
     names = [field.name for field in dataclasses.fields(settings)]
     return {name: FLAGS[name].value for name in names if name in FLAGS}
+
+
+def _run_dir() -> pathlib.Path:
+    """Return --run_dir; by default a run of one's own model does not meet one of a data set."""
+    what = pathlib.Path(FLAGS.model).stem if FLAGS.model else FLAGS.dataset
+    return pathlib.Path(FLAGS.run_dir or f"runs/{FLAGS.method}-{what}")
 
 
 def _addresses() -> tuple[str, ...]:

@@ -61,6 +61,7 @@ def test_defaults():
     assert run.schedule.rate(0.0) == 0.02
     assert run.addresses == ("127.0.0.1:2223",)
     assert run.run_dir == pathlib.Path("runs/adacomp-fashion_mnist_sample")
+    assert run_of("--model=examples/own_model.py").run_dir == pathlib.Path("runs/adacomp-own_model")
     assert (run.epochs, run.max_seconds, run.target_accuracy) == (None, None, None)
     assert not run.overwrite
     own = worker_of()
