@@ -6,10 +6,21 @@ import re
 
 import data
 import models
-from ops import codecs, down_codecs, pacing, routing, sync, weighting
+from ops import codecs, down_codecs, pacing, placement, routing, sync, weighting
 from ops.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
 from ops.methods import METHODS
-from ops.options import Rule, Topic, above_zero, choice, comma_list, integer, number, switch, words
+from ops.options import (
+    ARE_NUMBERS_OR_NONE,
+    Rule,
+    Topic,
+    above_zero,
+    choice,
+    comma_list,
+    integer,
+    number,
+    switch,
+    words,
+)
 from ops.server_update import OPTIMIZERS
 from ops.types import VALUE_DTYPES
 
@@ -26,7 +37,23 @@ _RUN = Topic(
         integer("nb_ps", 1, "PS shards of the run.", low=1, high=256),
         words("ip_PS", "127.0.0.1", "Where the PS is; on a PS the address to bind."),
         integer("port", 2223, "Port of shard 0; shard j has port + j.", low=0, high=65535),
-        comma_list("ps_hosts", "", "host:port of every shard, instead of --ip_PS and --port."),
+        comma_list(
+            "ps_hosts",
+            "",
+            "host:port of every shard, fast to slow, instead of --ip_PS and --port.",
+        ),
+        choice(
+            "placement",
+            "hash",
+            "Tensors to the least loaded shard, or blocks of layers by the shards' speed.",
+            placement.REGISTRY,
+        ),
+        comma_list(
+            "ps_speeds",
+            "",
+            "Speeds of the shards for --placement=speed, such as 4,2,1; all alike if not given.",
+            ARE_NUMBERS_OR_NONE,
+        ),
         words(
             "run_dir",
             None,

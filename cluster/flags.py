@@ -13,6 +13,7 @@ from data.fractions import read_fractions
 from ops import sync
 from ops.methods import SEAMS, Choices, Method, compose
 from ops.options import Option, Rule, Topic
+from ops.placement import BySpeed
 from ops.run import DataChoice, ModelChoice, Run
 from ops.schedule import Schedule, parse_drops
 from ops.types import ConfigurationError
@@ -67,9 +68,10 @@ def read_run() -> Run:
     """
     _check_partition()
     _check_files()
+    addresses = _addresses()
     settings = _named_like_fields(Run) | {
-        "method": _method(),
-        "addresses": _addresses(),
+        "method": _method(len(addresses)),
+        "addresses": addresses,
         "run_dir": _run_dir(),
         "model": ModelChoice(path=FLAGS.model, **_named_like_fields(ModelChoice)),
         "data": DataChoice(
@@ -147,7 +149,7 @@ def _check_files() -> None:
         )
 
 
-def _method() -> Method:
+def _method(nb_ps: int) -> Method:
     choices = _named_like_fields(Choices) | {
         "overrides": {seam: FLAGS[seam].value for seam in SEAMS},
         "groups": _groups(),
@@ -156,8 +158,12 @@ def _method() -> Method:
         "eps": FLAGS.esync_eps,
         "query": FLAGS.esync_query,
         "smoothing": FLAGS.esync_smoothing,
+        "ps_speeds": tuple(float(speed) for speed in FLAGS.ps_speeds),
     }
-    return compose(Choices(**choices))
+    method = compose(Choices(**choices))
+    if isinstance(method.placement, BySpeed):
+        method.placement.speeds(nb_ps)
+    return method
 
 
 def _groups() -> tuple[tuple[int, ...], ...] | None:

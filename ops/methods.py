@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ops import codecs, down_codecs, pacing, routing, sync, weighting
+from ops import codecs, down_codecs, pacing, placement, routing, sync, weighting
 from ops.dc_asgd import DcAsgd
 from ops.server_update import ServerUpdate
 from ops.types import ConfigurationError, Kind, describe
@@ -66,6 +66,7 @@ class Method:
     weighting: weighting.Weighting
     server: ServerUpdate
     seams: Mapping[str, str]  # seam -> value, for people and summary.json
+    placement: placement.Placement
 
     @property
     def kind(self) -> Kind:
@@ -129,8 +130,10 @@ class Method:
             ("sync", self.sync),
             ("weighting", self.weighting),
             ("server", self.server),
+            ("placement", self.placement),
         )
         rows = [(seam, self.seams[seam]) for seam in SEAMS]
+        rows.append(("placement", self.placement.name))
         rows += [
             (f"{seam}.{name}", str(value))
             for seam, policy in policies
@@ -164,6 +167,8 @@ class Choices:
     momentum: float | None = None
     weight_decay: float = 0.0
     global_lr: float = 1.0
+    placement: str = "hash"
+    ps_speeds: tuple[float, ...] = ()
 
 
 def compose(choices: Choices) -> Method:
@@ -189,6 +194,7 @@ def compose(choices: Choices) -> Method:
         weighting=_pick(weighting.REGISTRY, seams["weighting"], choices),
         server=_server(seams["server_optimizer"], choices, "server_optimizer" in given),
         seams=seams,
+        placement=_placement(choices),
     )
     return method
 
@@ -219,6 +225,15 @@ def _sync_rule(name: str, choices: Choices) -> sync.SyncRule:
     takes_default = sync.REGISTRY[name].needs_bound and choices.bound is None
     bound = DEFAULT_SSP_BOUND if takes_default else choices.bound
     return sync.make_rule(name, choices.nb_workers, choices.groups, bound)
+
+
+def _placement(choices: Choices) -> placement.Placement:
+    if choices.ps_speeds and choices.placement != "speed":
+        raise ConfigurationError(
+            f"--ps_speeds={','.join(f'{speed:g}' for speed in choices.ps_speeds)} is for "
+            f"--placement=speed, and this is --placement={choices.placement}; change one."
+        )
+    return _pick(placement.REGISTRY, choices.placement, choices)  # type: ignore[no-any-return]
 
 
 def _server(name: str, choices: Choices, explicit: bool) -> ServerUpdate:

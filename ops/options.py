@@ -43,9 +43,9 @@ class Topic:
     options: tuple[Option, ...]
 
 
-def switch(name: str, text: str) -> Option:
-    """Return a flag that is off unless given."""
-    return Option("switch", name, False, text)
+def switch(name: str, text: str, default: bool = False) -> Option:
+    """Return a flag that is off, or on, unless given."""
+    return Option("switch", name, default, text)
 
 
 def integer(
@@ -98,3 +98,9 @@ def _are_numbers(values: list[str]) -> bool:
         return bool([float(value) for value in values])
     except ValueError:
         return False
+
+
+#: The rule of a list of numbers that may be empty.
+ARE_NUMBERS_OR_NONE = Rule(
+    lambda values: not values or _are_numbers(values), "takes numbers, such as 4,2,1"
+)

@@ -17,7 +17,7 @@ from absl import logging
 
 from data.chosen import load_chosen
 from models.shared import SharedModel
-from ops import metrics, routing
+from ops import metrics
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run, finished_summary
 from ops.signals import heard_by
 from ops.types import ModelSpec, ShardLayout
@@ -70,7 +70,7 @@ class _Watcher:
     def __init__(self, run: Run, spec: ModelSpec, recorder: Recorder) -> None:
         self.run, self.spec, self.recorder = run, spec, recorder
         self.own = supervisor_flags.read()
-        self.layouts = routing.place(spec, run.nb_ps)
+        self.layouts = run.method.placement.place(spec, run.nb_ps)
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
         self.dashboard = Dashboard()

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from ops import kernels, routing
+from ops import kernels
 from ops.codecs import NonFiniteUpdate
 from ops.methods import Choices, Method, compose
 from ops.schedule import Budget, Schedule
@@ -125,7 +125,7 @@ class MiniRun:
         self.kernels = bodies
         self.method, self.seed, self.batch, self.nb_ps = chosen, seed, batch, nb_ps
         self.problem = Softmax()
-        self.layouts = routing.place(SPEC, nb_ps)
+        self.layouts = chosen.placement.place(SPEC, nb_ps)
         self.now = 0.0
         self.rng = random.Random(seed)
         self.log: list[tuple[int, np.ndarray]] = []

@@ -13,7 +13,7 @@ from absl import logging
 
 from data.chosen import load_shard
 from models.shared import SharedModel, has_gpu
-from ops import kernels, rounds, routing, run_dir
+from ops import kernels, rounds, run_dir
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
 from ops.metrics import WorkerMetrics
@@ -69,7 +69,7 @@ class Worker:
         self.step = TrainStep(shared)
         self.step.vary_local_randomness(own.id_worker)
         self.shard = load_shard(run, shared.user_module, own.id_worker)
-        layouts = routing.place(shared.spec, run.nb_ps)
+        layouts = run.method.placement.place(shared.spec, run.nb_ps)
         self.core = WorkerCore(
             shared.spec,
             layouts,

@@ -62,7 +62,7 @@ class Simulation:
         self.spec = shared.spec
         self.clock = Clock()
         self.end: str | None = None
-        self.layouts = routing.place(self.spec, run.nb_ps)
+        self.layouts = run.method.placement.place(self.spec, run.nb_ps)
         examples = run.epochs and max(1, round(run.epochs * len(dataset.train_labels)))
         budget = Budget(run.iter_max, examples or None)
         flat = shared.flat()
