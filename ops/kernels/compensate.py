@@ -58,6 +58,7 @@ def adapt(
     """
     averaged = values * values
     averaged *= np.float32(1 - decay)
-    averaged += np.float32(decay) * mean_square
-    strengths = np.sqrt(averaged + np.float32(FLOOR))
-    return averaged, np.divide(np.float32(strength), strengths, out=strengths)
+    scratch = np.multiply(mean_square, np.float32(decay))  # one: fresh pages cost more than sums
+    averaged += scratch
+    np.sqrt(np.add(averaged, np.float32(FLOOR), out=scratch), out=scratch)
+    return averaged, np.divide(np.float32(strength), scratch, out=scratch)
