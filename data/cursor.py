@@ -62,6 +62,11 @@ class Cursor:
             batch = np.concatenate([batch, self._order[:missing]])
         return batch
 
+    @property
+    def epoch(self) -> int:
+        """Whole epochs dealt out."""
+        return self._epoch
+
     def state(self) -> dict[str, int]:
         """Return the position: epoch, examples of it dealt out, and what the orders depend on."""
         return {

@@ -6,7 +6,7 @@ import pathlib
 import shutil
 
 #: The Supervisor's records, or Standalone's.
-_RECORDS = ("metrics.jsonl", "summary.json", "best.keras", "report")
+_RECORDS = ("metrics.jsonl", "summary.json", "best.keras", "report", "measure")
 #: Folders with one folder for each node.
 _NODE_FOLDERS = ("checkpoints", "tb")
 
@@ -19,6 +19,11 @@ def checkpoints_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
 def scalars_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
     """Return the folder of a node's TensorBoard files."""
     return run_dir / "tb" / node
+
+
+def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:
+    """Return the file of a worker's rounds."""
+    return run_dir / "measure" / f"worker-{worker}.jsonl"
 
 
 def clear_node(run_dir: pathlib.Path, node: str) -> None:

@@ -165,8 +165,17 @@ class StreamReader:
         del payload
         if len(report.document) > _MAX_DOCUMENT_BYTES:
             raise convert.Malformed(f"a report of {len(report.document)} characters")
-        if self._worker.role != pb.ROLE_SUPERVISOR:
+        if report.rounds:
+            self._take_rounds(report.rounds)
+        elif self._worker.role != pb.ROLE_SUPERVISOR:
             self.server.reports[(self._worker.role, self._worker.id)] = report.document
+
+    def _take_rounds(self, batch: str) -> None:
+        if self._worker.role != pb.ROLE_WORKER:
+            raise convert.Malformed("rounds of a client that is no worker")
+        if len(batch) > _MAX_DOCUMENT_BYTES:
+            raise convert.Malformed(f"rounds of {len(batch)} characters")
+        self.server.pass_on_rounds(self._worker.id, batch)
 
     # -- observers --------------------------------------------------------------------------
 

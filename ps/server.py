@@ -18,6 +18,7 @@ from ps.core import PsCore
 from ps.handshake import Identity
 from ps.pushes import PushDecoder
 from ps.reader import StreamReader
+from ps.rounds import RoundsRelay
 
 _STATUS_INTERVAL_SECONDS = 1.0
 _WAITING_INTERVAL_SECONDS = 3.0
@@ -58,6 +59,7 @@ class ShardServer:
         self.document = "{}"  # what Welcome tells supervisors and shards of the run
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
+        self.rounds = RoundsRelay()
         self.on_status: Callable[[], str] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection that said Hello
         self._epoch: pb.Membership | None = None
@@ -112,10 +114,21 @@ class ShardServer:
             connection.say(self._welcome_message(None))
             if connection.role == pb.ROLE_SHARD and self._epoch is not None:
                 connection.say(pb.ToClient(membership=self._epoch))
+            if connection.evaluates:
+                self.rounds.repeat(connection)
             if self.core.stop_reason is not None:
                 connection.say(pb.ToClient(halt=pb.Halt(cause=self.core.stop_reason)))
 
         self.queue.put(welcome)
+
+    def pass_on_rounds(self, worker: int, batch: str) -> None:
+        """Send a worker's rounds to the Supervisor (reader threads)."""
+
+        def pass_on() -> None:
+            supervisors = self.connections.with_role(pb.ROLE_SUPERVISOR)
+            self.rounds.take(worker, batch, [each for each in supervisors if each.evaluates])
+
+        self.queue.put(pass_on)
 
     # -- the writer thread ------------------------------------------------------------------
 

@@ -15,9 +15,19 @@ from ops.run import Run
 from supervisor import report
 from supervisor.evaluate import Evaluator
 from supervisor.metrics import MetricsLog
+from supervisor.rounds_log import RoundsLog
 
 if TYPE_CHECKING:
     from ops.types import Float32
+
+
+def about(run: Run) -> dict[str, Any]:
+    """Return what a reader of summary.json wants to know of a run besides its figures."""
+    return {
+        "network": run.model.path or run.model.network,
+        "dataset": run.data.dataset,
+        "partition": run.data.partition,
+    }
 
 
 class Recorder:
@@ -39,6 +49,7 @@ class Recorder:
         self._evaluator = Evaluator(shared.model, loss, images, labels, run.batch_size)
         self._log = MetricsLog(run.run_dir, resume=not run.overwrite)
         self.evaluations = self._log.evaluations
+        self._rounds = RoundsLog(run.run_dir)
         self._best = max((e.accuracy for e in self.evaluations), default=-1.0)
 
     @property
@@ -49,6 +60,10 @@ class Recorder:
     def status(self, status: metrics.RunStatus) -> None:
         """Log a status document."""
         self._log.add_status(status)
+
+    def rounds(self, worker: int, batch: str) -> None:
+        """Log a batch of a worker's rounds."""
+        self._rounds.add(worker, batch)
 
     def evaluate(
         self, status: metrics.RunStatus, weights: Float32, versions: list[int], final: bool
@@ -84,6 +99,7 @@ class Recorder:
         """Write summary.json and the report."""
         self._log.add_status(status)
         summary = metrics.summarise(status, self.evaluations, self._run.target_accuracy)
+        summary |= about(self._run)
         metrics.write_json_atomically(self._run.run_dir / "summary.json", summary)
         self.close()
         report.write_report(self._run.run_dir)
@@ -91,6 +107,7 @@ class Recorder:
     def close(self) -> None:
         """Flush the logs."""
         self._log.close()
+        self._rounds.close()
 
     def _keep_best(self) -> None:
         path = self._run.run_dir / "best.keras"

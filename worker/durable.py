@@ -33,6 +33,12 @@ def save(worker: Worker) -> None:
         logging.error("cannot write the worker's checkpoint: %s", error)
 
 
+def seconds_trained(before: metrics.WorkerMetrics) -> float:
+    """Return the seconds that earlier lives of a worker trained for."""
+    parts = (before.compute_seconds, before.encode_seconds, before.send_seconds)
+    return sum(parts) + before.wait_seconds
+
+
 def finished(worker: Worker) -> str | None:
     """Return why this worker's run ended, if it did and its PS is gone."""
     found = worker.checkpoints.load_latest()

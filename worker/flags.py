@@ -6,7 +6,8 @@ import dataclasses
 
 from absl import flags
 
-from ops.options import Topic, integer, number, numbers_per_worker
+from ops.options import Topic, choice, integer, number, numbers_per_worker
+from ops.rounds import LEVELS
 from ops.run import Run, links, per_worker
 from ops.types import ConfigurationError, Link
 
@@ -24,6 +25,12 @@ _WORKER = Topic(
             0.0,
             "Clip each mini-batch's gradient to this global L2 norm before it is coded; 0 is off.",
             low=0.0,
+        ),
+        choice(
+            "measure",
+            "rounds",
+            "What of each round goes to RUN_DIR/measure: nothing, its sums, or every local step.",
+            LEVELS,
         ),
     ),
 )
@@ -72,6 +79,7 @@ class WorkerFlags:
     id_worker: int
     threads: int
     clip_norm: float
+    measure: str  # one of ops.rounds.LEVELS
     device: Device
 
 
@@ -94,6 +102,7 @@ def read(nb_workers: int) -> WorkerFlags:
         id_worker=FLAGS.id_worker,
         threads=FLAGS.worker_threads,
         clip_norm=FLAGS.clip_norm,
+        measure=FLAGS.measure,
         device=devices(nb_workers)[FLAGS.id_worker - 1],
     )
 

@@ -5,7 +5,13 @@ import pytest
 from ops import run_dir
 
 NODES = ("ps-0", "worker-1", "worker-12")
-RECORDS = ("metrics.jsonl", "summary.json", "best.keras", "report/index.html")
+RECORDS = (
+    "metrics.jsonl",
+    "summary.json",
+    "best.keras",
+    "report/index.html",
+    "measure/worker-1.jsonl",
+)
 
 
 @pytest.fixture
@@ -15,6 +21,7 @@ def used(tmp_path):
             folder(tmp_path, node).mkdir(parents=True)
             (folder(tmp_path, node) / "file").write_text(node)
     (tmp_path / "report").mkdir()
+    (tmp_path / "measure").mkdir()
     (tmp_path / "logs").mkdir()
     for name in (*RECORDS, "logs/worker-1.log", "mine.txt"):
         (tmp_path / name).write_text("")

@@ -1,0 +1,51 @@
+"""A Supervisor's stream to one shard."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from absl import logging
+
+from ops import metrics
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import StreamLost
+from proto.session import Session
+
+#: How long a shard may say nothing.
+PROGRESS_SECONDS = 30.0
+#: Batches of rounds as they arrive: worker, document.
+Batches = queue.SimpleQueue[tuple[int, str]]
+
+
+class ShardStream:
+    """A Supervisor's stream to one shard, read by a thread of its own; rounds go to `rounds`."""
+
+    def __init__(self, session: Session, rounds: Batches) -> None:
+        self.session, self._rounds = session, rounds
+        self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
+        self.status: metrics.RunStatus | None = None
+        self.halt_cause = ""
+        self.lost = threading.Event()
+        threading.Thread(target=self._read, name="observer", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message, payload = self.session.receive(PROGRESS_SECONDS)
+                body = message.WhichOneof("body")
+                if body == "reply":
+                    self.replies.put((message.reply, payload))
+                elif body == "report" and message.report.rounds:
+                    self._rounds.put((message.report.worker, message.report.rounds))
+                elif body == "report":
+                    self.status = metrics.RunStatus.from_json(message.report.document)
+                elif body == "halt":
+                    self.halt_cause = message.halt.cause
+        except StreamLost as error:
+            if not self.halt_cause:  # else that is how a run ends
+                logging.info("lost the stream: %s", error)
+        except ValueError as error:
+            logging.error("%s sent a status that cannot be read: %s", self.session.address, error)
+        self.lost.set()
+        self.replies.put(None)
