@@ -119,7 +119,10 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     return _without_empty([*steps, *down, *up, *back, *doubling])
 
 
-#: --collective value -> its schedule; ``ps`` goes through the parameter server and needs none.
+#: The value of --collective that sums at the parameter server; it needs no schedule.
+THROUGH_PS = "ps"
+
+#: Every other value -> its schedule.
 REGISTRY: dict[str, Algorithm] = {
     "ring": ring,
     "butterfly": butterfly,

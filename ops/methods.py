@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ops import codecs, down_codecs, pacing, placement, routing, sync, weighting
+from ops import among_workers, codecs, down_codecs, pacing, placement, routing, sync, weighting
+from ops.collectives import THROUGH_PS
 from ops.dc_asgd import DcAsgd
 from ops.server_update import ServerUpdate
 from ops.types import ConfigurationError, Kind, describe
@@ -67,6 +68,7 @@ class Method:
     server: ServerUpdate
     seams: Mapping[str, str]  # seam -> value, for people and summary.json
     placement: placement.Placement
+    collective: str = THROUGH_PS  # who sums: the PS, or the workers by one of ops.collectives
 
     @property
     def kind(self) -> Kind:
@@ -91,6 +93,7 @@ class Method:
                 f"--codec={self.seams['codec']} sends changes of weights. Take another weighting, "
                 "or --pacer=every with a codec of gradients."
             )
+        among_workers.check(self)
         return [text for empty, text in self._empty_choices() if empty]
 
     def _empty_choices(self) -> list[tuple[bool, str]]:
@@ -134,6 +137,7 @@ class Method:
         )
         rows = [(seam, self.seams[seam]) for seam in SEAMS]
         rows.append(("placement", self.placement.name))
+        rows.append(("collective", self.collective))
         rows += [
             (f"{seam}.{name}", str(value))
             for seam, policy in policies
@@ -169,6 +173,7 @@ class Choices:
     global_lr: float = 1.0
     placement: str = "hash"
     ps_speeds: tuple[float, ...] = ()
+    collective: str = THROUGH_PS
 
 
 def compose(choices: Choices) -> Method:
@@ -190,11 +195,12 @@ def compose(choices: Choices) -> Method:
         codec=_pick(codecs.REGISTRY, seams["codec"], choices),
         down_codec=_pick(down_codecs.REGISTRY, seams["down_codec"], choices),
         router=_pick(routing.REGISTRY, seams["router"], choices),
-        sync=_sync_rule(seams["sync"], choices),
+        sync=among_workers.rule_for(_sync_rule(seams["sync"], choices), choices.collective),
         weighting=_pick(weighting.REGISTRY, seams["weighting"], choices),
         server=_server(seams["server_optimizer"], choices, "server_optimizer" in given),
         seams=seams,
         placement=_placement(choices),
+        collective=choices.collective,
     )
     return method
 

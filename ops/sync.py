@@ -195,6 +195,19 @@ def _holds(ascending: Sequence[int], value: int) -> bool:
     return place < len(ascending) and ascending[place] == value
 
 
+@dataclasses.dataclass(frozen=True)
+class ClosedRounds(SyncRule):
+    """One group whose members need each other within a round, not only at its end.
+
+    A joiner becomes live when a round is released, never while one is under way.
+    """
+
+    def _admit(self, number: int, state: State) -> None:
+        """Make joiners live if nobody of the group is in a round."""
+        if not state["num_live"].get(number, 0) or state["held"]:
+            super()._admit(number, state)
+
+
 def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
     """Read ``"1,2|3,4"``.
 

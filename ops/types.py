@@ -28,6 +28,7 @@ class Kind(enum.Enum):
 
     GRADIENT = "gradient"  # mean gradient of a mini-batch, without the learning rate
     DELTA = "delta"  # a change of weights, learning rate already in it
+    VALUES = "values"  # the weights after a round that the workers did among themselves, or none
 
 
 class ConfigurationError(Exception):

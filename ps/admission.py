@@ -22,7 +22,11 @@ def usable_base(core: PsCore, event: events.Pull | events.Push) -> int | None:
     """Return the version the worker holds, if this shard has had it in its present life."""
     base = event.base_version
     known = base is not None and base <= core.version
-    return base if known and event.generation == core.config.generation else None
+    if not known or event.generation != core.config.generation:
+        return None
+    if isinstance(event, events.Push) and not core.model.in_step(event.base_version):
+        return None
+    return base
 
 
 def epoch_fits(core: PsCore, push: events.Push) -> bool:

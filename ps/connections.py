@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ops import wire
 from ops.down_codecs import Operation
@@ -25,6 +25,7 @@ class Connection:
         self.role: int = hello.role
         self.id: int = hello.id
         self.incarnation = incarnation
+        self.peer_address: str = hello.peer_address
         self.chooser = wire.IndexChooser()
         link = hello.link
         self.chunk_bytes = convert.chunk_bytes_for(Link(link.mbps, link.delay_ms, link.loss))
@@ -74,7 +75,11 @@ def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
 
 
 def reply_frames(
-    reply: events.Reply, generation: int, shared: SharedBlocks, connection: Connection
+    reply: events.Reply,
+    generation: int,
+    members: Sequence[pb.Member],
+    shared: SharedBlocks,
+    connection: Connection,
 ) -> Iterable[bytes]:
     """Make the frames of one reply (in a sending thread)."""
     message = pb.ToClient()
@@ -83,6 +88,7 @@ def reply_frames(
     body.operation = reply.operation.value  # type: ignore[assignment]
     body.learning_rate, body.samples = reply.learning_rate, reply.samples
     body.stop, body.stop_reason, body.step = reply.stop, reply.stop_reason or "", reply.step
+    body.members.extend(members)
     body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
     coded = [] if reply.operation is Operation.NONE else shared.coded(connection.chooser)
     pieces = convert.blocks_to_message(coded, body.blocks)
@@ -95,16 +101,18 @@ def reply_frames(
 class Replies:
     """Turns the Reply actions of one batch into sends; equal updates are coded once."""
 
-    def __init__(self, layout: ShardLayout, generation: int) -> None:
-        """Start a batch."""
-        self._layout, self._generation = layout, generation
+    def __init__(
+        self, layout: ShardLayout, generation: int, members: Sequence[pb.Member] = ()
+    ) -> None:
+        """Start a batch; `members` are told to workers that sum among themselves."""
+        self._layout, self._generation, self._members = layout, generation, members
         self._shared: dict[int, SharedBlocks] = {}
 
     def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
         """Queue one reply; coding happens in the connection's sending thread."""
         shared = self._shared.setdefault(id(reply.update), SharedBlocks(reply.update, self._layout))
         make: Callable[[], Iterable[bytes]] = functools.partial(
-            reply_frames, reply, self._generation, shared, connection
+            reply_frames, reply, self._generation, self._members, shared, connection
         )
         connection.stream.send(make, counted=counted)
 
@@ -126,6 +134,7 @@ class Connections:
         self.had_supervisor = False  # one that evaluates was connected
         self.was_evaluated = False  # and one of them left in good order
         self._traffic: dict[int, Traffic] = {}
+        self._peer_addresses: dict[int, str] = {}  # of the newest life of each worker
         self._numbers = 0
         self._lock = threading.Lock()
 
@@ -137,6 +146,7 @@ class Connections:
                 self._close(old)
             self.workers[connection.id] = connection
             connection.welcomed = True
+            self._peer_addresses[connection.id] = connection.peer_address
 
     def drop_worker(self, connection: Connection) -> bool:
         """Forget a worker's stream; return whether it still was this one."""
@@ -165,6 +175,18 @@ class Connections:
         """Return the observers of one role."""
         with self._lock:
             return [each for each in self.observers.values() if each.role == role]
+
+    def members(self, lives: Iterable[tuple[int, int]]) -> list[pb.Member]:
+        """Return how workers reach each other; `lives` are (id, incarnation) of the live ones."""
+        with self._lock:
+            return [
+                pb.Member(
+                    worker=worker,
+                    incarnation=incarnation,
+                    address=self._peer_addresses.get(worker, ""),
+                )
+                for worker, incarnation in lives
+            ]
 
     def everyone(self) -> list[Connection]:
         """Return all connections."""

@@ -14,14 +14,14 @@ from ops.methods import Method
 from ops.sync import SyncRule
 from ops.types import State, Update
 from ops.weighting import Arrival
-from ps import admission, events, refusals
+from ps import admission, durable, events, refusals
 from ps.accounts import Accounts
 from ps.aux_mean import AuxMean
 from ps.deadlines import Deadlines
 from ps.members import CoreConfig, Member
 from ps.membership import Change, Membership
+from ps.mirror_model import model_for
 from ps.oldest_base import OldestBase
-from ps.shard_model import ShardModel
 from ps.state_server import StateServer
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class PsCore:
             aux: What is averaged beside the weights, on shard 0.
         """
         self.config, self.membership, self.sync = config, membership, sync
-        self.model = ShardModel(method, theta, kernels, config.budget, config.schedule)
+        self.model = model_for(method, theta, kernels, config.budget, config.schedule)
         self.aux = aux or AuxMean()
         self.stop_reason: str | None = None
         self.started = not sync.waits_for_start
@@ -131,7 +131,9 @@ class PsCore:
         self._deadlines.begin(now)
         admission.note_lost_updates(self, event)
         usable, member.asked_at = admission.usable_base(self, event), now
-        if event.step <= member.last_step or self.stop_reason:
+        if event.is_copy:
+            self.model.take(event.update)
+        if event.is_copy or event.step <= member.last_step or self.stop_reason:
             member.question = (event.step, usable)
             member.free = member.free or bool(self.stop_reason)
             return self._answer([event.worker], now)
@@ -183,7 +185,11 @@ class PsCore:
             return []
         if event.reason != "interrupted" or self._deadlines.drain is not None:
             return self._end(event.reason, now)
-        self._deadlines.begin_drain(now)
+        return self._drain(event.reason, now)
+
+    def _drain(self, reason: str, now: float) -> list[events.Action]:
+        """Tell everybody of the end, and wait for what is still to come."""
+        self._deadlines.begin_drain(reason, now)
         idle = [w for w, member in self.members.items() if member.question and not member.pending]
         for worker in idle:
             self.members[worker].free = True
@@ -207,11 +213,10 @@ class PsCore:
         if self._deadlines.start_is_due(now):
             self.started = True
             actions += [*self._publish(), *self._settle(now)]
-        limit, drain = self._deadlines.limit(), self._deadlines.drain
-        if limit is not None and now >= limit:
+        if self._deadlines.limit_is_due(now):
             actions += self._end("max_seconds", now)
-        if drain is not None and (now >= drain or not self.sync_state["live"]):
-            actions += self._end("interrupted", now)
+        if why := self._deadlines.drain_is_over(now, self.sync_state["live"], self.model.lags):
+            actions += self._end(why, now)
         if self._deadlines.snapshot_is_due(now):
             actions += self._snapshot_if_new()
         return actions
@@ -346,7 +351,7 @@ class PsCore:
             epoch=self.membership.epoch,
             learning_rate=self.model.learning_rate,
             samples=self.samples,
-            stop_reason="interrupted" if self._deadlines.drain is not None else self.stop_reason,
+            stop_reason=self._deadlines.drain_reason or self.stop_reason,
             held_seconds=now - member.asked_at,
             staleness=member.staleness if step else 0,
             aux=self.aux.mean if worker else self.aux.statistics,
@@ -355,7 +360,10 @@ class PsCore:
     def _end(self, reason: str, now: float) -> list[events.Action]:
         if self.stop_reason is not None:
             return []
-        self.stop_reason, self._deadlines.drain = reason, None
+        if self.model.lags and self._deadlines.drain is None and self.sync_state["live"]:
+            return self._drain(reason, now)
+        self.stop_reason = reason
+        self._deadlines.end_drain()
         self.accounts.ended_at = now
         who = [worker for worker, member in self.members.items() if member.question]
         return [*self._answer(who, now), *self._snapshot_if_new(force=True), events.Ended(reason)]
@@ -368,14 +376,10 @@ class PsCore:
 
     def snapshot(self) -> State:
         """Return all durable state as plain data; arrays are copies."""
-        from ps import durable
-
         return durable.save(self)
 
     def restore(self, state: State) -> None:
         """Take back what `snapshot` gave; the generation is the caller's to count."""
-        from ps import durable
-
         durable.restore(self, state)
         self._snapshot_version = self.version
 

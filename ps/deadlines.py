@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ps.accounts import Accounts
 from ps.members import DRAIN_SECONDS, CoreConfig
 
@@ -13,7 +15,8 @@ class Deadlines:
         """Set nothing yet."""
         self._config, self._accounts = config, accounts
         self.start: float | None = None  # begin with those who are present
-        self.drain: float | None = None  # an interrupted run ends without what is on its way
+        self.drain: float | None = None  # a run ends without what is on its way
+        self.drain_reason: str | None = None  # why it ends
         self.snapshot: float | None = None
 
     def next(self) -> float | None:
@@ -24,9 +27,15 @@ class Deadlines:
     def limit(self) -> float | None:
         """Return when the run has used up --max_seconds."""
         first, seconds = self._accounts.first_pull_at, self._config.max_seconds
-        if self._accounts.ended_at is not None or first is None or not seconds:
+        over = self._accounts.ended_at is not None or self.drain is not None
+        if over or first is None or not seconds:
             return None
         return first + seconds - self._accounts.seconds_before
+
+    def limit_is_due(self, now: float) -> bool:
+        """Return whether the run has used up its seconds."""
+        limit = self.limit()
+        return limit is not None and now >= limit
 
     def begin(self, now: float) -> None:
         """Count seconds and snapshots from the first exchange of this life on."""
@@ -34,9 +43,26 @@ class Deadlines:
             self._accounts.first_pull_at = now
             self.snapshot = now + self._config.snapshot_interval_seconds
 
-    def begin_drain(self, now: float) -> None:
-        """Give what is on its way a little time."""
-        self.drain = now + DRAIN_SECONDS
+    def begin_drain(self, reason: str, now: float) -> None:
+        """Give what is on its way a little time before the run ends for `reason`."""
+        self.drain, self.drain_reason = now + DRAIN_SECONDS, reason
+
+    def end_drain(self) -> None:
+        """Wait no longer."""
+        self.drain = self.drain_reason = None
+
+    def drain_is_over(self, now: float, live: Collection[int], lags: bool) -> str | None:
+        """Return why the run ends now, or None if it does not.
+
+        Args:
+            now: By this shard's clock.
+            live: The workers that are left.
+            lags: The workers' newest weights have not come yet.
+        """
+        if self.drain is None:
+            return None
+        done = self.drain_reason != "interrupted" and not lags
+        return self.drain_reason if done or not live or now >= self.drain else None
 
     def start_is_due(self, now: float) -> bool:
         """Return whether to begin with those present; once."""

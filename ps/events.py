@@ -48,6 +48,11 @@ class Push:
     loss: float
     aux: Float32 | None = None  # [m] what is averaged over workers; to shard 0
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is no update, but a copy of the weights that the workers hold."""
+        return self.samples == 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Query:

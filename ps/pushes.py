@@ -22,7 +22,11 @@ _DENSE_FRACTION = 0.25
 _LAST_STEP = 1 << 53
 _MOST_SAMPLES = (1 << 31) - 1
 
-_KINDS = {pb.UPDATE_KIND_GRADIENT: Kind.GRADIENT, pb.UPDATE_KIND_DELTA: Kind.DELTA}
+_KINDS = {
+    pb.UPDATE_KIND_GRADIENT: Kind.GRADIENT,
+    pb.UPDATE_KIND_DELTA: Kind.DELTA,
+    pb.UPDATE_KIND_VALUES: Kind.VALUES,
+}
 _NO_ENTRIES = np.empty(0, np.int64)
 
 
@@ -36,11 +40,12 @@ def _check_counts(push: pb.Push) -> None:
     Steps need not be consecutive: refused updates use up a number each, and a PS that came back
     from a snapshot meets workers that are ahead of it. They only grow, and stay so far below
     2**64 that whoever takes over the worker's number can count on from any of them. A local step
-    consumes an example at least.
+    consumes an example at least; a mere copy of the model stands for none.
     """
     if not 1 <= push.step <= _LAST_STEP:
         raise convert.Malformed(f"step {push.step}: expected 1 to {_LAST_STEP}")
-    if not 1 <= push.local_steps <= push.samples <= _MOST_SAMPLES:
+    is_copy = push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0
+    if not (is_copy or 1 <= push.local_steps <= push.samples <= _MOST_SAMPLES):
         raise convert.Malformed(
             f"{push.local_steps} local steps, {push.samples} samples: expected 1 <= local_steps <= "
             f"samples <= {_MOST_SAMPLES}"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from absl import logging
 
-from ops.types import ShardLayout, State
+from ops.types import Kind, ShardLayout, State
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import Server, ServerStream, serve
 from ps import events
@@ -51,9 +51,7 @@ class ShardServer:
         self.core, self.layout, self.share = core, layout, share
         self.save, self.lease_seconds = save, lease_seconds
         self.max_streams = max_streams
-        self.decoder = PushDecoder(
-            layout, core.model.method.kind, core.model.kernels, core.aux.size
-        )
+        self.decoder = PushDecoder(layout, core.model.kind, core.model.kernels, core.aux.size)
         self.connections = Connections()
         self.identity: Identity | None = None  # None: not ready to be spoken to
         self.document = "{}"  # what Welcome tells supervisors and shards of the run
@@ -171,7 +169,7 @@ class ShardServer:
                 supervisor.say(report)
 
     def _dispatch(self, actions: list[events.Action]) -> None:
-        replies = Replies(self.layout, self.core.config.generation)
+        replies = Replies(self.layout, self.core.config.generation, self._members())
         for action in actions:
             if isinstance(action, events.Reply):
                 connection = self.connections.workers.get(action.worker)
@@ -183,6 +181,14 @@ class ShardServer:
                     replies.send(action.reply, observer, counted=False)
             else:
                 self._actions[type(action)](self, action)
+
+    def _members(self) -> list[pb.Member]:
+        """Return who sums with whom, if workers do that among themselves."""
+        core = self.core
+        if core.model.kind is not Kind.VALUES:
+            return []
+        live = core.sync_state["live"]
+        return self.connections.members((w, core.members[w].incarnation) for w in live)
 
     def _welcome(self, action: events.Welcome) -> None:
         connection = self._welcomes.pop(action.incarnation, None)

@@ -13,7 +13,7 @@ from ops.handed_out import HandedOut
 from ops.merge import mean_update
 from ops.methods import Method
 from ops.schedule import Budget, Schedule
-from ops.types import State, Update
+from ops.types import Kind, State, Update
 from ops.weighting import Arrival, ReleaseContext
 
 if TYPE_CHECKING:
@@ -48,6 +48,21 @@ class ShardModel:
         self._seen.flags.writeable = False
 
     @property
+    def kind(self) -> Kind:
+        """What updates mean on the wire."""
+        return self.method.kind
+
+    @property
+    def lags(self) -> bool:
+        """Whether workers hold newer weights than this shard."""
+        return False
+
+    def in_step(self, base_version: int) -> bool:
+        """Return whether a worker at this version may push now; others are to pull again."""
+        del base_version
+        return True
+
+    @property
     def learning_rate(self) -> float:
         """The scheduled rate of the next update."""
         return self.schedule.rate(self.budget.fraction(self.version, self.samples))
@@ -74,6 +89,14 @@ class ShardModel:
         self.version += 1
         self._down = self.method.down_codec.note(touched, self.version, self._down)
         return kept
+
+    def take(self, update: Update) -> None:
+        """Overwrite the weights [n]; the version stays.
+
+        Raises:
+            ValueError: Here only updates change the weights.
+        """
+        raise ValueError(f"{len(update.values)} values without a round")
 
     def gather(self, base_version: int | None) -> tuple[Operation, Update]:
         """Return what a worker at `base_version` must be sent; the arrays are copies."""
