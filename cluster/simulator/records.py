@@ -26,6 +26,7 @@ _RECORD_SECONDS = 5.0  # virtual, between two status lines in metrics.jsonl ...
 _WORKERS_A_LINE = 50  # ... of so many workers; with more of them, lines are rarer
 _PLAIN_LINE_SECONDS = 10.0  # of this machine, where there is no terminal
 _LIVE_SECONDS = 0.5  # of this machine, on a terminal
+_SHARE_OF_WORK = 50  # showing takes at most one part in so many of the time
 
 
 class Records:
@@ -64,9 +65,15 @@ class Records:
             self._record_at = now + _RECORD_SECONDS * crowd
             self._recorder.status(self._status(None))
         if time.monotonic() >= self._show_at:
-            self.dashboard.update(self._status(None), self._recorder.latest)
-            pause = _LIVE_SECONDS if self.dashboard.live else _PLAIN_LINE_SECONDS
-            self._show_at = time.monotonic() + pause
+            self._show()
+
+    def _show(self) -> None:
+        """Show how far the run is; with many workers more rarely, for it takes long."""
+        begun = time.monotonic()
+        self.dashboard.update(self._status(None), self._recorder.latest)
+        pause = _LIVE_SECONDS if self.dashboard.live else _PLAIN_LINE_SECONDS
+        now = time.monotonic()
+        self._show_at = now + max(pause, _SHARE_OF_WORK * (now - begun))
 
     def finish(self, reason: str) -> None:
         """Evaluate the final version, write summary and report."""

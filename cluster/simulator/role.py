@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+import time
 from typing import Any
 
 import tensorflow as tf
@@ -64,12 +65,20 @@ def _play(simulation: Simulation, records: Records) -> int:
         interrupted.append(number)
 
     previous = [(n, signal.signal(n, interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
+    begun = time.perf_counter(), time.process_time()
     try:
         with records.dashboard:
             reason = simulation.play(records.keep, lambda: bool(interrupted))
     finally:
         for number, handler in previous:
             signal.signal(number, handler)
+    logging.info(
+        "%d updates, %.3f simulated seconds, in %.2f s of this machine, %.2f s of its cores",
+        simulation.shards[0].core.version,
+        simulation.clock.now,
+        time.perf_counter() - begun[0],
+        time.process_time() - begun[1],
+    )
     if reason == "interrupted" and not interrupted:
         logging.error("every worker is dead and none returns: the run cannot go on")
     records.finish(reason)
