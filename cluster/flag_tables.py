@@ -8,6 +8,7 @@ import data
 import models
 from ops import codecs, down_codecs, pacing, placement, routing, sync, weighting
 from ops.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
+from ops.local_update import SLOT_FATES
 from ops.methods import METHODS
 from ops.options import (
     ARE_NUMBERS_OR_NONE,
@@ -146,7 +147,38 @@ _METHOD = Topic(
         words("lr_schedule", "", "fraction of the budget:factor, such as 0.6:0.2,0.8:0.2."),
         number("momentum", None, "Of the server's SGD.", low=0.0, high=0.9999),
         number("weight_decay", 0.0, "Decoupled, on the server.", low=0.0),
-        number("global_lr", 1.0, "Factor on changes of weights (pacer fixed, H > 1).", low=0.0),
+        number(
+            "global_lr",
+            1.0,
+            "Factor on changes of weights (pacer esync; fixed with H > 1).",
+            low=0.0,
+        ),
+        choice("local_optimizer", "sgd", "Of a worker's local steps.", OPTIMIZERS),
+        number(
+            "local_momentum",
+            None,
+            "Of local steps with SGD; 0.9 if not given and --local_optimizer=momentum.",
+            low=0.0,
+            high=0.9999,
+        ),
+        choice(
+            "local_opt_state",
+            "keep",
+            "What an exchange does to the local optimizer's slots.",
+            SLOT_FATES,
+        ),
+        number(
+            "local_lr",
+            None,
+            "Initial rate of local steps, which --lr_schedule scales too; --learning_rate if not "
+            "given.",
+            rule=above_zero(),
+        ),
+        switch(
+            "bn_sync",
+            "Average BatchNorm's moving statistics over the workers.",
+            default=True,
+        ),
         integer(
             "batch_size",
             10,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import models
+from models.statistics import moving_statistics
 from ops import collection
 from ops.run import ModelChoice, Run
 from ops.types import ConfigurationError, ModelSpec
@@ -51,6 +52,8 @@ class SharedModel:
             )
         self.variables = collection.shared_variables(self.model)
         self.spec: ModelSpec = collection.model_spec(self.variables)
+        shared = {id(variable) for variable in self.variables}
+        self.statistics = [v for v in moving_statistics(self.model) if id(v) not in shared]
 
     def flat(self) -> Float32:
         """Return a copy of the shared values: [num_parameters] float32."""

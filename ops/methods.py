@@ -12,6 +12,7 @@ from typing import Any
 from ops import among_workers, codecs, down_codecs, pacing, placement, routing, sync, weighting
 from ops.collectives import THROUGH_PS
 from ops.dc_asgd import DcAsgd
+from ops.local_update import LocalUpdate
 from ops.server_update import ServerUpdate
 from ops.types import ConfigurationError, Kind, describe
 
@@ -50,6 +51,14 @@ METHODS: dict[str, dict[str, str]] = {
     "esync": _DENSE_ASP | {"pacer": "esync", "sync": "bsp"},
 }
 
+#: Field of LocalUpdate -> its flag.
+LOCAL_FLAGS = {
+    "optimizer": "local_optimizer",
+    "momentum": "local_momentum",
+    "opt_state": "local_opt_state",
+    "rate_factor": "local_lr",
+}
+
 #: Bound of --sync=ssp when neither flag nor method says otherwise.
 DEFAULT_SSP_BOUND = 3
 
@@ -69,11 +78,17 @@ class Method:
     seams: Mapping[str, str]  # seam -> value, for people and summary.json
     placement: placement.Placement
     collective: str = THROUGH_PS  # who sums: the PS, or the workers by one of ops.collectives
+    local: LocalUpdate  # between two exchanges, where changes of weights travel
+    bn_sync: bool  # BatchNorm's moving statistics are averaged over the workers
 
     @property
     def kind(self) -> Kind:
         """What updates mean on the wire."""
         return self.pacer.kind
+
+    def num_averaged(self, num_parameters: int) -> int:
+        """Return how many values of the local optimizer's state are averaged by shard 0."""
+        return self.local.num_averaged(num_parameters) if self.kind is Kind.DELTA else 0
 
     def check(self) -> list[str]:
         """Refuse what cannot work; return warnings about what has no effect.
@@ -94,7 +109,20 @@ class Method:
                 "or --pacer=every with a codec of gradients."
             )
         among_workers.check(self)
+        self._refuse_local_choices()
         return [text for empty, text in self._empty_choices() if empty]
+
+    def _refuse_local_choices(self) -> None:
+        """Refuse settings of local steps where no local steps are taken."""
+        usual = describe(LocalUpdate())
+        given = [LOCAL_FLAGS[name] for name, value in describe(self.local).items()
+                 if value != usual[name]]  # fmt: skip
+        if given and self.kind is Kind.GRADIENT:
+            raise ConfigurationError(
+                f"--{', --'.join(given)}: a worker takes local steps only with --pacer=esync, or "
+                f"with --pacer=fixed and --local_steps above 1; this is --pacer="
+                f"{self.seams['pacer']}. Leave out, or change the pacer."
+            )
 
     def _empty_choices(self) -> list[tuple[bool, str]]:
         """Return (applies, warning) for each choice that cannot make a difference."""
@@ -119,6 +147,8 @@ class Method:
              "changes, replies are dense."),
             (self.pacer.asks and not self.sync.waits_for_start, f"--pacer={self.seams['pacer']} "
              "with groups of one: nobody waits, so every worker takes one local step."),
+            (self.local.opt_state != "keep" and not self.local.has_slots,
+             f"--local_opt_state={self.local.opt_state} with plain SGD: it keeps no state."),
             (one_group and self.sync.bound is not None, "--staleness_bound with one group: "
              "nobody can run ahead."),
         ]  # fmt: skip
@@ -133,9 +163,11 @@ class Method:
             ("sync", self.sync),
             ("weighting", self.weighting),
             ("server", self.server),
+            ("local", self.local),
             ("placement", self.placement),
         )
         rows = [(seam, self.seams[seam]) for seam in SEAMS]
+        rows.append(("bn_sync", str(self.bn_sync)))
         rows.append(("placement", self.placement.name))
         rows.append(("collective", self.collective))
         rows += [
@@ -171,6 +203,12 @@ class Choices:
     momentum: float | None = None
     weight_decay: float = 0.0
     global_lr: float = 1.0
+    local_optimizer: str = "sgd"
+    local_momentum: float | None = None
+    local_opt_state: str = "keep"
+    local_lr: float | None = None  # if given, `learning_rate` is what it is compared with
+    learning_rate: float = 0.02
+    bn_sync: bool = True
     placement: str = "hash"
     ps_speeds: tuple[float, ...] = ()
     collective: str = THROUGH_PS
@@ -199,6 +237,8 @@ def compose(choices: Choices) -> Method:
         weighting=_pick(weighting.REGISTRY, seams["weighting"], choices),
         server=_server(seams["server_optimizer"], choices, "server_optimizer" in given),
         seams=seams,
+        local=_local(choices),
+        bn_sync=choices.bn_sync,
         placement=_placement(choices),
         collective=choices.collective,
     )
@@ -240,6 +280,18 @@ def _placement(choices: Choices) -> placement.Placement:
             f"--placement=speed, and this is --placement={choices.placement}; change one."
         )
     return _pick(placement.REGISTRY, choices.placement, choices)  # type: ignore[no-any-return]
+
+
+def _local(choices: Choices) -> LocalUpdate:
+    """A local rate of its own follows the schedule: it is kept as a factor of the scheduled one."""
+    default_momentum = 0.9 if choices.local_optimizer == "momentum" else 0.0
+    momentum, rate = choices.local_momentum, choices.local_lr
+    return LocalUpdate(
+        optimizer=choices.local_optimizer,
+        momentum=default_momentum if momentum is None else momentum,
+        opt_state=choices.local_opt_state,
+        rate_factor=1.0 if rate is None else rate / choices.learning_rate,
+    )
 
 
 def _server(name: str, choices: Choices, explicit: bool) -> ServerUpdate:

@@ -43,9 +43,9 @@ class Topic:
     options: tuple[Option, ...]
 
 
-def switch(name: str, text: str) -> Option:
-    """Return a flag that is off unless given."""
-    return Option("switch", name, False, text)
+def switch(name: str, text: str, default: bool = False) -> Option:
+    """Return a flag that is off, or on, unless given."""
+    return Option("switch", name, default, text)
 
 
 def integer(

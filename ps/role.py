@@ -13,6 +13,7 @@ from absl import logging
 
 from data.chosen import num_train
 from models.shared import SharedModel, has_gpu
+from models.statistics import FlatVariables
 from ops import kernels, metrics, placement, routing, run_dir
 from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished, limit_of
@@ -24,6 +25,7 @@ from proto import convert
 from proto import thinwire_pb2 as pb
 from ps import events
 from ps import flags as ps_flags
+from ps.aux_mean import AuxMean
 from ps.core import PsCore
 from ps.flags import PsFlags
 from ps.follow import Leader
@@ -83,7 +85,7 @@ class _Shard:
             self.run_id = secrets.token_hex(8)
         flat = shared.flat()
         theta = np.concatenate([flat[at] for at in routing.positions(self.spec, self.layout)])
-        self.core = self._core(theta, _examples_of_run(run, shared))
+        self.core = self._core(theta, _examples_of_run(run, shared), self._aux(shared))
         if self.saved:
             self.core.restore(self.saved["core"])
 
@@ -162,7 +164,15 @@ class _Shard:
             ("seed", str(run.seed)),
         ]
 
-    def _core(self, theta: Any, examples: int | None) -> PsCore:
+    def _aux(self, shared: SharedModel) -> AuxMean:
+        """Return what this shard averages beside the weights: on shard 0 alone, if anything."""
+        if not self.leads:
+            return AuxMean()
+        method = self.run.method
+        statistics = FlatVariables(shared.statistics if method.bn_sync else [])
+        return AuxMean(statistics.read(), method.num_averaged(self.spec.num_parameters))
+
+    def _core(self, theta: Any, examples: int | None, aux: AuxMean) -> PsCore:
         run, method = self.run, self.run.method
         generation = self.saved["core"]["generation"] + 1 if self.saved else 0
         config = CoreConfig(
@@ -180,9 +190,8 @@ class _Shard:
             membership = Coordinator(run.nb_workers, run.lease_seconds)
         else:  # leave to go on is shard 0's alone to give
             membership, rule = Follower(run.nb_workers), SyncRule(rule.groups)
-        return PsCore(
-            config, method, theta, kernels.load(run.kernels, on_gpu=has_gpu(run)), membership, rule
-        )
+        bodies = kernels.load(run.kernels, on_gpu=has_gpu(run))
+        return PsCore(config, method, theta, bodies, membership, rule, aux)
 
     def _start_timeout_seconds(self) -> float:
         """A run that goes on waits only as long as workers take to come back."""

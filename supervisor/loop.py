@@ -17,6 +17,7 @@ from absl import logging
 
 from data.chosen import load_chosen
 from models.shared import SharedModel
+from models.statistics import FlatVariables
 from ops import metrics
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run, finished_summary
 from ops.signals import heard_by
@@ -48,12 +49,19 @@ def main(run: Run) -> int:
         ConfigurationError, Unreachable, Refused: See their exit codes.
     """
     shared = SharedModel(run.model, run.seed)
+    if shared.statistics and not run.method.bn_sync:
+        logging.warning(
+            "--nobn_sync: BatchNorm's moving statistics stay on the workers, so this model is "
+            "evaluated and saved with the initial ones, and its accuracy means little. Leave out "
+            "--nobn_sync to evaluate it as it is trained."
+        )
     dataset = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("test",))
     recorder = Recorder(run, shared, dataset.test_images, dataset.test_labels)
     if finished := finished_summary(run):
         logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
         return EXIT_DONE
-    return _Watcher(run, shared.spec, recorder).watch()
+    num_statistics = FlatVariables(shared.statistics).size
+    return _Watcher(run, shared.spec, num_statistics, recorder).watch()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +69,15 @@ class _View:
     """The whole model at one vector of versions."""
 
     weights: Float32  # [num_parameters]
+    statistics: Float32 | None  # [m] moving statistics, where they are averaged
     versions: list[int]
 
 
 class _Watcher:
     """One Supervisor process."""
 
-    def __init__(self, run: Run, spec: ModelSpec, recorder: Recorder) -> None:
+    def __init__(self, run: Run, spec: ModelSpec, num_statistics: int, recorder: Recorder) -> None:
+        self.num_statistics = num_statistics
         self.run, self.spec, self.recorder = run, spec, recorder
         self.own = supervisor_flags.read()
         self.layouts = run.method.placement.place(spec, run.nb_ps)
@@ -105,7 +115,9 @@ class _Watcher:
         for number, layout in enumerate(self.layouts):
             while True:
                 session = Session(
-                    self.run.addresses[number], self._hello(number), payload_limit(layout)
+                    self.run.addresses[number],
+                    self._hello(number),
+                    payload_limit(layout, self.num_statistics),
                 )
                 try:
                     remaining = max(0.5, deadline - time.monotonic())
@@ -196,7 +208,7 @@ class _Watcher:
                 "no answer to an evaluation pull; version %d is skipped", status.version
             )
             return status.version
-        self.recorder.evaluate(status, view.weights, view.versions, final)
+        self.recorder.evaluate(status, view.weights, view.versions, final, view.statistics)
         target = self.run.target_accuracy
         latest = self.recorder.latest
         if target is not None and latest is not None and latest.accuracy >= target and not final:
@@ -216,7 +228,7 @@ class _Watcher:
 
     def _pull_once(self) -> _View | None:
         weights = np.empty(self.spec.num_parameters, np.float32)
-        versions = []
+        versions, statistics = [], None
         for shard in self.shards:
             while not shard.replies.empty():  # of a pull that was given up
                 shard.replies.get()
@@ -229,9 +241,11 @@ class _Watcher:
             if answer is None:
                 return None
             reply, payload = answer
+            payload, aux = convert.carve_aux(payload, reply.aux_count, (0, self.num_statistics))
+            statistics = aux if aux is not None else statistics
             self._place(layout, reply, payload, weights)
             versions.append(reply.version)
-        return _View(weights, versions)
+        return _View(weights, statistics, versions)
 
     def _place(
         self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32

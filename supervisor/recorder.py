@@ -10,6 +10,7 @@ from absl import logging
 
 from models.objective import ensure_compiled_loss
 from models.shared import SharedModel
+from models.statistics import FlatVariables
 from ops import metrics, run_dir
 from ops.run import Run
 from supervisor import report
@@ -43,6 +44,7 @@ class Recorder:
             labels: [N] int32.
         """
         self._run, self._shared = run, shared
+        self._statistics = FlatVariables(shared.statistics)
         if run.overwrite:
             run_dir.clear_records(run.run_dir)
         loss = ensure_compiled_loss(shared.model)
@@ -66,10 +68,29 @@ class Recorder:
         self._rounds.add(worker, batch)
 
     def evaluate(
-        self, status: metrics.RunStatus, weights: Float32, versions: list[int], final: bool
+        self,
+        status: metrics.RunStatus,
+        weights: Float32,
+        versions: list[int],
+        final: bool,
+        statistics: Float32 | None = None,
     ) -> metrics.Evaluation:
-        """Evaluate weights [num_parameters] on the whole test set and log the result."""
-        accuracy, raw_loss = self._evaluator.evaluate(lambda: self._shared.assign(weights))
+        """Evaluate on the whole test set and log the result.
+
+        Args:
+            status: Of the run at this moment.
+            weights: [num_parameters] float32.
+            versions: Of each shard.
+            final: The run is over.
+            statistics: [m] float32 moving statistics; None leaves the model's as they are.
+        """
+
+        def assign() -> None:
+            self._shared.assign(weights)
+            if statistics is not None:
+                self._statistics.assign(statistics)
+
+        accuracy, raw_loss = self._evaluator.evaluate(assign)
         loss = raw_loss if math.isfinite(raw_loss) else None
         evaluation = metrics.Evaluation(
             version=versions[0],

@@ -13,6 +13,7 @@ from ops.schedule import Budget, Schedule
 from ops.sync import SyncRule
 from ops.types import ModelSpec, TensorSpec
 from ps import events
+from ps.aux_mean import AuxMean
 from ps.connections import blocks_of
 from ps.core import PsCore
 from ps.members import CoreConfig
@@ -147,7 +148,8 @@ class MiniRun:
         nb_workers = self.settings.nb_workers
         member = Coordinator(nb_workers, 10.0) if number == 0 else Follower(nb_workers)
         rule = rule if number == 0 else SyncRule(rule.groups)
-        return PsCore(self.settings, self.method, theta, self.kernels, member, rule)
+        aux = AuxMean(num_slots=self.method.num_averaged(28)) if number == 0 else None
+        return PsCore(self.settings, self.method, theta, self.kernels, member, rule, aux)
 
     def feed(self, shard: int, event: events.Event) -> list[events.Action]:
         """Hand one event to a shard and carry out what it answers."""
@@ -170,6 +172,7 @@ class MiniRun:
             reply.learning_rate,
             reply.samples,
             reply.stop,
+            aux=reply.aux,
         )
 
     def push_event(self, worker: MiniWorker, shard: int) -> events.Push:
@@ -179,6 +182,7 @@ class MiniRun:
             worker.number, worker.incarnation, outgoing.step, outgoing.base_versions[shard],
             outgoing.generations[shard], self.shards[0].membership.epoch, update,
             outgoing.samples, outgoing.local_steps, outgoing.loss,
+            outgoing.aux if shard == 0 else None,
         )  # fmt: skip
 
     def join_all(self) -> None:

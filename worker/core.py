@@ -34,6 +34,7 @@ class ShardReply:
     samples: int
     stop: bool
     stop_reason: str = ""
+    aux: Float32 | None = None  # [m] means over the workers; of shard 0
     held_seconds: float = 0.0  # by the synchronisation rule
     staleness: int = 0  # of the push answered
 
@@ -51,6 +52,7 @@ class Outgoing:
     local_steps: int
     learning_rate: float
     loss: float
+    aux: Float32 | None = None  # [m] what shard 0 averages over the workers
 
 
 def aligned(size: int) -> Float32:
@@ -70,6 +72,7 @@ class WorkerCore:
         method: Method,
         kernels: Any,
         seed: Sequence[int],
+        statistics: Float32 | None = None,
     ) -> None:
         """Start without a model; `finish` brings it.
 
@@ -79,12 +82,16 @@ class WorkerCore:
             method: The composition.
             kernels: ops.kernels.Kernels.
             seed: Entropy of this worker's random generator.
+            statistics: [m] float32 moving statistics that are averaged over the workers.
         """
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as the shards handed it out
         # Where local steps have led; without local steps that is the base itself.
         local = method.kind is Kind.DELTA
         self.weights = aligned(spec.num_parameters) if local else self.base
+        self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
+        self._local = method.local.init(spec.num_parameters) if local else {}
+        self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
         self.step = 0  # exchanges begun
         self.learning_rate = 0.0
         self.samples_of_run = 0
@@ -98,26 +105,34 @@ class WorkerCore:
         self._last_packet: Packet | None = None
         self.local_steps = 0  # since the last exchange
         self._saved_round: State | None = None
+        self._saved_slots: State | None = None
         self._samples = 0
         self._losses: list[float] = []
 
-    def begin(self, gradient: Float32, samples: int, loss: float) -> Outgoing | None:
+    def begin(
+        self, gradient: Float32, samples: int, loss: float, statistics: Float32 | None = None
+    ) -> Outgoing | None:
         """Take in one mini-batch's gradient; return an exchange, or None for a local step.
 
         Args:
             gradient: [num_parameters] float32 mean gradient at `weights`.
             samples: Examples in the mini-batch.
             loss: Its mean loss.
+            statistics: [m] the moving statistics after it, where they are averaged.
 
         Raises:
-            ops.codecs.NonFiniteUpdate: The gradient holds NaN or infinity; nothing has changed.
+            ops.codecs.NonFiniteUpdate: The gradient, the loss or the statistics hold NaN or
+                infinity; nothing has changed, and `statistics` are the last good ones.
         """
-        if not np.isfinite(loss):
+        finite = statistics is None or np.isfinite(statistics).all()
+        if not (finite and np.isfinite(loss)):
             gradient = np.full_like(gradient, np.nan)  # let the codec's own check refuse it
         if self.method.kind is Kind.DELTA:
             self._step_locally(gradient)
         due = self.method.pacer.push_now(self.local_steps + 1)
         packet = self._encode(self._change(gradient)) if due else None
+        if statistics is not None:
+            self.statistics[:] = statistics
         self.local_steps += 1
         self._samples += samples
         self._losses.append(loss)
@@ -139,7 +154,13 @@ class WorkerCore:
             local_steps=self.local_steps,
             learning_rate=self.learning_rate,
             loss=float(np.mean(self._losses)),
+            aux=self._aux() if self.aux_size else None,
         )
+
+    def _aux(self) -> Float32:
+        if not self.method.num_averaged(self.spec.num_parameters):
+            return self.statistics.copy()
+        return np.concatenate([self.statistics, self.method.local.pack(self._local)])
 
     def finish(self, replies: Sequence[ShardReply]) -> Float32:
         """Apply one reply of every shard, in order; return the weights to train on."""
@@ -165,11 +186,21 @@ class WorkerCore:
             self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
             self.stopped = self.stopped or reply.stop
             self.stop_reason = self.stop_reason or reply.stop_reason
+            if reply.aux is not None:
+                self._take_means(reply.aux)
+
+    def _take_means(self, means: Float32) -> None:
+        """Make what the shards have averaged this worker's own."""
+        num_statistics = len(self.statistics)
+        self.statistics[:] = means[:num_statistics]
+        if len(means) > num_statistics:
+            self._local = self.method.local.unpack(means[num_statistics:], self._local)
 
     def restart_from_base(self) -> Float32:
         """Begin the next local steps at the shards' model; return the weights."""
         if self.weights is not self.base:
             np.copyto(self.weights, self.base)
+            self._local = self.method.local.restart(self.weights, self._local)
         self.local_steps, self._samples, self._losses = 0, 0, []
         return self.weights
 
@@ -180,10 +211,15 @@ class WorkerCore:
             The weights to train on.
         """
         saved, self._saved_round = self._saved_round, None
-        if saved is not None and saved["versions"] == self.versions:
+        slots, self._saved_slots = self._saved_slots, None
+        fits = saved is not None and saved["versions"] == self.versions
+        if saved is not None and fits:
             np.copyto(self.weights, saved["weights"])
+            self.statistics[:] = saved["statistics"]
             self.local_steps, self._samples = saved["local_steps"], saved["samples"]
             self._losses = list(saved["losses"])
+        if slots and (fits or self.method.local.outlives_rounds):
+            self._local = self.method.local.restore(slots, self.weights, self._local)
         return self.weights
 
     def undelivered(self) -> None:
@@ -195,6 +231,7 @@ class WorkerCore:
         """Return what outlives this process; local steps not yet pushed included."""
         return {
             "round": self._round() if self.local_steps else None,
+            "slots": self.method.local.save(self._local) if self._local else {},
             "step": self.step,
             "codec": self._codec_state,
             "rng": json.dumps(self._rng.bit_generator.state),
@@ -210,6 +247,7 @@ class WorkerCore:
             Whether the codec's state was used.
         """
         self._rng.bit_generator.state = json.loads(state["rng"])
+        self._saved_slots = state["slots"]
         fits = state["step"] == last_applied_step
         if fits:
             self._codec_state = state["codec"]
@@ -220,6 +258,7 @@ class WorkerCore:
     def _round(self) -> State:
         return {
             "weights": self.weights.copy(),
+            "statistics": self.statistics.copy(),
             "versions": list(self.versions),
             "local_steps": self.local_steps,
             "samples": self._samples,
@@ -227,13 +266,15 @@ class WorkerCore:
         }
 
     def _step_locally(self, gradient: Float32) -> None:
-        """Take a plain SGD step on the local weights."""
+        """Take a step of the local optimizer on the local weights."""
         if not np.isfinite(gradient).all():  # the codec may not look at it for many steps yet
             raise NonFiniteUpdate(
                 "the gradient of a local step holds NaN or infinity; expected finite values. "
                 "Lower --learning_rate or set --clip_norm."
             )
-        self.weights -= np.float32(self.learning_rate) * gradient
+        self._local = self.method.local.step(
+            self.weights, gradient, self.learning_rate, self._local
+        )
 
     def _change(self, gradient: Float32) -> Float32:
         """Return what an exchange is about: the weights' change since the base, or a gradient."""

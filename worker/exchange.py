@@ -14,6 +14,7 @@ from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender, LinkModel
 from proto.framing import BytesLike
+from proto.session import payload_limit
 from worker.core import Outgoing, ShardReply
 from worker.shard_client import PushRefused, ShardClient
 
@@ -34,19 +35,31 @@ class Exchange:
         layouts: tuple[ShardLayout, ...],
         link: Link,
         closing: threading.Event,
+        aux_size: int = 0,
     ) -> None:
-        """Prepare one client per shard; nothing is dialled yet."""
+        """Prepare one client per shard; nothing is dialled yet.
+
+        Args:
+            run: The run's settings.
+            id_worker: This worker.
+            spec: The shared model.
+            layouts: Of every shard.
+            link: The worker's emulated link.
+            closing: Set when the worker is asked to stop.
+            aux_size: Values that are averaged by shard 0 beside the weights.
+        """
         seed = run.seed * 1000 + id_worker
         sender = EmulatedSender(LinkModel(link, seed)) if link.active else None
         self.layouts = layouts
         self._epoch = 0  # newest membership epoch heard of
         self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
+        self._aux_sizes = [aux_size, *[0] * (len(layouts) - 1)]
         self._choosers = [wire.IndexChooser() for _ in layouts]
         self.shards = [
             ShardClient(
                 address,
                 _hello(run, id_worker, spec, shard, link, seed),
-                layouts[shard],
+                payload_limit(layouts[shard], self._aux_sizes[shard]),
                 sender,
                 run.reconnect_timeout_seconds,
                 closing,
@@ -124,7 +137,9 @@ class Exchange:
 
     def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
         self._epoch = max(self._epoch, reply.epoch)
+        payload, aux = convert.carve_aux(payload, reply.aux_count, (self._aux_sizes[number],))
         return ShardReply(
+            aux=aux,
             operation=Operation(reply.operation),
             blocks=convert.blocks_from_message(reply.blocks, payload, self._sizes[number]),
             version=reply.version,
@@ -160,7 +175,11 @@ def push_message(
     push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
     push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
     coded = [chooser.encode(block) for block in outgoing.shards[shard]]
-    return message, convert.blocks_to_message(coded, push.blocks)
+    pieces = convert.blocks_to_message(coded, push.blocks)
+    if shard == 0 and outgoing.aux is not None:
+        push.aux_count = len(outgoing.aux)
+        pieces.append(outgoing.aux.astype("<f4", copy=False).data)
+    return message, pieces
 
 
 class Heartbeat:

@@ -13,6 +13,7 @@ from absl import logging
 
 from data.chosen import load_shard
 from models.shared import SharedModel, has_gpu
+from models.statistics import FlatVariables
 from ops import kernels, rounds, run_dir
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
@@ -68,6 +69,7 @@ class Worker:
         shared = SharedModel(run.model, run.seed)
         self.step = TrainStep(shared)
         self.step.vary_local_randomness(own.id_worker)
+        self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self.shard = load_shard(run, shared.user_module, own.id_worker)
         layouts = run.method.placement.place(shared.spec, run.nb_ps)
         self.core = WorkerCore(
@@ -76,11 +78,13 @@ class Worker:
             run.method,
             kernels.load(run.kernels, on_gpu=self.on_gpu),
             [run.seed, own.id_worker],
+            self.statistics.read(),
         )
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
         self.exchange = Exchange(
-            run, own.id_worker, shared.spec, layouts, own.device.link, self.closing
-        )
+            run, own.id_worker, shared.spec, layouts, own.device.link, self.closing,
+            self.core.aux_size,
+        )  # fmt: skip
         name = _name(own.id_worker)
         self.checkpoints = Checkpoints(run_dir.checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(run_dir.scalars_of(run.run_dir, name))
@@ -144,6 +148,7 @@ class Worker:
     def _loop(self) -> str:
         self.core.finish(self.exchange.pull())
         self.step.set_weights(self.core.resume_round())
+        self.statistics.assign(self.core.statistics)
         self.asker.begin_round(self.core.step + 1, self.step_seconds)
         saved_at = self.started_at = time.monotonic()
         non_finite = 0
@@ -172,6 +177,7 @@ class Worker:
 
     def _note_non_finite(self, error: NonFiniteUpdate) -> None:
         self.num_non_finite += 1
+        self.statistics.assign(self.core.statistics)  # of before that mini-batch
         if self.num_non_finite == 1:
             logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
 
@@ -198,7 +204,7 @@ class Worker:
         if (pause := max(self.pause_seconds, rest)) > 0:
             self.closing.wait(pause)
         measure.note(rounds.FORWARD_AND_BACKWARD, lap("compute"))
-        outgoing = core.begin(self.gradient, len(labels), loss)
+        outgoing = core.begin(self.gradient, len(labels), loss, self.statistics.read())
         if outgoing is None:
             self.step.set_weights(core.weights)
         self.step_ended_at = time.monotonic()
@@ -216,6 +222,7 @@ class Worker:
         if replies[0] is None:
             self.core.undelivered()
         self.step.set_weights(self.core.restart_from_base())
+        self.statistics.assign(self.core.statistics)
         self.asker.begin_round(self.core.step + 1, self.step_seconds)
         self.measure.note_exchange(exchange + self.stopwatch.lap("compute"))
         self.measure.end_round(outgoing, replies, self.shard.cursor.epoch, exchange)

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from ops.types import ShardLayout
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender
 from proto.channel_grpc import ClientStream, StreamLost, Unreachable
 from proto.framing import BytesLike
-from proto.session import Refused, Session, payload_limit
+from proto.session import Refused, Session
 
 _DIAL_SECONDS = 2.0  # of one attempt, so that a wish to stop is heard
 _FIRST_BACKOFF_SECONDS = 0.2
@@ -42,7 +41,7 @@ class ShardClient:
         self,
         address: str,
         hello: pb.Hello,
-        layout: ShardLayout,
+        max_payload_bytes: int,
         link: EmulatedSender | None,
         reconnect_timeout_seconds: float,
         closing: threading.Event,
@@ -52,12 +51,13 @@ class ShardClient:
         Args:
             address: ``host:port``.
             hello: This worker's introduction to this shard; gets run id and incarnation.
-            layout: Of the shard.
+            max_payload_bytes: Larger replies are refused.
             link: The worker's emulated up-link.
             reconnect_timeout_seconds: After this long without an answer, Unreachable.
             closing: Set when the worker is asked to stop.
         """
-        self.address, self.hello, self._layout, self._link = address, hello, layout, link
+        self.address, self.hello, self._link = address, hello, link
+        self._max_payload_bytes = max_payload_bytes
         self._patience_seconds = reconnect_timeout_seconds
         self._closing = closing
         self._progress_seconds = 30.0
@@ -99,7 +99,7 @@ class ShardClient:
         deadline = time.monotonic() + self._patience_seconds
         backoff = _FIRST_BACKOFF_SECONDS
         while True:
-            session = Session(self.address, self.hello, payload_limit(self._layout), self._link)
+            session = Session(self.address, self.hello, self._max_payload_bytes, self._link)
             try:
                 remaining = max(0.5, deadline - time.monotonic())
                 self.welcome = session.open(min(_DIAL_SECONDS, remaining))
