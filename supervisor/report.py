@@ -29,7 +29,7 @@ from supervisor.metrics import METRICS_FILE, STATUS_KIND, evaluations_in, read_l
 
 SUMMARY_FILE = "summary.json"
 _EXIT_BAD_FLAG = 1
-_EXIT_CONFIGURATION = 2
+EXIT_CONFIGURATION = 2
 _OBJECTS = ("seams", "time_to_accuracy", "staleness", "rejected_pushes", "membership")
 
 
@@ -208,7 +208,7 @@ def _write(path: pathlib.Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Ends with the exit code that every role uses for a bad flag."""
 
     def error(self, message: str) -> NoReturn:
@@ -218,7 +218,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the runs named on the command line; return the exit code."""
-    parser = _Parser(prog="python -m supervisor.report", description="Compare finished runs.")
+    parser = Parser(prog="python -m supervisor.report", description="Compare finished runs.")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's --run_dir")
     parser.add_argument("--output", default="comparison.html", help="page to write (%(default)s)")
     options = parser.parse_args(arguments)
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = write_comparison(options.runs, options.output)
     except (ConfigurationError, OSError) as error:
         sys.stderr.write(f"{parser.prog}: {error}\n")
-        return _EXIT_CONFIGURATION
+        return EXIT_CONFIGURATION
     sys.stdout.write(f"{path}\n")
     return 0
 

@@ -1,0 +1,70 @@
+"""ESync and its baselines on three uneven workers, as ESync's five figures.
+
+``python -m bench.uneven`` trains LeNet on Fashion-MNIST with two workers as fast as this machine
+and one twenty times slower, with SSGD, ASGD, DC-ASGD and ESync, each for the same time, once with
+examples dealt at random and once by class; then it draws. What is finished is skipped, so the same
+command goes on after a break. About a quarter of an hour on two cores with the defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from supervisor import drawer
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+METHODS = ("ssgd", "asgd", "dcasgd", "esync")
+PARTITIONS = ("iid", "class")
+_COMMON = ("--type_node=Cluster", "--network=lenet", "--nb_workers=3", "--slowdown=1,1,20",
+           "--batch_size=32", "--iter_max=1000000", "--port=0", "--quiet")  # fmt: skip
+
+
+def command(method: str, partition: str, options: argparse.Namespace) -> list[str]:
+    """Return the command line of one run."""
+    return [
+        sys.executable,
+        str(ROOT / "main.py"),
+        *_COMMON,
+        f"--method={method}",
+        f"--partition={partition}",
+        f"--dataset={options.dataset}",
+        f"--learning_rate={options.learning_rate}",
+        f"--max_seconds={options.seconds}",
+        f"--eval_interval_seconds={options.eval_seconds}",
+        f"--seed={options.seed}",
+        f"--run_dir={run_dir(method, partition, options.runs)}",
+    ]
+
+
+def run_dir(method: str, partition: str, folder: pathlib.Path) -> pathlib.Path:
+    """Return where one run is kept."""
+    return folder / f"{method}-{partition}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is not finished yet, then draw."""
+    parser = argparse.ArgumentParser(prog="python -m bench.uneven", description=__doc__)
+    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/uneven"))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--partitions", nargs="+", default=list(PARTITIONS), choices=PARTITIONS)
+    parser.add_argument("--dataset", default="fashion_mnist_sample")
+    parser.add_argument("--learning_rate", type=float, default=0.05)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of training, each run")
+    parser.add_argument("--eval_seconds", type=float, default=1.5, help="between evaluations")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    chosen = [(method, part) for part in options.partitions for method in options.methods]
+    for method, partition in chosen:
+        sys.stdout.write(f"{method}, {partition}\n")
+        sys.stdout.flush()
+        subprocess.run(command(method, partition, options), check=True)
+    folders = [str(run_dir(method, part, options.runs)) for method, part in chosen]
+    return drawer.main([*folders, "--out", str(options.runs / "figures")])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
