@@ -10,7 +10,7 @@ from worker.shard_client import ShardClient
 
 #: A query that need not be waited for is given so much of a step: whoever is the slowest hears
 #: "push" before it begins a step that nobody waits for gladly.
-_PATIENCE = 0.05
+PATIENCE = 0.05
 
 
 class Asker:
@@ -46,7 +46,7 @@ class Asker:
             return False
         start = time.monotonic()
         query = self._query(step, local_steps, step_seconds, start - finished_at)
-        patience = None if self._blocks else _PATIENCE * step_seconds
+        patience = None if self._blocks else PATIENCE * step_seconds
         answer = self._shard.query(query, patience)
         if answer is not None:
             if answer.local_steps == local_steps:

@@ -9,6 +9,7 @@ from absl import flags
 from cluster.simulator import outages, speeds
 from cluster.simulator.outages import Outage
 from cluster.simulator.speeds import StepTime
+from ops.collectives import THROUGH_PS
 from ops.options import Topic, comma_list, words
 from ops.run import Run
 from ops.types import ConfigurationError
@@ -73,6 +74,7 @@ class SimulatorFlags:
     servers: tuple[Server, ...]  # of each shard
     threads: int
     clip_norm: float
+    measure: str  # a value of --measure
     start_timeout_seconds: float
     settings: dict[str, str]  # as given, for the records
 
@@ -87,8 +89,13 @@ def read(run: Run) -> SimulatorFlags:
 
     Raises:
         ConfigurationError: Step times, failures, links or capacities that are ill-formed or out of
-            range, or another number of values than workers or shards.
+            range, or another number of values than workers or shards; or a collective.
     """
+    if run.method.collective != THROUGH_PS:
+        raise ConfigurationError(
+            f"--collective={run.method.collective} is not simulated; "
+            f"take --collective={THROUGH_PS}."
+        )
     own = worker_flags.read(run.nb_workers)
     devices = worker_flags.devices(run.nb_workers)
     text = FLAGS.sim_step_seconds or _step_seconds_of(devices)
@@ -102,6 +109,7 @@ def read(run: Run) -> SimulatorFlags:
         servers=tuple(Server(*row) for row in zip(seconds, mbps, strict=True)),
         threads=own.threads,
         clip_norm=own.clip_norm,
+        measure=own.measure,
         start_timeout_seconds=ps_flags.read(run.addresses).start_timeout_seconds,
         settings={
             "step_seconds": _shortened(text),

@@ -64,6 +64,7 @@ class Records:
             crowd = math.ceil(len(self._simulation.workers) / _WORKERS_A_LINE)
             self._record_at = now + _RECORD_SECONDS * crowd
             self._recorder.status(self._status(None))
+            self._record_rounds()
         if time.monotonic() >= self._show_at:
             self._show()
 
@@ -78,8 +79,14 @@ class Records:
     def finish(self, reason: str) -> None:
         """Evaluate the final version, write summary and report."""
         self._evaluate(final=reason != "interrupted")
+        self._record_rounds()
         self._recorder.finish(self._status(reason))
         logging.info("report: %s", self._run.run_dir / "report" / "index.html")
+
+    def _record_rounds(self) -> None:
+        for worker in self._simulation.workers:
+            for batch in worker.rounds():
+                self._recorder.rounds(worker.number, batch)
 
     def _due(self, version: int) -> bool:
         interval = self._own.eval_interval_updates
@@ -87,14 +94,17 @@ class Records:
 
     def _evaluate(self, final: bool) -> bool:
         """Evaluate; return whether the target accuracy is reached."""
-        weights, versions = self._view()
+        weights, statistics, versions = self._view()
         self._evaluated = versions[0]
-        evaluation = self._recorder.evaluate(self._status(None), weights, versions, final)
+        evaluation = self._recorder.evaluate(
+            self._status(None), weights, versions, final, statistics
+        )
         target = self._run.target_accuracy
         return target is not None and evaluation.accuracy >= target
 
-    def _view(self) -> tuple[Float32, list[int]]:
-        """Return the whole model and the version of each shard."""
+    def _view(self) -> tuple[Float32, Float32 | None, list[int]]:
+        """Return the whole model, averaged statistics if any, and the version of each shard."""
+        statistics = None
         weights = np.empty(self._simulation.spec.num_parameters, np.float32)
         versions = []
         for shard in self._simulation.shards:
@@ -103,7 +113,8 @@ class Records:
             for slot, where in enumerate(routing.positions(self._simulation.spec, shard.layout)):
                 weights[where] = reply.update.values[edges[slot] : edges[slot + 1]]
             versions.append(reply.version)
-        return weights, versions
+            statistics = reply.aux if reply.aux is not None else statistics
+        return weights, statistics, versions
 
     def _status(self, reason: str | None) -> metrics.RunStatus:
         first, *others = self._simulation.shards

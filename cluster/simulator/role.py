@@ -18,10 +18,12 @@ from absl import logging
 from cluster.simulator import flags as simulator_flags
 from cluster.simulator.records import Records
 from cluster.simulator.simulation import Simulation
+from cluster.simulator.trainer import Trainer
 from data.chosen import load_chosen
 from models.shared import SharedModel, has_gpu
 from ops import kernels
 from ops.run import EXIT_DONE, EXIT_OF_STOP, Run, finished_summary
+from ops.signals import heard_by
 from ops.types import ConfigurationError
 from supervisor import flags as supervisor_flags
 from supervisor.recorder import Recorder
@@ -46,7 +48,8 @@ def main(run: Run) -> int:
     shared = SharedModel(run.model, run.seed)
     dataset = load_chosen(run.data, run.model, shared.user_module, run.seed)
     bodies = kernels.load(run.kernels, on_gpu=has_gpu(run))
-    simulation = Simulation(run, own, shared, dataset, bodies)
+    trainer = Trainer(shared, run.method.bn_sync, own.clip_norm)
+    simulation = Simulation(run, own, trainer, dataset, bodies)
     # A simulation that was cut short is played again from its start: it comes out the same.
     anew = dataclasses.replace(run, batch_size=max(run.batch_size, 500), overwrite=True)
     evaluated = SharedModel(run.model, run.seed)  # apart: batch statistics stay as on a Supervisor
@@ -64,14 +67,9 @@ def _play(simulation: Simulation, records: Records) -> int:
         logging.info("%s: stopping", signal.Signals(number).name)
         interrupted.append(number)
 
-    previous = [(n, signal.signal(n, interrupt)) for n in (signal.SIGINT, signal.SIGTERM)]
     begun = time.perf_counter(), time.process_time()
-    try:
-        with records.dashboard:
-            reason = simulation.play(records.keep, lambda: bool(interrupted))
-    finally:
-        for number, handler in previous:
-            signal.signal(number, handler)
+    with heard_by(interrupt), records.dashboard:
+        reason = simulation.play(records.keep, lambda: bool(interrupted))
     logging.info(
         "%d updates, %.3f simulated seconds, in %.2f s of this machine, %.2f s of its cores",
         simulation.shards[0].core.version,

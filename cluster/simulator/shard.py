@@ -6,20 +6,19 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from cluster.simulator.clock import Clock
 from cluster.simulator.flags import Server
 from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
 from ops import wire
 from ops.types import Link, ShardLayout
+from proto import convert
+from proto import thinwire_pb2 as pb
 from ps import events
 from ps.connections import SharedBlocks, blocks_of, reply_frames
 from ps.core import PsCore
 from worker.core import ShardReply
-
-if TYPE_CHECKING:
-    from cluster.simulator.worker import SimulatedWorker
 
 #: What shard 0's records call this run.
 RUN_ID = "simulated"
@@ -27,9 +26,9 @@ RUN_ID = "simulated"
 
 @dataclasses.dataclass
 class Port:
-    """A shard's end of the stream to one worker."""
+    """A shard's end of the stream to one worker; `ear` gives what delivers a message there."""
 
-    worker: SimulatedWorker
+    ear: Callable[[int, Any], Callable[[], None]]
     down: Pipe
     chunk_bytes: int
     chooser: wire.IndexChooser = dataclasses.field(default_factory=wire.IndexChooser)
@@ -112,15 +111,14 @@ class SimulatedShard:
         """Send anything to a worker: the one way from shards to workers."""
         port = self.ports[worker]
         hops = (self.down, port.down) if self.has_own_link else (port.down,)
-        deliver = port.worker.ear(self.number, message)
-        carry(self.clock, hops, sizes, counted, deliver)
+        carry(self.clock, hops, sizes, counted, port.ear(self.number, message))
 
     def _reply(self, action: events.Reply, coded: dict[int, SharedBlocks]) -> None:
         port = self.ports[action.worker]
         update = action.update
         shared = coded.setdefault(id(update), SharedBlocks(update, self.layout))
         generation = self.core.config.generation
-        frames = list(reply_frames(action, generation, shared, port))  # type: ignore[arg-type]
+        frames = list(reply_frames(action, generation, (), shared, port))  # type: ignore[arg-type]
         reply = ShardReply(
             operation=action.operation,
             blocks=blocks_of(update, self.layout),
@@ -130,9 +128,17 @@ class SimulatedShard:
             samples=action.samples,
             stop=action.stop,
             stop_reason=action.stop_reason or "",
+            aux=action.aux,
+            held_seconds=action.held_seconds,
+            staleness=action.staleness,
         )
-        answer = Answer(action.step, action.epoch, reply)
-        self.tell(action.worker, answer, sizes_on_wire(frames), counted=True)
+        replied = Replied(action.step, action.epoch, reply)
+        self.tell(action.worker, replied, sizes_on_wire(frames), counted=True)
+
+    def _answer(self, action: events.Answer, coded: Any) -> None:
+        answer = pb.Answer(step=action.step, local_steps=action.local_steps, ready=action.ready)
+        sizes = sizes_on_wire([convert.frame(pb.ToClient(answer=answer))])
+        self.tell(action.worker, action, sizes, counted=True)
 
     def _say(self, action: events.Welcome | events.Refuse, coded: Any) -> None:
         self.tell(action.worker, action, [], counted=False)
@@ -150,6 +156,7 @@ class SimulatedShard:
 
     _actions: ClassVar[dict[type, Any]] = {
         events.Reply: _reply,
+        events.Answer: _answer,
         events.Welcome: _say,
         events.Refuse: _say,
         events.NewEpoch: _new_epoch,
@@ -159,7 +166,7 @@ class SimulatedShard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class Replied:
     """A reply on its way to a worker."""
 
     step: int  # 0 answers a pull

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from cluster.simulator.clock import Clock
 from cluster.simulator.flags import SimulatorFlags
-from cluster.simulator.pipes import Pipe
 from cluster.simulator.shard import SimulatedShard
+from cluster.simulator.streams import Streams
 from cluster.simulator.trainer import Trainer
 from cluster.simulator.worker import Equipment, SimulatedWorker
 from data.chosen import Shard, take_shards
-from models.shared import SharedModel
 from ops import routing
 from ops.run import Run
 from ops.schedule import Budget
 from ops.sync import SyncRule
 from ps import events
+from ps.aux_mean import AuxMean
 from ps.core import PsCore
 from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
 from ps.pushes import PushDecoder
 from worker.core import WorkerCore
-
-if TYPE_CHECKING:
-    from ops.types import Float32
+from worker.measure import REGISTRY
 
 
 class Simulation:
@@ -43,14 +41,14 @@ class Simulation:
     """
 
     def __init__(
-        self, run: Run, own: SimulatorFlags, shared: SharedModel, dataset: Any, bodies: Any
+        self, run: Run, own: SimulatorFlags, trainer: Trainer, dataset: Any, bodies: Any
     ) -> None:
         """Build every node; nothing happens yet.
 
         Args:
             run: The run's settings.
             own: What is simulated.
-            shared: The model whose variables compute all gradients.
+            trainer: Computes all gradients.
             dataset: With train_images and train_labels, as data.chosen loads it.
             bodies: ops.kernels.Kernels.
 
@@ -58,23 +56,22 @@ class Simulation:
             ConfigurationError: More shards than the model has pieces, or a batch that does not fit
                 a worker's share of the data.
         """
-        self.run_settings, self.own, self.bodies = run, own, bodies
-        self.spec = shared.spec
+        self._run, self.own, self._bodies, self._trainer = run, own, bodies, trainer
+        self.spec = trainer.spec
         self.clock = Clock()
         self.end: str | None = None
-        self.layouts = run.method.placement.place(self.spec, run.nb_ps)
+        self._layouts = run.method.placement.place(self.spec, run.nb_ps)
         examples = run.epochs and max(1, round(run.epochs * len(dataset.train_labels)))
         budget = Budget(run.iter_max, examples or None)
-        flat = shared.flat()
-        self.shards = [self._shard(number, flat, budget) for number in range(run.nb_ps)]
+        self.shards = [self._shard(number, budget) for number in range(run.nb_ps)]
         self.shards[0].followers = self.shards[1:]
         self.shards[0].on_end = self._note_end
-        decoders = [PushDecoder(layout, run.method.kind, bodies) for layout in self.layouts]
-        trainer = Trainer(shared, own.clip_norm)
+        decoders = [
+            PushDecoder(shard.layout, shard.core.model.kind, bodies, shard.core.aux.size)
+            for shard in self.shards
+        ]
         self.workers = [
-            SimulatedWorker(
-                self._equipment(number, shard), self.shards, decoders, trainer, self.clock
-            )
+            SimulatedWorker(self._equipment(number, shard, decoders), trainer, self.clock)
             for number, shard in enumerate(take_shards(run, dataset), start=1)
         ]
 
@@ -121,13 +118,12 @@ class Simulation:
             self.shards[0].arrive(events.Alive(worker.number))
         last_return = max((o.end for o in self.own.outages if o.end is not None), default=0.0)
         if living or self.clock.now <= last_return:
-            self.clock.at(self.clock.now + self.run_settings.lease_seconds / 3, self._beat)
+            self.clock.at(self.clock.now + self._run.lease_seconds / 3, self._beat)
 
     # -- building ---------------------------------------------------------------------------
 
-    def _shard(self, number: int, flat: Float32, budget: Budget) -> SimulatedShard:
-        run, layout = self.run_settings, self.layouts[number]
-        leads = number == 0
+    def _shard(self, number: int, budget: Budget) -> SimulatedShard:
+        run, layout, leads = self._run, self._layouts[number], number == 0
         config = CoreConfig(
             budget=budget,
             schedule=run.schedule,
@@ -136,28 +132,42 @@ class Simulation:
             start_timeout_seconds=self.own.start_timeout_seconds,
             snapshot_interval_seconds=math.inf,
         )
-        membership: Coordinator | Follower
-        membership, rule = Coordinator(run.nb_workers, run.lease_seconds), run.method.sync
-        if not leads:  # leave to go on is shard 0's alone to give
+        membership: Coordinator | Follower = Coordinator(run.nb_workers, run.lease_seconds)
+        rule, aux = run.method.sync, AuxMean()
+        if leads:
+            aux = AuxMean(
+                self._trainer.statistics, run.method.num_averaged(self.spec.num_parameters)
+            )
+        else:  # leave to go on is shard 0's alone to give
             membership, rule = Follower(run.nb_workers), SyncRule(rule.groups)
+        flat = self._trainer.weights
         theta = np.concatenate([flat[at] for at in routing.positions(self.spec, layout)])
-        core = PsCore(config, run.method, theta, self.bodies, membership, rule)
+        core = PsCore(config, run.method, theta, self._bodies, membership, rule, aux)
         return SimulatedShard(number, core, layout, self.own.servers[number], self.clock)
 
-    def _equipment(self, number: int, shard: Shard) -> Equipment:
-        run, device = self.run_settings, self.own.devices[number - 1]
-        seed = run.seed * 1000 + number
+    def _equipment(self, number: int, shard: Shard, decoders: Sequence[PushDecoder]) -> Equipment:
+        run, device = self._run, self.own.devices[number - 1]
         draw = self.own.step_times[number - 1].sampler([run.seed, number])
+        streams = Streams(
+            number, device.link, run.seed * 1000 + number, self.shards, decoders, self.clock
+        )
         return Equipment(
             number=number,
             make_core=functools.partial(
-                WorkerCore, self.spec, self.layouts, run.method, self.bodies, [run.seed, number]
+                WorkerCore,
+                self.spec,
+                self._layouts,
+                run.method,
+                self._bodies,
+                [run.seed, number],
+                self._trainer.statistics,
             ),
             shard=shard,
             step_seconds=lambda: max(device.step_seconds, device.slowdown * draw()),
-            link=device.link,
-            up=Pipe(device.link, seed),
-            seed=seed,
+            streams=streams,
+            measure=REGISTRY[self.own.measure](
+                run.method.pacer, streams, clock=lambda: self.clock.now
+            ),
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.chosen import Shard
 from models.shared import SharedModel
+from models.statistics import FlatVariables
 from ops.types import State
 from worker.train_step import TrainStep, clip
 
@@ -15,18 +17,35 @@ if TYPE_CHECKING:
     from ops.types import Float32
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one mini-batch came to, besides its gradient."""
+
+    loss: float
+    samples: int
+    statistics: Float32  # [m] moving statistics after it, where they are averaged
+    local: State  # what stays on the worker
+
+
 class Trainer:
     """Computes any worker's gradient.
 
     Attributes:
+        spec: The shared model.
+        weights: [num_parameters] float32 at the start of the run.
+        statistics: [m] float32 moving statistics at the start, where they are averaged.
         gradient: [num_parameters] float32, of the last step; the next one overwrites it.
     """
 
-    def __init__(self, shared: SharedModel, clip_norm: float) -> None:
+    def __init__(self, shared: SharedModel, bn_sync: bool, clip_norm: float) -> None:
         """Compile nothing yet: the first step does."""
         self._step = TrainStep(shared)
         self._clip_norm = clip_norm
         self._first_local = self._step.save_local()
+        self._averaged = FlatVariables(shared.statistics if bn_sync else [])
+        self.spec = shared.spec
+        self.weights = shared.flat()
+        self.statistics = self._averaged.read()
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
 
     def local_of(self, number: int) -> State:
@@ -37,22 +56,26 @@ class Trainer:
         self._step.vary_local_randomness(number)
         return self._step.save_local()
 
-    def step(self, weights: Float32, shard: Shard, local: State) -> tuple[float, int, State]:
+    def step(self, weights: Float32, statistics: Float32, shard: Shard, local: State) -> Step:
         """Compute the gradient of a worker's next mini-batch.
 
         Args:
             weights: [num_parameters] float32 on a 64-byte border.
-            shard: Its examples; the place in them moves on.
-            local: What stays on the worker (statistics, dropout seeds).
-
-        Returns:
-            The mean loss, the number of examples, and what stays on the worker now.
+            statistics: [m] float32 moving statistics to begin with, where they are averaged.
+            shard: The worker's examples; the place in them moves on.
+            local: What stays on the worker (dropout seeds, statistics that are not averaged).
         """
         batch = shard.cursor.next()
         images, labels = shard.images[batch], shard.labels[batch]
         if local:
             self._step.restore_local(local)
+        self._averaged.assign(statistics)
         self._step.set_weights(weights)
         loss = self._step.gradients(images, labels, self.gradient)
         clip(self.gradient, self._clip_norm)
-        return loss, len(labels), self._step.save_local() if local else local
+        return Step(
+            loss=loss,
+            samples=len(labels),
+            statistics=self._averaged.read(),
+            local=self._step.save_local() if local else local,
+        )

@@ -1,0 +1,264 @@
+"""One worker's streams to all shards on the virtual clock: Hello, questions, answers, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+from absl import logging
+
+from cluster.simulator.clock import Clock
+from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
+from cluster.simulator.shard import Port, Replied, SimulatedShard
+from ops import wire
+from ops.types import Link
+from proto import convert
+from proto import thinwire_pb2 as pb
+from ps import events
+from ps.pushes import NonFinite, PushDecoder
+from worker.core import Outgoing, ShardReply
+from worker.exchange import push_message
+
+_PULL_SIZES = sizes_on_wire([convert.frame(pb.ToServer(pull=pb.Pull()))])
+
+
+class Listener(Protocol):
+    """Who the streams belong to."""
+
+    def joined(self, last_step: int) -> None:
+        """Every shard has welcomed this life; they have applied so many of its steps."""
+
+    def replied(self, replies: list[ShardReply | None]) -> None:
+        """Every shard has answered a pull or a push; None where it was refused as not finite."""
+
+    def answered(self, answer: events.Answer | None) -> None:
+        """The state server has spoken; None: it does not know this worker any more."""
+
+    def refused(self) -> None:
+        """A shard wants nothing of this worker, for good."""
+
+
+class Streams:
+    """What `worker.exchange.Exchange` is to a real worker, without waiting.
+
+    Attributes:
+        incarnation: This life of the worker; 0 while it is dead.
+        life: This life or the last one.
+        asked_at: When the last question to the shards was put, in virtual seconds.
+        sent_at: When the last byte of it was out.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        link: Link,
+        seed: int,
+        shards: Sequence[SimulatedShard],
+        decoders: Sequence[PushDecoder],
+        clock: Clock,
+    ) -> None:
+        """Nothing is open yet; `seed` seeds the losses on the link."""
+        self.number, self._link, self._shards, self._clock = number, link, shards, clock
+        self._decoders = decoders
+        self._chunk_bytes = convert.chunk_bytes_for(link)
+        self._up = Pipe(link, seed)
+        total = sum(shard.layout.size for shard in shards)
+        for shard in shards:
+            part = Link(link.mbps * shard.layout.size / total, link.delay_ms, link.loss)
+            down = Pipe(part, seed + 1 + shard.number)
+            shard.ports[number] = Port(self.ear, down, self._chunk_bytes)
+        self.incarnation = self.life = 0
+        self.asked_at = self.sent_at = 0.0
+
+    def begin_life(self, listener: Listener) -> None:
+        """Say Hello to shard 0; `listener` hears of everything that follows."""
+        self.life += 1 << 20 if self.life else (1 << 20) + self.number
+        self.incarnation = self.life
+        self._listener = listener
+        self._epoch = 0
+        self._welcomed: set[int] = set()
+        self._choosers = [wire.IndexChooser() for _ in self._shards]
+        self._asked: dict[int, tuple[events.Event, list[int]]] = {}  # shard -> open question
+        self._replies: dict[int, ShardReply | None] = {}
+        for shard in self._shards:
+            shard.ports[self.number].chooser = wire.IndexChooser()
+        self._hello(0)
+
+    def end_life(self) -> None:
+        """Hear nothing any more, and lose what is on its way."""
+        self.incarnation = 0
+
+    def break_off(self) -> None:
+        """End this life without a word: the shards see the streams break."""
+        self.end_life()
+        lost = events.Lost(self.number, self.life)
+        for shard in self._shards:
+            when = self._clock.now + self._link.delay_ms / 1e3
+            self._clock.at(when, functools.partial(shard.arrive, lost))
+
+    def farewell(self, cause: str) -> None:
+        """End this life in good order."""
+        self.end_life()
+        for shard in self._shards:
+            shard.handle(events.Leave(self.number, self.life, cause))
+
+    def pull(self) -> None:
+        """Ask every shard for the model."""
+        self.asked_at = self._clock.now
+        for shard in range(len(self._shards)):
+            self._pull(shard)
+
+    def push(self, outgoing: Outgoing) -> None:
+        """Push to every shard."""
+        self.asked_at = self._clock.now
+        for shard, decoder in enumerate(self._decoders):
+            message, pieces = push_message(
+                outgoing, shard, self.incarnation, self._epoch, self._choosers[shard]
+            )
+            sizes = sizes_on_wire(list(convert.frames(message, pieces, self._chunk_bytes)))
+            payload = memoryview(b"".join(pieces))
+            event: events.Event
+            try:
+                event = decoder.decode(self.number, message.push, payload)
+            except NonFinite:
+                event = events.Refused(self.number, "non_finite")
+            self._ask(shard, event, sizes)
+
+    def query(self, query: pb.Query) -> None:
+        """Tell the state server, on shard 0, how far this worker is."""
+        event = events.Query(
+            self.number, self.incarnation, query.step, query.local_steps, query.step_seconds,
+            query.age_seconds, query.query_seconds,
+        )  # fmt: skip
+        sizes = sizes_on_wire([convert.frame(pb.ToServer(query=query))])
+        self.tell(0, event, sizes, counted=True)
+
+    @property
+    def bytes_up(self) -> int:
+        """Training bytes sent."""
+        return self._up.num_bytes
+
+    @property
+    def bytes_down(self) -> int:
+        """Training bytes that shards have sent here."""
+        return sum(shard.ports[self.number].down.num_bytes for shard in self._shards)
+
+    # -- one way out, one way in ------------------------------------------------------------
+
+    def tell(self, shard: int, event: events.Event, sizes: list[int], counted: bool) -> None:
+        """Send anything to a shard: the one way from workers to shards."""
+        there = self._shards[shard]
+        hops = (self._up, there.up) if there.has_own_link else (self._up,)
+        deliver = functools.partial(self._deliver, self.incarnation, there, event)
+        carry(self._clock, hops, sizes, counted, deliver)
+
+    def ear(self, shard: int, message: Any) -> Callable[[], None]:
+        """Return what lets this life of the worker hear a message; later ones never do."""
+        return functools.partial(self._hear, self.incarnation, shard, message)
+
+    def _deliver(self, incarnation: int, there: SimulatedShard, event: events.Event) -> None:
+        if incarnation == self.incarnation:
+            there.arrive(event)
+
+    def _hear(self, incarnation: int, shard: int, message: Any) -> None:
+        if incarnation == self.incarnation:
+            self._handlers[type(message)](self, shard, message)
+
+    def _ask(self, shard: int, event: events.Event, sizes: list[int]) -> None:
+        """Put a question that stays open until it is answered."""
+        self._asked[shard] = (event, sizes)
+        self.tell(shard, event, sizes, counted=True)
+        self.sent_at = self._up.free_at
+
+    # -- joining ----------------------------------------------------------------------------
+
+    def _hello(self, shard: int, reconnects: bool = False) -> None:
+        join = events.Join(self.number, self.incarnation, reconnects, "a simulated worker")
+        self.tell(shard, join, [], counted=False)
+
+    def _welcome(self, shard: int, welcome: events.Welcome) -> None:
+        self._epoch = max(self._epoch, welcome.epoch)
+        if shard in self._asked:  # said Hello again in the middle of a question
+            self._ask(shard, *self._asked[shard])
+        if shard in self._welcomed:
+            return
+        self._welcomed.add(shard)
+        self._last_step = max(welcome.last_step, self._last_step if shard else 0)
+        if shard == 0:  # which names this life for the others
+            for other in range(1, len(self._shards)):
+                self._hello(other)
+        if len(self._welcomed) == len(self._shards):
+            self._listener.joined(self._last_step)
+
+    def _pull(self, shard: int) -> None:
+        self._ask(shard, events.Pull(self.number, self.incarnation, None, 0), _PULL_SIZES)
+
+    # -- answers ----------------------------------------------------------------------------
+
+    def _answer(self, shard: int, answer: events.Answer) -> None:
+        del shard
+        self._listener.answered(answer)
+
+    def _reply(self, shard: int, replied: Replied) -> None:
+        if shard in self._asked and replied.step == self._asked_step(shard):
+            self._epoch = max(self._epoch, replied.epoch)
+            self._settle(shard, replied.reply)
+
+    def _refusal(self, shard: int, refusal: events.Refuse) -> None:
+        asked = shard in self._asked
+        if asked and refusal.step not in (self._asked_step(shard), 0):
+            return
+        remedy = self._remedies.get(refusal.reason)
+        if remedy is None:
+            logging.error("worker %d is refused: %s", self.number, refusal.message)
+            self._listener.refused()
+        elif asked:
+            remedy(self, shard, refusal)
+        elif refusal.reason == "NOT_MEMBER":  # to a query: nothing else is open then
+            self._hello(shard, reconnects=True)
+            self._listener.answered(None)
+
+    def _send_with_epoch(self, shard: int, refusal: events.Refuse) -> None:
+        event, sizes = self._asked[shard]
+        if isinstance(event, events.Push):
+            self._ask(shard, dataclasses.replace(event, epoch=refusal.epoch), sizes)
+
+    def _hello_again(self, shard: int, refusal: events.Refuse) -> None:
+        del refusal
+        self._hello(shard, reconnects=True)
+
+    def _pull_again(self, shard: int, refusal: events.Refuse) -> None:
+        del refusal
+        self._pull(shard)
+
+    def _do_without(self, shard: int, refusal: events.Refuse) -> None:
+        del refusal
+        self._settle(shard, None)
+
+    def _settle(self, shard: int, reply: ShardReply | None) -> None:
+        """Take one shard's last word; with everybody's, pass them on."""
+        del self._asked[shard]
+        self._replies[shard] = reply
+        if not self._asked:
+            replies, self._replies = self._replies, {}
+            self._listener.replied([replies[number] for number in range(len(self._shards))])
+
+    def _asked_step(self, shard: int) -> int:
+        """The step of the push in question; 0 of a pull."""
+        event = self._asked[shard][0]
+        return event.step if isinstance(event, events.Push) else 0
+
+    _handlers: ClassVar[dict[type, Any]] = {
+        events.Welcome: _welcome,
+        events.Refuse: _refusal,
+        events.Answer: _answer,
+        Replied: _reply,
+    }
+    _remedies: ClassVar[dict[str, Any]] = {
+        "STALE_EPOCH": _send_with_epoch,
+        "NOT_MEMBER": _hello_again,
+        "STALE_GENERATION": _pull_again,
+        "NON_FINITE": _do_without,
+    }
