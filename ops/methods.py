@@ -77,9 +77,9 @@ class Method:
     server: ServerUpdate
     seams: Mapping[str, str]  # seam -> value, for people and summary.json
     placement: placement.Placement
-    collective: str = THROUGH_PS  # who sums: the PS, or the workers by one of ops.collectives
     local: LocalUpdate  # between two exchanges, where changes of weights travel
     bn_sync: bool  # BatchNorm's moving statistics are averaged over the workers
+    collective: str = THROUGH_PS  # who sums: the PS, or the workers by one of ops.collectives
 
     @property
     def kind(self) -> Kind:
