@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 
 from data.fractions import read_fractions
-from ops import sync
+from ops import grouping
 from ops.methods import SEAMS, Choices, Method, compose
 from ops.options import Option, Rule, Topic
 from ops.placement import BySpeed
@@ -170,11 +170,11 @@ def _groups() -> tuple[tuple[int, ...], ...] | None:
     if FLAGS.groups is not None and FLAGS.groups_file is not None:
         raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
     if FLAGS.groups is not None:
-        return sync.parse_groups(FLAGS.groups)
+        return grouping.parse_groups(FLAGS.groups)
     if FLAGS.groups_file is None:
         return None
     try:
         text = pathlib.Path(FLAGS.groups_file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--groups_file={FLAGS.groups_file}: {error}.") from error
-    return sync.parse_groups_file(text, FLAGS.groups_file)
+    return grouping.parse_groups_file(text, FLAGS.groups_file)

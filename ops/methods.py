@@ -12,6 +12,7 @@ from typing import Any
 from ops import among_workers, codecs, down_codecs, pacing, placement, routing, sync, weighting
 from ops.collectives import THROUGH_PS
 from ops.dc_asgd import DcAsgd
+from ops.grouping import uneven
 from ops.local_update import LocalUpdate
 from ops.server_update import ServerUpdate
 from ops.types import ConfigurationError, Kind, describe
@@ -110,7 +111,9 @@ class Method:
             )
         among_workers.check(self)
         self._refuse_local_choices()
-        return [text for empty, text in self._empty_choices() if empty]
+        found = [text for empty, text in self._empty_choices() if empty]
+        warning = uneven(self.sync.groups)
+        return [*found, warning] if warning else found
 
     def _refuse_local_choices(self) -> None:
         """Refuse settings of local steps where no local steps are taken."""

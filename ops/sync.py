@@ -11,8 +11,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from ops.grouping import format_groups
 from ops.types import ConfigurationError, State
 
 
@@ -53,9 +54,21 @@ class SyncRule:
     def _group_numbers(self) -> dict[int, int]:
         return {worker: number for number, group in enumerate(self.groups) for worker in group}
 
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return [format_groups([group]) for group in self.groups]
+
     def group_of(self, worker: int) -> int:
         """Return the number of the worker's group."""
         return self._group_numbers[worker]
+
+    def members_of(self, worker: int) -> tuple[int, ...]:
+        """Return the worker's group: itself and its fellows, live or not."""
+        return self.groups[self._group_numbers[worker]]
+
+    def name_of(self, worker: int) -> str:
+        """Return the worker's group as --groups writes it."""
+        return self._names[self._group_numbers[worker]]
 
     def init(self) -> State:
         """Return the state of an empty cluster."""
@@ -206,44 +219,6 @@ class ClosedRounds(SyncRule):
         """Make joiners live if nobody of the group is in a round."""
         if not state["num_live"].get(number, 0) or state["held"]:
             super()._admit(number, state)
-
-
-def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
-    """Read ``"1,2|3,4"``.
-
-    >>> parse_groups("1, 2|3")
-    ((1, 2), (3,))
-
-    Raises:
-        ConfigurationError: A token is not a worker id.
-    """
-    try:
-        return tuple(
-            tuple(sorted(int(token) for token in group.replace(",", " ").split()))
-            for group in text.split("|")
-        )
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--groups={text!r}: expected worker ids like '1,2|3,4' ({error})."
-        ) from error
-
-
-def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
-    """Read one group a line; ``#`` starts a comment, blank lines are skipped.
-
-    Raises:
-        ConfigurationError: The file has no group, or a token is not a worker id.
-    """
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    groups = "|".join(line for line in lines if line)
-    if not groups:
-        raise ConfigurationError(f"--groups_file={path}: holds no group; one line of ids a group.")
-    return parse_groups(groups)
-
-
-def format_groups(groups: Iterable[Iterable[int]]) -> str:
-    """Write groups as parse_groups reads them."""
-    return "|".join(",".join(map(str, group)) for group in groups)
 
 
 def _one_group(nb_workers: int) -> tuple[tuple[int, ...], ...]:

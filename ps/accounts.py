@@ -6,7 +6,9 @@ import collections
 import dataclasses
 
 from ops.types import State
+from ops.weighting import staleness
 from ps import events
+from ps.group_accounts import GroupAccounts
 
 
 @dataclasses.dataclass
@@ -28,6 +30,7 @@ class Accounts:
         self.staleness: collections.Counter[int] = collections.Counter()
         self.rejected: collections.Counter[str] = collections.Counter()
         self.workers: dict[int, WorkerAccount] = {}
+        self.groups = GroupAccounts()
         self.lost_updates = 0
         self.num_replies = 0  # replies that carried weights
         self.first_pull_at: float | None = None
@@ -37,14 +40,25 @@ class Accounts:
         self._restored_version = 0
         self._lost_before = 0
 
-    def applied(self, push: events.Push, version: int) -> None:
-        """Count one push merged into the update that follows `version`."""
+    def applied(self, push: events.Push, version: int, group: str) -> None:
+        """Count one push of a group's member, merged into the update that follows `version`."""
         self.staleness[version - push.base_version] += 1
+        self.groups.of(group).staleness[staleness(version, push.base_version)] += 1
         account = self.worker(push.worker)
         account.pushes += 1
         account.samples += push.samples
         account.local_steps += push.local_steps
         account.loss = push.loss
+
+    def updated(self, group: str, now: float) -> None:
+        """Count one update of a group."""
+        self.groups.of(group).updates += 1
+        self.last_update_at = now
+
+    def replied(self, group: str, waited_seconds: float) -> None:
+        """Count a reply that carried weights, and how long it was held back."""
+        self.num_replies += 1
+        self.groups.of(group).wait_seconds += waited_seconds
 
     def worker(self, worker: int) -> WorkerAccount:
         """Return one worker's account, opening it if need be."""
@@ -72,6 +86,7 @@ class Accounts:
             "staleness": {str(delay): count for delay, count in self.staleness.items()},
             "rejected": dict(self.rejected),
             "workers": {str(w): dataclasses.asdict(a) for w, a in self.workers.items()},
+            "groups": self.groups.save(),
             "lost_updates": self.lost_updates,
             "replies": self.num_replies,
             "seconds": self.seconds(),
@@ -82,6 +97,7 @@ class Accounts:
         self.staleness = collections.Counter({int(d): n for d, n in state["staleness"].items()})
         self.rejected = collections.Counter(state["rejected"])
         self.workers = {int(w): WorkerAccount(**a) for w, a in state["workers"].items()}
+        self.groups.restore(state["groups"])
         self.lost_updates = self._lost_before = state["lost_updates"]
         self.num_replies = state["replies"]
         self.seconds_before = state["seconds"]

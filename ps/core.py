@@ -14,7 +14,7 @@ from ops.methods import Method
 from ops.sync import SyncRule
 from ops.types import State, Update
 from ops.weighting import Arrival
-from ps import admission, durable, events, refusals
+from ps import admission, changes, durable, events, refusals
 from ps.accounts import Accounts
 from ps.aux_mean import AuxMean
 from ps.deadlines import Deadlines
@@ -62,9 +62,9 @@ class PsCore:
         self.sync_state = sync.init()
         self._spent = False  # a following shard has applied all it is to apply
         self.group_epochs: dict[int, int] = {}  # group -> epoch of its last change
-        self._early: set[int] = set()  # workers with an early push
+        self.early: set[int] = set()  # workers with an early push
         self._oldest_base = OldestBase()
-        self._deadlines = Deadlines(config, self.accounts)
+        self.deadlines = Deadlines(config, self.accounts)
         self.state_server = StateServer(method.pacer)
         self._snapshot_version = 0
 
@@ -85,7 +85,7 @@ class PsCore:
 
     def next_deadline(self) -> float | None:
         """Return when a Tick is due, if ever."""
-        deadlines = [self.membership.next_deadline(), self._deadlines.next()]
+        deadlines = [self.membership.next_deadline(), self.deadlines.next()]
         return min((when for when in deadlines if when is not None), default=None)
 
     # -- events -----------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class PsCore:
         if (member := admission.member_of(self, event)) is None:
             epoch = self.membership.epoch
             return [refusals.not_member(event.worker, event.incarnation, 0, epoch)]
-        self._deadlines.begin(now)
+        self.deadlines.begin(now)
         admission.note_lost_updates(self, event)
         member.question, member.asked_at = (0, admission.usable_base(self, event)), now
         return self._answer([event.worker], now)
@@ -128,7 +128,7 @@ class PsCore:
         if (member := admission.member_of(self, event)) is None:
             epoch = self.membership.epoch
             return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
-        self._deadlines.begin(now)
+        self.deadlines.begin(now)
         admission.note_lost_updates(self, event)
         usable, member.asked_at = admission.usable_base(self, event), now
         if event.is_copy:
@@ -144,7 +144,7 @@ class PsCore:
             generation, epoch = self.config.generation, self.membership.epoch
             return [refusals.stale_generation(event, self.version, generation, epoch)]
         member.question, member.free, member.early = (event.step, usable), False, event
-        self._early.add(event.worker)
+        self.early.add(event.worker)
         member.last_step = event.step
         return self._settle(now)
 
@@ -155,9 +155,9 @@ class PsCore:
             return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
         if event.step <= member.last_step:  # of a round that is over: it must not touch the records
             return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
-        group = self.sync.groups[self.sync.group_of(event.worker)]
+        group = self.sync.members_of(event.worker)
         live = [worker for worker in group if worker in self.sync_state["live"]]
-        over = self.stop_reason is not None or self._deadlines.drain is not None
+        over = self.stop_reason is not None or self.deadlines.drain is not None
         return self.state_server.ask(event, live, over, now)
 
     def _observe(self, event: events.Observe, now: float) -> list[events.Action]:
@@ -183,13 +183,13 @@ class PsCore:
         """End the run; an interrupted one first takes in what is on its way."""
         if self.stop_reason is not None:
             return []
-        if event.reason != "interrupted" or self._deadlines.drain is not None:
+        if event.reason != "interrupted" or self.deadlines.drain is not None:
             return self._end(event.reason, now)
         return self._drain(event.reason, now)
 
     def _drain(self, reason: str, now: float) -> list[events.Action]:
         """Tell everybody of the end, and wait for what is still to come."""
-        self._deadlines.begin_drain(reason, now)
+        self.deadlines.begin_drain(reason, now)
         idle = [w for w, member in self.members.items() if member.question and not member.pending]
         for worker in idle:
             self.members[worker].free = True
@@ -210,59 +210,23 @@ class PsCore:
     def _expire(self, now: float) -> list[events.Action]:
         """Do what time has made due."""
         actions = self._change(list(self.membership.expire(now)), now)
-        if self._deadlines.start_is_due(now):
+        if self.deadlines.start_is_due(now):
             self.started = True
-            actions += [*self._publish(), *self._settle(now)]
-        if self._deadlines.limit_is_due(now):
+            actions += [*changes.publish(self), *self._settle(now)]
+        if self.deadlines.limit_is_due(now):
             actions += self._end("max_seconds", now)
-        if why := self._deadlines.drain_is_over(now, self.sync_state["live"], self.model.lags):
+        if why := self.deadlines.drain_is_over(now, self.sync_state["live"], self.model.lags):
             actions += self._end(why, now)
-        if self._deadlines.snapshot_is_due(now):
+        if self.deadlines.snapshot_is_due(now):
             actions += self._snapshot_if_new()
         return actions
 
-    def _change(self, changes: Sequence[Change], now: float) -> list[events.Action]:
+    def _change(self, turnover: Sequence[Change], now: float) -> list[events.Action]:
         """Carry a change of membership into the rule, and tell the other shards."""
-        if not changes:
+        if not turnover:
             return []
-        actions: list[events.Action] = []
-        for verb, worker in changes:
-            member = self.members.setdefault(worker, Member())
-            self.group_epochs[self.sync.group_of(worker)] = self.membership.epoch
-            if verb == "join":
-                self.sync_state = self.sync.join(worker, self.sync_state)
-                continue
-            self.sync_state = self.sync.leave(worker, self.sync_state)
-            self.model.forget(worker)
-            self.state_server.left(worker)
-            if waiting := member.pending or member.early:
-                self.accounts.reject("left", worker)
-                member.last_step = waiting.step - 1  # so that a retry counts
-            if member.question is not None:  # whoever still waits here must say Hello again
-                incarnation, step = member.incarnation, member.question[0]
-                actions.append(
-                    refusals.not_member(worker, incarnation, step, self.membership.epoch)
-                )
-            member.pending = member.early = member.question = None
-            self._early.discard(worker)
-            member.free = False
-        self._check_start(now)
-        return [*actions, *self._publish(), *self._settle(now)]
-
-    def _check_start(self, now: float) -> None:
-        if self.started:
-            return
-        present = len(self.sync_state["joining"])
-        if present >= self.config.nb_workers:
-            self.started, self._deadlines.start = True, None
-        elif present and self._deadlines.start is None:
-            self._deadlines.start = now + self.config.start_timeout_seconds
-
-    def _publish(self) -> list[events.Action]:
-        if not self.started:  # a restarted shard 0 must not empty rounds that wait elsewhere
-            return []
-        live = tuple(sorted([*self.sync_state["live"], *self.sync_state["joining"]]))
-        return [events.NewEpoch(events.Epoch(self.membership.epoch, live, self.started))]
+        told = changes.carry(self, turnover, now)
+        return [*told, *changes.publish(self), *self._settle(now)]
 
     def _settle(self, now: float) -> list[events.Action]:
         """Release every round that is complete and answer whoever may go on."""
@@ -282,11 +246,11 @@ class PsCore:
 
     def _take_early(self) -> None:
         """Let pushes of live workers into their round; one of a newer epoch waits for that."""
-        for worker in sorted(self._early):
+        for worker in sorted(self.early):
             member = self.members[worker]
             known = member.early is not None and member.early.epoch <= self.membership.epoch
             if known and self.sync.is_live(worker, self.sync_state):
-                self._early.discard(worker)
+                self.early.discard(worker)
                 member.pending, member.early = member.early, None
                 self.sync_state = self.sync.push(worker, self.sync_state)
 
@@ -302,17 +266,18 @@ class PsCore:
         version, live = self.version, self.sync_state["live"]
         kept = self.model.apply(arrivals, self._oldest_base.find(self.members, live, version))
         kept_workers = {arrival.worker for arrival in kept}
+        group = self.sync.name_of(workers[0])
         for push in pushes:
             if push.worker in kept_workers:
                 self.model.samples += push.samples
-                self.accounts.applied(push, version)
+                self.accounts.applied(push, version, group)
                 self.members[push.worker].staleness = version - push.base_version
             else:
                 self.accounts.reject("stale", push.worker)
         if not kept:
             return []
         self.aux.merge([p.aux for p in pushes if p.worker in kept_workers], len(live))
-        self.accounts.last_update_at = now
+        self.accounts.updated(group, now)
         reason = self.config.budget.end(self.version, self.samples)
         if reason and not self.membership.leads:  # the end of the run is shard 0's to declare
             self._spent = True
@@ -334,7 +299,8 @@ class PsCore:
             if base not in gathered:
                 gathered[base] = self.model.gather(base)
             member.base_version = self.model.hand_out(worker)
-            self.accounts.num_replies += 1
+            waited = now - member.asked_at if step else 0.0
+            self.accounts.replied(self.sync.name_of(worker), waited)
             replies.append(self._reply(worker, step, *gathered[base], now))
         return replies
 
@@ -351,7 +317,7 @@ class PsCore:
             epoch=self.membership.epoch,
             learning_rate=self.model.learning_rate,
             samples=self.samples,
-            stop_reason=self._deadlines.drain_reason or self.stop_reason,
+            stop_reason=self.deadlines.drain_reason or self.stop_reason,
             held_seconds=now - member.asked_at,
             staleness=member.staleness if step else 0,
             aux=self.aux.mean if worker else self.aux.statistics,
@@ -360,10 +326,10 @@ class PsCore:
     def _end(self, reason: str, now: float) -> list[events.Action]:
         if self.stop_reason is not None:
             return []
-        if self.model.lags and self._deadlines.drain is None and self.sync_state["live"]:
+        if self.model.lags and self.deadlines.drain is None and self.sync_state["live"]:
             return self._drain(reason, now)
         self.stop_reason = reason
-        self._deadlines.end_drain()
+        self.deadlines.end_drain()
         self.accounts.ended_at = now
         who = [worker for worker, member in self.members.items() if member.question]
         return [*self._answer(who, now), *self._snapshot_if_new(force=True), events.Ended(reason)]

@@ -49,7 +49,9 @@ class StatusBoard:
     def shard_document(self) -> str:
         """Return a following shard's own counters, for shard 0."""
         own = {"bytes_down": self._server.connections.bytes_down(), **self._rejected()}
-        return json.dumps(own | {"weighting": self._core.model.memory()})
+        staleness = self._core.accounts.groups.histograms()
+        own |= {"weighting": self._core.model.memory(), "group_staleness": staleness}
+        return json.dumps(own)
 
     def document(self) -> str:
         """Return the status as JSON."""
@@ -88,7 +90,7 @@ class StatusBoard:
             ),
             workers=workers,
             policies={
-                "groups": {"groups": [list(group) for group in core.sync.groups]},
+                "groups": self._groups(),
                 **core.state_server.summary(),
                 **self._weighting_memory(),
             },
@@ -143,6 +145,20 @@ class StatusBoard:
                 total.update(_counts(text, "weighting"))
         return {"weighting": dict(total)} if total["bytes"] else {}
 
+    def _groups(self) -> dict[str, Any]:
+        """Return who belongs together, and what each group has done on this shard and others."""
+        core = self._core
+        others = {
+            str(who): _tables(text, "group_staleness")
+            for (role, who), text in self._server.reports.copy().items()
+            if role == pb.ROLE_SHARD
+        }
+        block = {
+            "groups": [list(group) for group in core.sync.groups],
+            "by_group": core.accounts.groups.summary(),
+        }
+        return block | ({"histograms_of_shards": others} if others else {})
+
     def _rejected(self) -> dict[str, Any]:
         return {"rejected": dict(self._core.accounts.rejected)}
 
@@ -169,7 +185,19 @@ def _own_counters(text: str) -> dict[str, Any]:
 def _counts(text: str, name: str) -> dict[str, int]:
     """Take one table of counts from a following shard's report."""
     try:
-        table = metrics.parse_json(text)[name]
-        return {key: count for key, count in table.items() if type(count) is int and count >= 0}
+        return _whole(metrics.parse_json(text)[name])
     except (ValueError, KeyError, AttributeError, TypeError):
         return {}
+
+
+def _tables(text: str, name: str) -> dict[str, dict[str, int]]:
+    """Take several tables of counts from a following shard's report."""
+    try:
+        tables = metrics.parse_json(text)[name]
+        return {key: _whole(table) for key, table in tables.items()}
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return {}
+
+
+def _whole(table: dict[str, Any]) -> dict[str, int]:
+    return {key: count for key, count in table.items() if type(count) is int and count >= 0}

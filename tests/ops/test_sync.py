@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.sync import SyncRule, format_groups, make_rule, parse_groups, parse_groups_file
+from ops.grouping import format_groups, parse_groups, parse_groups_file
+from ops.sync import SyncRule, make_rule
 from ops.types import ConfigurationError
 
 
