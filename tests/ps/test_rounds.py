@@ -1,6 +1,8 @@
 """Rounds on their way: passed on at once, kept for a Supervisor that comes back, bounded."""
 
+from proto import thinwire_pb2 as pb
 from ps.rounds import RoundsRelay
+from tests.ps.streams import HONEST, Shard
 
 
 class Listener:
@@ -28,3 +30,36 @@ def test_the_oldest_go_first_and_the_newest_never():
     relay.take(2, "x", [])
     relay.repeat(late)
     assert late.heard == [(1, "dddddddd"), (2, "x")]
+
+
+def supervisor_of(shard, *messages):
+    """A Supervisor says Hello, then these; returns its stream."""
+    return shard.say(*messages, role=pb.ROLE_SUPERVISOR, id=0, fingerprint=[])
+
+
+def rounds_heard(stream):
+    reports = [one.report for one, _ in stream.received if one.WhichOneof("body") == "report"]
+    return [(report.worker, report.rounds) for report in reports if report.rounds]
+
+
+def test_a_worker_s_rounds_reach_a_supervisor_that_comes_later():
+    shard = Shard("asgd")
+    both = {"report": pb.Report(rounds="b")}
+    shard.say({"report": pb.Report(rounds="a")}, both, id=HONEST)
+    assert rounds_heard(supervisor_of(shard)) == [(HONEST, "a"), (HONEST, "b")]
+    assert not shard.server.reports  # rounds are no status
+
+
+def test_an_observer_that_does_not_evaluate_hears_no_rounds():
+    shard = Shard("asgd")
+    shard.say({"report": pb.Report(rounds="a")})
+    assert rounds_heard(shard.say(role=pb.ROLE_SUPERVISOR, id=0, fingerprint=[], model=[])) == []
+
+
+def test_rounds_too_long_and_rounds_of_no_worker_end_the_stream():
+    shard = Shard("asgd")
+    long = shard.say({"report": pb.Report(rounds="x" * (256 * 1024 + 1))})
+    odd = supervisor_of(shard, {"report": pb.Report(rounds="x")})
+    for stream in (long, odd):
+        assert stream.last("refusal")[0].reason == pb.REASON_MALFORMED
+    assert rounds_heard(supervisor_of(shard)) == []
