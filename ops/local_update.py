@@ -129,7 +129,7 @@ class LocalUpdate:
         for variable in _slots(state["keras"]) if len(averaged) else ():
             size = variable.value.numpy().size
             values = averaged[start : start + size].reshape(variable.shape)
-            variable.assign(values if variable.shape else round(float(values)))
+            variable.assign(values if values.ndim else round(float(values)))
             start += size
         return state
 
