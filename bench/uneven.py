@@ -61,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for method, partition in chosen:
         sys.stdout.write(f"{method}, {partition}\n")
         sys.stdout.flush()
-        subprocess.run(command(method, partition, options), check=True)
+        code = subprocess.run(command(method, partition, options), check=False).returncode
+        if code:
+            sys.stderr.write(f"{method}, {partition} ended with {code}; nothing is drawn\n")
+            return code
     folders = [str(run_dir(method, part, options.runs)) for method, part in chosen]
     return drawer.main([*folders, "--out", str(options.runs / "figures")])
 

@@ -162,11 +162,11 @@ def bar_picture(
     axes.set_xlim(0, longest * (1.0 if limit else 1.16))
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(label)
-    _add_bar_legend(axes, legend, mark)
+    _add_bar_legend(figure, legend, mark)
     return figures.to_png(figure, axes, _THEME)
 
 
-def _add_bar_legend(axes: Any, legend: Sequence[tuple[float, str]], mark: str) -> None:
+def _add_bar_legend(figure: Any, legend: Sequence[tuple[float, str]], mark: str) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -177,14 +177,12 @@ def _add_bar_legend(axes: Any, legend: Sequence[tuple[float, str]], mark: str) -
         line = {"linestyle": "", "color": _THEME.text, "markersize": 4.5, "mfc": "white"}
         handles.append(Line2D([], [], marker="D", label=mark, **line))
     if handles:
-        axes.legend(
+        figure.legend(  # of the figure: long names of rows would push one of the axes out
             handles=handles,
-            loc="lower left",
-            bbox_to_anchor=(0.0, 1.0),
+            loc="outside upper left",
             ncols=len(handles),
             frameon=False,
             labelcolor=_THEME.text,
             fontsize=9,
-            borderaxespad=0.2,
             columnspacing=1.4,
         )
