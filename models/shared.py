@@ -52,8 +52,7 @@ class SharedModel:
             )
         self.variables = collection.shared_variables(self.model)
         self.spec: ModelSpec = collection.model_spec(self.variables)
-        shared = {id(variable) for variable in self.variables}
-        self.statistics = [v for v in moving_statistics(self.model) if id(v) not in shared]
+        self.statistics = moving_statistics(self.model)
 
     def flat(self) -> Float32:
         """Return a copy of the shared values: [num_parameters] float32."""

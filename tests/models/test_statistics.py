@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import models
-from models.statistics import moving_statistics
+from models.statistics import FlatVariables, moving_statistics
 from ops.collection import shared_variables
 from tests.models.built import Built
 
@@ -59,3 +59,25 @@ def test_same_order_on_every_node(network: Callable[[str], Built]) -> None:
 
 def test_none_without_normalisation() -> None:
     assert moving_statistics(models.build("lenet", 28, 1, 10, seed=0)) == []
+
+
+def test_one_flat_vector_of_them() -> None:
+    variables = moving_statistics(small())
+    flat = FlatVariables(variables)
+    assert flat.size == sum(variable.numpy().size for variable in variables)
+    before = np.concatenate([variable.numpy().ravel() for variable in variables])
+    np.testing.assert_array_equal(flat.read(), before)
+    values = np.arange(flat.size, dtype=np.float32)
+    flat.assign(values)
+    np.testing.assert_array_equal(flat.read(), values)
+    np.testing.assert_array_equal(variables[1].numpy(), values[4:8])
+    values[:] = 0  # neither shares memory with what was given or handed out
+    kept = flat.read()
+    flat.assign(values)
+    np.testing.assert_array_equal(kept, np.arange(flat.size))
+
+
+def test_no_statistics_are_an_empty_vector() -> None:
+    flat = FlatVariables([])
+    flat.assign(flat.read())
+    assert (flat.size, flat.read().shape, flat.read().dtype) == (0, (0,), np.float32)

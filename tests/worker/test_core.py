@@ -247,6 +247,59 @@ def test_two_workers_draw_different_numbers_and_one_worker_the_same():
     assert positions(1, 1) != positions(2, 1)
 
 
+STATISTICS = np.float32([1, 2, 3])
+
+
+def normed_core(**choices):
+    chosen = method("asgd", nb_workers=1, **choices)
+    return WorkerCore(SPEC, routing.place(SPEC, 1), chosen, BODIES, [1, 1], STATISTICS)
+
+
+def test_statistics_go_with_each_push_and_are_replaced_by_the_reply():
+    core = normed_core()
+    start(core, numbers())
+    mine = np.float32([4, 5, 6])
+    outgoing = core.begin(numbers(1), 8, 1.0, mine)
+    mine[:] = 0  # a retry sends what was sent
+    np.testing.assert_array_equal(outgoing.aux, [4, 5, 6])
+    core.finish([reply(core.layouts[0], Operation.NONE, blocks=[], aux=np.float32([7, 8, 9]))])
+    np.testing.assert_array_equal(core.statistics, [7, 8, 9])
+    np.testing.assert_array_equal(outgoing.aux, [4, 5, 6])
+    core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])  # of a shard without them
+    np.testing.assert_array_equal(core.statistics, [7, 8, 9])
+
+
+def test_a_model_without_statistics_sends_none():
+    core = core_of()
+    start(core, numbers())
+    assert core.begin(numbers(1), 8, 1.0, np.empty(0, np.float32)).aux is None
+    assert core.aux_size == 0
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_statistics_that_are_not_finite_change_nothing(local_steps):
+    core = normed_core(local_steps=local_steps, overrides={"pacer": "fixed"})
+    start(core, numbers())
+    with pytest.raises(NonFiniteUpdate):
+        core.begin(numbers(1), 8, 1.0, np.float32([4, np.inf, 6]))
+    np.testing.assert_array_equal(core.statistics, STATISTICS)
+    np.testing.assert_array_equal(core.weights, numbers())
+
+
+def test_statistics_of_a_round_come_back_with_it(tmp_path):
+    core = normed_core(local_steps=3, overrides={"pacer": "fixed"})
+    start(core, numbers())
+    core.begin(numbers(1), 8, 1.0, np.float32([4, 5, 6]))
+    Checkpoints(tmp_path).save(0, core.save())
+    for version, expected in ((0, [4, 5, 6]), (1, [7, 8, 9])):
+        other = normed_core(local_steps=3, overrides={"pacer": "fixed"})
+        other.restore(Checkpoints(tmp_path).load_latest()[1], 0)
+        other.finish([reply(core.layouts[0], Operation.NONE, blocks=[], version=version,
+                            generation=-1, aux=np.float32([7, 8, 9]))])  # fmt: skip
+        other.resume_round()
+        np.testing.assert_array_equal(other.statistics, expected)
+
+
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 1000])
 def test_aligned_buffers(size):
     buffer = aligned(size)
