@@ -4,6 +4,9 @@ import signal
 
 import pytest
 
+from ops.run_dir import rounds_of
+from supervisor.rounds_log import read_rounds
+
 pytestmark = pytest.mark.timeout(150)
 
 
@@ -72,6 +75,11 @@ def test_the_supervisor_may_die_and_return(nodes):
     nodes.supervisor()
     assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps", "supervisor")] == [0] * 4
     assert nodes.summary()["updates"] == 2500
+    for worker in nodes.summary()["workers"]:  # of its rounds none is missing and none is double
+        rounds = read_rounds(rounds_of(nodes.run_dir, worker["id"]))
+        numbers = [each.num_iters for each in rounds]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert len(numbers) - worker["pushes"] in (0, 1)  # the last one may come after the end
 
 
 @pytest.mark.parametrize("method", ["adacomp", "bsp", "esync"])
