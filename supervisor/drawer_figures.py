@@ -174,8 +174,8 @@ def _add_bar_legend(figure: Any, legend: Sequence[tuple[float, str]], mark: str)
         Patch(color=_THEME.muted, alpha=opacity, label=name) for opacity, name in legend
     ]
     if mark:
-        line = {"linestyle": "", "color": _THEME.text, "markersize": 4.5, "mfc": "white"}
-        handles.append(Line2D([], [], marker="D", label=mark, **line))
+        line: dict[str, Any] = {"linestyle": "", "color": _THEME.text, "markersize": 4.5}
+        handles.append(Line2D([], [], marker="D", mfc="white", label=mark, **line))
     if handles:
         figure.legend(  # of the figure: long names of rows would push one of the axes out
             handles=handles,

@@ -123,7 +123,7 @@ def read_mode(folder: pathlib.Path) -> list[Logged]:
         OSError: A file cannot be read.
         ValueError: A file is not one of these, or there is none at all.
     """
-    found = []
+    found: list[Logged] = []
     for host in _folders(folder):
         for device in _folders(host):
             documents = list(_read_device(device))
