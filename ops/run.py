@@ -20,6 +20,9 @@ EXIT_REFUSED = 4
 EXIT_DIVERGED = 5
 EXIT_INTERRUPTED = 130
 
+#: How long an interrupted run waits for pushes that are on their way.
+DRAIN_SECONDS = 5.0
+
 #: Why a run stopped -> the exit code of its nodes; every other reason is a run that is done.
 EXIT_OF_STOP = {"interrupted": EXIT_INTERRUPTED, "diverged": EXIT_DIVERGED}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ops.run import DRAIN_SECONDS
 from ps.accounts import Accounts
-from ps.members import DRAIN_SECONDS, CoreConfig
+from ps.members import CoreConfig
 
 
 class Deadlines:

@@ -7,9 +7,6 @@ import dataclasses
 from ops.schedule import Budget, Schedule
 from ps import events
 
-#: How long an interrupted run waits for pushes that are on their way.
-DRAIN_SECONDS = 5.0
-
 
 @dataclasses.dataclass(frozen=True)
 class CoreConfig:

@@ -19,7 +19,7 @@ from data.chosen import load_chosen
 from models.shared import SharedModel
 from models.statistics import FlatVariables
 from ops import metrics
-from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run, finished_summary
+from ops.run import DRAIN_SECONDS, EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run, finished_summary
 from ops.signals import heard_by
 from ops.types import ModelSpec, ShardLayout
 from proto import convert
@@ -40,6 +40,8 @@ _PLAIN_LINE_SECONDS = 10.0  # between two lines where there is no terminal
 _RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
 #: How long to ask again while shards in lockstep answer in the middle of a round.
 _SAME_VERSION_SECONDS = 2.0
+#: How long to wait for the last reports of a run that has ended.
+_END_SECONDS = 3.0
 
 
 def main(run: Run) -> int:
@@ -86,6 +88,7 @@ class _Watcher:
         self.dashboard = Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
+        self._num_signals = 0
         self._told: metrics.RunStatus | None = None  # newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}
 
@@ -279,13 +282,18 @@ class _Watcher:
         return EXIT_OF_STOP.get(cause, EXIT_DONE)
 
     def _see_the_end(self) -> None:
-        """Give shard 0 a moment to send the workers' last reports, and show what it sent."""
-        cause = self.shards[0].halt_cause
-        deadline = time.monotonic() + 3.0
-        while time.monotonic() < deadline and not self.shards[0].lost.is_set():
-            status = self.shards[0].status
+        """Give shard 0 time to end the run and to send the workers' last reports; show them.
+
+        Who was interrupted alone waits in vain; a second signal ends the wait.
+        """
+        patience = _END_SECONDS + (DRAIN_SECONDS if self.interrupted.is_set() else 0.0)
+        deadline = time.monotonic() + patience
+        shard = self.shards[0]
+        while time.monotonic() < deadline and not shard.lost.is_set() and self._num_signals < 2:
+            status = shard.status
             done = status is not None and status.stop_reason is not None
-            if not cause or (done and status and all(w.state == "done" for w in status.workers)):
+            everyone = done and status and all(w.state == "done" for w in status.workers)
+            if shard.halt_cause and everyone:
                 break
             time.sleep(0.1)
         if status := self.shards[0].status:
@@ -294,4 +302,5 @@ class _Watcher:
     def _interrupt(self, number: int, frame: Any) -> None:
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
+        self._num_signals += 1
         self.interrupted.set()

@@ -132,4 +132,4 @@ def test_emulated_links_and_devices(nodes):
     assert second["pushes"] < first["pushes"]
     for worker, mbps in ((first, 40), (second, 20)):
         rate = 8e-6 * worker["bytes_up"] / worker["send_seconds"]
-        assert 0.85 * mbps < rate < 1.05 * mbps
+        assert 0.7 * mbps < rate < 1.05 * mbps  # a busy machine only makes it slower
