@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -43,6 +44,7 @@ class SimulatedShard:
         reports: (role, id) -> newest JSON document, as a real shard keeps them.
         followers: On shard 0, the other shards: they hear of each epoch at once.
         on_end: Called with the reason when the core declares the end.
+        on_groups: Called when shard 0 has formed groups by speed.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class SimulatedShard:
         self.reports: dict[tuple[int, int], str] = {}
         self.followers: list[SimulatedShard] = []
         self.on_end: Callable[[str], None] | None = None
+        self.on_groups: Callable[[events.Regrouped], None] | None = None
         self.identity = types.SimpleNamespace(run_id=RUN_ID)
         self.connections = self  # with bytes_down, what a status document asks of a real shard
         self.up, self.down = (Pipe(Link(server.mbps)) for _ in range(2))
@@ -95,7 +98,9 @@ class SimulatedShard:
     def _set_alarm(self) -> None:
         """See to it that the core gets a Tick when it wants one."""
         deadline = self.core.next_deadline()
-        if deadline is None or (self._tick_at is not None and self._tick_at <= deadline):
+        if deadline is None or not math.isfinite(deadline):
+            return
+        if self._tick_at is not None and self._tick_at <= deadline:
             return
         self._tick_at = deadline
         self.clock.at(deadline, functools.partial(self._tick, deadline))
@@ -151,6 +156,10 @@ class SimulatedShard:
         if self.on_end is not None:
             self.on_end(action.reason)
 
+    def _regrouped(self, action: events.Regrouped, coded: Any) -> None:
+        if self.on_groups is not None:
+            self.on_groups(action)
+
     def _snapshot(self, action: events.Snapshot, coded: Any) -> None:
         """Keep nothing: a simulation is repeated, not resumed."""
 
@@ -161,6 +170,7 @@ class SimulatedShard:
         events.Refuse: _say,
         events.NewEpoch: _new_epoch,
         events.Ended: _ended,
+        events.Regrouped: _regrouped,
         events.Snapshot: _snapshot,
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from cluster.simulator.clock import Clock
 from cluster.simulator.flags import SimulatorFlags
@@ -16,7 +17,8 @@ from cluster.simulator.streams import Streams
 from cluster.simulator.trainer import Trainer
 from cluster.simulator.worker import Equipment, SimulatedWorker
 from data.chosen import Shard, take_shards
-from ops import routing
+from ops import group_files, routing
+from ops.grouping import format_groups
 from ops.run import Run
 from ops.schedule import Budget
 from ops.sync import SyncRule
@@ -66,6 +68,7 @@ class Simulation:
         self.shards = [self._shard(number, budget) for number in range(run.nb_ps)]
         self.shards[0].followers = self.shards[1:]
         self.shards[0].on_end = self._note_end
+        self.shards[0].on_groups = self._note_groups
         decoders = [
             PushDecoder(shard.layout, shard.core.model.kind, bodies, shard.core.aux.size)
             for shard in self.shards
@@ -87,10 +90,21 @@ class Simulation:
             if interrupted() or not self.clock.advance():
                 self.end = "interrupted"
             keep(self.clock.now)
+        self._let_followers_finish()
         for worker in self.workers:
             if worker.alive:
                 worker.leave("done")
         return self.end
+
+    def _let_followers_finish(self) -> None:
+        """Let what was sent with the last push arrive at the other shards, then end them too."""
+        first, *others = self.shards
+        until = self.clock.now + self._run.lease_seconds
+        while any(shard.core.version < first.core.version for shard in others):
+            if self.clock.now > until or not self.clock.advance():
+                break
+        for shard in others:
+            shard.handle(events.Stop(str(self.end)))
 
     def stop(self, reason: str) -> None:
         """End the run, as a Supervisor may."""
@@ -98,6 +112,15 @@ class Simulation:
 
     def _note_end(self, reason: str) -> None:
         self.end = reason
+
+    def _note_groups(self, found: events.Regrouped) -> None:
+        run = self.run_settings
+        logging.info(
+            "groups by speed from %.3f s on: %s", self.clock.now, format_groups(found.groups)
+        )
+        if len(found.speeds) == run.nb_workers:
+            flags = group_files.write(run.run_dir, found.groups, found.speeds)
+            logging.info("for another run with shares of data by speed: %s", flags)
 
     # -- the calendar -----------------------------------------------------------------------
 
