@@ -6,7 +6,8 @@ import re
 
 import data
 import models
-from ops import codecs, down_codecs, pacing, placement, routing, sync, weighting
+from ops import codecs, collectives, down_codecs, pacing, placement, routing, sync, weighting
+from ops.collectives import THROUGH_PS
 from ops.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
 from ops.local_update import SLOT_FATES
 from ops.methods import METHODS
@@ -100,6 +101,12 @@ _METHOD = Topic(
         ),
         choice("value_dtype", "float32", "Of values sent up.", VALUE_DTYPES),
         integer("local_steps", 1, "H of --pacer=fixed.", low=1),
+        choice(
+            "collective",
+            THROUGH_PS,
+            "Who sums a round of bsp or esync: the PS, or the workers among themselves.",
+            (THROUGH_PS, *collectives.REGISTRY),
+        ),
         words("esync_eps", "auto", "Safety margin of --pacer=esync in seconds, or auto."),
         choice(
             "esync_query",

@@ -10,7 +10,8 @@ from typing import Any
 from absl import flags
 
 from data.fractions import read_fractions
-from ops import grouping
+from ops import among_workers, grouping
+from ops.collectives import THROUGH_PS
 from ops.methods import SEAMS, Choices, Method, compose
 from ops.options import Option, Rule, Topic
 from ops.placement import BySpeed
@@ -163,7 +164,19 @@ def _method(nb_ps: int) -> Method:
     method = compose(Choices(**choices))
     if isinstance(method.placement, BySpeed):
         method.placement.speeds(nb_ps)
+    _check_collective(method, nb_ps)
     return method
+
+
+def _check_collective(method: Method, nb_ps: int) -> None:
+    """Refuse shards that would idle, and settings of collectives where there is none."""
+    among_workers.check_shards(method, nb_ps)
+    for name in ("worker_port", "collective_sync_every"):
+        if method.collective == THROUGH_PS and FLAGS[name].value != FLAGS[name].default:
+            raise ConfigurationError(
+                f"--{name}={FLAGS[name].value} is for workers that sum among themselves, and this "
+                f"is --collective={THROUGH_PS}; change one."
+            )
 
 
 def _groups() -> tuple[tuple[int, ...], ...] | None:

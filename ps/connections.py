@@ -102,14 +102,18 @@ class Replies:
     """Turns the Reply actions of one batch into sends; equal updates are coded once."""
 
     def __init__(
-        self, layout: ShardLayout, generation: int, members: Sequence[pb.Member] = ()
+        self, layout: ShardLayout, generation: int, members: Callable[[], list[pb.Member]]
     ) -> None:
-        """Start a batch; `members` are told to workers that sum among themselves."""
-        self._layout, self._generation, self._members = layout, generation, members
+        """Start a batch; `members` says, when the first reply goes out, who does the next round."""
+        self._layout, self._generation = layout, generation
+        self._find_members = members
+        self._members: list[pb.Member] | None = None
         self._shared: dict[int, SharedBlocks] = {}
 
     def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
         """Queue one reply; coding happens in the connection's sending thread."""
+        if self._members is None:
+            self._members = self._find_members()
         shared = self._shared.setdefault(id(reply.update), SharedBlocks(reply.update, self._layout))
         make: Callable[[], Iterable[bytes]] = functools.partial(
             reply_frames, reply, self._generation, self._members, shared, connection

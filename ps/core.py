@@ -131,7 +131,7 @@ class PsCore:
         self.deadlines.begin(now)
         admission.note_lost_updates(self, event)
         usable, member.asked_at = admission.usable_base(self, event), now
-        if event.is_copy:
+        if event.is_copy and usable is not None:
             self.model.take(event.update)
         if event.is_copy or event.step <= member.last_step or self.stop_reason:
             member.question = (event.step, usable)

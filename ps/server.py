@@ -169,7 +169,7 @@ class ShardServer:
                 supervisor.say(report)
 
     def _dispatch(self, actions: list[events.Action]) -> None:
-        replies = Replies(self.layout, self.core.config.generation, self._members())
+        replies = Replies(self.layout, self.core.config.generation, self._members)
         for action in actions:
             if isinstance(action, events.Reply):
                 connection = self.connections.workers.get(action.worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class PeerServer:
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
-        self._closed_bytes = 0
+        self._closed_bytes = self._closed_bytes_received = 0
         self._server: Any = None
         self.run_id = ""  # known after the worker's own Hello
 
@@ -79,6 +80,12 @@ class PeerServer:
         """Bytes of the models handed out."""
         return self._closed_bytes + sum(stream.bytes_sent for stream in self._streams.copy())
 
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of parts and questions."""
+        received = sum(stream.bytes_received for stream in self._streams.copy())
+        return self._closed_bytes_received + received
+
     def _read(self, stream: ServerStream) -> None:
         assembler = convert.Assembler(peers.ToPeer, lambda message: self._max_part_bytes)
         self._streams.append(stream)
@@ -94,6 +101,7 @@ class PeerServer:
         finally:
             self._streams.remove(stream)
             self._closed_bytes += stream.bytes_sent
+            self._closed_bytes_received += stream.bytes_received
 
     def _take(
         self, stream: ServerStream, sender: int, message: peers.ToPeer, payload: memoryview
@@ -186,13 +194,19 @@ class Peers:
         self._worker, self._sender, self._chunk_bytes = worker, sender, chunk_bytes
         self._max_model_bytes = max_model_bytes
         self._open: dict[Member, _Conversation] = {}
-        self._closed_bytes = 0
+        self._closed_bytes = self._closed_bytes_received = 0
         self.run_id = ""
 
     @property
     def bytes_sent(self) -> int:
         """Training bytes sent to peers."""
         return self._closed_bytes + sum(c.stream.bytes_sent for c in self._open.copy().values())
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of the models that peers have handed out."""
+        received = sum(c.stream.bytes_received for c in self._open.copy().values())
+        return self._closed_bytes_received + received
 
     def send(self, member: Member, part: peers.Part, values: Float32) -> None:
         """Queue a part; `values` [k] float32 must not change before it has arrived.
@@ -268,3 +282,15 @@ class Peers:
         conversation = self._open.pop(member)
         conversation.stream.close(grace_seconds)
         self._closed_bytes += conversation.stream.bytes_sent
+        self._closed_bytes_received += conversation.stream.bytes_received
+
+
+def own_address(shard_address: str) -> str:
+    """Return this machine's address on the way to shard 0; no byte is sent."""
+    host, _, port = shard_address.rpartition(":")
+    family, kind, _, _, target = socket.getaddrinfo(
+        host.strip("[]"), int(port) or 1, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])

@@ -21,6 +21,7 @@ def save(worker: Worker) -> None:
     state = {
         "run_id": worker.run_id,
         "core": worker.core.save(),
+        "exchange": worker.exchange.save(),
         "cursor": worker.shard.cursor.state(),
         "local": worker.step.save_local(),
         "metrics": worker.metrics().to_dict(),
@@ -67,6 +68,7 @@ def resume(worker: Worker, last_applied_step: int) -> None:
     except ConfigurationError as error:
         raise ConfigurationError(f"--run_dir={worker.run.run_dir}: {error}") from error
     worker.step.restore_local(state["local"])
+    worker.exchange.restore(state["exchange"])
     worker.before = metrics.WorkerMetrics.from_dict(state["metrics"])
     if worker.core.restore(state["core"], last_applied_step):
         logging.info("resumed at step %d", last_applied_step)

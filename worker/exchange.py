@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ops import wire
 from ops.down_codecs import Operation
 from ops.run import Run
-from ops.types import ConfigurationError, Kind, Link, ModelSpec, ShardLayout
+from ops.types import ConfigurationError, Kind, Link, ModelSpec, ShardLayout, State
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender, LinkModel
@@ -21,6 +21,7 @@ from worker.shard_client import PushRefused, ShardClient
 _KINDS = {
     Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
     Kind.DELTA: pb.UPDATE_KIND_DELTA,
+    Kind.VALUES: pb.UPDATE_KIND_VALUES,
 }
 
 
@@ -49,7 +50,8 @@ class Exchange:
             aux_size: Values that are averaged by shard 0 beside the weights.
         """
         seed = run.seed * 1000 + id_worker
-        sender = EmulatedSender(LinkModel(link, seed)) if link.active else None
+        self.sender = EmulatedSender(LinkModel(link, seed)) if link.active else None
+        self.nb_workers, self.iter_max = run.nb_workers, run.iter_max
         self.layouts = layouts
         self._epoch = 0  # newest membership epoch heard of
         self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
@@ -60,7 +62,7 @@ class Exchange:
                 address,
                 _hello(run, id_worker, spec, shard, link, seed),
                 payload_limit(layouts[shard], self._aux_sizes[shard]),
-                sender,
+                self.sender,
                 run.reconnect_timeout_seconds,
                 closing,
             )
@@ -100,6 +102,13 @@ class Exchange:
             shard.say(pb.ToServer(leave=pb.Leave(cause=cause)))
         for shard in self.shards:
             shard.close()
+
+    def save(self) -> State:
+        """Return what outlives this process."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Take back what `save` gave."""
 
     @property
     def bytes_up(self) -> int:

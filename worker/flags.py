@@ -20,6 +20,19 @@ _WORKER = Topic(
         integer(
             "worker_threads", 0, "TensorFlow threads of a worker; 0 lets TensorFlow choose.", low=0
         ),
+        integer(
+            "worker_port",
+            0,
+            "With --collective: where this worker listens to others; 0 takes a free port.",
+            low=0,
+            high=65535,
+        ),
+        integer(
+            "collective_sync_every",
+            1,
+            "With --collective: rounds between two copies of the model to the PS.",
+            low=1,
+        ),
         number(
             "clip_norm",
             0.0,
@@ -81,6 +94,9 @@ class WorkerFlags:
     clip_norm: float
     measure: str  # one of ops.rounds.LEVELS
     device: Device
+    peer_port: int = 0  # where it listens to other workers
+    sync_every: int = 1  # rounds between two copies of the model to the PS
+    insecure: bool = False  # whether that may be beyond this machine
 
 
 def check(run: Run) -> None:
@@ -104,6 +120,9 @@ def read(nb_workers: int) -> WorkerFlags:
         clip_norm=FLAGS.clip_norm,
         measure=FLAGS.measure,
         device=devices(nb_workers)[FLAGS.id_worker - 1],
+        peer_port=FLAGS.worker_port,
+        sync_every=FLAGS.collective_sync_every,
+        insecure=FLAGS.insecure,
     )
 
 

@@ -24,8 +24,9 @@ from proto.channel_grpc import Unreachable
 from worker import durable
 from worker import flags as worker_flags
 from worker.asking import Asker
+from worker.collective_exchange import exchange_for
 from worker.core import Outgoing, WorkerCore
-from worker.exchange import Exchange, Heartbeat, Stopwatch
+from worker.exchange import Heartbeat, Stopwatch
 from worker.flags import WorkerFlags
 from worker.measure import REGISTRY, origin_of
 from worker.scalars import WorkerScalars
@@ -81,10 +82,7 @@ class Worker:
             self.statistics.read(),
         )
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
-        self.exchange = Exchange(
-            run, own.id_worker, shared.spec, layouts, own.device.link, self.closing,
-            self.core.aux_size,
-        )  # fmt: skip
+        self.exchange = exchange_for(run, own, self.core, self.closing)
         name = _name(own.id_worker)
         self.checkpoints = Checkpoints(run_dir.checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(run_dir.scalars_of(run.run_dir, name))

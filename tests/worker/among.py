@@ -1,0 +1,149 @@
+"""A shard and workers that sum among themselves: real cores and gRPC, threads, a toy problem."""
+
+import threading
+import time
+import types
+
+import numpy as np
+
+from ops import routing
+from ops.run import Diverged
+from ops.schedule import Budget, Schedule
+from ops.types import Link
+from proto.channel_grpc import Unreachable
+from ps.core import PsCore
+from ps.handshake import identity
+from ps.members import CoreConfig
+from ps.membership import Coordinator
+from ps.server import ShardServer
+from tests.harness import KERNELS, SPEC, Softmax
+from worker.collective_exchange import exchange_for
+from worker.core import WorkerCore
+from worker.exchange import Heartbeat
+from worker.flags import Device, WorkerFlags
+from worker.shard_client import Halted
+
+LEASE_SECONDS = 1.0
+PROBLEM = Softmax()
+
+
+class Shard:
+    """A shard of its own thread; started as MiniRun's is."""
+
+    def __init__(self, method, iter_max, generation=0, port=0, state=None, **config):
+        self.method, self.iter_max = method, iter_max
+        self.nb_workers = sum(len(group) for group in method.sync.groups)
+        theta = np.random.default_rng(1).normal(size=28).astype(np.float32) * 0.1
+        settings = CoreConfig(
+            Budget(iter_max), Schedule(0.1), self.nb_workers, generation, **config
+        )
+        self.core = PsCore(
+            settings,
+            method,
+            theta,
+            KERNELS,
+            Coordinator(self.nb_workers, LEASE_SECONDS),
+            method.sync,
+        )
+        if state is not None:
+            self.core.restore(state)
+        self.layouts = routing.place(SPEC, 1)
+        self.server = ShardServer(
+            self.core, self.layouts[0], 1.0, lambda version, state: None, LEASE_SECONDS, 16
+        )
+        self.port = self.server.listen("127.0.0.1", port)
+        self.closing = threading.Event()
+        self.server.open_for(
+            identity("run", 0, 1, generation, method.fingerprint(), SPEC, []), "{}"
+        )
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self):
+        self.server.run_until(self.closing.is_set)
+
+    def close(self):
+        self.closing.set()
+        self.thread.join()
+        self.server.server.stop()
+
+
+class WorkerThread(threading.Thread):
+    """One worker's training loop; `on_round(worker)` is called before each push."""
+
+    def __init__(self, number, shard, sync_every=1, on_round=None, incarnation_seed=0):
+        super().__init__(daemon=True)
+        self.number, self.on_round = number, on_round or (lambda worker: None)
+        self.closing = threading.Event()
+        run = types.SimpleNamespace(
+            method=shard.method, nb_workers=shard.nb_workers, nb_ps=1, seed=1,
+            iter_max=shard.iter_max, addresses=(f"127.0.0.1:{shard.port}",),
+            reconnect_timeout_seconds=20.0,
+        )  # fmt: skip
+        own = WorkerFlags(number, 1, 0.0, "off", Device(Link(), 1.0, 0.0), sync_every=sync_every)
+        self.core = WorkerCore(SPEC, shard.layouts, shard.method, KERNELS, [1, number])
+        self.exchange = exchange_for(run, own, self.core, self.closing)
+        self.batches = np.random.default_rng([1, number, 7])
+        self.rounds, self.error, self.dead = 0, None, False
+        self.start()
+
+    def run(self):
+        try:
+            self._train()
+        except (Unreachable, Halted, Diverged) as error:
+            self.error = error
+
+    def _train(self):
+        (welcome,) = self.exchange.join()
+        self.core.step = self.first_step(welcome.last_applied_step)
+        heartbeat = Heartbeat(self.exchange, LEASE_SECONDS, lambda: "{}", lambda: [])
+        core, cause = self.core, "done"
+        try:
+            core.finish(self.exchange.pull())
+            while not core.stopped and not self.closing.is_set():
+                batch = self.batches.integers(0, len(PROBLEM.y), 8)
+                outgoing = core.begin(*self.gradient(batch))
+                if outgoing is None:
+                    continue
+                self.on_round(self)
+                if self.dead:
+                    return
+                for number, reply in enumerate(self.exchange.push(outgoing)):
+                    core.receive(number, reply)
+                core.restart_from_base()
+                self.rounds += 1
+        except Diverged:
+            cause = "diverged"
+            raise
+        finally:
+            heartbeat.stop()
+            if self.dead:
+                self.die()
+            else:
+                self.exchange.close(cause)
+
+    def first_step(self, last_applied_step):
+        return last_applied_step
+
+    def gradient(self, batch):
+        loss, gradient = PROBLEM.gradient(self.core.weights, batch)
+        return gradient, len(batch), loss
+
+    def die(self):
+        """Be gone without a word."""
+        for shard in self.exchange.shards:
+            shard.close()
+        for room in (self.exchange._parts, self.exchange._asks, self.exchange._server):
+            room.close()
+
+    def end(self, seconds=40.0):
+        self.join(seconds)
+        assert not self.is_alive(), "the worker hangs"
+        return self
+
+
+def wait_for(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not seen in time"
+        threading.Event().wait(0.01)
