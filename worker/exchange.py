@@ -146,7 +146,13 @@ class Exchange:
 
     def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
         self._epoch = max(self._epoch, reply.epoch)
-        payload, aux = convert.carve_aux(payload, reply.aux_count, (self._aux_sizes[number],))
+        expected = self._aux_sizes[number]
+        if reply.aux_count != expected:
+            raise ConfigurationError(
+                f"{self.shards[number].address} averages {reply.aux_count} values beside the "
+                f"weights, this worker's model and method {expected}; give all nodes the same."
+            )
+        payload, aux = convert.carve_aux(payload, expected, (expected,))
         return ShardReply(
             aux=aux,
             operation=Operation(reply.operation),
