@@ -103,8 +103,9 @@ class MiniWorker:
 
     def ask(self) -> list[events.Action]:
         core = self.core
-        return self.run.feed(0, events.Query(self.number, self.incarnation, core.step + 1,
-                                             core.local_steps, 0.01 * self.number, 0.0, 0.0))  # fmt: skip
+        query = events.Query(self.number, self.incarnation, core.step + 1, core.local_steps,
+                             0.01 * self.number, 0.0, 0.0)  # fmt: skip
+        return self.run.feed(0, query)
 
     def push(self) -> None:
         for shard in range(len(self.run.shards)):
