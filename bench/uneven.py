@@ -19,7 +19,7 @@ from supervisor import drawer
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 METHODS = ("ssgd", "asgd", "dcasgd", "esync")
 PARTITIONS = ("iid", "class")
-_COMMON = ("--type_node=Cluster", "--network=lenet", "--nb_workers=3", "--slowdown=1,1,20",
+_COMMON = ("--type_node=Cluster", "--network=lenet", "--nb_workers=3",
            "--batch_size=32", "--iter_max=1000000", "--port=0", "--quiet")  # fmt: skip
 
 
@@ -29,6 +29,7 @@ def command(method: str, partition: str, options: argparse.Namespace) -> list[st
         sys.executable,
         str(ROOT / "main.py"),
         *_COMMON,
+        options.devices,
         f"--method={method}",
         f"--partition={partition}",
         f"--dataset={options.dataset}",
@@ -54,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dataset", default="fashion_mnist_sample")
     parser.add_argument("--learning_rate", type=float, default=0.05)
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, each run")
+    parser.add_argument(
+        "--devices",
+        default="--slowdown=1,1,20",
+        help="flag of the devices (%(default)s). Each run measures its own step at the start, so "
+        "on a busy machine --devices=--step_seconds=0.01,0.01,0.2 compares better",
+    )
     parser.add_argument("--eval_seconds", type=float, default=1.5, help="between evaluations")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
