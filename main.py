@@ -70,8 +70,9 @@ def main(arguments: list[str]) -> int:
         if run.type_node in CHECKS:
             CHECKS[run.type_node](run)
         _keep_log(run)
+        warnings = run.method.check()
         if run.type_node != "Supervisor" and not FLAGS.quiet:  # who starts the others tells it once
-            for warning in run.method.check():
+            for warning in warnings:
                 logging.warning("%s", warning)
         _prepare_process(run)
         return int(importlib.import_module(ROLES[run.type_node]).main(run))
