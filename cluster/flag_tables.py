@@ -116,8 +116,20 @@ _METHOD = Topic(
         ),
         words("esync_smoothing", "ema:0.5", "Of step times: ema:A, max:M, or none."),
         integer("max_local_steps", 0, "Of a round of --pacer=esync; 0 is no limit.", low=0),
-        words("groups", None, "Groups of --sync=gsp, such as '1,2|3,4'."),
+        words("groups", None, "Groups of --sync=gsp, such as '1,2|3,4'; auto: by measured speeds."),
         words("groups_file", None, "The same, one group a line."),
+        integer(
+            "groups_warmup_updates",
+            None,
+            "Updates before --groups=auto first forms groups; ten a worker if not given.",
+            low=1,
+        ),
+        number(
+            "regroup_interval_seconds",
+            None,
+            "Least time between two changes of --groups=auto (60 if not given); 0: form them once.",
+            low=0.0,
+        ),
         integer(
             "staleness_bound",
             None,

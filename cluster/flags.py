@@ -153,7 +153,7 @@ def _check_files() -> None:
 def _method(nb_ps: int) -> Method:
     choices = _named_like_fields(Choices) | {
         "overrides": {seam: FLAGS[seam].value for seam in SEAMS},
-        "groups": _groups(),
+        **_groups(),
         "bound": FLAGS.staleness_bound,
         "window": FLAGS.staleness_window,
         "eps": FLAGS.esync_eps,
@@ -179,13 +179,32 @@ def _check_collective(method: Method, nb_ps: int) -> None:
             )
 
 
-def _groups() -> tuple[tuple[int, ...], ...] | None:
+def _groups() -> dict[str, Any]:
+    """Return groups, or what forms them, named like fields of Choices."""
     if FLAGS.groups is not None and FLAGS.groups_file is not None:
         raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
+    if FLAGS.groups == "auto":
+        return {"auto_groups": _auto_groups()}
+    for name in ("groups_warmup_updates", "regroup_interval_seconds"):
+        if FLAGS[name].value is not None:
+            raise ConfigurationError(
+                f"--{name}={FLAGS[name].value} is for --groups=auto, and this is "
+                f"--groups={FLAGS.groups}; change one."
+            )
     if FLAGS.groups is not None:
-        return grouping.parse_groups(FLAGS.groups)
-    if FLAGS.groups_file is None:
-        return None
+        return {"groups": grouping.parse_groups(FLAGS.groups)}
+    return {"groups": None if FLAGS.groups_file is None else _groups_of_file()}
+
+
+def _auto_groups() -> grouping.AutoGroups:
+    """Ten updates a worker and a minute, if nothing else is said."""
+    updates, seconds = FLAGS.groups_warmup_updates, FLAGS.regroup_interval_seconds
+    return grouping.AutoGroups(
+        10 * FLAGS.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds
+    )
+
+
+def _groups_of_file() -> grouping.Groups:
     try:
         text = pathlib.Path(FLAGS.groups_file).read_text()
     except (OSError, UnicodeDecodeError) as error:

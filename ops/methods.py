@@ -12,7 +12,7 @@ from typing import Any
 from ops import among_workers, codecs, down_codecs, pacing, placement, routing, sync, weighting
 from ops.collectives import THROUGH_PS
 from ops.dc_asgd import DcAsgd
-from ops.grouping import uneven
+from ops.grouping import AutoGroups, uneven
 from ops.local_update import LocalUpdate
 from ops.server_update import ServerUpdate
 from ops.types import ConfigurationError, Kind, describe
@@ -148,7 +148,8 @@ class Method:
             (delta_down and not dense_up and not self.server.keeps_sparse,
              "--down_codec=delta with momentum, adam or weight decay on the PS: every entry "
              "changes, replies are dense."),
-            (self.pacer.asks and not self.sync.waits_for_start, f"--pacer={self.seams['pacer']} "
+            (self.pacer.asks and not (self.sync.waits_for_start or self.sync.auto),
+             f"--pacer={self.seams['pacer']} "
              "with groups of one: nobody waits, so every worker takes one local step."),
             (self.local.opt_state != "keep" and not self.local.has_slots,
              f"--local_opt_state={self.local.opt_state} with plain SGD: it keeps no state."),
@@ -196,6 +197,7 @@ class Choices:
     smoothing: str = "ema:0.5"
     max_local_steps: int = 0
     groups: tuple[tuple[int, ...], ...] | None = None
+    auto_groups: AutoGroups | None = None
     bound: int | None = None
     window: int = 1024
     beyond_window: str = "count"
@@ -273,7 +275,7 @@ def _refuse_idle(seam: str, registry: Mapping[str, type], name: str, choices: Ch
 def _sync_rule(name: str, choices: Choices) -> sync.SyncRule:
     takes_default = sync.REGISTRY[name].needs_bound and choices.bound is None
     bound = DEFAULT_SSP_BOUND if takes_default else choices.bound
-    return sync.make_rule(name, choices.nb_workers, choices.groups, bound)
+    return sync.make_rule(name, choices.nb_workers, choices.groups, bound, choices.auto_groups)
 
 
 def _placement(choices: Choices) -> placement.Placement:

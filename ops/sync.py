@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
 
-from ops.grouping import format_groups
+from ops.grouping import AutoGroups, Groups, format_groups
 from ops.types import ConfigurationError, State
 
 
@@ -25,10 +25,12 @@ class SyncRule:
         groups: Every worker id 1..n exactly once. One group is BSP, groups of one are ASP.
         bound: A worker that has finished c iterations may start the next one while
             ``c - min(c of live workers) <= bound``; None lets everybody go on.
+        auto: `groups` are those of a warm-up; others are formed from measured speeds.
     """
 
     groups: tuple[tuple[int, ...], ...]
     bound: int | None = None
+    auto: AutoGroups | None = None
 
     def __post_init__(self) -> None:
         """Refuse groups that are not a partition of 1..n, and negative bounds."""
@@ -85,6 +87,7 @@ class SyncRule:
             "levels": {},  # clock -> live ids at it
             "blocked": 0,  # the first so many of `held` have clocks above ...
             "blocked_above": -1,  # ... this one
+            "closed": False,  # nobody may go on, because groups are about to change
         }
 
     def join(self, worker: int, state: State) -> State:
@@ -116,6 +119,40 @@ class SyncRule:
             pushed[self.group_of(worker)] = pushed.get(self.group_of(worker), 0) + 1
             self._touch(worker, state)
         return state
+
+    def close(self, state: State) -> State:
+        """Let nobody go on who finishes a round from now on, until `regroup`."""
+        state["closed"] = True
+        return state
+
+    def is_at_rest(self, state: State) -> bool:
+        """Return whether every live worker has finished its round and may not go on."""
+        return len(state["held"]) == len(state["live"])
+
+    def regroup(self, groups: Groups, state: State) -> tuple[SyncRule, State]:
+        """Return the rule of other groups, and the state of the same workers in them.
+
+        Pushes that wait for their round go on waiting, in the new groups. Members of a group step
+        together, so they take over the lowest of their clocks: nobody who is on the way is then
+        further ahead than the bound allows.
+        """
+        rule = dataclasses.replace(self, groups=groups)
+        num_live: dict[int, int] = {}
+        num_pushed: dict[int, int] = {}
+        levels: dict[int, int] = {}
+        for number, group in enumerate(rule.groups):
+            live = [worker for worker in group if _holds(state["live"], worker)]
+            if not live:
+                continue
+            clock = min(state["clocks"][worker] for worker in live)
+            state["clocks"] |= dict.fromkeys(live, clock)
+            num_live[number] = len(live)
+            num_pushed[number] = sum(_holds(state["pushed"], worker) for worker in live)
+            levels[clock] = levels.get(clock, 0) + len(live)
+        state |= {"num_live": num_live, "num_pushed": num_pushed, "levels": levels}
+        state |= {"blocked": 0, "blocked_above": -1, "closed": False}
+        state["touched"] = list(range(len(rule.groups)))
+        return rule, state
 
     def is_live(self, worker: int, state: State) -> bool:
         """Return whether a round waits for the worker's push."""
@@ -191,6 +228,8 @@ class SyncRule:
     def _let_go(self, state: State) -> list[int]:
         """Return who may go on; whoever was blocked stays so until the slowest gets on."""
         held: list[int] = state["held"]
+        if state["closed"]:
+            return []
         if self.bound is None:
             state["held"] = []
             return held
@@ -253,6 +292,7 @@ def make_rule(
     nb_workers: int,
     groups: tuple[tuple[int, ...], ...] | None = None,
     bound: int | None = None,
+    auto: AutoGroups | None = None,
 ) -> SyncRule:
     """Compose the rule that --sync, --groups and --staleness_bound ask for.
 
@@ -261,7 +301,7 @@ def make_rule(
             groups that are not a partition of 1..nb_workers.
     """
     choice = REGISTRY[name]
-    if groups is not None and not choice.takes_groups:
+    if (groups is not None or auto is not None) and not choice.takes_groups:
         raise ConfigurationError(
             f"--groups was given, but --sync={name} has no groups; use --sync=gsp."
         )
@@ -272,7 +312,8 @@ def make_rule(
         )
     if choice.needs_bound and bound is None:
         raise ConfigurationError(f"--sync={name} needs --staleness_bound (iterations, 0 or more).")
-    rule = SyncRule(groups or choice.groups(nb_workers), bound)
+    alone = _groups_of_one(nb_workers) if auto is not None else None
+    rule = SyncRule(groups or alone or choice.groups(nb_workers), bound, auto)
     members = sum(len(group) for group in rule.groups)
     if members != nb_workers:
         raise ConfigurationError(

@@ -33,6 +33,7 @@ def _let_leave(core: PsCore, worker: int) -> list[events.Action]:
     core.sync_state = core.sync.leave(worker, core.sync_state)
     core.model.forget(worker)
     core.state_server.left(worker)
+    core.regrouping.left(worker)
     if waiting := member.pending or member.early:
         core.accounts.reject("left", worker)
         member.last_step = waiting.step - 1  # so that a retry counts
@@ -51,7 +52,8 @@ def publish(core: PsCore) -> list[events.Action]:
     if not core.started:  # a restarted shard 0 must not empty rounds that wait elsewhere
         return []
     live = tuple(sorted([*core.sync_state["live"], *core.sync_state["joining"]]))
-    return [events.NewEpoch(events.Epoch(core.membership.epoch, live, core.started))]
+    epoch = events.Epoch(core.membership.epoch, live, core.started, core.regrouping.formed)
+    return [events.NewEpoch(epoch)]
 
 
 def _check_start(core: PsCore, now: float) -> None:

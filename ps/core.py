@@ -22,6 +22,7 @@ from ps.members import CoreConfig, Member
 from ps.membership import Change, Membership
 from ps.mirror_model import model_for
 from ps.oldest_base import OldestBase
+from ps.regrouping import Regrouping
 from ps.state_server import StateServer
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class PsCore:
         self._oldest_base = OldestBase()
         self.deadlines = Deadlines(config, self.accounts)
         self.state_server = StateServer(method.pacer)
+        self.regrouping = Regrouping(sync.auto, config.nb_workers)
         self._snapshot_version = 0
 
     @property
@@ -146,6 +148,7 @@ class PsCore:
         member.question, member.free, member.early = (event.step, usable), False, event
         self.early.add(event.worker)
         member.last_step = event.step
+        self.regrouping.pushed(event, now)
         return self._settle(now)
 
     def _query(self, event: events.Query, now: float) -> list[events.Action]:
@@ -171,6 +174,7 @@ class PsCore:
 
     def _epoch(self, event: events.Epoch, now: float) -> list[events.Action]:
         self.started = self.started or event.started
+        self.regrouping.hear(event, self.sync.groups)
         # Settle in any case: a push may have waited for just this number.
         return [*self._change(list(self.membership.follow(event)), now), *self._settle(now)]
 
@@ -242,13 +246,16 @@ class PsCore:
                 self.members[worker].free = True
             actions += self._answer(free, now)
             if not released and not free:
-                return actions
+                if (told := self.regrouping.turn(self, now)) is None:
+                    return actions
+                actions += told
 
     def _take_early(self) -> None:
         """Let pushes of live workers into their round; one of a newer epoch waits for that."""
         for worker in sorted(self.early):
             member = self.members[worker]
             known = member.early is not None and member.early.epoch <= self.membership.epoch
+            known = known and not self.regrouping.defers(worker, member.last_step)
             if known and self.sync.is_live(worker, self.sync_state):
                 self.early.discard(worker)
                 member.pending, member.early = member.early, None
@@ -300,6 +307,7 @@ class PsCore:
                 gathered[base] = self.model.gather(base)
             member.base_version = self.model.hand_out(worker)
             waited = now - member.asked_at if step else 0.0
+            self.regrouping.answered(worker, step, now)
             self.accounts.replied(self.sync.name_of(worker), waited)
             replies.append(self._reply(worker, step, *gathered[base], now))
         return replies

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ops.grouping import parse_groups
 from ops.types import State
 from ps.members import Member
 
@@ -23,6 +24,7 @@ def save(core: PsCore) -> State:
         "accounts": core.accounts.save(),
         "membership": core.membership.save(),
         "stop_reason": core.stop_reason,
+        "formed_groups": core.regrouping.save(core.sync.groups),
     }
 
 
@@ -37,6 +39,8 @@ def restore(core: PsCore, state: State) -> None:
     core.aux.restore(state["aux"])
     core.accounts.restore(state["accounts"], core.version)
     core.membership.restore(state["membership"])
+    if state["formed_groups"]:
+        core.regrouping.restore(parse_groups(state["formed_groups"]), core)
 
 
 def _applied_step(member: Member) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ops.down_codecs import Operation
@@ -99,12 +100,22 @@ class Leave:
 
 
 @dataclasses.dataclass(frozen=True)
+class Formed:
+    """Groups formed while the run goes on."""
+
+    epoch: int  # that they began with
+    groups: tuple[tuple[int, ...], ...]  # of all workers, live or not
+    after: Mapping[int, int]  # live worker -> the last step it took in the groups before
+
+
+@dataclasses.dataclass(frozen=True)
 class Epoch:
     """Shard 0 says who is live (to the other shards only)."""
 
     number: int
     live: tuple[int, ...]
     started: bool
+    formed: Formed | None = None  # the newest groups, if not those the run began with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +235,14 @@ class NewEpoch:
 
 
 @dataclasses.dataclass(frozen=True)
+class Regrouped:
+    """Shard 0 has formed groups by the workers' speeds, in samples per second."""
+
+    groups: tuple[tuple[int, ...], ...]
+    speeds: Mapping[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
 class Snapshot:
     """State to be written; the arrays are copies."""
 
@@ -238,4 +257,4 @@ class Ended:
     reason: str
 
 
-Action = Welcome | Refuse | Reply | Answer | View | NewEpoch | Snapshot | Ended
+Action = Welcome | Refuse | Reply | Answer | View | NewEpoch | Regrouped | Snapshot | Ended

@@ -13,6 +13,7 @@ from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost, Unreachable
 from proto.session import Refused, Session, payload_limit
 from ps import events
+from ps.epoch_words import epoch_of
 
 _RETRY_SECONDS = 1.0
 _DIAL_SECONDS = 2.0  # of one attempt, so that its failure is soon told
@@ -118,9 +119,7 @@ class Leader:
             message, _ = self._session.receive(self._progress_seconds)
             body = message.WhichOneof("body")
             if body == "membership":
-                epoch = message.membership
-                live = tuple(sorted(w for group in epoch.groups for w in group.workers))
-                self._put(events.Epoch(epoch.epoch, live, epoch.started))
+                self._put(epoch_of(message.membership))
             elif body == "halt":
                 self.halted = message.halt.cause
                 self._end_in_time(events.Stop(message.halt.cause))

@@ -129,6 +129,11 @@ class Coordinator:
             return "left"
         return "live" if lease.connected else "suspect"
 
+    def begin_epoch(self) -> int:
+        """Begin another epoch with the same members; return its number."""
+        self.epoch += 1
+        return self.epoch
+
     def save(self) -> State:
         """Return what outlives a restart; leases are soft and rebuilt."""
         return {
@@ -216,6 +221,10 @@ class Follower:
     def state_of(self, worker: int) -> str:
         """Return "live" or "left"."""
         return "live" if worker in self._live else "left"
+
+    def begin_epoch(self) -> int:
+        """Epochs are shard 0's to begin; return the one there is."""
+        return self.epoch
 
     def save(self) -> State:
         """Membership is rebuilt from shard 0's next epoch."""

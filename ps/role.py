@@ -14,7 +14,7 @@ from absl import logging
 from data.chosen import num_train
 from models.shared import SharedModel, has_gpu
 from models.statistics import FlatVariables
-from ops import kernels, metrics, placement, routing, run_dir
+from ops import group_files, kernels, metrics, placement, routing, run_dir
 from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished, limit_of
 from ops.schedule import Budget
@@ -233,7 +233,14 @@ class _Shard:
             self._shard_settings(),
         )
         self.server.on_status = self.board.document
+        self.server.on_groups = self._propose
         self.server.open_for(mine, json.dumps(self.board.about()))
+
+    def _propose(self, found: events.Regrouped) -> None:
+        """Leave groups and shares behind for another run: data are dealt out at the start."""
+        if len(found.speeds) == self.run.nb_workers:
+            flags = group_files.write(self.run.run_dir, found.groups, found.speeds)
+            logging.info("for another run with shares of data by speed: %s", flags)
 
     # -- running ----------------------------------------------------------------------------
 

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 
 from absl import logging
 
+from ops.grouping import format_groups, uneven
 from ops.types import Kind, ShardLayout, State
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import Server, ServerStream, serve
 from ps import events
 from ps.connections import Connection, Connections, Replies
 from ps.core import PsCore
+from ps.epoch_words import message_of
 from ps.handshake import Identity
 from ps.pushes import PushDecoder
 from ps.reader import StreamReader
@@ -59,6 +61,7 @@ class ShardServer:
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
         self.rounds = RoundsRelay()
         self.on_status: Callable[[], str] | None = None
+        self.on_groups: Callable[[events.Regrouped], None] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection that said Hello
         self._epoch: pb.Membership | None = None
         self._due = [time.monotonic()] * 2
@@ -240,14 +243,17 @@ class ShardServer:
 
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
-        groups = [
-            pb.Group(workers=[worker for worker in group if worker in epoch.live])
-            for group in self.core.sync.groups
-        ]
-        self._epoch = pb.Membership(epoch=epoch.number, groups=groups, started=epoch.started)
+        self._epoch = message_of(epoch, self.core.sync.groups)
         logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
         for shard in self.connections.with_role(pb.ROLE_SHARD):
             shard.say(pb.ToClient(membership=self._epoch))
+
+    def _regrouped(self, action: events.Regrouped) -> None:
+        logging.info("groups by speed: %s", format_groups(action.groups))
+        if warning := uneven(action.groups):
+            logging.warning("%s", warning)
+        if self.on_groups is not None:
+            self.on_groups(action)
 
     def _snapshot(self, action: events.Snapshot) -> None:
         self.save(action.version, action.state)
@@ -265,6 +271,7 @@ class ShardServer:
         events.Refuse: _refuse,
         events.Answer: _answer,
         events.NewEpoch: _new_epoch,
+        events.Regrouped: _regrouped,
         events.Snapshot: _snapshot,
         events.Ended: _ended,
     }

@@ -18,6 +18,7 @@ import pytest
 
 from ops import codecs, down_codecs, methods, pacing, routing, sync, weighting
 from ops.checkpoint import Checkpoints
+from ops.grouping import AutoGroups
 from ops.server_update import OPTIMIZERS
 from ops.types import ConfigurationError
 from tests.ops.drivers import DRIVERS, policy_of
@@ -111,6 +112,7 @@ BAD_VALUES = {
     float | None: (math.nan, -1.0),
     str: ("no such value",),
     bool: (),
+    AutoGroups | None: (),  # it refuses bad values itself
     tuple[tuple[int, ...], ...]: (((1,), (1,)), ((1,), ()), ((0, 1),)),
 }
 

@@ -1,0 +1,44 @@
+"""Epochs in words of the wire, from shard 0 to the others."""
+
+from __future__ import annotations
+
+from ops.grouping import Groups
+from proto import thinwire_pb2 as pb
+from ps import events
+
+
+def message_of(epoch: events.Epoch, groups: Groups) -> pb.Membership:
+    """Return the message for an epoch; `groups` are those in force."""
+    live, formed = set(epoch.live), epoch.formed
+    return pb.Membership(
+        epoch=epoch.number,
+        groups=[pb.Group(workers=[w for w in group if w in live]) for group in groups],
+        started=epoch.started,
+        formed=[_group_of(group, formed) for group in formed.groups] if formed else [],
+        formed_epoch=formed.epoch if formed else 0,
+    )
+
+
+def epoch_of(message: pb.Membership) -> events.Epoch:
+    """Return what the message says."""
+    live = tuple(sorted(worker for group in message.groups for worker in group.workers))
+    return events.Epoch(message.epoch, live, message.started, _formed_of(message))
+
+
+def _formed_of(message: pb.Membership) -> events.Formed | None:
+    if not message.formed:
+        return None
+    after = {
+        worker: step - 1
+        for group in message.formed
+        for worker, step in zip(group.workers, group.steps, strict=True)
+        if step
+    }
+    groups = tuple(tuple(group.workers) for group in message.formed)
+    return events.Formed(message.formed_epoch, groups, after)
+
+
+def _group_of(group: tuple[int, ...], formed: events.Formed) -> pb.Group:
+    """Steps travel plus one: a live worker may have taken none."""
+    steps = [formed.after[worker] + 1 if worker in formed.after else 0 for worker in group]
+    return pb.Group(workers=group, steps=steps)
