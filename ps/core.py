@@ -159,7 +159,7 @@ class PsCore:
         if event.step <= member.last_step:  # of a round that is over: it must not touch the records
             return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
         group = self.sync.members_of(event.worker)
-        live = [worker for worker in group if worker in self.sync_state["live"]]
+        live = [each for each in group if self.sync.is_live(each, self.sync_state)]
         over = self.stop_reason is not None or self.deadlines.drain is not None
         return self.state_server.ask(event, live, over, now)
 
