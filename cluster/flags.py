@@ -184,7 +184,7 @@ def _groups() -> dict[str, Any]:
     if FLAGS.groups is not None and FLAGS.groups_file is not None:
         raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
     if FLAGS.groups == "auto":
-        return {"auto_groups": _auto_groups()}
+        return {"groups": None, "auto_groups": _auto_groups()}
     for name in ("groups_warmup_updates", "regroup_interval_seconds"):
         if FLAGS[name].value is not None:
             raise ConfigurationError(

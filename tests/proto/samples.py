@@ -79,6 +79,8 @@ def samples() -> dict[str, Message]:
     )
     refusal = pb.Refusal(reason=pb.REASON_FULL, message="no room", step=41, epoch=2)
     groups = [pb.Group(workers=[1, 3]), pb.Group(workers=[2])]
+    formed = [pb.Group(workers=[1, 4], steps=[41, 0]), pb.Group(workers=[2, 3], steps=[7, 1])]
+    regrouped = pb.Membership(epoch=9, groups=groups, started=True, formed=formed, formed_epoch=7)
     chunk = pb.Chunk(data=b"\x00\xff" * 5)
     report = pb.Report(document='{"loss": 0.5}')
     halt = pb.Halt(cause="iter_max")
@@ -129,6 +131,7 @@ def samples() -> dict[str, Message]:
         "to_client_membership": pb.ToClient(
             membership=pb.Membership(epoch=2, groups=groups, started=True)
         ),
+        "to_client_membership_formed": pb.ToClient(membership=regrouped),
         "to_client_halt": pb.ToClient(halt=halt),
         "to_client_report": pb.ToClient(report=report),
         "to_peer_greeting": peers.ToPeer(
