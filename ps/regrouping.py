@@ -51,6 +51,7 @@ class Regrouping:
         self._waits_for: dict[int, int] = {}  # worker -> step, of the first awaited
         self.formed: events.Formed | None = None  # the newest, which other shards must know
         self.num_formed = 0
+        self._found: Mapping[int, float] = {}  # the speeds that the newest groups came from
 
     # -- measuring --------------------------------------------------------------------------
 
@@ -133,6 +134,7 @@ class Regrouping:
             self._look_at = now + interval / _LOOKS_PER_INTERVAL
             return None
         self._look_at = now + interval if interval else math.inf
+        self._found = speeds
         return groups
 
     def _insists(self, core: PsCore, groups: Groups, speeds: Mapping[int, float]) -> bool:
@@ -152,7 +154,7 @@ class Regrouping:
         self.num_formed += 1
         everyone = tuple(sorted([*live, *core.sync_state["joining"]]))
         told = events.Epoch(epoch, everyone, core.started, self.formed)
-        return [events.Regrouped(groups, self.speeds(live)), events.NewEpoch(told)]
+        return [events.Regrouped(groups, self._found), events.NewEpoch(told)]
 
     def _catch_up(self, core: PsCore) -> list[events.Action] | None:
         """Change groups (other shards) once all pushes from before have come."""
@@ -185,9 +187,9 @@ class Regrouping:
         if core.membership.leads:  # another shard is to hear from shard 0 what holds now
             self.formed = formed
 
-    def summary(self, live: Collection[int]) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return what the run's summary tells of it; nothing where groups are given."""
         if self._auto is None:
             return {}
-        speeds = {str(w): speed for w, speed in sorted(self.speeds(live).items())}
+        speeds = {str(worker): speed for worker, speed in sorted(self._found.items())}
         return {"times_formed": self.num_formed, "samples_per_second": speeds}

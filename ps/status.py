@@ -156,7 +156,7 @@ class StatusBoard:
         block = {
             "groups": [list(group) for group in core.sync.groups],
             "by_group": core.accounts.groups.summary(),
-            **core.regrouping.summary(core.sync_state["live"]),
+            **core.regrouping.summary(),
         }
         return block | ({"histograms_of_shards": others} if others else {})
 

@@ -204,12 +204,12 @@ def test_given_groups_never_change():
     run = TimedRun(method("gsp", nb_workers=4, groups=((1, 3), (2, 4))), SPEEDS, iter_max=80).play()
     assert groups_of(run) == {"1,3|2,4"}
     assert not formed(run)
-    assert run.shards[0].regrouping.summary([1, 2, 3, 4]) == {}
+    assert run.shards[0].regrouping.summary() == {}
 
 
 def test_the_summary_tells_the_speeds():
     run = TimedRun(auto(), SPEEDS, iter_max=120, delay=0.001).play()
-    told = run.shards[0].regrouping.summary(run.shards[0].sync_state["live"])
+    told = run.shards[0].regrouping.summary()
     assert told["times_formed"] == 1
     assert told["samples_per_second"]["1"] == pytest.approx(80, rel=0.1)
     assert told["samples_per_second"]["4"] == pytest.approx(80 / 3, rel=0.1)
