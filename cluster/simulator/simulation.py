@@ -114,7 +114,7 @@ class Simulation:
         self.end = reason
 
     def _note_groups(self, found: events.Regrouped) -> None:
-        run = self.run_settings
+        run = self._run
         logging.info(
             "groups by speed from %.3f s on: %s", self.clock.now, format_groups(found.groups)
         )
