@@ -188,17 +188,25 @@ def stack_bars(
         bars: of each part its name, its width for every worker, and its colour.
         theme: colours.
     """
+    from matplotlib.collections import PolyCollection
+
     positions = range(len(ids))
     left = [0.0] * len(ids)
     apart = len(ids) <= 64 and len(bars) <= 20  # else there is no room for lines in between
     edge = {"edgecolor": theme.background, "linewidth": 0.6 if apart else 0}
     for name, widths, colour in bars:
-        axes.barh(positions, widths, left=left, height=0.72, color=colour, label=name, **edge)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        right = [start + width for start, width in zip(left, widths, strict=True)]
+        # One artist a part: a bar each takes half a minute with a thousand workers.
+        corners = [
+            [(start, row - 0.36), (stop, row - 0.36), (stop, row + 0.36), (start, row + 0.36)]
+            for row, start, stop in zip(positions, left, right, strict=True)
+        ]
+        axes.add_collection(PolyCollection(corners, facecolors=[colour], label=name, **edge))
+        left = right
     every = 1 + (len(ids) - 1) // _MOST_LABELLED_WORKERS
     axes.set_yticks(positions[::every], [f"worker {number}" for number in ids][::every])
     axes.set_ylim(len(ids) - 0.4, -0.6)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.05 * max(left, default=0.0) or 1.0)
     axes.grid(axis="y", visible=False)
 
 
