@@ -23,7 +23,8 @@ _ONLY = {
 
 def rule_for(rule: SyncRule, collective: str) -> SyncRule:
     """Return the rule with rounds closed to joiners, where a collective needs that."""
-    closes = collective != THROUGH_PS and len(rule.groups) == 1 and rule.bound is None
+    plain = len(rule.groups) == 1 and rule == SyncRule(rule.groups)  # all that one group can be
+    closes = plain and collective != THROUGH_PS
     return ClosedRounds(rule.groups) if closes else rule
 
 

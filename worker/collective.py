@@ -37,7 +37,7 @@ class Aggregator:
         worker: int,
         streams: Peers,
         mailbox: Mailbox,
-        look: Callable[[], None],
+        look: Callable[[int], None],
     ) -> None:
         """Do nothing yet.
 
@@ -46,7 +46,8 @@ class Aggregator:
             worker: This one.
             streams: To the others.
             mailbox: What they send.
-            look: Called whenever a part is late; raises MembershipChanged if it will not come.
+            look: Called with the sender of a part that is late; raises MembershipChanged if it
+                will not come.
         """
         self._name, self._steps = algorithm, REGISTRY[algorithm]
         self._worker, self._streams, self._mailbox, self._look = worker, streams, mailbox, look
@@ -103,7 +104,7 @@ class Aggregator:
         patience = _FIRST_PATIENCE_SECONDS
         while (payload := self._mailbox.get(name, patience)) is None:
             self._streams.check()
-            self._look()
+            self._look(name.sender)
             patience = min(2 * patience, _LAST_PATIENCE_SECONDS)
         return payload
 

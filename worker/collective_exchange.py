@@ -45,6 +45,7 @@ _SLACK_BYTES = 1 << 20
 #: Models of rounds, views and members that may wait in the mailbox at a time.
 _MODELS_KEPT = 8
 _PAUSE_SECONDS = 0.2  # between two looks for a way on
+_STALL_SECONDS = 30.0
 
 
 def exchange_for(
@@ -90,6 +91,7 @@ class AmongWorkers(Exchange):
         self._neighbours = Neighbours(self._asks, self._replica)
         self._members: tuple[Member, ...] = ()
         self._goal = self._replica.at
+        self._heard = -1, 0.0  # bytes received, and when that was last another number
         self._copied = -1  # version of the weights that shard 0 was last handed
         self._mean = np.empty_like(core.base)
 
@@ -125,6 +127,7 @@ class AmongWorkers(Exchange):
             (reply,) = super().pull()
             at = RoundName(reply.generation, reply.version)
             self._replica.fetched(at, self._flat(reply.blocks))
+            self._mailbox.finish(at)
             if reply.stop or self._agree():
                 return [_without_weights(reply)]
 
@@ -181,6 +184,8 @@ class AmongWorkers(Exchange):
 
     def _do_round(self, goal: RoundName, values: Float32) -> ShardReply | None:
         """Bring the model to `goal`; return None, or how shard 0 went on without this worker."""
+        if self._neighbours.ahead and self._neighbours.take_over(goal, self._others):
+            return None
         while self._replica.at != goal:
             try:
                 (total,) = self._aggregator.sum(goal, self._members, [values])
@@ -231,16 +236,26 @@ class AmongWorkers(Exchange):
             raise PushRefused(pb.Refusal(message="shard 0 refused to say who is live"))
         return reply
 
-    def _look_why(self) -> None:
-        """A part is late: find out whether it will ever come."""
+    def _look_why(self, sender: int) -> None:
+        """A part of a member is late: find out whether it will ever come."""
         before = self._members
         reply = self._look()
         if reply.stop or not self._in_step(reply):
             raise MembershipChanged(f"shard 0 is at version {reply.version}, stop: {reply.stop}")
-        if self._neighbours.take_over(self._goal, self._others):
-            raise MembershipChanged("a peer had finished it")
         if self._members != before:
             raise MembershipChanged(f"members are {[each.worker for each in self._members]}")
+        # A peer that has finished may have lost the stream after that: it will not send again. But
+        # where the stream stands, what is missing is on its way, and less than the whole model.
+        lost = not self._server.hears(sender) or self._is_stalled()
+        if lost and self._neighbours.take_over(self._goal, self._others):
+            raise MembershipChanged("a peer had finished it")
+
+    def _is_stalled(self) -> bool:
+        """Whether nothing at all has come from peers for long."""
+        received, now = self._server.bytes_received, time.monotonic()
+        if received != self._heard[0]:
+            self._heard = received, now
+        return now - self._heard[1] > _STALL_SECONDS
 
     def _in_step(self, reply: ShardReply) -> bool:
         """Whether shard 0 is at this worker's version, and counts on it for the next round."""

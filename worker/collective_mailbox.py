@@ -75,7 +75,7 @@ class Mailbox:
             return self._parts.get(name)
 
     def finish(self, name: RoundName) -> None:
-        """Drop the parts of a round that is over, and of those before it."""
+        """Drop the parts of a round that is over, and of those before it; take those after it."""
         with self._changed:
             self._over = name
             self._parts = {key: part for key, part in self._parts.items() if key.round > name}

@@ -21,9 +21,11 @@ class Neighbours:
     def __init__(self, streams: Peers, replica: Replica) -> None:
         """Ask nobody yet; `streams` carry no parts, so that a question need not wait for them."""
         self._streams, self._replica = streams, replica
+        self.ahead = False  # a member has done the next round, and waits for this one's report
 
     def take_over(self, goal: RoundName, others: Sequence[Member]) -> bool:
         """Take over the model of a member that has finished a round; return whether one has."""
+        self.ahead = False
         question = peers.Ask(generation=goal.generation, version=goal.number)
         for member in others:
             try:
@@ -61,7 +63,8 @@ class Neighbours:
             if holding.standing == peers.STANDING_FETCHED:
                 fetched[member] = payload
             elif RoundName(holding.generation, holding.version) > at:
-                return True  # it waits for this worker's report of the round it has done
+                self.ahead = True
+                return True
         if len(fetched) < len(others):
             return False
         if not leads:

@@ -55,6 +55,7 @@ class PeerServer:
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
+        self._heard: list[int] = []  # the worker of each stream that has said its greeting
         self._closed_bytes = self._closed_bytes_received = 0
         self._server: Any = None
         self.run_id = ""  # known after the worker's own Hello
@@ -74,6 +75,10 @@ class PeerServer:
         """Stop to listen."""
         if self._server is not None:
             self._server.stop()
+
+    def hears(self, worker: int) -> bool:
+        """Return whether a worker's stream stands: what it has sent will come."""
+        return worker in self._heard
 
     @property
     def bytes_sent(self) -> int:
@@ -100,6 +105,8 @@ class PeerServer:
             logging.warning("peer %s: malformed message: %.2000s", stream.peer, error)
         finally:
             self._streams.remove(stream)
+            if sender:
+                self._heard.remove(sender)
             self._closed_bytes += stream.bytes_sent
             self._closed_bytes_received += stream.bytes_received
 
@@ -135,6 +142,7 @@ class PeerServer:
         elif not greeting.worker:
             reason, refusal = pb.REASON_ID_RANGE, "worker: expected an id from 1"
         if refusal is None:
+            self._heard.append(greeting.worker)
             return greeting.worker
         message = peers.FromPeer(refusal=pb.Refusal(reason=reason, message=refusal))
         stream.send((convert.frame(message),), counted=False)
@@ -152,7 +160,7 @@ class _Conversation:
         try:
             self.stream.open(_DIAL_SECONDS)
         except Unreachable as error:
-            raise PeerLost(f"worker {member.worker} at {member.address}: {error}") from error
+            raise PeerLost(f"worker {member.worker} at {member.address} does not answer") from error
         self.stream.send((convert.frame(peers.ToPeer(greeting=greeting)),))
 
     def receive(self, progress_seconds: float) -> tuple[peers.Holding, memoryview] | None:

@@ -95,7 +95,7 @@ class WorkerThread(threading.Thread):
 
     def _train(self):
         (welcome,) = self.exchange.join()
-        self.core.step = self.first_step(welcome.last_applied_step)
+        self.core.step = welcome.last_applied_step
         heartbeat = Heartbeat(self.exchange, LEASE_SECONDS, lambda: "{}", lambda: [])
         core, cause = self.core, "done"
         try:
@@ -121,9 +121,6 @@ class WorkerThread(threading.Thread):
                 self.die()
             else:
                 self.exchange.close(cause)
-
-    def first_step(self, last_applied_step):
-        return last_applied_step
 
     def gradient(self, batch):
         loss, gradient = PROBLEM.gradient(self.core.weights, batch)

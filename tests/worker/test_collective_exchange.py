@@ -172,29 +172,3 @@ def test_what_is_no_longer_finite_ends_the_run(shards):
     workers = ended(WorkerThread(number, shard, on_round=spoil) for number in (1, 2))
     assert ["are NaN or infinite" in str(worker.error) for worker in workers] == [True, True]
     wait_for(lambda: shard.core.stop_reason == "diverged")
-
-
-class Forgetful(WorkerThread):
-    """Counts its steps from 1 again, so that shard 0 takes its first pushes for repeated ones."""
-
-    def first_step(self, last_applied_step):
-        return 0
-
-
-def test_whose_push_was_not_counted_catches_up_with_those_who_wait_for_it(shards):
-    shard = shards(among(nb_workers=2), iter_max=20)
-    gate = threading.Event()
-
-    def die_at_five_or_wait_at_ten(worker):
-        worker.dead = worker.number == 2 and worker.rounds == 5
-        if worker.rounds == 10:
-            gate.wait(20)
-
-    first, second = (WorkerThread(n, shard, 1, die_at_five_or_wait_at_ten) for n in (1, 2))
-    second.end()
-    wait_for(lambda: shard.core.version == 10)
-    again = Forgetful(2, shard)
-    wait_for(lambda: shard.core.sync_state["joining"])
-    gate.set()
-    assert_same_bits(ended([first, again]), shard)
-    assert shard.core.accounts.worker(2).pushes > 5
