@@ -24,14 +24,14 @@ from ops.down_codecs import Operation
 from ops.run import Diverged, Run
 from ops.types import Block, CodedValues, ConfigurationError, Kind, Link, State
 from proto import thinwire_pb2 as pb
-from proto.channel_grpc import PortInUse, ServerStream, Unreachable, is_loopback
+from proto.channel_grpc import PortInUse, ServerStream, Unreachable
 from proto.framing import chunk_bytes_for
 from proto.grpc_common import host_and_port
 from proto.session import Refused
 from worker.collective import Aggregator, MembershipChanged
 from worker.collective_mailbox import Mailbox, Member, RoundName
 from worker.collective_neighbours import Neighbours
-from worker.collective_peers import Peers, PeerServer, own_address
+from worker.collective_peers import Peers, PeerServer, listening_address
 from worker.collective_replica import Replica
 from worker.core import Outgoing, ShardReply, WorkerCore
 from worker.exchange import Exchange
@@ -101,13 +101,7 @@ class AmongWorkers(Exchange):
         Raises:
             ConfigurationError: The port is taken, or others than this machine would reach it.
         """
-        host = own_address(self.shards[0].address)
-        if not (self._own.insecure or is_loopback(host)):
-            raise ConfigurationError(
-                f"with --collective={self._core.method.collective} this worker would listen at "
-                f"{host}, neither encrypted nor authenticated; add --insecure if every machine "
-                "that can reach this address is trusted, or take --collective=ps"
-            )
+        host = listening_address(self.shards[0].address, self._own.insecure)
         try:
             port = self._server.listen(host, self._own.peer_port, self.nb_workers)
         except PortInUse as error:

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from ops.types import ConfigurationError
 from proto import convert
 from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender
-from proto.channel_grpc import ClientStream, NoProgress, ServerStream, StreamLost, Unreachable
+from proto.channel_grpc import (
+    ClientStream,
+    NoProgress,
+    ServerStream,
+    StreamLost,
+    Unreachable,
+    is_loopback,
+)
 from proto.framing import BytesLike
 from proto.grpc_common import PEER_SERVICE
 from proto.grpc_server import serve
@@ -293,12 +301,33 @@ class Peers:
         self._closed_bytes_received += conversation.stream.bytes_received
 
 
-def own_address(shard_address: str) -> str:
-    """Return this machine's address on the way to shard 0; no byte is sent."""
+def listening_address(shard_address: str, insecure: bool) -> str:
+    """Return this machine's address on the way to shard 0, for peers to dial; no byte is sent.
+
+    Args:
+        shard_address: host:port of shard 0.
+        insecure: Whether others than this machine may reach it.
+
+    Raises:
+        ConfigurationError: They would and may not, or there is no way to shard 0.
+    """
     host, _, port = shard_address.rpartition(":")
-    family, kind, _, _, target = socket.getaddrinfo(
-        host.strip("[]"), int(port) or 1, type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(
+            host.strip("[]"), int(port) or 1, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            address = str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigurationError(
+            f"--ip_PS or --ps_hosts: there is no way to {shard_address} ({error}), so a worker "
+            "cannot tell its own address to others."
+        ) from error
+    if not (insecure or is_loopback(address)):
+        raise ConfigurationError(
+            f"with --collective a worker listens to the others, here at {address}, neither "
+            "encrypted nor authenticated; add --insecure if every machine that can reach this "
+            "address is trusted, or take --collective=ps."
+        )
+    return address

@@ -6,6 +6,7 @@ import dataclasses
 
 from absl import flags
 
+from ops.collectives import THROUGH_PS
 from ops.options import Topic, choice, integer, number, numbers_per_worker
 from ops.rounds import LEVELS
 from ops.run import Run, links, per_worker
@@ -102,6 +103,10 @@ class WorkerFlags:
 def check(run: Run) -> None:
     """Refuse what cannot work, before anything heavy is imported; raises ConfigurationError."""
     read(run.nb_workers)
+    if run.method.collective != THROUGH_PS:
+        from worker.collective_peers import listening_address
+
+        listening_address(run.addresses[0], FLAGS.insecure)
 
 
 def read(nb_workers: int) -> WorkerFlags:

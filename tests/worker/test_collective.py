@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ops.collectives import REGISTRY
+from ops.types import ConfigurationError
 from proto import convert
 from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
@@ -14,7 +15,7 @@ from proto.channel_grpc import ClientStream, StreamLost, wire_bytes
 from proto.grpc_common import PEER_SERVICE
 from worker.collective import Aggregator, MembershipChanged
 from worker.collective_mailbox import Mailbox, Member, PartName, RoundName
-from worker.collective_peers import PeerLost, Peers, PeerServer
+from worker.collective_peers import PeerLost, Peers, PeerServer, listening_address
 
 pytestmark = pytest.mark.timeout(60)
 ROUND = RoundName(0, 1)
@@ -248,3 +249,21 @@ def test_a_mailbox_keeps_rounds_to_come_and_is_bounded():
     box.put(name, memoryview(b"x" * 60))  # too late
     assert box.get(name, 0.0) is None
     box.put(PartName(RoundName(1, 1), 7, 2, 0), memoryview(b"z" * 60))  # room again
+
+
+def test_a_worker_listens_where_it_reaches_the_ps(monkeypatch):
+    assert listening_address("127.0.0.1:2223", insecure=False) == "127.0.0.1"
+
+    def find_nobody(*arguments, **options):
+        raise OSError("name not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", find_nobody)
+    with pytest.raises(ConfigurationError, match="there is no way to elsewhere:2223"):
+        listening_address("elsewhere:2223", insecure=True)
+
+
+def test_beyond_this_machine_only_if_asked_to(monkeypatch):
+    monkeypatch.setattr("worker.collective_peers.is_loopback", lambda address: False)
+    with pytest.raises(ConfigurationError, match=r"here at 127\.0\.0\.1.*--insecure"):
+        listening_address("127.0.0.1:2223", insecure=False)
+    assert listening_address("127.0.0.1:2223", insecure=True) == "127.0.0.1"
