@@ -3,9 +3,9 @@
     python -m bench.simulator --only predict --seconds 60
     python -m bench.simulator --only scale --updates 10000
 
-``predict``: per method a real run of one worker gives the time of a step beside the emulated
-device's own; a simulation of four workers with it is held against the real run of four. Rates are
-those of the time in which all four train. ``scale``: AdaComp on LeNet with 10 and 1,000 workers.
+``predict``: per method a real run of one worker says what a step takes beside the emulated device
+and link; a simulation of four workers with it is held against the real run of four. Rates are those
+of the time in which all workers train. ``scale``: AdaComp on LeNet with 10 and 1,000 workers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from bench.table import Row, render
@@ -26,7 +27,7 @@ METHODS = ("asgd", "bsp", "adacomp")
 #: Seconds that the emulated devices of the four workers take for a mini-batch.
 DEVICES = (0.1, 0.2, 0.3, 0.4)
 LINK_MBPS = 20
-_ALONE_SECONDS = 20.0
+_ALONE_SECONDS = 30.0
 _CROWDS = (10, 1000)
 _COST = re.compile(r"in [\d.]+ s of this machine, ([\d.]+) s of its cores")
 
@@ -36,9 +37,9 @@ def rows(seconds: float = 60.0, updates: int = 10_000) -> list[Row]:
     return [*predict(seconds), *scale(updates)]
 
 
-def predict(seconds: float) -> list[Row]:
+def predict(seconds: float, methods: Sequence[str] = METHODS) -> list[Row]:
     """Compare simulated runs of four workers with real ones."""
-    return [row for method in METHODS for row in _predict(method, seconds)]
+    return [row for method in methods for row in _predict(method, seconds)]
 
 
 def _predict(method: str, seconds: float) -> list[Row]:
@@ -70,21 +71,16 @@ def _predict(method: str, seconds: float) -> list[Row]:
 
 
 def step_overhead(method: str) -> float:
-    """Return what a mini-batch takes beside the sleeping device's time, of a worker alone."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        _play(
-            folder,
-            "--type_node=Cluster",
-            "--port=0",
-            f"--method={method}",
-            "--nb_workers=1",
-            f"--step_seconds={DEVICES[0]}",
-            f"--max_seconds={_ALONE_SECONDS}",
-        )
-        alone = json.loads((folder / "summary.json").read_text())["workers"][0]
-        busy = alone["compute_seconds"] + alone["encode_seconds"]
-        return float(busy / alone["pushes"] - DEVICES[0])
+    """Return what an update of a worker alone takes beside its sleeping device and its link."""
+    common = (
+        f"--method={method}",
+        "--nb_workers=1",
+        f"--link_mbps={LINK_MBPS}",
+        f"--max_seconds={_ALONE_SECONDS}",
+    )
+    real = _rates("Cluster", *common, "--port=0", f"--step_seconds={DEVICES[0]}")
+    ideal = _rates("Simulator", *common, f"--sim_step_seconds={DEVICES[0]}")
+    return max(0.0, 1 / real["updates"] - 1 / ideal["updates"])
 
 
 def _rates(role: str, *flags: str) -> dict[str, float]:
@@ -161,12 +157,13 @@ def _play(folder: pathlib.Path, *flags: str) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     options.add_argument("--only", choices=("predict", "scale"))
+    options.add_argument("--methods", nargs="+", default=METHODS, help="to predict")
     options.add_argument("--seconds", type=float, default=60.0, help="of each real run of four")
     options.add_argument("--updates", type=int, default=10_000, help="of each large simulation")
     arguments = options.parse_args()
     found = []
     if arguments.only != "scale":
-        found += predict(arguments.seconds)
+        found += predict(arguments.seconds, arguments.methods)
     if arguments.only != "predict":
         found += scale(arguments.updates)
     sys.stdout.write(render(found))
