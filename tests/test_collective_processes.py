@@ -6,26 +6,28 @@ import numpy as np
 import pytest
 
 from ops.checkpoint import Checkpoints
+from tests.nodes import Nodes
 from tests.test_life_and_death import all_at_work
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.processes]
 
 
-def final_model(run_dir):
-    found = Checkpoints(run_dir / "checkpoints" / "ps-0", keep=3).load_latest()
+def final_model(folder, collective):
+    """Run three workers for 20 rounds; return what the PS saved last."""
+    folder.mkdir()
+    nodes = Nodes(folder)
+    try:
+        nodes.cluster(3, "--method=bsp", "--iter_max=20", "--server_optimizer=momentum",
+                      f"--collective={collective}")  # fmt: skip
+        assert [nodes.wait(name, 100) for name in nodes.processes] == [0] * 4
+    finally:
+        nodes.reap()
+    found = Checkpoints(nodes.run_dir / "checkpoints" / "ps-0", keep=3).load_latest()
     return found[1]["core"]["model"]
 
 
-def test_bsp_by_a_ring_is_bsp_by_the_ps(nodes):
-    flags = ("--type_node=Cluster", "--method=bsp", "--nb_workers=3", "--iter_max=20",
-             "--server_optimizer=momentum", "--port=0")  # fmt: skip
-    models = {}
-    for collective in ("ps", "ring"):
-        folder = nodes.folder / collective
-        nodes.start(collective, *flags, f"--run_dir={folder}", f"--collective={collective}")
-        assert nodes.wait(collective, 100) == 0, nodes.output(collective)[-3000:]
-        models[collective] = final_model(folder)
-    by_ps, by_ring = models["ps"], models["ring"]
+def test_bsp_by_a_ring_is_bsp_by_the_ps(tmp_path):
+    by_ps, by_ring = (final_model(tmp_path / name, name) for name in ("ps", "ring"))
     assert (by_ps["version"], by_ps["samples"]) == (by_ring["version"], by_ring["samples"])
     np.testing.assert_allclose(by_ring["theta"], by_ps["theta"], rtol=0, atol=1e-6)
 
