@@ -33,6 +33,7 @@ NETWORKS = {
     "mobilenet-v1": ("models.mobilenet", "build_mobilenet_v1"),
     "mobilenet-v2": ("models.mobilenet", "build_mobilenet_v2"),
     "inception-v3": ("models.inception", "build_model"),
+    "inception-bn-small": ("models.inception_small", "build_model"),
 }
 
 _USER_MODULE = "thinwire_user_model"

@@ -11,7 +11,7 @@ from ops.run import ModelChoice
 
 SEED = 3
 #: Height and channels of the images where they are not 28 and 1.
-IMAGES = {"resnet18-cifar": (32, 3)}
+IMAGES = {"resnet18-cifar": (32, 3), "inception-bn-small": (32, 3)}
 
 
 @dataclasses.dataclass(frozen=True)

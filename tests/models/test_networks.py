@@ -34,10 +34,23 @@ PARAMETERS = {
     "mobilenet-v1": (3_216_650, 21_888),
     "mobilenet-v2": (2_237_184, 34_176),
     "inception-v3": (21_805_482, 34_432),
+    "inception-bn-small": (1_651_114, 3_424),
 }
 
 #: Built in another process too: at least one of each file, for the sake of time.
-ELSEWHERE = ("cnn", "alexnet", "resnet18-v1", "resnet50-v2", "mobilenet-v2", "inception-v3")
+ELSEWHERE = (
+    "cnn",
+    "alexnet",
+    "resnet18-v1",
+    "resnet50-v2",
+    "mobilenet-v2",
+    "inception-v3",
+    "inception-bn-small",
+)
+
+#: Trained values for ImageNet's images and classes, 224 x 224 x 3 and 1,000. ResNet-18's are those
+#: of torchvision; ResNet-50 has 18,880 more for the biases of its 1 x 1 convolutions.
+ON_IMAGENET = {"resnet18-v1": 11_689_512, "resnet50-v1": 25_575_912}
 
 #: Height of what layers put out; the images are 28 x 28 (CIFAR: 32 x 32) whatever the network.
 HEIGHTS = {
@@ -56,6 +69,7 @@ HEIGHTS = {
     "mobilenet-v1": {"stem_conv": 14, "block2_depthwise_conv": 7, "block13_pointwise_conv": 1},
     "mobilenet-v2": {"stem_conv": 14, "block2_project_conv": 7, "head_conv": 1},
     "inception-v3": {"resize": 299, "a1_concat": 35, "c1_concat": 17, "e1_concat": 8},
+    "inception-bn-small": {"a2_concat": 32, "a3_concat": 16, "b4_concat": 16, "c2_concat": 8},
 }
 
 Network = Callable[[str], Built]
@@ -99,6 +113,19 @@ def test_parameter_counts_and_logits(network: Network, name: str) -> None:
         None,
         keras.activations.linear,
     )
+
+
+@pytest.mark.parametrize("name", ON_IMAGENET)
+def test_residual_networks_take_imagenet(name: str) -> None:
+    model = models.build(name, 224, 3, 1000, seed=0)
+    assert model.input_shape == (None, 224, 224, 3) and model.output_shape == (None, 1000)
+    assert [model.get_layer(f"stage{n}_block2_add").output.shape[1] for n in (1, 2, 3, 4)] == [
+        56,
+        28,
+        14,
+        7,
+    ]
+    assert model_spec(shared_variables(model)).num_parameters == ON_IMAGENET[name]
 
 
 @pytest.mark.parametrize("name", HEIGHTS)
