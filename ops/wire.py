@@ -26,6 +26,7 @@ __all__ = ["IndexChooser", "IndexCoding", "WireBlock", "WireError", "all_finite"
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
 _UINT32_RANGE = 1 << 32
 _FINITE_PIECE = 1 << 18  # entries: the second look at each is in cache
+_DEFLATED_SAMPLE = 4096  # positions deflated to judge by: all of them would cost a reply's time
 
 
 class IndexCoding(enum.IntEnum):
@@ -94,23 +95,25 @@ class IndexChooser:
         remembered, seen = f"{block.slot}.coding", f"{block.slot}.blocks"
         blocks_since_trial = self.state.get(seen, self.interval)
         if blocks_since_trial >= self.interval:
-            chosen = min(_trials(indices, block.size), key=lambda trial: len(trial[2]))
-            self.state |= {remembered: int(chosen[0]), seen: 1}
-            return chosen
-        self.state[seen] = blocks_since_trial + 1
+            self.state |= {remembered: int(_smallest(indices, block.size)), seen: 1}
+        else:
+            self.state[seen] = blocks_since_trial + 1
         return _encode_as(IndexCoding(self.state[remembered]), indices, block.size)
 
 
-def _trials(indices: Int64, size: int) -> list[tuple[IndexCoding, int, bytes]]:
-    """Return the codings that may be smallest, coded; the two-part ones are compared unmade."""
-    rice = index_codings.best_rice(indices)[1]
-    elias_fano = index_codings.best_elias_fano(indices)[1]
-    tried = [IndexCoding.RICE if rice <= elias_fano else IndexCoding.ELIAS_FANO]
-    if size <= 8 * min(rice, elias_fano):
-        tried.append(IndexCoding.BITMAP)
+def _smallest(indices: Int64, size: int) -> IndexCoding:
+    """Return the coding that is smallest; only deflating must be tried to be known."""
+    sizes = {
+        IndexCoding.RICE: index_codings.best_rice(indices)[1],
+        IndexCoding.ELIAS_FANO: index_codings.best_elias_fano(indices)[1],
+        IndexCoding.BITMAP: -(-size // 8),
+    }
     if size <= _UINT32_RANGE:
-        tried += [IndexCoding.DEFLATED_GAPS, IndexCoding.UINT32]
-    return [_encode_as(coding, indices, size) for coding in tried]
+        sample = indices[:_DEFLATED_SAMPLE]
+        deflated = len(index_codings.encode_deflated_gaps(sample))
+        sizes[IndexCoding.DEFLATED_GAPS] = deflated * indices.size // sample.size
+        sizes[IndexCoding.UINT32] = 4 * indices.size
+    return min(sizes, key=sizes.__getitem__)
 
 
 def _encode_as(coding: IndexCoding, indices: Int64, size: int) -> tuple[IndexCoding, int, bytes]:
