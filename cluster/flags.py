@@ -25,16 +25,21 @@ _ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
 _IS_FINITE = Rule(math.isfinite, "must be a finite number")  # a bound lets NaN through
 
 
-def define(*topics: Topic) -> None:
-    """Register the flags of some topics."""
+def define(*topics: Topic, flag_values: flags.FlagValues = FLAGS) -> None:
+    """Register the flags of some topics, on the command line or in a set of their own."""
     for topic in topics:
         for option in topic.options:
-            _define(topic.title, option)
+            _define(topic.title, option, flag_values)
 
 
-def _define(topic: str, option: Option) -> None:
+def _define(topic: str, option: Option, flag_values: flags.FlagValues) -> None:
     """Register one flag and its rules."""
-    common: dict[str, Any] = {"default": option.default, "help": option.text, "module_name": topic}
+    common: dict[str, Any] = {
+        "default": option.default,
+        "help": option.text,
+        "module_name": topic,
+        "flag_values": flag_values,
+    }
     bounds = {"lower_bound": option.low, "upper_bound": option.high}
     if option.kind == "switch":
         flags.DEFINE_boolean(option.name, **common)
@@ -42,7 +47,7 @@ def _define(topic: str, option: Option) -> None:
         flags.DEFINE_integer(option.name, **common, **bounds)
     elif option.kind == "number":
         flags.DEFINE_float(option.name, **common, **bounds)
-        _enforce(option.name, _IS_FINITE)
+        _enforce(option.name, _IS_FINITE, flag_values)
     elif option.kind == "choice":
         flags.DEFINE_enum(option.name, enum_values=list(option.values), **common)
     elif option.kind == "list":
@@ -50,54 +55,55 @@ def _define(topic: str, option: Option) -> None:
     else:
         flags.DEFINE_string(option.name, **common)
     if option.rule is not None:
-        _enforce(option.name, option.rule)
+        _enforce(option.name, option.rule, flag_values)
 
 
-def _enforce(name: str, rule: Rule) -> None:
+def _enforce(name: str, rule: Rule, flag_values: flags.FlagValues) -> None:
     flags.register_validator(
         name,
         lambda value: value is None or rule.holds(value),
         message=f"--{name} {rule.sentence}",
+        flag_values=flag_values,
     )
 
 
-def read_run() -> Run:
-    """Return the common settings as the command line has them.
+def read_run(given: flags.FlagValues = FLAGS) -> Run:
+    """Return the common settings, as the command line has them unless others are given.
 
     Raises:
         ConfigurationError: Values that exclude each other or name nothing.
     """
-    _check_partition()
-    _check_files()
-    addresses = _addresses()
-    settings = _named_like_fields(Run) | {
-        "method": _method(len(addresses)),
+    _check_partition(given)
+    _check_files(given)
+    addresses = _addresses(given)
+    settings = _named_like_fields(given, Run) | {
+        "method": _method(given, len(addresses)),
         "addresses": addresses,
-        "run_dir": _run_dir(),
-        "model": ModelChoice(path=FLAGS.model, **_named_like_fields(ModelChoice)),
+        "run_dir": _run_dir(given),
+        "model": ModelChoice(path=given.model, **_named_like_fields(given, ModelChoice)),
         "data": DataChoice(
-            sharding_file=FLAGS.data_sharding_file, **_named_like_fields(DataChoice)
+            sharding_file=given.data_sharding_file, **_named_like_fields(given, DataChoice)
         ),
-        "schedule": Schedule(FLAGS.learning_rate, parse_drops(FLAGS.lr_schedule)),
+        "schedule": Schedule(given.learning_rate, parse_drops(given.lr_schedule)),
     }
     return Run(**settings)
 
 
-def _named_like_fields(settings: type) -> dict[str, Any]:
+def _named_like_fields(given: flags.FlagValues, settings: type) -> dict[str, Any]:
     """Return the flags that are named like the fields of a dataclass: a new one needs no line."""
     names = [field.name for field in dataclasses.fields(settings)]
-    return {name: FLAGS[name].value for name in names if name in FLAGS}
+    return {name: given[name].value for name in names if name in given}
 
 
-def _run_dir() -> pathlib.Path:
+def _run_dir(given: flags.FlagValues) -> pathlib.Path:
     """Return --run_dir; by default a run of one's own model does not meet one of a data set."""
-    what = pathlib.Path(FLAGS.model).stem if FLAGS.model else FLAGS.dataset
-    return pathlib.Path(FLAGS.run_dir or f"runs/{FLAGS.method}-{what}")
+    what = pathlib.Path(given.model).stem if given.model else given.dataset
+    return pathlib.Path(given.run_dir or f"runs/{given.method}-{what}")
 
 
-def _addresses() -> tuple[str, ...]:
-    addresses = tuple(FLAGS.ps_hosts) or tuple(
-        f"{FLAGS.ip_PS}:{FLAGS.port + shard}" for shard in range(FLAGS.nb_ps)
+def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
+    addresses = tuple(given.ps_hosts) or tuple(
+        f"{given.ip_PS}:{given.port + shard}" for shard in range(given.nb_ps)
     )
     for address in addresses:
         host, colon, port = address.rpartition(":")
@@ -106,107 +112,107 @@ def _addresses() -> tuple[str, ...]:
                 f"--ps_hosts, or --ip_PS and --port: {address!r} is not host:port with a port "
                 "up to 65535."
             )
-    if FLAGS.nb_ps not in (FLAGS["nb_ps"].default, len(addresses)):
+    if given.nb_ps not in (given["nb_ps"].default, len(addresses)):
         raise ConfigurationError(
-            f"--ps_hosts names {len(addresses)} shards, --nb_ps={FLAGS.nb_ps}; leave one out."
+            f"--ps_hosts names {len(addresses)} shards, --nb_ps={given.nb_ps}; leave one out."
         )
     return addresses
 
 
-def _check_partition() -> None:
+def _check_partition(given: flags.FlagValues) -> None:
     """Refuse what another partition than the chosen one would heed."""
-    path = FLAGS.data_sharding_file
-    if (path is not None) != (FLAGS.partition == "file"):
+    path = given.data_sharding_file
+    if (path is not None) != (given.partition == "file"):
         raise ConfigurationError(
-            f"--data_sharding_file={path} and --partition={FLAGS.partition}: expected both the "
+            f"--data_sharding_file={path} and --partition={given.partition}: expected both the "
             "file and --partition=file, or neither."
         )
-    if FLAGS.dirichlet_alpha is not None and FLAGS.partition != "dirichlet":
+    if given.dirichlet_alpha is not None and given.partition != "dirichlet":
         raise ConfigurationError(
-            f"--dirichlet_alpha={FLAGS.dirichlet_alpha:g} is for --partition=dirichlet, and this "
-            f"is --partition={FLAGS.partition}; change one."
+            f"--dirichlet_alpha={given.dirichlet_alpha:g} is for --partition=dirichlet, and this "
+            f"is --partition={given.partition}; change one."
         )
-    if FLAGS.no_block_shuffle and FLAGS.partition != "class":
+    if given.no_block_shuffle and given.partition != "class":
         raise ConfigurationError(
             "--no_block_shuffle is for --partition=class, and this is "
-            f"--partition={FLAGS.partition}; change one."
+            f"--partition={given.partition}; change one."
         )
-    if path is not None and FLAGS.type_node in _ROLES_THAT_SPLIT:
-        read_fractions(path, FLAGS.nb_workers)
+    if path is not None and given.type_node in _ROLES_THAT_SPLIT:
+        read_fractions(path, given.nb_workers)
 
 
-def _check_files() -> None:
+def _check_files(given: flags.FlagValues) -> None:
     """Look at once for what takes long to be missed."""
-    folder = None if FLAGS.data_dir is None else pathlib.Path(FLAGS.data_dir)
+    folder = None if given.data_dir is None else pathlib.Path(given.data_dir)
     if folder is not None and not (folder.is_dir() and any(folder.iterdir())):
         raise ConfigurationError(
-            f"--data_dir={FLAGS.data_dir} is {'empty' if folder.is_dir() else 'no folder'}; name "
+            f"--data_dir={given.data_dir} is {'empty' if folder.is_dir() else 'no folder'}; name "
             "the folder that holds the data set's files, or leave it out to use the data set's "
             "usual places."
         )
-    if FLAGS.model is not None and not pathlib.Path(FLAGS.model).is_file():
+    if given.model is not None and not pathlib.Path(given.model).is_file():
         raise ConfigurationError(
-            f"--model={FLAGS.model} is no file; name the .py file with your build_model()."
+            f"--model={given.model} is no file; name the .py file with your build_model()."
         )
 
 
-def _method(nb_ps: int) -> Method:
-    choices = _named_like_fields(Choices) | {
-        "overrides": {seam: FLAGS[seam].value for seam in SEAMS},
-        **_groups(),
-        "bound": FLAGS.staleness_bound,
-        "window": FLAGS.staleness_window,
-        "eps": FLAGS.esync_eps,
-        "query": FLAGS.esync_query,
-        "smoothing": FLAGS.esync_smoothing,
-        "ps_speeds": tuple(float(speed) for speed in FLAGS.ps_speeds),
+def _method(given: flags.FlagValues, nb_ps: int) -> Method:
+    choices = _named_like_fields(given, Choices) | {
+        "overrides": {seam: given[seam].value for seam in SEAMS},
+        **_groups(given),
+        "bound": given.staleness_bound,
+        "window": given.staleness_window,
+        "eps": given.esync_eps,
+        "query": given.esync_query,
+        "smoothing": given.esync_smoothing,
+        "ps_speeds": tuple(float(speed) for speed in given.ps_speeds),
     }
     method = compose(Choices(**choices))
     if isinstance(method.placement, BySpeed):
         method.placement.speeds(nb_ps)
-    _check_collective(method, nb_ps)
+    _check_collective(given, method, nb_ps)
     return method
 
 
-def _check_collective(method: Method, nb_ps: int) -> None:
+def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> None:
     """Refuse shards that would idle, and settings of collectives where there is none."""
     among_workers.check_shards(method, nb_ps)
     for name in ("worker_port", "collective_sync_every"):
-        if method.collective == THROUGH_PS and FLAGS[name].value != FLAGS[name].default:
+        if method.collective == THROUGH_PS and given[name].value != given[name].default:
             raise ConfigurationError(
-                f"--{name}={FLAGS[name].value} is for workers that sum among themselves, and this "
+                f"--{name}={given[name].value} is for workers that sum among themselves, and this "
                 f"is --collective={THROUGH_PS}; change one."
             )
 
 
-def _groups() -> dict[str, Any]:
+def _groups(given: flags.FlagValues) -> dict[str, Any]:
     """Return groups, or what forms them, named like fields of Choices."""
-    if FLAGS.groups is not None and FLAGS.groups_file is not None:
+    if given.groups is not None and given.groups_file is not None:
         raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
-    if FLAGS.groups == "auto":
-        return {"groups": None, "auto_groups": _auto_groups()}
+    if given.groups == "auto":
+        return {"groups": None, "auto_groups": _auto_groups(given)}
     for name in ("groups_warmup_updates", "regroup_interval_seconds"):
-        if FLAGS[name].value is not None:
+        if given[name].value is not None:
             raise ConfigurationError(
-                f"--{name}={FLAGS[name].value} is for --groups=auto, and this is "
-                f"--groups={FLAGS.groups}; change one."
+                f"--{name}={given[name].value} is for --groups=auto, and this is "
+                f"--groups={given.groups}; change one."
             )
-    if FLAGS.groups is not None:
-        return {"groups": grouping.parse_groups(FLAGS.groups)}
-    return {"groups": None if FLAGS.groups_file is None else _groups_of_file()}
+    if given.groups is not None:
+        return {"groups": grouping.parse_groups(given.groups)}
+    return {"groups": None if given.groups_file is None else _groups_of_file(given)}
 
 
-def _auto_groups() -> grouping.AutoGroups:
+def _auto_groups(given: flags.FlagValues) -> grouping.AutoGroups:
     """Ten updates a worker and a minute, if nothing else is said."""
-    updates, seconds = FLAGS.groups_warmup_updates, FLAGS.regroup_interval_seconds
+    updates, seconds = given.groups_warmup_updates, given.regroup_interval_seconds
     return grouping.AutoGroups(
-        10 * FLAGS.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds
+        10 * given.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds
     )
 
 
-def _groups_of_file() -> grouping.Groups:
+def _groups_of_file(given: flags.FlagValues) -> grouping.Groups:
     try:
-        text = pathlib.Path(FLAGS.groups_file).read_text()
+        text = pathlib.Path(given.groups_file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--groups_file={FLAGS.groups_file}: {error}.") from error
-    return grouping.parse_groups_file(text, FLAGS.groups_file)
+        raise ConfigurationError(f"--groups_file={given.groups_file}: {error}.") from error
+    return grouping.parse_groups_file(text, given.groups_file)

@@ -47,7 +47,7 @@ class PsFlags:
     linger_seconds: float
 
 
-def check(run: Run) -> None:
+def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
     """Refuse what cannot work, before anything heavy is imported.
 
     Raises:
@@ -56,7 +56,7 @@ def check(run: Run) -> None:
     """
     from proto.channel_grpc import check_bind
 
-    own = read(run.addresses)
+    own = read(run.addresses, given)
     if own.id_ps >= run.nb_ps:
         raise ConfigurationError(
             f"--id_ps={own.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, --ps_hosts)."
@@ -64,14 +64,14 @@ def check(run: Run) -> None:
     check_bind(own.bind, own.insecure)
 
 
-def read(addresses: tuple[str, ...]) -> PsFlags:
+def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags:
     """Return this shard's settings; `addresses` are those of all shards."""
-    port = int(addresses[FLAGS.id_ps].rpartition(":")[2]) if FLAGS.id_ps < len(addresses) else 0
+    port = int(addresses[given.id_ps].rpartition(":")[2]) if given.id_ps < len(addresses) else 0
     return PsFlags(
-        id_ps=FLAGS.id_ps,
-        bind=FLAGS.ip_PS,
+        id_ps=given.id_ps,
+        bind=given.ip_PS,
         port=port,
-        insecure=FLAGS.insecure,
-        start_timeout_seconds=FLAGS.start_timeout_seconds,
-        linger_seconds=FLAGS.linger_seconds,
+        insecure=given.insecure,
+        start_timeout_seconds=given.start_timeout_seconds,
+        linger_seconds=given.linger_seconds,
     )

@@ -100,44 +100,44 @@ class WorkerFlags:
     insecure: bool = False  # whether that may be beyond this machine
 
 
-def check(run: Run) -> None:
+def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
     """Refuse what cannot work, before anything heavy is imported; raises ConfigurationError."""
-    read(run.nb_workers)
+    read(run.nb_workers, given)
     if run.method.collective != THROUGH_PS:
         from worker.collective_peers import listening_address
 
-        listening_address(run.addresses[0], FLAGS.insecure)
+        listening_address(run.addresses[0], given.insecure)
 
 
-def read(nb_workers: int) -> WorkerFlags:
+def read(nb_workers: int, given: flags.FlagValues = FLAGS) -> WorkerFlags:
     """Return this worker's settings.
 
     Raises:
         ConfigurationError: An id, an emulated link or an emulated device out of range.
     """
-    if not 1 <= FLAGS.id_worker <= nb_workers:
+    if not 1 <= given.id_worker <= nb_workers:
         raise ConfigurationError(
-            f"--id_worker={FLAGS.id_worker}: expected 1..{nb_workers} (--nb_workers={nb_workers})."
+            f"--id_worker={given.id_worker}: expected 1..{nb_workers} (--nb_workers={nb_workers})."
         )
     return WorkerFlags(
-        id_worker=FLAGS.id_worker,
-        threads=FLAGS.worker_threads,
-        clip_norm=FLAGS.clip_norm,
-        measure=FLAGS.measure,
-        device=devices(nb_workers)[FLAGS.id_worker - 1],
-        peer_port=FLAGS.worker_port,
-        sync_every=FLAGS.collective_sync_every,
-        insecure=FLAGS.insecure,
+        id_worker=given.id_worker,
+        threads=given.worker_threads,
+        clip_norm=given.clip_norm,
+        measure=given.measure,
+        device=devices(nb_workers, given)[given.id_worker - 1],
+        peer_port=given.worker_port,
+        sync_every=given.collective_sync_every,
+        insecure=given.insecure,
     )
 
 
-def devices(nb_workers: int) -> tuple[Device, ...]:
+def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[Device, ...]:
     """Return the emulated link and device of every worker, in order of id.
 
     Raises:
         ConfigurationError: A value out of range, or another number of values than workers.
     """
-    columns = {name: [float(value) for value in FLAGS[name].value] for name in _LIMITS}
+    columns = {name: [float(value) for value in given[name].value] for name in _LIMITS}
     for name, (low, high) in _LIMITS.items():
         for value in columns[name]:
             if not low <= value <= high:
