@@ -6,6 +6,7 @@ import re
 
 import data
 import models
+from cluster import codec_flags
 from ops import codecs, collectives, down_codecs, pacing, placement, routing, sync, weighting
 from ops.collectives import THROUGH_PS
 from ops.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
@@ -169,7 +170,7 @@ _METHOD = Topic(
         number(
             "global_lr",
             1.0,
-            "Factor on changes of weights (pacer esync; fixed with H > 1).",
+            "Factor on changes of weights (pacer esync; fixed with H > 1; codecs dgs, dgc, gd).",
             low=0.0,
         ),
         choice("local_optimizer", "sgd", "Of a worker's local steps.", OPTIMIZERS),
@@ -262,4 +263,4 @@ _STOP = Topic(
     ),
 )
 
-TOPICS = (_RUN, _METHOD, _SEAMS, _MODEL_AND_DATA, _STOP)
+TOPICS = (_RUN, _METHOD, codec_flags.TOPIC, _SEAMS, _MODEL_AND_DATA, _STOP)

@@ -1,201 +1,194 @@
 """The Codec seam: what of a step's dense tensors is sent?
 
-A codec holds hyper-parameters only. `encode` takes the tensors and its state and returns a packet
-and the new state; the kernels that do the work come in the context. Tensors must be finite: a NaN
-or infinity raises `NonFiniteUpdate` before anything has changed.
+A row of the registry is a codec of `ops.base_codecs`, or one with wrappers of `ops.feedback` and
+`ops.wrappers` around it. `build` adds the wrappers that any codec can have.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
-from ops.types import (
-    VALUE_DTYPES,
-    Block,
-    ConfigurationError,
-    EncodeContext,
-    Kind,
-    ModelSpec,
-    Packet,
-    State,
+from ops.base_codecs import (
+    Dense,
+    NonFiniteUpdate,
+    RandomK,
+    TopK,
+    kept_entries,
 )
+from ops.feedback import ErrorFeedback, MomentumCorrection
+from ops.types import ConfigurationError
+from ops.wrappers import Clip, DenseBelow, Descend, RateAtSend, RatioByRate, WarmUp
 
-if TYPE_CHECKING:
-    from ops.types import Float32, Int64
+__all__ = [
+    "REGISTRY",
+    "CodecChoices",
+    "Dense",
+    "NonFiniteUpdate",
+    "RandomK",
+    "TopK",
+    "build",
+    "coding_of",
+    "kept_entries",
+]
 
-
-class NonFiniteUpdate(ValueError):
-    """A tensor holds NaN or infinity; nothing was encoded and no state has changed."""
-
-
-class _Forgetful:
-    """A codec without state: what is not sent, or does not arrive, is dropped."""
-
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
-        """Return the empty state."""
-        del spec, kernels
-        return {}
-
-    def undelivered(self, packet: Packet, state: State) -> State:
-        """Return the state as it is: nothing is kept back."""
-        del packet
-        return state
+#: --ratio_schedule values.
+RATIO_SCHEDULES = ("constant", "lr")
 
 
-@dataclasses.dataclass(frozen=True)
-class Dense(_Forgetful):
-    """Send every entry.
-
-    Attributes:
-        value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
-    """
-
-    value_dtype: str = "float32"
-    kind: ClassVar[Kind] = Kind.GRADIENT
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown value dtype."""
-        _check_value_dtype(self.value_dtype)
-
-    def encode(
-        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
-    ) -> tuple[Packet, State]:
-        """Return one dense block per tensor; float32 values are views of the tensors.
-
-        Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
-        """
-        _check_finite(tensors)
-        blocks = [
-            _dense_block(slot, values, self.value_dtype, ctx) for slot, values in enumerate(tensors)
-        ]
-        return Packet(tuple(blocks), self.kind), state
-
-
-@dataclasses.dataclass(frozen=True)
-class _Selecting(_Forgetful):
-    """What TopK and RandomK share: of each tensor k entries are sent, the rest is dropped."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CodecChoices:
+    """What the command line says about the codec: a field for each flag."""
 
     compression_rate: float = 0.01
     value_dtype: str = "float32"
-    kind: ClassVar[Kind] = Kind.GRADIENT
+    error_feedback: bool = False
+    dense_below: int = 0
+    ratio_schedule: str = "constant"
+    warmup_epochs: int | None = None
+    dgs_momentum: float = 0.7
+    dgc_momentum: float = 0.9
+    dgc_nesterov: bool = False
+    dgc_masking: bool = True
+    dgc_clip_norm: float = 0.0
+    dgc_clip_scope: str = "model"
 
-    def __post_init__(self) -> None:
-        """Refuse a rate that keeps nothing, and an unknown value dtype."""
-        _check_rate(self.compression_rate)
-        _check_value_dtype(self.value_dtype)
 
-    def encode(
-        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
-    ) -> tuple[Packet, State]:
-        """Return the selected entries of each tensor; a tensor without any gives no block.
-
-        Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
-        """
-        _check_finite(tensors)
-        blocks = []
-        for slot, tensor in enumerate(tensors):
-            if self.compression_rate >= 1:
-                blocks.append(_dense_block(slot, tensor, self.value_dtype, ctx))
-                continue
-            count = kept_entries(self.compression_rate, tensor.size)
-            indices, values = self._select(tensor, count, ctx)
-            if indices.size:
-                coded = ctx.kernels.quantise(values, self.value_dtype)
-                blocks.append(Block(slot, tensor.size, indices, coded))
-        return Packet(tuple(blocks), self.kind), state
-
-    def _select(self, tensor: Float32, count: int, ctx: EncodeContext) -> tuple[Int64, Float32]:
-        """Return at most `count` ascending positions and the values there."""
-        raise NotImplementedError
+Wrap = Callable[[Any, CodecChoices, int], Any]  # (codec, choices, workers) -> codec
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(_Selecting):
-    """AdaComp's selection: of each tensor the k entries of largest magnitude; the rest is dropped.
-
-    ``k = max(1, floor(c * n + 1e-9))``, ties to the lowest index. Zeros are never sent: an
-    all-zero tensor gives no block. With c >= 1 every entry is sent.
+class Row:
+    """How to build one codec.
 
     Attributes:
-        compression_rate: c, the fraction kept, above 0.
-        value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
-
-    Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/METHOD.md, AdaComp.
+        base: What selects or codes; gets the choices that are named like its fields.
+        wrap: What goes around it; None: nothing of its own.
+        own: Choices that `wrap` heeds.
+        warmup_epochs: If nothing is said.
     """
 
-    def _select(self, tensor: Float32, count: int, ctx: EncodeContext) -> tuple[Int64, Float32]:
-        indices, values = ctx.kernels.top_k(tensor, count)
-        return indices, values
+    base: Any
+    wrap: Wrap | None = None
+    own: tuple[str, ...] = ()
+    warmup_epochs: int = 0
+
+    @property
+    def heeds(self) -> frozenset[str]:
+        """Names of the choices that make a difference."""
+        names = {field.name for field in dataclasses.fields(self.base)} | set(self.own)
+        if self.base.sends_fraction:
+            names |= {"dense_below", "ratio_schedule", "warmup_epochs"}
+        if self.wrap is None:
+            names.add("error_feedback")
+        return frozenset(names)
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomK(_Selecting):
-    """The control of TopK: as many entries, at positions drawn uniformly, zeros included.
-
-    Values are sent as they are, not multiplied by n / k. The estimate of the gradient is
-    therefore too small by c, but each entry sent means the same as with TopK, so that the two
-    differ in the choice of positions alone.
-
-    Attributes:
-        compression_rate: c, the fraction kept, above 0.
-        value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
-    """
-
-    def _select(self, tensor: Float32, count: int, ctx: EncodeContext) -> tuple[Int64, Float32]:
-        indices = ctx.kernels.random_k(tensor.size, count, ctx.rng)
-        return indices, tensor[indices]
+def _gradient_dropping(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+    """Aji and Heafield, EMNLP 2017: v <- v + eta h; send the largest of v, and zero them."""
+    del choices, nb_workers
+    return Descend(ErrorFeedback(codec))
 
 
-def kept_entries(compression_rate: float, size: int) -> int:
-    """Return k = max(1, floor(c * n + 1e-9)), at most n.
-
-    The small term mends products like 100 * 0.29 = 28.999...
-
-    >>> kept_entries(0.29, 100), kept_entries(0.01, 5)
-    (29, 1)
-    """
-    return min(size, max(1, int(compression_rate * size + 1e-9)))
+def _dual_way(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+    """DGS, ICPP 2020: a <- a + eta h; send the largest of a; a <- m a there."""
+    del nb_workers
+    return Descend(ErrorFeedback(codec, choices.dgs_momentum))
 
 
-def _dense_block(slot: int, tensor: Float32, value_dtype: str, ctx: EncodeContext) -> Block:
-    return Block(slot, tensor.size, None, ctx.kernels.quantise(tensor, value_dtype))
-
-
-def _check_rate(rate: float) -> None:
-    if not rate > 0:  # refuses NaN too
+def _deep(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+    """DGC, ICLR 2018: clip h; u <- m u + h; v <- v + u; send eta v; zero u and v there."""
+    codec = MomentumCorrection(
+        ErrorFeedback(codec),
+        momentum=choices.dgc_momentum,
+        nesterov=choices.dgc_nesterov,
+        masking=choices.dgc_masking,
+    )
+    if choices.dgc_clip_norm:
+        codec = Clip(codec, choices.dgc_clip_norm / nb_workers**0.5, choices.dgc_clip_scope)
+    elif choices.dgc_clip_scope != "model":
         raise ConfigurationError(
-            f"--compression_rate={rate}: it is the fraction of entries kept; expected above 0 "
-            "(for example 0.01), and 1 or more for all entries."
+            f"--dgc_clip_scope={choices.dgc_clip_scope} without --dgc_clip_norm: nothing is "
+            "clipped; set the norm, or leave the scope out."
         )
+    return RateAtSend(codec)
 
 
-def _check_value_dtype(value_dtype: str) -> None:
-    if value_dtype not in VALUE_DTYPES:
-        raise ConfigurationError(
-            f"--value_dtype={value_dtype!r}: expected one of {', '.join(VALUE_DTYPES)}."
-        )
+_DGC_CHOICES = (
+    *("dgc_momentum", "dgc_nesterov", "dgc_masking"),
+    *("dgc_clip_norm", "dgc_clip_scope"),
+)
 
-
-def _check_finite(tensors: Sequence[Float32]) -> None:
-    from ops.wire import all_finite
-
-    for number, tensor in enumerate(tensors):
-        if not all_finite(tensor):
-            raise NonFiniteUpdate(
-                f"tensor {number} of the update holds NaN or infinity; expected finite values. "
-                "Lower --learning_rate or set --clip_norm."
-            )
-
-
-Codec = Dense | TopK | RandomK
-
-#: --codec value -> policy.
-REGISTRY: dict[str, type[Dense] | type[TopK] | type[RandomK]] = {
-    "dense": Dense,
-    "topk": TopK,
-    "random_k": RandomK,
+#: --codec value -> how to build it.
+REGISTRY: dict[str, Row] = {
+    "dense": Row(Dense),
+    "topk": Row(TopK),
+    "random_k": Row(RandomK),
+    "gd": Row(TopK, _gradient_dropping),
+    "dgc": Row(TopK, _deep, _DGC_CHOICES, warmup_epochs=4),
+    "dgs": Row(TopK, _dual_way, ("dgs_momentum",)),
 }
+
+
+def build(
+    name: str, choices: CodecChoices, nb_workers: int = 1, learning_rate: float = 0.02
+) -> Any:
+    """Return the codec `name` with everything that the choices put around it.
+
+    Args:
+        name: A key of REGISTRY.
+        choices: What the user said.
+        nb_workers: Of the run.
+        learning_rate: That the run begins with.
+
+    Raises:
+        ConfigurationError: A choice has an illegal value, or no effect with this codec.
+    """
+    row = REGISTRY[name]
+    _refuse_idle(name, row, choices)
+    fields = {field.name for field in dataclasses.fields(row.base)}
+    codec = row.base(**{key: value for key, value in vars(choices).items() if key in fields})
+    if choices.dense_below:
+        codec = DenseBelow(codec, choices.dense_below)
+    if choices.error_feedback:
+        codec = ErrorFeedback(codec)
+    if row.wrap is not None:
+        codec = row.wrap(codec, choices, nb_workers)
+    epochs = row.warmup_epochs if choices.warmup_epochs is None else choices.warmup_epochs
+    if epochs:
+        codec = WarmUp(codec, choices.compression_rate, epochs)
+    if choices.ratio_schedule not in RATIO_SCHEDULES:
+        raise ConfigurationError(
+            f"--ratio_schedule={choices.ratio_schedule!r}: expected one of "
+            f"{', '.join(RATIO_SCHEDULES)}."
+        )
+    if choices.ratio_schedule == "lr":
+        codec = RatioByRate(codec, choices.compression_rate, learning_rate)
+    return codec
+
+
+def coding_of(codec: Any) -> Any:
+    """Return what a codec's wrappers are around: the one that decides what is sent."""
+    while hasattr(codec, "inner"):
+        codec = codec.inner
+    return codec
+
+
+def _refuse_idle(name: str, row: Row, choices: CodecChoices) -> None:
+    """Refuse choices that make no difference; rate and value dtype are every codec's."""
+    usual = {field.name: field.default for field in dataclasses.fields(CodecChoices)}
+    heeded = row.heeds | {"compression_rate", "value_dtype"}
+    for setting, default in usual.items():
+        value = getattr(choices, setting)
+        if value != default and setting not in heeded:
+            others = [other for other, each in REGISTRY.items() if setting in each.heeds]
+            raise ConfigurationError(
+                f"--{setting}={value} has no effect with --codec={name}; it is for --codec="
+                f"{', '.join(others)}. Leave it out, or change the codec."
+            )
+    if choices.error_feedback and row.base is Dense and choices.value_dtype == "float32":
+        raise ConfigurationError(
+            "--error_feedback with --codec=dense and --value_dtype=float32: everything is sent as "
+            "it is, nothing is left to feed back. Leave it out, or change one of the others."
+        )

@@ -47,6 +47,10 @@ METHODS: dict[str, dict[str, str]] = {
     # Grouping-SGD: synchronous groups, asynchronous among each other, 1/Y.
     # Jiang et al., CCGrid 2019.
     "gsp": _DENSE_ASP | {"sync": "gsp", "weighting": "inverse"},
+    # Dual-Way Gradient Sparsification: a momentum that lives in the residual. ICPP 2020.
+    # Deep Gradient Compression: momentum correction, factor masking, warm-up.
+    # Lin, Han et al., ICLR 2018.
+    # Gradient Dropping: what is not sent is kept for later. Aji and Heafield, EMNLP 2017.
     # ESync: fast workers take extra local steps while the slowest finishes its one.
     # Li, Zhou et al., IEEE TSC 15(4).
     "esync": _DENSE_ASP | {"pacer": "esync", "sync": "bsp"},
@@ -85,42 +89,63 @@ class Method:
     @property
     def kind(self) -> Kind:
         """What updates mean on the wire."""
-        return self.pacer.kind
+        return Kind.DELTA if Kind.DELTA in (self.pacer.kind, self.codec.kind) else Kind.GRADIENT
+
+    @property
+    def takes_local_steps(self) -> bool:
+        """Whether workers step on their own weights, whose changes then are what is coded."""
+        return self.pacer.kind is Kind.DELTA
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return how many values of the local optimizer's state are averaged by shard 0."""
-        return self.local.num_averaged(num_parameters) if self.kind is Kind.DELTA else 0
+        return self.local.num_averaged(num_parameters) if self.takes_local_steps else 0
 
     def check(self) -> list[str]:
         """Refuse what cannot work; return warnings about what has no effect.
 
         Raises:
             ConfigurationError: The pacer's updates are not what the codec sends, or the
-                weighting cannot weigh them.
+                weighting cannot weigh them, or the PS cannot step with them.
         """
-        if self.codec.kind is Kind.DELTA and self.pacer.kind is not Kind.GRADIENT:
+        if self.codec.kind is Kind.DELTA and self.takes_local_steps:
             raise ConfigurationError(
                 f"--codec={self.seams['codec']} makes its own weight change of every gradient; "
                 f"--pacer={self.seams['pacer']} already sends changes of weights."
             )
-        if isinstance(self.weighting, DcAsgd) and Kind.DELTA in (self.codec.kind, self.kind):
+        if isinstance(self.weighting, DcAsgd) and self.kind is Kind.DELTA:
             raise ConfigurationError(
                 f"--weighting=dc_asgd compensates gradients; --pacer={self.seams['pacer']} with "
                 f"--codec={self.seams['codec']} sends changes of weights. Take another weighting, "
                 "or --pacer=every with a codec of gradients."
             )
         among_workers.check(self)
+        self._refuse_server_choices()
         self._refuse_local_choices()
         found = [text for empty, text in self._empty_choices() if empty]
         warning = uneven(self.sync.groups)
         return [*found, warning] if warning else found
+
+    def _refuse_server_choices(self) -> None:
+        """Refuse an optimizer on the PS where changes of weights are simply added."""
+        if self.kind is Kind.GRADIENT or self.server.feeds_deltas or self.server.keeps_sparse:
+            return
+        if self.takes_local_steps:
+            way_out = "give --server_optimizer too, or take --local_momentum"
+        else:
+            way_out = "the codec has its own momentum; for decay there is --worker_weight_decay"
+        raise ConfigurationError(
+            f"--server_optimizer={self.server.optimizer} with --momentum={self.server.momentum:g} "
+            f"and --weight_decay={self.server.weight_decay:g}: with --pacer={self.seams['pacer']} "
+            f"and --codec={self.seams['codec']} the PS adds changes of weights, which hold the "
+            f"learning rate already. Leave these out ({way_out})."
+        )
 
     def _refuse_local_choices(self) -> None:
         """Refuse settings of local steps where no local steps are taken."""
         usual = describe(LocalUpdate())
         given = [LOCAL_FLAGS[name] for name, value in describe(self.local).items()
                  if value != usual[name]]  # fmt: skip
-        if given and self.kind is Kind.GRADIENT:
+        if given and not self.takes_local_steps:
             raise ConfigurationError(
                 f"--{', --'.join(given)}: a worker takes local steps only with --pacer=esync, or "
                 f"with --pacer=fixed and --local_steps above 1; this is --pacer="
@@ -133,7 +158,7 @@ class Method:
         delays = self.weighting if isinstance(self.weighting, DcAsgd) else None
         blind = delays is not None and delays.shares_backup  # acts on fresh updates too
         alone = one_group and not blind and not isinstance(self.weighting, weighting.Unweighted)
-        dense_up = isinstance(self.codec, codecs.Dense)
+        dense_up = isinstance(codecs.coding_of(self.codec), codecs.Dense)
         per_entry = isinstance(self.weighting, weighting.PerEntry)
         delta_down = isinstance(self.down_codec, down_codecs.DownDelta)
         return [
@@ -183,14 +208,12 @@ class Method:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choices:
+class Choices(codecs.CodecChoices):
     """What the command line says about the method; None means "as the method has it"."""
 
     method: str
     nb_workers: int
     overrides: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    compression_rate: float = 0.01
-    value_dtype: str = "float32"
     local_steps: int = 1
     eps: str = "auto"  # of pacer esync, like the next three
     query: str = "blocking"
@@ -232,15 +255,18 @@ def compose(choices: Choices) -> Method:
     given = {seam: value for seam, value in choices.overrides.items() if value is not None}
     seams = METHODS[choices.method] | given
     _refuse_idle("weighting", weighting.REGISTRY, seams["weighting"], choices)
+    codec = codecs.build(seams["codec"], choices, choices.nb_workers, choices.learning_rate)
+    # Changes that hold the learning rate are added: an optimizer would apply a rate once more.
+    feeds = "server_optimizer" in given and codec.kind is Kind.GRADIENT
     method = Method(
         name=choices.method,
         pacer=_pick(pacing.REGISTRY, seams["pacer"], choices),
-        codec=_pick(codecs.REGISTRY, seams["codec"], choices),
+        codec=codec,
         down_codec=_pick(down_codecs.REGISTRY, seams["down_codec"], choices),
         router=_pick(routing.REGISTRY, seams["router"], choices),
         sync=among_workers.rule_for(_sync_rule(seams["sync"], choices), choices.collective),
         weighting=_pick(weighting.REGISTRY, seams["weighting"], choices),
-        server=_server(seams["server_optimizer"], choices, "server_optimizer" in given),
+        server=_server(seams["server_optimizer"], choices, feeds),
         seams=seams,
         local=_local(choices),
         bn_sync=choices.bn_sync,
@@ -299,12 +325,12 @@ def _local(choices: Choices) -> LocalUpdate:
     )
 
 
-def _server(name: str, choices: Choices, explicit: bool) -> ServerUpdate:
+def _server(name: str, choices: Choices, feeds_deltas: bool) -> ServerUpdate:
     default_momentum = 0.9 if name == "momentum" else 0.0
     return ServerUpdate(
         optimizer=name,
         momentum=default_momentum if choices.momentum is None else choices.momentum,
         weight_decay=choices.weight_decay,
         global_lr=choices.global_lr,
-        feeds_deltas=explicit,
+        feeds_deltas=feeds_deltas,
     )

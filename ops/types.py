@@ -108,7 +108,8 @@ class CodedValues:
     """Entry values as they travel.
 
     ``dtype`` is one of VALUE_DTYPES. ``data`` has numpy dtype float32, uint16 (the bits of a
-    bfloat16), float16 or int8. ``scale`` is used by int8 alone: value = data * scale.
+    bfloat16), float16 or int8; value = data * scale. The scale is what int8 codes are multiples
+    of; elsewhere it is 1 unless what is sent was multiplied by something after it was coded.
     """
 
     dtype: str
@@ -160,6 +161,11 @@ class EncodeContext:
     learning_rate: float
     rng: np.random.Generator
     kernels: Any  # ops.kernels.Kernels
+    epoch: float = 0.0  # examples the whole run has consumed / examples of the training set
+    # What wrappers tell the codec they are around:
+    keep: float | None = None  # fraction of entries to send, instead of the codec's own
+    factors: tuple[float, ...] | None = None  # of the tensors; for codecs with takes_factors
+    finite: bool = False  # somebody has looked: the tensors hold neither NaN nor infinity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,5 +183,16 @@ class Link:
 
 
 def describe(policy: Any) -> Mapping[str, Any]:
-    """Return a policy's hyper-parameters by name, for the fingerprint and the summary."""
-    return {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
+    """Return a policy's hyper-parameters by name, for the fingerprint and the summary.
+
+    What it is wrapped around follows under its class's name: ``{"inner": "TopK",
+    "TopK.compression_rate": 0.01, ...}``.
+    """
+    found = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
+    inner = found.get("inner")
+    if dataclasses.is_dataclass(inner):
+        name = type(inner).__name__
+        found["inner"] = name
+        for key, value in describe(inner).items():
+            found[key if "." in key else f"{name}.{key}"] = value
+    return found

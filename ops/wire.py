@@ -154,7 +154,7 @@ def decode_block(
         coding_parameter: Low bits of RICE and ELIAS_FANO, else 0.
         index_bytes: The coded positions.
         value_dtype: One of ops.types.VALUE_DTYPES.
-        scale: Of int8 values.
+        scale: What the values are multiplied by; 0, not given, is 1 but for int8.
         value_bytes: The values, little-endian.
         size: Entries of the slot.
 
@@ -172,9 +172,9 @@ def decode_block(
         raise WireError(
             f"{count} values of {value_dtype} in {len(value_bytes)} bytes for {size} entries"
         )
-    if value_dtype != "int8":
+    if scale == 0 and value_dtype != "int8":
         scale = 1.0
-    elif not 0 < scale < math.inf:
+    if not 0 < scale < math.inf:
         raise WireError(f"scale {scale}; expected a finite number above 0")
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)

@@ -98,7 +98,10 @@ class PushDecoder:
 
     def _whole_shard(self, blocks: list[Block], payload: memoryview) -> Update | None:
         """Take a dense float32 push as it lies in the payload: no copy."""
-        plain = all(b.indices is None and b.values.dtype == "float32" for b in blocks)
+        plain = all(
+            b.indices is None and b.values.dtype == "float32" and b.values.scale == 1
+            for b in blocks
+        )
         if not plain or len(blocks) != len(self._sizes):
             return None
         return Update(None, np.frombuffer(payload, "<f4"))

@@ -63,7 +63,10 @@ class MiniWorker:
 
     def __init__(self, number: int, run: MiniRun) -> None:
         self.number, self.run = number, run
-        self.core = WorkerCore(SPEC, run.layouts, run.method, run.kernels, [run.seed, number])
+        self.core = WorkerCore(
+            SPEC, run.layouts, run.method, run.kernels, [run.seed, number],
+            num_examples=len(run.problem.y),
+        )  # fmt: skip
         self.batches = np.random.default_rng([run.seed, number, 7])
         self.incarnation = number * 1000
         self.replies: dict[int, ShardReply] = {}

@@ -73,6 +73,7 @@ class WorkerCore:
         kernels: Any,
         seed: Sequence[int],
         statistics: Float32 | None = None,
+        num_examples: int = 0,
     ) -> None:
         """Start without a model; `finish` brings it.
 
@@ -83,14 +84,17 @@ class WorkerCore:
             kernels: ops.kernels.Kernels.
             seed: Entropy of this worker's random generator.
             statistics: [m] float32 moving statistics that are averaged over the workers.
+            num_examples: Of the whole training set, by which codecs count epochs; 0: they stay
+                in the first.
         """
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as the shards handed it out
         # Where local steps have led; without local steps that is the base itself.
-        local = method.kind is Kind.DELTA
+        local = method.takes_local_steps
         self.weights = aligned(spec.num_parameters) if local else self.base
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
         self._local = method.local.init(spec.num_parameters) if local else {}
+        self._num_examples = num_examples
         self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
         self.step = 0  # exchanges begun
         self.learning_rate = 0.0
@@ -127,7 +131,7 @@ class WorkerCore:
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and np.isfinite(loss)):
             gradient = np.full_like(gradient, np.nan)  # let the codec's own check refuse it
-        if self.method.kind is Kind.DELTA:
+        if self.method.takes_local_steps:
             self._step_locally(gradient)
         due = self.method.pacer.push_now(self.local_steps + 1)
         packet = self._encode(self._change(gradient)) if due else None
@@ -278,7 +282,7 @@ class WorkerCore:
 
     def _change(self, gradient: Float32) -> Float32:
         """Return what an exchange is about: the weights' change since the base, or a gradient."""
-        return self.weights - self.base if self.method.kind is Kind.DELTA else gradient
+        return self.weights - self.base if self.method.takes_local_steps else gradient
 
     def _encode(self, values: Float32) -> Packet:
         tensors = [
@@ -290,6 +294,7 @@ class WorkerCore:
             learning_rate=self.learning_rate,
             rng=self._rng,
             kernels=self.kernels,
+            epoch=self.samples_of_run / self._num_examples if self._num_examples else 0.0,
         )
         packet, self._codec_state = self.method.codec.encode(tensors, self._codec_state, context)
         self._last_packet = dataclasses.replace(packet, kind=self.method.kind)

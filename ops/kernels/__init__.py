@@ -22,7 +22,9 @@ class Kernels:
     Attributes:
         name: "numpy" or "tf".
         top_k: (x [n], k) -> (indices, values). See `ops.kernels.select.top_k`.
-        feedback_top_k: (residual [n] in place, addend [n], k) -> (indices, values).
+        feedback_top_k: (residual [n] in place, addend [n], k, factor) -> (indices, values).
+        accumulate: (target [n] in place, addend [n], factor, decay). See
+            `ops.kernels.accumulate`; the same body everywhere, for the target is the host's.
         random_k: (n, k, rng) -> indices.
         quantise: (values [k], dtype) -> CodedValues. See `ops.kernels.quantise`.
         dequantise: (CodedValues) -> values [k].
@@ -39,6 +41,7 @@ class Kernels:
     name: str
     top_k: Callable[..., Any]
     feedback_top_k: Callable[..., Any]
+    accumulate: Callable[..., None]
     random_k: Callable[..., Any]
     quantise: Callable[..., Any]
     dequantise: Callable[..., Any]
@@ -63,12 +66,13 @@ def load(choice: str, on_gpu: bool = False) -> Kernels:
     """
     if choice not in CHOICES:
         raise ConfigurationError(f"--kernels={choice!r}: expected one of {', '.join(CHOICES)}.")
-    from ops.kernels import apply, compensate, quantise, select
+    from ops.kernels import accumulate, apply, compensate, quantise, select
 
     bodies = Kernels(
         name="numpy",
         top_k=select.top_k,
         feedback_top_k=select.feedback_top_k,
+        accumulate=accumulate.accumulate,
         random_k=select.random_k,
         quantise=quantise.quantise,
         dequantise=quantise.dequantise,

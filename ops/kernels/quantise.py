@@ -45,24 +45,24 @@ def quantise(values: Float32, dtype: str) -> CodedValues:
 
 
 def dequantise(coded: CodedValues) -> Float32:
-    """Return the values [k] float32 that `coded` stands for; float32 comes back without a copy.
+    """Return the values [k] float32 that `coded` stands for: data * scale, rounded once.
+
+    With scale 1 float32 comes back without a copy.
 
     Raises:
         ValueError: An unknown dtype.
     """
     if coded.dtype == "float32":
-        return coded.data
-    if coded.dtype == "bfloat16":
+        values = coded.data
+    elif coded.dtype == "bfloat16":
         bits = coded.data.astype(np.uint32)
         bits <<= 16
-        return bits.view(np.float32)
-    if coded.dtype == "float16":
-        return coded.data.astype(np.float32)
-    if coded.dtype == "int8":
+        values = bits.view(np.float32)
+    elif coded.dtype in ("float16", "int8"):
         values = coded.data.astype(np.float32)
-        values *= np.float32(coded.scale)
-        return values
-    raise unknown_dtype(coded.dtype)
+    else:
+        raise unknown_dtype(coded.dtype)
+    return values if coded.scale == 1 else values * np.float32(coded.scale)
 
 
 def int8_scale(largest: float) -> float:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ops.kernels.accumulate import accumulate
+
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
 
@@ -46,20 +48,23 @@ def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
     return _exact(x, k)
 
 
-def feedback_top_k(residual: Float32, addend: Float32, k: int) -> tuple[Int64, Float32]:
+def feedback_top_k(
+    residual: Float32, addend: Float32, k: int, factor: float = 1.0
+) -> tuple[Int64, Float32]:
     """Add to a residual, take out its k largest entries, keep the rest: one error-feedback step.
 
     Args:
-        residual: [n] float32, changed in place: ``+= addend``, then zero where selected.
+        residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
         addend: [n] float32, finite.
         k: As for `top_k`.
+        factor: Of the addend.
 
     Returns:
         What `top_k` of the sum returns.
     """
-    threshold = _sampled_threshold(residual, addend, k)
+    threshold = _sampled_threshold(residual, addend, k, factor)
     if threshold > 0:
-        candidates, values = _scan(residual, addend, threshold)  # takes out all candidates
+        candidates, values = _scan(residual, addend, threshold, factor)  # takes all of them out
         if candidates.size >= k:
             kept = _largest(values, k)
             is_dropped = np.ones(candidates.size, bool)
@@ -69,7 +74,7 @@ def feedback_top_k(residual: Float32, addend: Float32, k: int) -> tuple[Int64, F
             return _chosen(candidates, values, kept)
         residual[candidates] = values
     else:
-        residual += addend
+        accumulate(residual, addend, factor)
     indices, values = _exact(residual, k)
     residual[indices] = 0
     return indices, values
@@ -84,12 +89,16 @@ def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
     return chosen
 
 
-def _sampled_threshold(x: Float32, addend: Float32 | None, k: int) -> np.float32:
+def _sampled_threshold(
+    x: Float32, addend: Float32 | None, k: int, factor: float = 1.0
+) -> np.float32:
     """Return a magnitude that somewhat more than k entries should reach; 0: look at everything."""
     if x.size < _EXACT_BELOW or not 0 < k <= _DENSE_FRACTION * x.size:
         return np.float32(0)
     stride = max(1, k // _SAMPLED_KEPT) | 1  # odd: does not walk down one column of a matrix
-    sample = x[::stride] if addend is None else x[::stride] + addend[::stride]
+    sample = x[::stride]
+    if addend is not None:
+        sample = sample + np.float32(factor) * addend[::stride]
     sample = np.abs(sample)
     expected = k * sample.size / x.size
     rank = min(int(expected + _SAFETY * expected**0.5) + 1, sample.size)
@@ -97,10 +106,13 @@ def _sampled_threshold(x: Float32, addend: Float32 | None, k: int) -> np.float32
     return np.float32(sample[sample.size - rank])
 
 
-def _scan(x: Float32, addend: Float32 | None, threshold: np.float32) -> tuple[Int64, Float32]:
+def _scan(
+    x: Float32, addend: Float32 | None, threshold: np.float32, factor: float = 1.0
+) -> tuple[Int64, Float32]:
     """Return the entries of x that reach a threshold > 0.
 
-    With an addend, x changes in place while in cache: ``+= addend``, then zero where returned.
+    With an addend, x changes in place while in cache: ``+= factor * addend``, then zero where
+    returned.
     """
     masks = np.empty((2, min(_PIECE, x.size)), bool)
     packed = np.zeros(-(-min(_REGION, x.size) // _WORD), np.uint16)
@@ -110,7 +122,7 @@ def _scan(x: Float32, addend: Float32 | None, threshold: np.float32) -> tuple[In
         for first in range(0, region.size, _PIECE):
             piece = region[first : first + _PIECE]
             if addend is not None:
-                piece += addend[start + first : start + first + _PIECE]
+                accumulate(piece, addend[start + first : start + first + _PIECE], factor)
             above, below = masks[:, : piece.size]
             np.greater_equal(piece, threshold, out=above)
             np.less_equal(piece, -threshold, out=below)

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from ops.kernels import compensate as delays
 from ops.kernels import quantise as plain
+from ops.kernels.accumulate import accumulate
 from ops.types import CodedValues
 
 if TYPE_CHECKING:
@@ -127,9 +128,11 @@ def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
     return indices.numpy(), values.numpy()
 
 
-def feedback_top_k(residual: Float32, addend: Any, k: int) -> tuple[Int64, Float32]:
+def feedback_top_k(
+    residual: Float32, addend: Any, k: int, factor: float = 1.0
+) -> tuple[Int64, Float32]:
     """See `ops.kernels.select.feedback_top_k`; the residual is a numpy array."""
-    residual += np.asarray(addend)
+    accumulate(residual, np.asarray(addend), factor)
     indices, values = top_k(residual, k)
     residual[indices] = 0
     return indices, values

@@ -1,0 +1,356 @@
+"""Codecs that code or select; what wraps them is in `ops.feedback` and `ops.wrappers`.
+
+A codec holds hyper-parameters only. `encode` takes the tensors and its state and returns a packet
+and the new state; the kernels that do the work come in the context. Tensors must be finite: a NaN
+or infinity raises `NonFiniteUpdate` before anything has changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ops.types import (
+    VALUE_DTYPES,
+    Block,
+    CodedValues,
+    ConfigurationError,
+    EncodeContext,
+    Kind,
+    ModelSpec,
+    Packet,
+    State,
+)
+
+if TYPE_CHECKING:
+    from ops.types import Float32, Int64
+
+
+class NonFiniteUpdate(ValueError):
+    """A tensor holds NaN or infinity; nothing was encoded and no state has changed."""
+
+
+class Forgetful:
+    """A codec without a residual: what is not sent, or does not arrive, is dropped.
+
+    Attributes:
+        takes_factors: Whether `encode` multiplies the tensors by `ctx.factors` itself.
+        sends_fraction: Whether it heeds `ctx.keep`, the fraction of entries to send.
+    """
+
+    takes_factors: ClassVar[bool] = False
+    sends_fraction: ClassVar[bool] = False
+
+    def init(self, spec: ModelSpec, kernels: Any) -> State:
+        """Return the empty state."""
+        del spec, kernels
+        return {}
+
+    def undelivered(self, packet: Packet, state: State) -> State:
+        """Return the state as it is: nothing is kept back."""
+        del packet
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense(Forgetful):
+    """Send every entry.
+
+    Attributes:
+        value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
+    """
+
+    value_dtype: str = "float32"
+    kind: ClassVar[Kind] = Kind.GRADIENT
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown value dtype."""
+        _check_value_dtype(self.value_dtype)
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return one dense block per tensor; float32 values are views of the tensors.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity.
+        """
+        check_finite(tensors, ctx)
+        blocks = [
+            _dense_block(slot, values, self.value_dtype, ctx) for slot, values in enumerate(tensors)
+        ]
+        return Packet(tuple(blocks), self.kind), state
+
+
+@dataclasses.dataclass(frozen=True)
+class _Selecting(Forgetful):
+    """What TopK and RandomK share: of each tensor k entries are sent, the rest is dropped."""
+
+    compression_rate: float = 0.01
+    value_dtype: str = "float32"
+    kind: ClassVar[Kind] = Kind.GRADIENT
+    sends_fraction: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that keeps nothing, and an unknown value dtype."""
+        check_rate(self.compression_rate)
+        _check_value_dtype(self.value_dtype)
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the selected entries of each tensor; a tensor without any gives no block.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity.
+        """
+        check_finite(tensors, ctx)
+        rate = self._rate(ctx)
+        if rate >= 1:
+            blocks = [
+                _dense_block(slot, tensor, self.value_dtype, ctx)
+                for slot, tensor in enumerate(tensors)
+            ]
+            return Packet(tuple(blocks), self.kind), state
+        chosen = self._select(tensors, rate, state, ctx)
+        return self._packet(tensors, chosen, ctx), state
+
+    def _rate(self, ctx: EncodeContext) -> float:
+        return self.compression_rate if ctx.keep is None else ctx.keep
+
+    def _packet(
+        self,
+        tensors: Sequence[Float32],
+        chosen: Sequence[tuple[Int64, Float32]],
+        ctx: EncodeContext,
+    ) -> Packet:
+        """Code the chosen (positions, values) of each tensor."""
+        blocks = [
+            Block(slot, tensor.size, indices, ctx.kernels.quantise(values, self.value_dtype))
+            for slot, (tensor, (indices, values)) in enumerate(zip(tensors, chosen, strict=True))
+            if indices.size
+        ]
+        return Packet(tuple(blocks), self.kind)
+
+    def _select(
+        self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
+    ) -> list[tuple[Int64, Float32]]:
+        """Return of each tensor ascending positions and the values there."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK(_Selecting):
+    """AdaComp's selection: of each tensor the k entries of largest magnitude; the rest is dropped.
+
+    ``k = max(1, floor(c * n + 1e-9))``, ties to the lowest index. Zeros are never sent: an
+    all-zero tensor gives no block. With c >= 1 every entry is sent.
+
+    Attributes:
+        compression_rate: c, the fraction kept, above 0.
+        value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
+
+    Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/METHOD.md, AdaComp.
+    """
+
+    def feed(
+        self, residuals: Sequence[Float32], tensors: Sequence[Float32], state: State,
+        ctx: EncodeContext,
+    ) -> tuple[Packet, State]:  # fmt: skip
+        """See `feed`; adds, selects and takes out in one pass over memory."""
+        rate = self._rate(ctx)
+        if rate >= 1:
+            return feed_in_turn(self, residuals, tensors, state, ctx)
+        factors = ctx.factors or (1.0,) * len(tensors)
+        chosen = [
+            ctx.kernels.feedback_top_k(residual, tensor, kept_entries(rate, tensor.size), factor)
+            for residual, tensor, factor in zip(residuals, tensors, factors, strict=True)
+        ]
+        packet = self._packet(tensors, chosen, ctx)
+        if self.value_dtype != "float32":
+            for block in packet.blocks:
+                indices, values = chosen[block.slot]
+                residuals[block.slot][indices] = values - ctx.kernels.dequantise(block.values)
+        return packet, state
+
+    def _select(
+        self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
+    ) -> list[tuple[Int64, Float32]]:
+        return [ctx.kernels.top_k(tensor, kept_entries(rate, tensor.size)) for tensor in tensors]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomK(_Selecting):
+    """The control of TopK: as many entries, at positions drawn uniformly, zeros included.
+
+    Values are sent as they are, not multiplied by n / k. The estimate of the gradient is
+    therefore too small by c, but each entry sent means the same as with TopK, so that the two
+    differ in the choice of positions alone.
+
+    Attributes:
+        compression_rate: c, the fraction kept, above 0.
+        value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
+    """
+
+    def _select(
+        self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
+    ) -> list[tuple[Int64, Float32]]:
+        chosen = []
+        for tensor in tensors:
+            count = kept_entries(rate, tensor.size)
+            indices = ctx.kernels.random_k(tensor.size, count, ctx.rng)
+            chosen.append((indices, tensor[indices]))
+        return chosen
+
+
+# -- what codecs and wrappers use ------------------------------------------------------------------
+
+
+def kept_entries(compression_rate: float, size: int) -> int:
+    """Return k = max(1, floor(c * n + 1e-9)), at most n.
+
+    The small term mends products like 100 * 0.29 = 28.999...
+
+    >>> kept_entries(0.29, 100), kept_entries(0.01, 5)
+    (29, 1)
+    """
+    return min(size, max(1, int(compression_rate * size + 1e-9)))
+
+
+def feed(
+    codec: Any,
+    residuals: Sequence[Float32],
+    tensors: Sequence[Float32],
+    state: State,
+    ctx: EncodeContext,
+) -> tuple[Packet, State]:
+    """Add tensors to residuals in place, encode the sums, take out what their packet decodes to.
+
+    Args:
+        codec: Any codec; one that can do all this in fewer passes has a method of this name.
+        residuals: [n] float32 each, changed in place.
+        tensors: [n] float32 each, finite; times `ctx.factors`.
+        state: The codec's.
+        ctx: The context.
+    """
+    at_once = getattr(codec, "feed", None)
+    if at_once is None:
+        return feed_in_turn(codec, residuals, tensors, state, ctx)
+    packet, state = at_once(residuals, tensors, state, ctx)
+    return packet, state
+
+
+def feed_in_turn(
+    codec: Any,
+    residuals: Sequence[Float32],
+    tensors: Sequence[Float32],
+    state: State,
+    ctx: EncodeContext,
+) -> tuple[Packet, State]:
+    """Do `feed` step by step, for codecs without a method for it."""
+    factors = ctx.factors or (1.0,) * len(tensors)
+    for residual, tensor, factor in zip(residuals, tensors, factors, strict=True):
+        ctx.kernels.accumulate(residual, tensor, factor)
+    packet, state = codec.encode(residuals, state, without_factors(ctx))
+    packet = detached(packet, residuals)
+    for block in packet.blocks:
+        where, values = decoded(block)
+        residuals[block.slot][where] -= values
+    return packet, state
+
+
+def without_factors(ctx: EncodeContext) -> EncodeContext:
+    """Return the context for tensors that are finite and multiplied already."""
+    return dataclasses.replace(ctx, factors=None, finite=True)
+
+
+def encode_multiplied(
+    codec: Any, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+) -> tuple[Packet, State]:
+    """Encode the tensors times `ctx.factors` with any codec."""
+    if not getattr(codec, "takes_factors", False):
+        factors = ctx.factors or ()
+        if factors:
+            scale = ctx.kernels.scale
+            tensors = [scale(each, factor) for each, factor in zip(tensors, factors, strict=True)]
+        ctx = dataclasses.replace(ctx, factors=None)
+    packet, state = codec.encode(tensors, state, ctx)
+    return packet, state
+
+
+def decoded(block: Block) -> tuple[Any, Float32]:
+    """Return where a block's values belong (an index into its tensor), and the values [k]."""
+    from ops.kernels.quantise import dequantise
+
+    where = slice(None) if block.indices is None else block.indices
+    return where, dequantise(block.values)
+
+
+def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
+    """Return the packet without views of arrays that are about to change, one for each slot."""
+    import numpy as np
+
+    blocks = []
+    for block in packet.blocks:
+        data = block.values.data
+        if np.may_share_memory(data, arrays[block.slot]):
+            values = dataclasses.replace(block.values, data=data.copy())
+            block = dataclasses.replace(block, values=values)
+        blocks.append(block)
+    return dataclasses.replace(packet, blocks=tuple(blocks))
+
+
+def rescaled(block: Block, factor: float) -> Block:
+    """Return a block whose values decode to `factor` > 0 times as much; its bytes stay.
+
+    The product is rounded to float32, as it travels, and kept from becoming 0 or infinite.
+    """
+    import numpy as np
+
+    limits = np.finfo(np.float32)
+    scale = min(max(block.values.scale * factor, float(limits.tiny)), float(limits.max))
+    values = CodedValues(block.values.dtype, block.values.data, float(np.float32(scale)))
+    return dataclasses.replace(block, values=values)
+
+
+def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
+    """Refuse tensors that are not finite, unless somebody has done so already.
+
+    Raises:
+        NonFiniteUpdate: A tensor holds NaN or infinity.
+    """
+    from ops.wire import all_finite
+
+    if ctx.finite:
+        return
+    for number, tensor in enumerate(tensors):
+        if not all_finite(tensor):
+            raise NonFiniteUpdate(
+                f"tensor {number} of the update holds NaN or infinity; expected finite values. "
+                "Lower --learning_rate or set --clip_norm."
+            )
+
+
+def check_rate(rate: float) -> None:
+    """Refuse a rate that keeps nothing.
+
+    Raises:
+        ConfigurationError: It is not above 0.
+    """
+    if not rate > 0:  # refuses NaN too
+        raise ConfigurationError(
+            f"--compression_rate={rate}: it is the fraction of entries kept; expected above 0 "
+            "(for example 0.01), and 1 or more for all entries."
+        )
+
+
+def _dense_block(slot: int, tensor: Float32, value_dtype: str, ctx: EncodeContext) -> Block:
+    return Block(slot, tensor.size, None, ctx.kernels.quantise(tensor, value_dtype))
+
+
+def _check_value_dtype(value_dtype: str) -> None:
+    if value_dtype not in VALUE_DTYPES:
+        raise ConfigurationError(
+            f"--value_dtype={value_dtype!r}: expected one of {', '.join(VALUE_DTYPES)}."
+        )
