@@ -101,6 +101,17 @@ _METHOD = Topic(
             rule=above_zero("1 or more is dense"),
         ),
         choice("value_dtype", "float32", "Of values sent up.", VALUE_DTYPES),
+        number(
+            "down_ratio",
+            None,
+            "Fraction of entries KEPT by --down_codec=sparse and auto; --compression_rate if not "
+            "given.",
+            rule=above_zero("1 or more is all"),
+        ),
+        choice("down_value_dtype", "float32", "Of values that these send down.", VALUE_DTYPES),
+        integer(
+            "resync_every", 0, "Every n-th of their replies is the whole model; 0: none.", low=0
+        ),
         integer("local_steps", 1, "H of --pacer=fixed.", low=1),
         choice(
             "collective",

@@ -117,6 +117,8 @@ class DcAsgd:
         """Return the backup [n], or None where there is nothing to compensate."""
         if self.shares_backup:
             return state.get("previous")
+        if arrival.worker in context.held:
+            return context.held[arrival.worker]
         if arrival.base_version == context.version:
             return None
         return context.copies.get(arrival.base_version)

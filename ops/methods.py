@@ -214,6 +214,9 @@ class Choices(codecs.CodecChoices):
     method: str
     nb_workers: int
     overrides: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    down_ratio: float | None = None  # of down codecs sparse and auto, like the next two
+    down_value_dtype: str = "float32"
+    resync_every: int = 0
     local_steps: int = 1
     eps: str = "auto"  # of pacer esync, like the next three
     query: str = "blocking"
@@ -254,6 +257,7 @@ def compose(choices: Choices) -> Method:
         )
     given = {seam: value for seam, value in choices.overrides.items() if value is not None}
     seams = METHODS[choices.method] | given
+    down_codecs.refuse_idle(seams["down_codec"], vars(choices))
     _refuse_idle("weighting", weighting.REGISTRY, seams["weighting"], choices)
     codec = codecs.build(seams["codec"], choices, choices.nb_workers, choices.learning_rate)
     # Changes that hold the learning rate are added: an optimizer would apply a rate once more.

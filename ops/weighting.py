@@ -36,6 +36,8 @@ class ReleaseContext:
     kernels: Any  # ops.kernels.Kernels
     theta: Float32  # [n], read-only: the weights before this release
     copies: Mapping[int, Float32]  # version -> theta [n] then, of what workers hold if needed
+    # Worker -> [n], what it really has, where it was sent less than all (the same if needed).
+    held: Mapping[int, Float32] = dataclasses.field(default_factory=dict)
 
 
 class _Forgetful:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from ops import wire
-from ops.down_codecs import Operation
+from ops.replies import Operation
 from ops.types import Block, CodedValues, Link, ShardLayout, Update
 from proto import convert
 from proto import thinwire_pb2 as pb
@@ -41,7 +41,7 @@ class Connection:
 class SharedBlocks:
     """The coded blocks of one update; made once, in whichever sending thread needs them first."""
 
-    def __init__(self, update: Update, layout: ShardLayout) -> None:
+    def __init__(self, update: Update | tuple[Block, ...], layout: ShardLayout) -> None:
         """Remember what to code; nothing is done yet."""
         self._update, self._layout = update, layout
         self._lock = threading.Lock()
@@ -56,8 +56,13 @@ class SharedBlocks:
             return self._coded
 
 
-def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
-    """Cut an update in shard coordinates into one block per slice; empty ones are left out."""
+def blocks_of(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
+    """Cut an update in shard coordinates into one block per slice; empty ones are left out.
+
+    What is blocks already stays as it is.
+    """
+    if isinstance(update, tuple):
+        return list(update)
     offsets = layout.offsets
     blocks = []
     for slot, piece in enumerate(layout.slices):

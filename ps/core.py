@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ops.down_codecs import Operation
 from ops.methods import Method
+from ops.replies import Asked, Handed, Operation
 from ops.sync import SyncRule
-from ops.types import State, Update
+from ops.types import State
 from ops.weighting import Arrival
 from ps import admission, changes, durable, events, refusals
 from ps.accounts import Accounts
@@ -54,7 +54,7 @@ class PsCore:
             aux: What is averaged beside the weights, on shard 0.
         """
         self.config, self.membership, self.sync = config, membership, sync
-        self.model = model_for(method, theta, kernels, config.budget, config.schedule)
+        self.model = model_for(method, theta, kernels, config)
         self.aux = aux or AuxMean()
         self.stop_reason: str | None = None
         self.started = not sync.waits_for_start
@@ -145,6 +145,8 @@ class PsCore:
             self.accounts.reject("generation", event.worker)
             generation, epoch = self.config.generation, self.membership.epoch
             return [refusals.stale_generation(event, self.version, generation, epoch)]
+        if event.base_checksum is not None:
+            self.model.verify(event.worker, usable, event.base_checksum)
         member.question, member.free, member.early = (event.step, usable), False, event
         self.early.add(event.worker)
         member.last_step = event.step
@@ -164,7 +166,8 @@ class PsCore:
         return self.state_server.ask(event, live, over, now)
 
     def _observe(self, event: events.Observe, now: float) -> list[events.Action]:
-        reply = self._reply(0, 0, Operation.FULL, self.model.whole(), now)
+        whole = Handed(Operation.FULL, self.model.whole(), self.version, "full")
+        reply = self._reply(0, 0, whole, now)
         return [events.View(event.observer, reply)]
 
     def _leave(self, event: events.Leave, now: float) -> list[events.Action]:
@@ -294,34 +297,36 @@ class PsCore:
     def _answer(self, workers: Iterable[int], now: float) -> list[events.Action]:
         """Reply to those of the workers that have asked and may go on.
 
-        Workers with the same base get the same arrays.
+        Workers with the same base get the same arrays, where nothing is kept of each.
         """
         replies: list[events.Action] = []
-        gathered: dict[int | None, tuple[Operation, Update]] = {}
+        gathered: dict[Asked | int | None, Handed] = {}
+        per_worker = self.model.method.down_codec.per_worker
         for worker in workers:
             member = self.members[worker]
             if member.question is None or not (member.free or self.stop_reason):
                 continue
             (step, base), member.question = member.question, None
-            if base not in gathered:
-                gathered[base] = self.model.gather(base)
-            member.base_version = self.model.hand_out(worker)
+            asked = Asked(worker, step, base)
+            share = asked if per_worker else base
+            handed = gathered.get(share) or self.model.gather(asked)
+            gathered[share] = handed
+            self.model.hand_out(worker, handed)
+            member.base_version = handed.version
             waited = now - member.asked_at if step else 0.0
             self.regrouping.answered(worker, step, now)
             self.accounts.replied(self.sync.name_of(worker), waited)
-            replies.append(self._reply(worker, step, *gathered[base], now))
+            replies.append(self._reply(worker, step, handed, now))
         return replies
 
-    def _reply(
-        self, worker: int, step: int, operation: Operation, update: Update, now: float
-    ) -> events.Reply:
+    def _reply(self, worker: int, step: int, handed: Handed, now: float) -> events.Reply:
         member = self.members.get(worker) or Member(asked_at=now)  # an observer has none
         return events.Reply(
             worker=worker,
             step=step,
-            operation=operation,
-            update=update,
-            version=self.version,
+            operation=handed.operation,
+            update=handed.update,
+            version=handed.version,
             epoch=self.membership.epoch,
             learning_rate=self.model.learning_rate,
             samples=self.samples,

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ops.down_codecs import Operation
-from ops.types import State, Update
+from ops.replies import Operation
+from ops.types import Block, State, Update
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -48,6 +48,7 @@ class Push:
     local_steps: int
     loss: float
     aux: Float32 | None = None  # [m] what is averaged over workers; to shard 0
+    base_checksum: int | None = None  # CRC-32 of what the worker has of this shard
 
     @property
     def is_copy(self) -> bool:
@@ -193,7 +194,7 @@ class Reply:
     worker: int
     step: int  # 0 answers a pull
     operation: Operation
-    update: Update
+    update: Update | tuple[Block, ...]  # or blocks, already cut and coded
     version: int
     epoch: int
     learning_rate: float

@@ -19,6 +19,7 @@ class CoreConfig:
     max_seconds: float | None = None  # from the first pull
     start_timeout_seconds: float = 600.0  # then a synchronous run starts with those present
     snapshot_interval_seconds: float = 10.0
+    offsets: tuple[int, ...] = ()  # where each slice begins in the shard; none: it is one slice
 
 
 @dataclasses.dataclass

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ops.collectives import THROUGH_PS
-from ops.down_codecs import Operation
 from ops.methods import Method
+from ops.replies import Asked, Handed, Operation
 from ops.schedule import Budget, Schedule
 from ops.server_update import ServerUpdate
 from ops.types import Kind, State, Update
 from ops.weighting import Arrival
+from ps.members import CoreConfig
 from ps.shard_model import ShardModel
 
 if TYPE_CHECKING:
@@ -29,11 +30,17 @@ class MirrorModel(ShardModel):
     """
 
     def __init__(
-        self, method: Method, theta: Float32, kernels: Any, budget: Budget, schedule: Schedule
+        self,
+        method: Method,
+        theta: Float32,
+        kernels: Any,
+        budget: Budget,
+        schedule: Schedule,
+        offsets: tuple[int, ...] = (),
     ) -> None:
-        """Start at version 0; `theta` is owned and updated in place."""
+        """Start at version 0; see ShardModel."""
         idle = dataclasses.replace(method, server=ServerUpdate())  # the workers' steps, not ours
-        super().__init__(idle, theta, kernels, budget, schedule)
+        super().__init__(idle, theta, kernels, budget, schedule, offsets)
         self._copied_version = 0
 
     @property
@@ -64,11 +71,12 @@ class MirrorModel(ShardModel):
             np.copyto(self.theta, update.values)
             self._copied_version = self.version
 
-    def gather(self, base_version: int | None) -> tuple[Operation, Update]:
+    def gather(self, asked: Asked) -> Handed:
         """Send weights only to a worker that has none."""
-        if base_version is None:
-            return Operation.FULL, self.whole()
-        return Operation.NONE, Update(np.empty(0, np.int64), np.empty(0, np.float32))
+        if asked.base_version is None:
+            return Handed(Operation.FULL, self.whole(), self.version, "full")
+        nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
+        return Handed(Operation.NONE, nothing, self.version, "delta")
 
     def restore(self, state: State) -> None:
         """Take back what `save` gave: whatever its weights were, they now are its version's."""
@@ -76,9 +84,7 @@ class MirrorModel(ShardModel):
         self._copied_version = self.version
 
 
-def model_for(
-    method: Method, theta: Float32, kernels: Any, budget: Budget, schedule: Schedule
-) -> ShardModel:
+def model_for(method: Method, theta: Float32, kernels: Any, config: CoreConfig) -> ShardModel:
     """Return the model of a shard that steps itself, or of one whose workers do."""
     made = ShardModel if method.collective == THROUGH_PS else MirrorModel
-    return made(method, theta, kernels, budget, schedule)
+    return made(method, theta, kernels, config.budget, config.schedule, config.offsets)

@@ -94,6 +94,7 @@ class PushDecoder:
             local_steps=push.local_steps,
             loss=push.loss,
             aux=aux,
+            base_checksum=push.base_checksum if push.HasField("base_checksum") else None,
         )
 
     def _whole_shard(self, blocks: list[Block], payload: memoryview) -> Update | None:

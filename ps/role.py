@@ -183,6 +183,7 @@ class _Shard:
             max_seconds=run.max_seconds if self.leads else None,
             start_timeout_seconds=self._start_timeout_seconds(),
             snapshot_interval_seconds=run.checkpoint_interval_seconds,
+            offsets=self.layout.offsets,
         )
         rule = method.sync
         membership: Coordinator | Follower

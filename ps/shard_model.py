@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops.down_codecs import Operation
+from ops import held_copies
 from ops.handed_out import HandedOut
 from ops.merge import mean_update
 from ops.methods import Method
+from ops.replies import Asked, Handed, ShardView
 from ops.schedule import Budget, Schedule
 from ops.types import Kind, State, Update
 from ops.weighting import Arrival, ReleaseContext
@@ -19,8 +20,10 @@ from ops.weighting import Arrival, ReleaseContext
 if TYPE_CHECKING:
     from ops.types import Float32
 
-#: Weighting state that is only working memory.
+#: Part of a policy's state that is only working memory.
 _SCRATCH = "scratch"
+#: What is counted of replies, and of copies of what workers have.
+_COUNTED = ("copies", "full", "delta", "sparse", "resyncs", "mismatches")
 
 
 class ShardModel:
@@ -33,10 +36,26 @@ class ShardModel:
     """
 
     def __init__(
-        self, method: Method, theta: Float32, kernels: Any, budget: Budget, schedule: Schedule
+        self,
+        method: Method,
+        theta: Float32,
+        kernels: Any,
+        budget: Budget,
+        schedule: Schedule,
+        offsets: tuple[int, ...] = (),
     ) -> None:
-        """Start at version 0; `theta` is owned and updated in place."""
+        """Start at version 0.
+
+        Args:
+            method: The composition.
+            theta: [n] float32, owned and updated in place.
+            kernels: ops.kernels.Kernels.
+            budget: Of the run.
+            schedule: Of the learning rate.
+            offsets: Where each slice begins in theta, and n at the end; not given: one slice.
+        """
         self.method, self.theta, self.kernels = method, theta, kernels
+        self._offsets = offsets or (0, len(theta))
         self.budget, self.schedule = budget, schedule
         self.version = 0
         self.samples = 0
@@ -44,7 +63,8 @@ class ShardModel:
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta)
         self._handed_out = HandedOut()
-        self._seen = theta.view()  # what the weighting may look at
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._seen = theta.view()  # what policies may look at
         self._seen.flags.writeable = False
 
     @property
@@ -77,8 +97,8 @@ class ShardModel:
         Returns:
             What the weighting kept.
         """
-        copies = self._handed_out.copies
-        context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies)
+        copies, held = self._handed_out.copies, self._copies_of(arrivals)
+        context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
         kept, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
         if not kept:
             return kept
@@ -98,24 +118,63 @@ class ShardModel:
         """
         raise ValueError(f"{len(update.values)} values without a round")
 
-    def gather(self, base_version: int | None) -> tuple[Operation, Update]:
-        """Return what a worker at `base_version` must be sent; the arrays are copies."""
-        return self.method.down_codec.gather(self.theta, base_version, self.version, self._down)
+    def gather(self, asked: Asked) -> Handed:
+        """Return what a worker must be sent; the arrays are copies."""
+        view = ShardView(self._seen, self.version, self.kernels, self._offsets)
+        handed = self.method.down_codec.gather(asked, view, self._down)
+        self._counts["copies"] = max(self._counts["copies"], len(self._down.get("held", ())))
+        return handed
 
-    def hand_out(self, worker: int) -> int:
-        """Note that a worker now holds the current weights; return their version."""
-        if self.method.weighting.needs_copies:
-            self._handed_out.note(worker, self.version, self.theta)
-        return self.version
+    def hand_out(self, worker: int, handed: Handed) -> None:
+        """Note what a worker is being sent."""
+        self._counts[handed.way] += 1
+        self._counts["resyncs"] += handed.is_resync
+        if not self.method.weighting.needs_copies:
+            return
+        if self._copy_of(worker, handed.version) is None:  # then it holds the current weights
+            self._handed_out.note(worker, handed.version, self.theta)
+        else:
+            self._handed_out.forget(worker)
+
+    def verify(self, worker: int, base_version: int, checksum: int) -> None:
+        """Hear the checksum of what a worker has; if it is not its copy, it gets all next time."""
+        copy = self._copy_of(worker, base_version)
+        if copy is None or held_copies.checksum([copy]) == checksum:
+            return
+        self._counts["mismatches"] += 1
+        self._counts["resyncs"] += 1
+        self._down = self.method.down_codec.forget(worker, self._down)
 
     def forget(self, worker: int) -> None:
         """Drop what is kept of a worker that has left."""
         self._handed_out.forget(worker)
+        self._down = self.method.down_codec.forget(worker, self._down)
+
+    def _copy_of(self, worker: int, base_version: int) -> Float32 | None:
+        return self.method.down_codec.copy_of(worker, base_version, self._down)
+
+    def _copies_of(self, arrivals: Sequence[Arrival]) -> dict[int, Float32]:
+        """Return what workers have that were not sent all, where the weighting asks for it."""
+        if not self.method.weighting.needs_copies:
+            return {}
+        found = {each.worker: self._copy_of(each.worker, each.base_version) for each in arrivals}
+        return {worker: held for worker, held in found.items() if held is not None}
 
     def memory(self) -> dict[str, int]:
         """Return the memory that the weighting costs: dense copies, and bytes with all state."""
         num_bytes = self._handed_out.num_bytes + _num_bytes(self._weighting)
         return {"copies": len(self._handed_out.copies), "bytes": num_bytes}
+
+    def down_summary(self) -> dict[str, int]:
+        """Return what the down codec has done, and the bytes of its state.
+
+        ``copies``: dense ones of what workers have, the most there were at a time; their bytes
+        count. ``full``, ``delta``, ``sparse``: replies by kind. ``resyncs``: whole models that were
+        sent although the worker's was known, or because its checksum was wrong (``mismatches``).
+        """
+        now = len(self._down.get("held", ()))
+        gone = (self._counts["copies"] - now) * self.theta.nbytes
+        return {"bytes": _num_bytes(self._down) + gone, **self._counts}
 
     def whole(self) -> Update:
         """Return a copy of all weights."""
@@ -124,15 +183,15 @@ class ShardModel:
     def save(self) -> State:
         """Return durable state; arrays are copies."""
         optimizer = self._server.get("keras")
-        weighting = {key: value for key, value in self._weighting.items() if key != _SCRATCH}
         return {
             "version": self.version,
             "samples": self.samples,
             "theta": self.theta.copy(),
             "optimizer": optimizer.save() if optimizer is not None else {},
-            "weighting": copy.deepcopy(weighting),
+            "weighting": copy.deepcopy(_durable(self._weighting)),
             "handed_out": self._handed_out.save(),
-            "down_codec": copy.deepcopy(self._down),
+            "down_codec": copy.deepcopy(_durable(self._down)),
+            "down_counts": dict(self._counts),
         }
 
     def restore(self, state: State) -> None:
@@ -143,7 +202,13 @@ class ShardModel:
             self._server["keras"].restore(state["optimizer"], self.theta)
         self._weighting.update(state["weighting"])
         self._down.update(state["down_codec"])
+        self._counts.update(state["down_counts"])
         self._handed_out.restore(state["handed_out"])
+
+
+def _durable(state: State) -> State:
+    """Leave out working memory."""
+    return {key: value for key, value in state.items() if key != _SCRATCH}
 
 
 def _num_bytes(state: Any) -> int:

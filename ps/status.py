@@ -50,7 +50,9 @@ class StatusBoard:
         """Return a following shard's own counters, for shard 0."""
         own = {"bytes_down": self._server.connections.bytes_down(), **self._rejected()}
         staleness = self._core.accounts.groups.histograms()
-        own |= {"weighting": self._core.model.memory(), "group_staleness": staleness}
+        model = self._core.model
+        own |= {"weighting": model.memory(), "down": model.down_summary()}
+        own["group_staleness"] = staleness
         return json.dumps(own)
 
     def document(self) -> str:
@@ -92,7 +94,8 @@ class StatusBoard:
             policies={
                 "groups": self._groups(),
                 **core.state_server.summary(),
-                **self._weighting_memory(),
+                **self._over_shards("weighting", self._core.model.memory()),
+                **self._over_shards("down", self._core.model.down_summary()),
             },
             stop_reason=core.stop_reason,
         )
@@ -137,13 +140,13 @@ class StatusBoard:
                         totals[int(worker)] = totals.get(int(worker), 0) + count
         return totals
 
-    def _weighting_memory(self) -> dict[str, dict[str, int]]:
-        """Return the memory of the weighting, over all shards; nothing where it keeps nothing."""
-        total = collections.Counter(self._core.model.memory())
+    def _over_shards(self, block: str, own: dict[str, int]) -> dict[str, dict[str, int]]:
+        """Return a policy's counters, over all shards; nothing where it takes no memory."""
+        total = collections.Counter(own)
         for (role, _), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
-                total.update(_counts(text, "weighting"))
-        return {"weighting": dict(total)} if total["bytes"] else {}
+                total.update(_counts(text, block))
+        return {block: dict(total)} if total["bytes"] else {}
 
     def _groups(self) -> dict[str, Any]:
         """Return who belongs together, and what each group has done on this shard and others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -153,7 +154,8 @@ class MiniRun:
         member = Coordinator(nb_workers, 10.0) if number == 0 else Follower(nb_workers)
         rule = rule if number == 0 else SyncRule(rule.groups)
         aux = AuxMean(num_slots=self.method.num_averaged(28)) if number == 0 else None
-        return PsCore(self.settings, self.method, theta, self.kernels, member, rule, aux)
+        settings = dataclasses.replace(self.settings, offsets=layout.offsets)
+        return PsCore(settings, self.method, theta, self.kernels, member, rule, aux)
 
     def feed(self, shard: int, event: events.Event) -> list[events.Action]:
         """Hand one event to a shard and carry out what it answers."""
@@ -187,6 +189,7 @@ class MiniRun:
             outgoing.generations[shard], self.shards[0].membership.epoch, update,
             outgoing.samples, outgoing.local_steps, outgoing.loss,
             outgoing.aux if shard == 0 else None,
+            outgoing.base_checksums and outgoing.base_checksums[shard],
         )  # fmt: skip
 
     def join_all(self) -> None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ops import held_copies
 from ops.codecs import NonFiniteUpdate
-from ops.down_codecs import Operation
 from ops.methods import Method
-from ops.routing import split
+from ops.replies import Operation
+from ops.routing import positions, split
 from ops.types import Block, EncodeContext, Kind, ModelSpec, Packet, ShardLayout, State
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Outgoing:
     learning_rate: float
     loss: float
     aux: Float32 | None = None  # [m] what shard 0 averages over the workers
+    base_checksums: list[int] | None = None  # of what each shard handed out, now and then
 
 
 def aligned(size: int) -> Float32:
@@ -159,7 +161,15 @@ class WorkerCore:
             learning_rate=self.learning_rate,
             loss=float(np.mean(self._losses)),
             aux=self._aux() if self.aux_size else None,
+            base_checksums=self._checksums(),
         )
+
+    def _checksums(self) -> list[int] | None:
+        """Return what lets the shards see that their copies of this base are right."""
+        if not self.method.down_codec.per_worker or self.step % held_copies.CHECKSUM_INTERVAL:
+            return None
+        places = (positions(self.spec, layout) for layout in self.layouts)
+        return [held_copies.checksum(self.base[at] for at in shard) for shard in places]
 
     def _aux(self) -> Float32:
         if not self.method.num_averaged(self.spec.num_parameters):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ops import wire
-from ops.down_codecs import Operation
+from ops.replies import Operation
 from ops.run import Run
 from ops.types import ConfigurationError, Kind, Link, ModelSpec, ShardLayout, State
 from proto import convert
@@ -189,6 +189,8 @@ def push_message(
     push.epoch = epoch
     push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
     push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
+    if outgoing.base_checksums is not None:
+        push.base_checksum = outgoing.base_checksums[shard]
     coded = [chooser.encode(block) for block in outgoing.shards[shard]]
     pieces = convert.blocks_to_message(coded, push.blocks)
     if shard == 0 and outgoing.aux is not None:

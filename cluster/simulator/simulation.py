@@ -154,6 +154,7 @@ class Simulation:
             max_seconds=run.max_seconds if leads else None,
             start_timeout_seconds=self.own.start_timeout_seconds,
             snapshot_interval_seconds=math.inf,
+            offsets=layout.offsets,
         )
         membership: Coordinator | Follower = Coordinator(run.nb_workers, run.lease_seconds)
         rule, aux = run.method.sync, AuxMean()

@@ -5,6 +5,7 @@ import random
 import numpy as np
 
 from ops import kernels
+from ops.replies import Asked
 from ops.schedule import Budget, Schedule
 from ops.types import EncodeContext, ModelSpec, TensorSpec, Update
 from ops.weighting import Arrival
@@ -122,8 +123,14 @@ class OnShard(Driver):
         ]
         kept = state.apply(arrivals, max(0, state.version - 6))
         state.samples += 8 * len(kept)
-        state.hand_out(1 + number % WORKERS)
-        gathered = [state.gather(base) for base in (None, state.version, max(0, number - 2))]
+        worker = 1 + number % WORKERS  # it was answered `WORKERS` turns ago, at that version
+        asked = (
+            Asked(9, 0, None),
+            Asked(8, number, state.version),
+            Asked(worker, number, max(0, number - WORKERS)),
+        )
+        gathered = [state.gather(question) for question in asked]
+        state.hand_out(worker, gathered[-1])
         return (kept, gathered, state.learning_rate), state
 
     def update(self, rng):
