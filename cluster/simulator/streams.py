@@ -159,12 +159,16 @@ class Streams:
         return functools.partial(self._hear, self.incarnation, shard, message)
 
     def _deliver(self, incarnation: int, there: SimulatedShard, event: events.Event) -> None:
-        if incarnation == self.incarnation:
+        if self._lives(incarnation):
             there.arrive(event)
 
     def _hear(self, incarnation: int, shard: int, message: Any) -> None:
-        if incarnation == self.incarnation:
+        if self._lives(incarnation):
             self._handlers[type(message)](self, shard, message)
+
+    def _lives(self, incarnation: int) -> bool:
+        """Whether this life goes on; what a shard sends to a dead worker is for nobody."""
+        return 0 < incarnation == self.incarnation
 
     def _ask(self, shard: int, event: events.Event, sizes: list[int]) -> None:
         """Put a question that stays open until it is answered."""
