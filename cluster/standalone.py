@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from data.chosen import load_chosen
-from data.cursor import Cursor
-from data.sharding import label_counts
+from data.chosen import load_chosen, whole_shard
 from models.shared import SharedModel
 from ops import metrics, run_dir
 from ops.checkpoint import Checkpoints
@@ -61,12 +59,10 @@ class _Standalone:
 
     def __init__(self, run: Run, trainer: LocalTrainer, dataset: Any, recorder: Recorder) -> None:
         self.run, self.trainer, self.recorder = run, trainer, recorder
-        self.images, self.labels = dataset.train_images, dataset.train_labels
+        self.shard = whole_shard(run, dataset)
         self.own = supervisor_flags.read()
-        examples = run.epochs and max(1, round(run.epochs * len(self.labels)))
-        self.label_counts = label_counts(self.labels)
+        examples = run.epochs and max(1, round(run.epochs * len(self.shard.labels)))
         self.budget = Budget(run.iter_max, examples or None)
-        self.cursor = Cursor(np.arange(len(self.labels)), run.batch_size, run.seed)
         directory = run_dir.checkpoints_of(run.run_dir, _NAME)
         self.checkpoints = Checkpoints(directory, keep=run.keep_checkpoints)
         self.version = 0
@@ -114,8 +110,7 @@ class _Standalone:
         rate = self.run.schedule.rate(
             self.budget.fraction(self.version, self.version * self.run.batch_size)
         )
-        batch = self.cursor.next()
-        self.loss = self.trainer.train(self.images[batch], self.labels[batch], rate)
+        self.loss = self.trainer.train(*self.shard.next(), rate)
         if not np.isfinite(self.loss):
             raise Diverged(
                 f"the loss is {self.loss} at step {self.version + 1}: the model has diverged. "
@@ -155,7 +150,7 @@ class _Standalone:
             compute_seconds=self.seconds,
             loss=self.loss,
             steps_per_second=self.version / self.seconds if self.seconds else 0.0,
-            labels=self.label_counts,
+            labels=self.shard.label_counts,
         )
         return metrics.RunStatus(
             run_id="standalone",
@@ -178,13 +173,13 @@ class _Standalone:
         """Trace the step on the first batch and put everything back."""
         kept = self.trainer.save()
         batch = slice(0, self.run.batch_size)
-        self.trainer.train(self.images[batch], self.labels[batch], 0.0)
+        self.trainer.train(self.shard.images[batch], self.shard.labels[batch], 0.0)
         self.trainer.restore(kept)
 
     def _save(self) -> None:
         state = {
             "trainer": self.trainer.save(),
-            "cursor": self.cursor.state(),
+            "cursor": self.shard.cursor.state(),
             "version": self.version,
             "seconds": self.seconds,
         }
@@ -195,7 +190,7 @@ class _Standalone:
         if found is None:
             return
         state = found[1]
-        self.cursor.restore(state["cursor"])
+        self.shard.cursor.restore(state["cursor"])
         self.trainer.restore(state["trainer"])
         self.version, self.seconds = state["version"], state["seconds"]
         logging.info("resumed at step %d", self.version)

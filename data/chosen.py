@@ -6,23 +6,37 @@ import dataclasses
 import zlib
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data import PARTS, datasets, fractions, sharding
+from data import AUGMENTATIONS, PARTS, datasets, fractions, lazy, sharding
 from data.cursor import Cursor, check_batch_size
 from ops.run import DataChoice, ModelChoice, Run
+from ops.types import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
     """One worker's examples."""
 
-    images: NDArray[np.float32]  # [n, ...] float32
+    images: NDArray[np.float32] | lazy.Lazy  # [n, ...] float32, as an evaluation would see them
     labels: NDArray[np.int32]  # [n] int32
     cursor: Cursor  # over 0..n-1
     label_counts: dict[int, int]  # label -> examples, for reports
+    feed: lazy.Feed  # makes the images that training sees
+    num_train: int = 0  # examples of the whole training set
+
+    def next(self) -> tuple[Any, NDArray[np.int32]]:
+        """Return the next mini-batch: images [B, ...] float32, which may be a tensor, and labels.
+
+        Raises:
+            ConfigurationError: An image file is damaged.
+        """
+        place = self.cursor.place
+        chosen = self.cursor.next()
+        return self.feed(chosen, place), self.labels[chosen]
 
 
 def load_chosen(
@@ -38,6 +52,11 @@ def load_chosen(
         ConfigurationError: Missing or damaged files, or data that does not fit the model.
     """
     if user_module is not None and hasattr(user_module, "load_data"):
+        if data.augment not in (None, AUGMENTATIONS[0]):
+            raise ConfigurationError(
+                f"--augment={data.augment} is for a --dataset, and load_data() of --model makes "
+                "its own images; leave it out."
+            )
         return datasets.from_user_module(user_module, seed)
     return datasets.load(
         data.dataset,
@@ -48,6 +67,8 @@ def load_chosen(
         data.scaling,
         seed,
         parts=parts,
+        augment=data.augment,
+        input_pipeline=data.input_pipeline,
     )
 
 
@@ -97,8 +118,19 @@ def _pick(run: Run, whole: datasets.Dataset, mine: NDArray[np.int64], id_worker:
         shuffle=not run.data.no_block_shuffle,
         digest=zlib.crc32(mine.astype("<i8").tobytes()),
     )
-    labels = whole.train_labels[mine]
-    return Shard(whole.train_images[mine], labels, cursor, sharding.label_counts(labels))
+    shard = _shard(lazy.subset(whole.train_images, mine), whole.train_labels[mine], cursor)
+    return dataclasses.replace(shard, num_train=len(whole.train_labels))
+
+
+def whole_shard(run: Run, whole: datasets.Dataset) -> Shard:
+    """Return the whole training set as one shard, for training on one device."""
+    cursor = Cursor(np.arange(len(whole.train_labels)), run.batch_size, run.seed)
+    return _shard(whole.train_images, whole.train_labels, cursor)
+
+
+def _shard(images: Any, labels: NDArray[np.int32], cursor: Cursor) -> Shard:
+    counts = sharding.label_counts(labels)
+    return Shard(images, labels, cursor, counts, lazy.feed_of(images, cursor))
 
 
 def _split_rule(run: Run, nb_workers: int) -> sharding.Rule:

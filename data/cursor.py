@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,9 @@ class Cursor:
         seed: Seeds the orders; make it differ between workers.
         shuffle: Whether to draw new orders; without, every epoch has the order of ``indices``.
         digest: Tells shards of one size apart when a position is restored.
+
+    Attributes:
+        seed: As given.
 
     Raises:
         ConfigurationError: The batch is larger than the shard, or smaller than one.
@@ -42,7 +47,7 @@ class Cursor:
         check_batch_size(batch_size, len(indices))
         self._indices = np.array(indices, dtype=np.int64)  # [n] int64
         self._batch_size = batch_size
-        self._seed = seed
+        self.seed = seed
         self._shuffle = shuffle
         self._digest = digest
         self._epoch = 0
@@ -67,12 +72,21 @@ class Cursor:
         """Whole epochs dealt out."""
         return self._epoch
 
+    @property
+    def place(self) -> int:
+        """Examples dealt out since the start."""
+        return self._epoch * len(self._indices) + self._position
+
+    def fork(self) -> Cursor:
+        """Return one that goes on from here by itself."""
+        return copy.copy(self)  # no array is ever changed in place
+
     def state(self) -> dict[str, int]:
         """Return the position: epoch, examples of it dealt out, and what the orders depend on."""
         return {
             "epoch": self._epoch,
             "position": self._position,
-            "seed": self._seed,
+            "seed": self.seed,
             "shard_size": len(self._indices),
             "shard_digest": self._digest,
             "shuffle": int(self._shuffle),
@@ -106,7 +120,7 @@ class Cursor:
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
         if not self._shuffle:
             return self._indices
-        return np.random.default_rng([self._seed, epoch]).permutation(self._indices)
+        return np.random.default_rng([self.seed, epoch]).permutation(self._indices)
 
 
 def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> None:

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data import DATASETS, PARTS, sources, synthetic
+from data import AUGMENTATIONS, DATASETS, INPUT_PIPELINES, PARTS, large, sources, synthetic
+from data import scaling as scalings
+from data.lazy import Augmented, Lazy
 from data.scaling import scale
+from data.usual import check, usual
 from ops.types import ConfigurationError
 
 
@@ -20,9 +23,9 @@ from ops.types import ConfigurationError
 class Dataset:
     """Training and test examples; a part that was not asked for has no examples."""
 
-    train_images: NDArray[np.float32]  # [N, height, width, channels] float32
+    train_images: NDArray[np.float32] | Lazy  # [N, height, width, channels] float32
     train_labels: NDArray[np.int32]  # [N] int32
-    test_images: NDArray[np.float32]  # [M, height, width, channels] float32
+    test_images: NDArray[np.float32] | Lazy  # [M, height, width, channels] float32
     test_labels: NDArray[np.int32]  # [M] int32
     train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
 
@@ -33,10 +36,12 @@ def load(
     image_size: int,
     image_depth: int,
     nb_classes: int,
-    scaling: str,
+    scaling: str | None,
     seed: int,
     *,
     parts: Sequence[str] = PARTS,
+    augment: str | None = None,
+    input_pipeline: str = INPUT_PIPELINES[0],
 ) -> Dataset:
     """Load a data set by name.
 
@@ -46,25 +51,52 @@ def load(
         image_size: Height and width the network takes, in pixels.
         image_depth: Channels the network takes.
         nb_classes: Classes the network tells apart.
-        scaling: One of ``data.SCALINGS``.
+        scaling: One of ``data.SCALINGS``; None takes the data set's usual one.
         seed: Seeds generated data.
         parts: The parts wanted, for example ("train",) on a worker.
+        augment: One of ``data.AUGMENTATIONS``, of training images; None likewise.
+        input_pipeline: One of ``data.INPUT_PIPELINES``, of sets that are decoded while training.
 
     Raises:
-        ConfigurationError: Unknown name or scaling, files missing or damaged, or images and labels
-            that do not fit the sizes given.
+        ConfigurationError: Unknown name, scaling or augmentation, files missing or damaged, or
+            images and labels that do not fit the sizes given.
     """
-    raws: dict[str, sources.RawPart] = {}
-    arrays: dict[str, Any] = {}
-    for part in PARTS:
-        images = np.zeros((0, image_size, image_size, image_depth), dtype=np.uint8)
-        raw = sources.RawPart(images, np.zeros(0, dtype=np.int32))
-        if part in parts:
-            raw = load_raw(name, data_dir, part, image_size, image_depth, nb_classes, seed)
-        raws[part] = raw
-        arrays[f"{part}_images"] = scale(raw.images, scaling)
-        arrays[f"{part}_labels"] = raw.labels
-    return Dataset(**arrays, train_file_offsets=raws["train"].file_offsets)
+    _check_name(name)
+    check(name, augment, input_pipeline)
+    wanted = large.Wanted(
+        name,
+        data_dir,
+        image_size,
+        image_depth,
+        nb_classes,
+        *usual(name, scaling, augment),
+        input_pipeline,
+        seed,
+    )
+    load_part = large.load if name in large.LARGE else _in_memory
+    nothing = np.zeros((0, image_size, image_size, image_depth), np.float32)
+    loaded = {part: large.Part(nothing, np.zeros(0, np.int32)) for part in PARTS}
+    loaded |= {part: load_part(wanted, part) for part in PARTS if part in parts}
+    train, test = loaded["train"], loaded["test"]
+    return Dataset(train.images, train.labels, test.images, test.labels, train.file_offsets)
+
+
+def _in_memory(wanted: large.Wanted, part: str) -> large.Part:
+    """Return one part, scaled; training images stay bytes where each batch changes them."""
+    raw = load_raw(
+        wanted.name,
+        wanted.data_dir,
+        part,
+        wanted.image_size,
+        wanted.image_depth,
+        wanted.nb_classes,
+        wanted.seed,
+    )
+    scalings.check(wanted.scaling, wanted.image_depth)
+    is_changed = part == "train" and wanted.augment != AUGMENTATIONS[0]
+    images = raw.images
+    made = Augmented(images, wanted.scaling) if is_changed else scale(images, wanted.scaling)
+    return large.Part(made, raw.labels, raw.file_offsets)
 
 
 def load_raw(
@@ -80,10 +112,10 @@ def load_raw(
 
     Args and errors as ``load``; ``part`` is "train" or "test".
     """
-    if name not in DATASETS or part not in PARTS:
+    _check_name(name, part)
+    if name in large.LARGE:
         raise ConfigurationError(
-            f"Data set {name!r}, part {part!r} is not known; expected --dataset "
-            f"{', '.join(DATASETS)} and part {', '.join(PARTS)}."
+            f"Data set {name} does not fit into memory, which this needs; choose another."
         )
     if name == "synthetic":
         if data_dir is not None:
@@ -134,6 +166,14 @@ def from_user_module(module: ModuleType, seed: int) -> Dataset:
             f"test examples of shape {test[0].shape[1:]}; expected the same shape."
         )
     return Dataset(*train, *test)
+
+
+def _check_name(name: str, part: str = PARTS[0]) -> None:
+    if name not in DATASETS or part not in PARTS:
+        raise ConfigurationError(
+            f"Data set {name!r}, part {part!r} is not known; expected --dataset "
+            f"{', '.join(DATASETS)} and part {', '.join(PARTS)}."
+        )
 
 
 def _check_fit(name: str, raw: sources.RawPart, shape: tuple[int, ...], nb_classes: int) -> None:

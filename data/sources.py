@@ -14,13 +14,14 @@ import shutil
 import tempfile
 import urllib.request
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from absl import logging
 from numpy.typing import NDArray
 
-from data import adacomp_shards, idx
+from data import adacomp_shards, cifar10, idx
 from ops.types import ConfigurationError
 
 _DOWNLOAD_ROOT = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
@@ -63,7 +64,7 @@ def find(name: str, part: str, data_dir: str | None, image_size: int, image_dept
     """Return one part of a stored data set.
 
     Args:
-        name: fashion_mnist_sample, fashion_mnist or mnist.
+        name: fashion_mnist_sample, fashion_mnist, mnist or cifar10.
         part: "train" or "test".
         data_dir: Folder the user named, or None.
         image_size: Height and width; needed to read header-less files.
@@ -72,6 +73,8 @@ def find(name: str, part: str, data_dir: str | None, image_size: int, image_dept
     Raises:
         ConfigurationError: The files are nowhere, or damaged.
     """
+    if name == "cifar10":
+        return _cifar10(part, data_dir)
     source = _SOURCES[name]
     if data_dir is not None:
         return _from_data_dir(Path(data_dir), part, image_size, image_depth)
@@ -129,8 +132,43 @@ def _from_folder(folder: Path, part: str) -> RawPart | None:
     return RawPart(images if images.ndim == 4 else images[..., None], labels.astype(np.int32))
 
 
+def _cache() -> Path:
+    """Return where Keras keeps data sets."""
+    return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser() / "datasets"
+
+
+def _cifar10(part: str, data_dir: str | None) -> RawPart:
+    """Look in the folder named, or in the cache under Keras' names and the published ones."""
+    cache = _cache()
+    places = [Path(data_dir)] if data_dir else [cache, cache / "cifar-10-batches-py-target"]
+    for place in places:
+        if (found := cifar10.find(place, part)) is not None:
+            return RawPart(*found)
+    if data_dir:
+        raise ConfigurationError(
+            f"--data_dir {data_dir} holds no {part} data of CIFAR-10. Expected "
+            f"{cifar10.names_of(part)}. Name the folder that holds them, or leave --data_dir out "
+            "to use the Keras cache."
+        )
+    archive = cache / cifar10.ADDRESS.rpartition("/")[2]
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        _fetch(cifar10.ADDRESS, archive, cifar10.check_archive)
+    except (OSError, http.client.HTTPException) as error:
+        raise ConfigurationError(
+            f"Data set cifar10 is not on this machine and its download failed: {error}. To get "
+            f"it: connect this machine to the internet (tried {cifar10.ADDRESS}); or copy "
+            f"{archive.name} into {cache}; or name by --data_dir a folder with "
+            f"{cifar10.names_of(part)}; or try without files by --dataset synthetic."
+        ) from error
+    found = cifar10.find(cache, part)
+    if found is None:
+        raise ConfigurationError(f"Data set cifar10 vanished from {cache} after its download.")
+    return RawPart(*found)
+
+
 def _from_cache(name: str, source: _Source, part: str) -> RawPart:
-    cache = Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser() / "datasets"
+    cache = _cache()
     if source.cache is None:
         raise ValueError(f"{name} has no place in the Keras cache")
     place = cache / source.cache
@@ -183,8 +221,8 @@ def _download(name: str, source: _Source, folder: Path, files: list[str]) -> Non
         ) from error
 
 
-def _fetch(address: str, target: Path) -> None:
-    """Download one file; other processes see it whole or not at all."""
+def _fetch(address: str, target: Path, check: Callable[[Path], None] | None = None) -> None:
+    """Download one file; other processes see it whole, checked by `check`, or not at all."""
     logging.info("data: downloading %s", address)
     descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".partial-")
     try:
@@ -194,6 +232,8 @@ def _fetch(address: str, target: Path) -> None:
                 announced = answer.headers.get("Content-Length")
             if announced is not None and out.tell() != int(announced):
                 raise OSError(f"{address} ended after {out.tell()} of {announced} bytes")
+        if check is not None:
+            check(Path(partial))
         os.replace(partial, target)
     finally:
         with contextlib.suppress(FileNotFoundError):

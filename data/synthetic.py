@@ -12,7 +12,12 @@ _CHUNK = 256
 
 
 def generate(
-    part: str, image_size: int, image_depth: int, nb_classes: int, seed: int
+    part: str,
+    image_size: int,
+    image_depth: int,
+    nb_classes: int,
+    seed: int,
+    num_examples: int | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     """Return the images and labels of one part; the same arguments give the same data anywhere.
 
@@ -22,6 +27,7 @@ def generate(
         image_depth: Channels.
         nb_classes: Classes, equally frequent.
         seed: Seeds patterns, labels and noise.
+        num_examples: How many; None for ``NUM_EXAMPLES`` of the part.
 
     Returns:
         Images uint8 [N, image_size, image_size, image_depth] and labels int32 [N].
@@ -32,7 +38,8 @@ def generate(
     patch = np.arange(image_size) * _COARSE // image_size
     patterns = coarse[:, patch][:, :, patch].astype(np.float32)
     rng = np.random.default_rng([seed, 1 + list(NUM_EXAMPLES).index(part)])
-    labels = rng.permutation(np.arange(NUM_EXAMPLES[part], dtype=np.int32) % nb_classes)
+    count = NUM_EXAMPLES[part] if num_examples is None else num_examples
+    labels = rng.permutation(np.arange(count, dtype=np.int32) % nb_classes)
     images = np.empty((len(labels), *patterns.shape[1:]), dtype=np.uint8)
     for start in range(0, len(labels), _CHUNK):
         noisy = patterns[labels[start : start + _CHUNK]]

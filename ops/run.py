@@ -52,11 +52,13 @@ class DataChoice:
 
     dataset: str
     data_dir: str | None
-    scaling: str
+    scaling: str | None  # None: the data set's usual one
     partition: str
     sharding_file: str | None
     dirichlet_alpha: float | None = None  # of partition dirichlet
     no_block_shuffle: bool = False  # every epoch of partition class in the order by label
+    augment: str | None = None  # of training images; None: the data set's usual one
+    input_pipeline: str = "tfdata"  # who decodes images that do not lie in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Run:
     checkpoint_interval_seconds: float
     keep_checkpoints: int
     reconnect_timeout_seconds: float
+    top5: bool = False  # evaluations also tell whether the label is among the best five answers
 
     @property
     def nb_ps(self) -> int:

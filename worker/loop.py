@@ -192,8 +192,7 @@ class Worker:
             measure.note(rounds.ENCODE, lap("encode"))
             return outgoing
         started = time.monotonic()
-        batch = self.shard.cursor.next()
-        images, labels = self.shard.images[batch], self.shard.labels[batch]
+        images, labels = self.shard.next()
         measure.note(rounds.GET_BATCH, lap("compute"))
         loss = self.loss = self.step.gradients(images, labels, self.gradient)
         self.num_steps += 1

@@ -65,8 +65,7 @@ class Trainer:
             shard: The worker's examples; the place in them moves on.
             local: What stays on the worker (dropout seeds, statistics that are not averaged).
         """
-        batch = shard.cursor.next()
-        images, labels = shard.images[batch], shard.labels[batch]
+        images, labels = shard.next()
         if local:
             self._step.restore_local(local)
         self._averaged.assign(statistics)

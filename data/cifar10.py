@@ -1,0 +1,206 @@
+"""CIFAR-10 in its published formats: binary or pickled batches, in a folder or still packed.
+
+A binary record is a label byte and 3,072 bytes of pixels: red, green, blue planes of 32 x 32. A
+pickled batch is a dict of ``data`` ([N, 3072] uint8, the same planes) and ``labels``.
+
+Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+from numpy.typing import NDArray
+
+from data import restricted_pickle
+from ops.types import ConfigurationError
+
+ADDRESS = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+NUM_CLASSES = 10
+_SIZE, _DEPTH = 32, 3
+_PIXELS = _SIZE * _SIZE * _DEPTH
+_NUM_PUBLISHED = {"train": 50_000, "test": 10_000}
+_STEMS = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
+#: A batch has 31 MB; a file of another kind should not fill the memory before it is refused.
+_MOST_BYTES = 1 << 27
+
+#: [N, 3072] uint8 pixels, [N] labels.
+Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def _of_binary(content: bytes, where: str) -> Batch:
+    if not content or len(content) % (1 + _PIXELS):
+        raise ConfigurationError(
+            f"Data file {where} has {len(content)} bytes; expected records of {1 + _PIXELS} bytes "
+            "(label and 3 x 32 x 32 pixels). It is truncated or of another kind: fetch it again."
+        )
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 1 + _PIXELS)
+    return records[:, 1:], records[:, 0].astype(np.int64)
+
+
+def _of_pickle(content: bytes, where: str) -> Batch:
+    batch = restricted_pickle.load_dict(io.BytesIO(content), where)
+    pixels, labels = batch.get(b"data"), batch.get(b"labels")
+    is_fit = isinstance(pixels, np.ndarray) and pixels.ndim == 2 and pixels.shape[1] == _PIXELS
+    numbers = isinstance(labels, list) and all(type(label) is int for label in labels)
+    if not is_fit or not numbers or len(pixels) != len(labels) or not labels:
+        raise ConfigurationError(
+            f"Data file {where} holds data {_shape(pixels)} and {_shape(labels)} labels; expected "
+            f"bytes of shape (N, {_PIXELS}) and N whole numbers. Fetch it again."
+        )
+    if not 0 <= min(labels) <= max(labels) < NUM_CLASSES:
+        _refuse_label(where, min(labels) if min(labels) < 0 else max(labels))
+    return pixels, np.array(labels, np.int64)
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return str(value.shape)
+    return str(len(value)) if isinstance(value, list) else f"({type(value).__name__})"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Format:
+    """How one of the two published forms is named and read."""
+
+    folder: str
+    archives: tuple[str, ...]
+    suffix: str
+    read: Callable[[bytes, str], Batch]
+
+
+_FORMATS = (
+    _Format("cifar-10-batches-bin", ("cifar-10-binary.tar.gz",), ".bin", _of_binary),
+    _Format(
+        "cifar-10-batches-py",
+        ("cifar-10-python.tar.gz", "cifar-10-batches-py.tar.gz"),
+        "",
+        _of_pickle,
+    ),
+)
+
+
+def find(place: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]] | None:
+    """Return one part from a folder that holds the batches, their folder, or the archive.
+
+    Args:
+        place: The folder.
+        part: "train" or "test".
+
+    Returns:
+        Images uint8 [N, 32, 32, 3] and labels int32 [N]; None where there is no batch of it.
+
+    Raises:
+        ConfigurationError: A batch is missing beside others, or damaged.
+    """
+    for form in _FORMATS:
+        names = [stem + form.suffix for stem in _STEMS[part]]
+        for folder in (place, place / form.folder):
+            if any((folder / name).is_file() for name in names):
+                batches = [_read_file(folder / name, form) for name in names]
+                return _joined(batches, part, str(folder))
+        for archive in (place / name for name in form.archives):
+            if archive.is_file():
+                return _joined(_read_archive(archive, form, names), part, str(archive))
+    return None
+
+
+def names_of(part: str) -> str:
+    """Return the files of a part, for messages."""
+    first, last = _STEMS[part][0], _STEMS[part][-1]
+    both = first if first == last else f"{first} to {last[-1]}"
+    archives = " or ".join(form.archives[0] for form in _FORMATS)
+    return f"{both} (pickled, or with the ending .bin), or {archives}"
+
+
+def check_archive(path: Path) -> None:
+    """Raise OSError if a downloaded archive is not the published one."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    if digest.hexdigest() != SHA256:
+        raise OSError(f"{ADDRESS} gave another file than the published one (SHA-256)")
+
+
+def _read_file(path: Path, form: _Format) -> Batch:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Data file {path} cannot be read: {error}. Expected all batches of CIFAR-10 beside "
+            "each other; fetch the missing one, or unpack the archive again."
+        ) from error
+    return form.read(_bounded(content, str(path)), str(path))
+
+
+def _read_archive(path: Path, form: _Format, names: list[str]) -> list[Batch]:
+    """Read members without unpacking: nothing is written, whatever paths the archive names."""
+    found: dict[str, Batch] = {}
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for member in archive:
+                name = Path(member.name).name
+                if member.isfile() and name in names and name not in found:
+                    where = f"{path} ({member.name})"
+                    stream = archive.extractfile(member)
+                    with contextlib.closing(stream) if stream else contextlib.nullcontext():
+                        content = stream.read(_MOST_BYTES + 1) if stream else b""
+                    found[name] = form.read(_bounded(content, where), where)
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise ConfigurationError(
+            f"Data file {path} cannot be read: {error}. Expected the archive as it is published. "
+            "Delete it and fetch it again."
+        ) from error
+    if missing := [name for name in names if name not in found]:
+        raise ConfigurationError(
+            f"Data file {path} does not hold {', '.join(missing)}. Expected the archive as it is "
+            "published. Delete it and fetch it again."
+        )
+    return [found[name] for name in names]
+
+
+def _bounded(content: bytes, where: str) -> bytes:
+    if len(content) > _MOST_BYTES:
+        raise ConfigurationError(
+            f"Data file {where} has more than {_MOST_BYTES} bytes; expected a batch of CIFAR-10, "
+            "about 31 MB. It is of another kind: fetch it again."
+        )
+    return content
+
+
+def _joined(
+    batches: list[Batch], part: str, where: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """Put batches together, channels last."""
+    pixels = np.concatenate([batch[0] for batch in batches])
+    labels = np.concatenate([batch[1] for batch in batches]).astype(np.int32)
+    if labels.max() >= NUM_CLASSES:
+        _refuse_label(where, int(labels.max()))
+    if len(labels) != _NUM_PUBLISHED[part]:
+        logging.warning(
+            "data: %s holds %d %s examples, the published set %d",
+            where, len(labels), part, _NUM_PUBLISHED[part],
+        )  # fmt: skip
+    logging.info("data: %d %s examples from %s", len(labels), part, where)
+    images = pixels.reshape(-1, _DEPTH, _SIZE, _SIZE).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), labels
+
+
+def _refuse_label(where: str, label: int) -> None:
+    raise ConfigurationError(
+        f"Data file {where} holds the label {label}; expected 0 to {NUM_CLASSES - 1}. It is "
+        "damaged or of another kind: fetch it again."
+    )

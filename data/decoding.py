@@ -1,0 +1,245 @@
+"""Encoded images to what a network takes, by tf.data and on several cores, ahead of the training.
+
+What a worker sees follows from the positions its cursor deals out and from their places alone, so
+a place in the data is still two numbers, and training goes on from it with the same pixels.
+
+Source: He et al., arXiv:1512.03385, section 3.4, for the evaluation's middle crop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.crops import WIDTH, image_size, is_mirrored, random_box
+from data.cursor import Cursor
+from data.draws import uniforms
+from data.imagenet import DEPTH, Encoded
+from data.lazy import Chosen, Feed, Lazy
+from data.scaling import factor_and_offset
+from ops.types import ConfigurationError
+
+#: The shorter side before an evaluation's crop, for each pixel of the crop.
+_MARGIN = 256 / 224
+_MOST_THREADS = 16
+BATCHES_AHEAD = 2
+
+#: (positions [B] int64, draws [B, WIDTH] float64) of one batch.
+Asked = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+class Decoded(Lazy):
+    """Images that are decoded when they are asked for.
+
+    Args:
+        source: Encoded images.
+        chosen: [N] int64, which of them these are.
+        size: Height and width of what comes out.
+        scaling: One of ``data.SCALINGS``.
+        augment: "resized_crop_flip", or "none": training sees what an evaluation sees.
+    """
+
+    def __init__(
+        self, source: Encoded, chosen: NDArray[np.int64], size: int, scaling: str, augment: str
+    ) -> None:
+        super().__init__((len(chosen), size, size, DEPTH))
+        self._source, self._chosen = source, chosen
+        self.scaling, self.augment = scaling, augment
+
+    def __getitem__(self, chosen: Chosen) -> Any:
+        """Return the middles of images: tensor [B, size, size, 3] float32."""
+        positions = np.arange(len(self))[chosen] if isinstance(chosen, slice) else chosen
+        return next(self.walk([positions]))
+
+    def subset(self, chosen: NDArray[np.int64]) -> Decoded:
+        """Return a part; nothing is decoded."""
+        part = self._chosen[chosen]
+        return type(self)(self._source, part, self.shape[1], self.scaling, self.augment)
+
+    def walk(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Any]:
+        """Yield the middles of images, batch after batch, decoding ahead."""
+        none = np.zeros((1, WIDTH))
+        asked = ((batch, none.repeat(len(batch), axis=0)) for batch in batches)
+        return self._decoded(asked, is_random=False)
+
+    def feed(self, cursor: Cursor) -> Feed:
+        """Decode what the cursor is going to deal out, ahead of it."""
+        return _Ahead(self, cursor)
+
+    def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
+        """Yield the training images of (positions, place), batch after batch."""
+        asked = ((chosen, uniforms(seed, place, len(chosen), WIDTH)) for chosen, place in batches)
+        return self._decoded(asked, is_random=self.augment != "none")
+
+    def _decoded(self, batches: Iterator[Asked], is_random: bool) -> Iterator[Any]:
+        """Yield tensors [B, size, size, 3] float32.
+
+        Raises:
+            ConfigurationError: An image cannot be read or decoded.
+        """
+        import tensorflow as tf
+
+        asked: list[NDArray[np.int64]] = []
+
+        def remember() -> Iterator[Asked]:
+            for chosen, draws in batches:
+                asked.append(chosen)
+                yield chosen, draws
+
+        with tf.device("/CPU:0"):
+            pipeline = tf.data.Dataset.from_generator(
+                remember,
+                output_signature=(
+                    tf.TensorSpec([None], tf.int64),
+                    tf.TensorSpec([None, WIDTH], tf.float64),
+                ),
+            )
+            pipeline = pipeline.flat_map(lambda *batch: self._of_batch(batch, is_random))
+            pipeline = pipeline.prefetch(BATCHES_AHEAD).with_options(_options())
+            iterator = iter(pipeline)
+        while True:
+            try:
+                images = next(iterator, None)
+            except tf.errors.OpError as error:
+                raise self.explained(asked[:1], error) from error
+            if images is None:
+                return
+            del asked[0]
+            yield images
+
+    def _of_batch(self, batch: tuple[Any, Any], is_random: bool) -> Any:
+        """Return the data set of one batch: its images side by side, decoded on all cores."""
+        import tensorflow as tf
+
+        def image(position: Any, draws: Any) -> Any:
+            if is_random:
+                kinds = (tf.string, tf.int32, tf.bool)
+                parts = tf.numpy_function(self.read_cropped, [position, draws], kinds)
+                pixels = _cropped(*parts, self.shape[1])
+            else:
+                encoded = tf.numpy_function(self.read, [position], tf.string)
+                pixels = _middle(tf.ensure_shape(encoded, []), self.shape[1])
+            return _scaled(tf.ensure_shape(pixels, self.shape[1:]), self.scaling)
+
+        images = tf.data.Dataset.from_tensor_slices(batch)
+        images = images.map(image, num_parallel_calls=num_threads(), deterministic=True)
+        return images.batch(tf.size(batch[0], tf.int64))
+
+    def read(self, position: Any) -> bytes:
+        """Return an image as it is stored."""
+        return self._source.read(int(self._chosen[position]))
+
+    def read_cropped(self, position: Any, draws: Any) -> tuple[bytes, NDArray[np.int32], bool]:
+        """Return an image as it is stored, its part [4] to be seen, and whether to mirror it."""
+        encoded, numbers = self.read(position), draws.tolist()
+        box = random_box(*image_size(encoded), numbers)
+        return encoded, np.array(box, np.int32), is_mirrored(numbers)
+
+    def explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
+        """Return the error of the first image that cannot be used, found one at a time."""
+        import tensorflow as tf
+
+        for position in (position for batch in batches for position in batch):
+            try:
+                encoded = self.read(position)
+                image_size(encoded)
+                tf.io.decode_image(encoded, DEPTH, expand_animations=False)
+            except (OSError, ValueError, tf.errors.OpError) as cause:
+                name = self._source.name(int(self._chosen[position]))
+                return ConfigurationError(
+                    f"Image {name} cannot be used: {getattr(cause, 'message', cause)}. Expected a "
+                    "whole JPEG or PNG. Fetch it again; to leave it out remove it on all nodes."
+                )
+        return ConfigurationError(f"A batch of images cannot be decoded: {error}")
+
+
+class _Ahead:
+    """Makes the batches of a cursor before they are asked for; begins anew after a jump."""
+
+    def __init__(self, images: Decoded, cursor: Cursor) -> None:
+        self._images, self._cursor = images, cursor
+        self._place: int | None = None  # of the batch that comes next
+        self._stream: Iterator[Any] = iter(())
+
+    def __call__(self, chosen: NDArray[np.int64], place: int) -> Any:
+        """Return the images of the batch that the cursor has just dealt out."""
+        if place != self._place:
+            batches = _batches(chosen, place, self._cursor.fork())
+            self._stream = self._images.stream(batches, self._cursor.seed)
+        self._place = None
+        images = next(self._stream)
+        self._place = place + len(chosen)
+        return images
+
+
+def _batches(
+    chosen: NDArray[np.int64], place: int, ahead: Cursor
+) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Yield this batch and all that a cursor deals out after it, each with its place."""
+    while True:
+        yield chosen, place
+        place, chosen = ahead.place, ahead.next()
+
+
+def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
+    """Return a part of an image at the size wanted, mirrored or not: float32 of 0..255."""
+    import tensorflow as tf
+
+    encoded, box = tf.ensure_shape(encoded, []), tf.ensure_shape(box, [4])
+    top, left, height, width = tf.unstack(box)
+
+    def of_other() -> Any:  # some images of the set are PNGs by another name
+        image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
+        return image[top : top + height, left : left + width]
+
+    image = tf.cond(
+        tf.io.is_jpeg(encoded),
+        lambda: tf.io.decode_and_crop_jpeg(encoded, box, channels=DEPTH),
+        of_other,
+    )
+    image = tf.ensure_shape(image, [None, None, DEPTH])
+    image = tf.image.resize(image, [size, size], antialias=True)
+    return tf.cond(mirrored, lambda: image[:, ::-1], lambda: image)
+
+
+def _middle(encoded: Any, size: int) -> Any:
+    """Return the middle of an image whose shorter side is a little longer: float32 of 0..255."""
+    import tensorflow as tf
+
+    image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
+    image = tf.ensure_shape(image, [None, None, DEPTH])
+    shape = tf.cast(tf.shape(image)[:2], tf.float64)
+    shorter = round(size * _MARGIN)
+    target = tf.cast(tf.round(shape * (shorter / tf.reduce_min(shape))), tf.int32)
+    image = tf.image.resize(image, target, antialias=True)
+    top, left = (target[0] - size) // 2, (target[1] - size) // 2
+    return image[top : top + size, left : left + size]
+
+
+def _scaled(image: Any, scaling: str) -> Any:
+    """Scale float32 of 0..255 as ``data.scaling.scale`` does."""
+    import tensorflow as tf
+
+    if scaling == "standardize":
+        return tf.image.per_image_standardization(image)
+    factor, offset = factor_and_offset(scaling)
+    return image * factor + offset
+
+
+def num_threads() -> int:
+    """Return how many images are decoded at the same time."""
+    return min(_MOST_THREADS, os.cpu_count() or 1)
+
+
+def _options() -> Any:
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.deterministic = True
+    # Of its own: with --threads=1 the training would otherwise wait for the decoder's only thread.
+    options.threading.private_threadpool_size = num_threads()
+    return options
