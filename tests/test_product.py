@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ops import codecs, down_codecs, pacing, sync, weighting
+from ops.grouping import AutoGroups
 from ops.server_update import OPTIMIZERS
 from ops.types import VALUE_DTYPES, ConfigurationError
 from tests.harness import MiniRun, method
@@ -19,7 +20,7 @@ SEAMS = {
     "codec": list(codecs.REGISTRY),
     "value_dtype": list(VALUE_DTYPES),
     "down_codec": list(down_codecs.REGISTRY),
-    "sync": ["bsp", "asp", "ssp", "gsp", "gsp+bound"],
+    "sync": ["bsp", "asp", "ssp", "gsp", "gsp+bound", "gsp+auto"],
     "weighting": list(weighting.REGISTRY),
     "server_optimizer": list(OPTIMIZERS),
     "nb_ps": [1, 2, 3],
@@ -29,7 +30,7 @@ assert {name.partition("+")[0] for name in SEAMS["sync"]} == set(sync.REGISTRY)
 
 
 def compose(mix):
-    name, _, bounded = mix["sync"].partition("+")
+    name, _, extra = mix["sync"].partition("+")
     pacer, local_steps = mix["pacer"]
     overrides = {key: mix[key] for key in ("codec", "down_codec", "weighting", "server_optimizer")}
     chosen = method(
@@ -38,8 +39,9 @@ def compose(mix):
         compression_rate=0.3,
         value_dtype=mix["value_dtype"],
         local_steps=local_steps,
-        groups=((1, 2), (3,)) if name == "gsp" else None,
-        bound=2 if bounded or name == "ssp" else None,
+        groups=((1, 2), (3,)) if name == "gsp" and extra != "auto" else None,
+        auto_groups=AutoGroups(12) if extra == "auto" else None,
+        bound=2 if extra == "bound" or name == "ssp" else None,
         overrides=overrides | {"sync": name, "pacer": pacer},
     )
     chosen.check()
@@ -61,26 +63,26 @@ def run_mix(mix, trains: bool = True) -> bool:
     return True
 
 
-def covering_array(seed: int = 1):
-    """Greedy: legal mixes until every legal triple of values of three seams has appeared."""
+def covering_array(strength: int = 3, seed: int = 1):
+    """Greedy: legal mixes until all legal values of any `strength` seams have met."""
     rng = random.Random(seed)
     names = list(SEAMS)
     usual = {name: values[0] for name, values in SEAMS.items()}
     missing = {
-        tuple(zip(trio, values, strict=True))
-        for trio in itertools.combinations(names, 3)
-        for values in itertools.product(*(SEAMS[name] for name in trio))
+        tuple(zip(seams, values, strict=True))
+        for seams in itertools.combinations(names, strength)
+        for values in itertools.product(*(SEAMS[name] for name in seams))
     }
-    missing = {trio for trio in missing if run_mix(usual | dict(trio), trains=False)}
+    missing = {values for values in missing if run_mix(usual | dict(values), trains=False)}
     while missing:
         best, covered = None, set()
         for _ in range(30):
             start = dict(rng.choice(sorted(missing, key=repr)[:200]))
             mix = {name: start.get(name, rng.choice(SEAMS[name])) for name in names}
             found = {
-                trio
-                for trio in itertools.combinations(((n, mix[n]) for n in names), 3)
-                if trio in missing
+                values
+                for values in itertools.combinations(((n, mix[n]) for n in names), strength)
+                if values in missing
             }
             if len(found) > len(covered) and run_mix(mix, trains=False):
                 best, covered = mix, found

@@ -80,19 +80,24 @@ def run_of(chosen, nb_workers, nb_ps=1, iter_max=60, **settings):
     return Run(**(values | settings))
 
 
-def simulated(
-    name="asgd",
-    nb_workers=2,
+def simulated(name="asgd", nb_workers=2, steps="0.5", choices=None, **settings):
+    """Build a simulation of the method `name`."""
+    chosen = method(name, nb_workers, **(choices or {}))
+    return simulated_of(chosen, steps, **settings)
+
+
+def simulated_of(
+    chosen,
     steps="0.5",
     links=(NO_LIMIT,),
     failures="",
     servers=(IDEAL,),
-    choices=None,
     trainer=None,
     **settings,
 ):
-    """Build a simulation of `name`; what is given once serves every worker or shard."""
-    run = run_of(method(name, nb_workers, **(choices or {})), nb_workers, **settings)
+    """Build a simulation; what is given once serves every worker or shard."""
+    nb_workers = sum(len(group) for group in chosen.sync.groups)
+    run = run_of(chosen, nb_workers, **settings)
     own = SimulatorFlags(
         devices=tuple(Device(link, 1.0, 0.0) for link in _each(links, nb_workers)),
         step_times=speeds.parse(steps, nb_workers),
