@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 from bench.table import Row, render
 
-PARTS = ("kernels", "positions", "transport", "loop")
+PARTS = ("kernels", "positions", "transport", "loop", "links")
+#: Parts of real runs, whose length can be chosen.
+_TIMED = ("loop", "links")
 _PEERS = "peers"
 
 
@@ -24,7 +26,7 @@ def _rows(part: str, seconds: float) -> Sequence[Row]:
     if part == _PEERS:
         return list(importlib.import_module("bench.peers.__main__").rows(seconds, rounds=2))
     module = importlib.import_module(f"bench.{part}")
-    return module.rows(seconds) if part == "loop" else module.rows()
+    return module.rows(seconds) if part in _TIMED else module.rows()
 
 
 def _measure(parts: Sequence[str], seconds: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""The training loop: Standalone against train_on_batch, a worker against Standalone, thin links.
+"""The training loop: Standalone against train_on_batch, a worker against Standalone.
 
 mnist_cnn, batch 64, one thread a worker.
 
@@ -22,12 +22,11 @@ from bench.table import Row, interleave, render
 _STEPS_A_TURN = 10
 _TURNS = 12
 _ROUNDS = 2
-LINK_MBPS = 100
 
 
 def rows(seconds: float = 20.0) -> list[Row]:
     """Measure, and return the rows of the table."""
-    return [_standalone_row(), _worker_row(seconds), *_link_rows(seconds)]
+    return [_standalone_row(), _worker_row(seconds)]
 
 
 def _standalone_row() -> Row:
@@ -74,8 +73,8 @@ def _in_process() -> tuple[float, float]:
     return ours / _STEPS_A_TURN, theirs / _STEPS_A_TURN
 
 
-def _task(seconds: float, workers: int) -> work.Work:
-    return work.Work(seconds, 0, workers, 64, 0.01, 0.9, 1)
+def _task(seconds: float) -> work.Work:
+    return work.Work(seconds, 0, 1, 64, 0.01, 0.9, 1)
 
 
 def _alternate(contenders: list[Callable[[], float]]) -> list[float]:
@@ -88,46 +87,22 @@ def _standalone_rate(seconds: float) -> float:
     """Return the steps/s of a Standalone process."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        command = [*thinwire.flags(_task(seconds, 1), "asgd"), "--type_node=Standalone"]
+        command = [*thinwire.flags(_task(seconds), "asgd"), "--type_node=Standalone"]
         thinwire.run(command, seconds + 120.0, folder)
         summary = json.loads((folder / "summary.json").read_text())
         return summary["updates"] / summary["seconds"]
 
 
-def _cluster_rate(seconds: float, workers: int, method: str, *extra: str) -> float:
-    """Return the samples/s of a cluster, warm-up left out."""
-    found = thinwire.measure(_task(seconds, workers), method, extra)
-    return found["samples"] / found["seconds"]
+def _worker_rate(seconds: float) -> float:
+    """Return the steps/s of a cluster of one worker, warm-up left out."""
+    found = thinwire.measure(_task(seconds), "asgd")
+    return found["samples"] / found["seconds"] / 64
 
 
 def _worker_row(seconds: float) -> Row:
-    ours, alone = _alternate(
-        [
-            lambda: _cluster_rate(seconds, 1, "asgd") / 64,
-            lambda: _standalone_rate(seconds),
-        ]
-    )
+    ours, alone = _alternate([lambda: _worker_rate(seconds), lambda: _standalone_rate(seconds)])
     name = "worker loop, dense, loopback / Standalone"
     return Row(name, ours, "steps/s", alone, ours / alone, 0.85, "higher", "later 0.9")
-
-
-def _link_rows(seconds: float) -> list[Row]:
-    limit, plain = f"--link_mbps={LINK_MBPS}", "--momentum=0"  # AdaComp has no momentum
-    sparse, free, dense, dense_free = _alternate(
-        [
-            lambda: _cluster_rate(seconds, 2, "adacomp", plain, limit),
-            lambda: _cluster_rate(seconds, 2, "adacomp", plain),
-            lambda: _cluster_rate(seconds, 2, "asgd", limit),
-            lambda: _cluster_rate(seconds, 2, "asgd"),
-        ]
-    )
-    unit, better = "samples/s", "higher"
-    ratio, dense_ratio = sparse / free, dense / dense_free
-    name = f"at {LINK_MBPS} Mbit/s / without limit, 2 workers"
-    return [
-        Row(f"adacomp {name}", sparse, unit, free, ratio, 0.75, better, "later 0.9"),
-        Row(f"asgd {name}", dense, unit, dense_free, dense_ratio, None, better, "link-bound"),
-    ]
 
 
 def main() -> None:
