@@ -1,0 +1,181 @@
+"""One shard and its workers, with real cores and wire coding, where anything may be lost.
+
+Whatever a worker is handed is held against what the shard believes that it has, bit for bit.
+"""
+
+import copy
+import dataclasses
+
+import numpy as np
+
+from ops import wire
+from ops.down_codecs import Operation
+from ops.routing import place
+from ops.schedule import Budget, Schedule
+from ops.types import ModelSpec, TensorSpec
+from proto import convert
+from proto import thinwire_pb2 as pb
+from ps import events
+from ps.connections import blocks_of
+from ps.core import PsCore
+from ps.members import CoreConfig
+from ps.membership import Coordinator
+from ps.pushes import PushDecoder
+from tests.harness import KERNELS
+from worker.core import ShardReply, WorkerCore
+from worker.exchange import push_message
+
+SPEC = ModelSpec((TensorSpec("kernel", (6, 5)), TensorSpec("b", (5,)), TensorSpec("one", (1,))))
+SIZE = SPEC.num_parameters
+LEASE_SECONDS = 10.0
+
+
+class Life:
+    """One life of a worker."""
+
+    def __init__(self, world, number, incarnation):
+        self.world, self.number, self.incarnation = world, number, incarnation
+        self.core = WorkerCore(SPEC, world.layouts, world.method, KERNELS, [1, number])
+        self.chooser = wire.IndexChooser()
+
+
+class World:
+    """Drives a shard; `number` is a worker's."""
+
+    def __init__(self, method, nb_workers=2, seed=1):
+        self.method, self.nb_workers = method, nb_workers
+        self.layouts = place(SPEC, 1)
+        self.decoder = PushDecoder(self.layouts[0], method.kind, KERNELS)
+        self.rng = np.random.default_rng(seed)
+        self.now, self.incarnations, self.generation = 0.0, 0, 0
+        self.initial = self.rng.standard_normal(SIZE, np.float32)
+        self.core = self.new_core()
+        self.snapshot = self.core.snapshot()
+        self.lives = {}
+        self.operations = set()
+        for number in range(1, nb_workers + 1):
+            self.be_born(number)
+
+    def new_core(self):
+        config = CoreConfig(Budget(10**6), Schedule(0.1), self.nb_workers, self.generation,
+                            offsets=self.layouts[0].offsets)  # fmt: skip
+        lead = Coordinator(self.nb_workers, LEASE_SECONDS)
+        return PsCore(config, self.method, self.initial.copy(), KERNELS, lead, self.method.sync)
+
+    # -- what may happen ----------------------------------------------------------------------
+
+    def be_born(self, number):
+        """A new process takes a worker's place."""
+        if number in self.lives:
+            self.feed(events.Lost(number, self.lives[number].incarnation))
+        self.incarnations += 1
+        life = self.lives[number] = Life(self, number, self.incarnations)
+        life.core.step = self.hello(number, reconnects=False).last_step
+        self.pull(number)
+
+    def push(self, number, size=1.0, num_lost=0):
+        """Push an update; `num_lost` answers are lost and asked for again on a new stream."""
+        core = self.lives[number].core
+        gradient = (size * self.rng.standard_normal(SIZE)).astype(np.float32)
+        self.exchange(number, core.begin(gradient, 1, 0.5), num_lost)
+
+    def forget(self, number):
+        """A worker is silent until its lease has ended; it does not know."""
+        for other in self.lives:
+            if other != number:
+                self.now += LEASE_SECONDS / 2
+                self.feed(events.Alive(other))
+        self.now += LEASE_SECONDS
+        for other in self.lives:
+            if other != number:
+                self.feed(events.Alive(other))
+        self.feed(events.Tick())
+
+    def save(self):
+        """The shard writes a checkpoint."""
+        self.snapshot = copy.deepcopy(self.core.snapshot())
+
+    def restart(self):
+        """The shard dies and comes back from its checkpoint."""
+        self.generation += 1
+        self.core = self.new_core()
+        self.core.restore(copy.deepcopy(self.snapshot))
+        for number in self.lives:
+            self.hello(number, reconnects=True)
+
+    def pull(self, number, num_lost=0):
+        """Fetch the model; so does a worker whose push is of another generation."""
+        pull = events.Pull(number, self.lives[number].incarnation, None, 0)
+        actions = self.feed(pull)
+        if any(isinstance(each, events.Refuse) for each in actions):
+            self.hello(number, reconnects=True)
+            actions = self.feed(pull)
+        for _ in range(num_lost):
+            actions = self.feed(pull)
+        self.take(number, actions)
+
+    def settle(self, number, num_exchanges):
+        """Push nothing for a while."""
+        for _ in range(num_exchanges):
+            self.push(number, size=0.0)
+
+    # -- the machinery ------------------------------------------------------------------------
+
+    def feed(self, event):
+        return self.core.handle(event, self.now)
+
+    def hello(self, number, reconnects):
+        join = events.Join(number, self.lives[number].incarnation, reconnects, "somewhere")
+        return next(each for each in self.feed(join) if isinstance(each, events.Welcome))
+
+    def exchange(self, number, outgoing, num_lost):
+        life = self.lives[number]
+        message, pieces = push_message(outgoing, 0, life.incarnation, 0, life.chooser)
+        payload = memoryview(b"".join(pieces))
+        push = self.decoder.decode(number, message.push, payload)
+        while True:
+            actions = self.feed(dataclasses.replace(push, epoch=self.core.membership.epoch))
+            refused = {each.reason for each in actions if isinstance(each, events.Refuse)}
+            if refused == {"NOT_MEMBER"} or (num_lost > 0 and not refused):
+                num_lost -= not refused
+                self.feed(events.Lost(number, life.incarnation))
+                self.hello(number, reconnects=True)
+            elif refused == {"STALE_GENERATION"}:
+                return self.pull(number)
+            else:
+                assert not refused
+                return self.take(number, actions)
+
+    def take(self, number, actions):
+        """Let a worker apply what it is sent, by way of the wire."""
+        (reply,) = [each for each in actions if isinstance(each, events.Reply)]
+        life, message = self.lives[number], pb.Reply()
+        coded = [life.chooser.encode(block) for block in blocks_of(reply.update, self.layouts[0])]
+        payload = b"".join(bytes(p) for p in convert.blocks_to_message(coded, message.blocks))
+        sizes = [piece.size for piece in self.layouts[0].slices]
+        blocks = convert.blocks_from_message(message.blocks, memoryview(payload), sizes)
+        self.operations.add(reply.operation)
+        assert (reply.operation is Operation.NONE) <= (not blocks)
+        life.core.finish(
+            [ShardReply(reply.operation, blocks, reply.version, self.generation, 0.1, 0, False)]
+        )
+        self.check(number, reply)
+
+    def check(self, number, reply):
+        """The worker and the shard agree on what the worker has (invariant I1 of DGS)."""
+        copy_of = self.core.model.method.down_codec.copy_of
+        held = copy_of(number, reply.version, self.core.model._down)
+        expected = self.theta if held is None else held
+        assert held is not None or reply.version == self.core.version
+        np.testing.assert_array_equal(self.base(number), expected)
+
+    @property
+    def theta(self):
+        return self.core.model.theta
+
+    def base(self, number):
+        return self.lives[number].core.base
+
+    @property
+    def counts(self):
+        return self.core.model.down_summary()
