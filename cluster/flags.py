@@ -9,8 +9,9 @@ from typing import Any
 
 from absl import flags
 
+from data import usual
 from data.fractions import read_fractions
-from ops import among_workers, grouping
+from ops import advice, among_workers, grouping
 from ops.collectives import THROUGH_PS
 from ops.methods import SEAMS, Choices, Method, compose
 from ops.options import Option, Rule, Topic
@@ -22,6 +23,8 @@ from ops.types import ConfigurationError
 FLAGS = flags.FLAGS
 #: Roles that deal out the training set; elsewhere the data-sharding file may be missing.
 _ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
+#: Roles that write a summary, and the one that starts them; others may lack --advice's file.
+_ROLES_THAT_RECORD = ("Supervisor", "Cluster", "Simulator", "Standalone")
 _IS_FINITE = Rule(math.isfinite, "must be a finite number")  # a bound lets NaN through
 
 
@@ -75,6 +78,8 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
     """
     _check_partition(given)
     _check_files(given)
+    if given.model is None:
+        usual.check(given.dataset, given.augment, given.input_pipeline)
     addresses = _addresses(given)
     settings = _named_like_fields(given, Run) | {
         "method": _method(given, len(addresses)),
@@ -83,6 +88,9 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "model": ModelChoice(path=given.model, **_named_like_fields(given, ModelChoice)),
         "data": DataChoice(
             sharding_file=given.data_sharding_file, **_named_like_fields(given, DataChoice)
+        ),
+        "top5": usual.tells_top5(
+            given.top5, given.dataset, None if given.model else given.nb_classes
         ),
         "schedule": Schedule(given.learning_rate, parse_drops(given.lr_schedule)),
     }
@@ -154,6 +162,8 @@ def _check_files(given: flags.FlagValues) -> None:
         raise ConfigurationError(
             f"--model={given.model} is no file; name the .py file with your build_model()."
         )
+    if "advice" in given and given.advice and given.type_node in _ROLES_THAT_RECORD:
+        advice.load(pathlib.Path(given.advice))
 
 
 def _method(given: flags.FlagValues, nb_ps: int) -> Method:

@@ -14,6 +14,7 @@ import pathlib
 import signal
 import threading
 import time
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from absl import flags, logging
@@ -122,6 +123,14 @@ def main(run: Run) -> int:
 def threads_of(num_cpus: int, num_workers: int) -> int:
     """Return how many threads each of a host's workers may use."""
     return FLAGS.worker_threads or max(1, num_cpus // max(1, num_workers))
+
+
+def given_flags(left_out: Collection[str]) -> list[str]:
+    """Return every flag that was given here, for a process that is started, but those named."""
+    given = (
+        FLAGS[name].serialize() for name in FLAGS if FLAGS[name].present and name not in left_out
+    )
+    return [part for text in given for part in text.split("\n") if part]
 
 
 def environment() -> dict[str, str]:
@@ -233,12 +242,4 @@ class _Cluster:
     def _common_flags(self) -> list[str]:
         """Return every flag that was given here, for the children."""
         left_out = (*_OWN_FLAGS, *launch_flags.NAMES)
-        given = [
-            FLAGS[name].serialize()
-            for name in FLAGS
-            if FLAGS[name].present and name not in left_out
-        ]
-        return [
-            *(part for text in given for part in text.split("\n") if part),
-            f"--run_dir={self.run_settings.run_dir}",
-        ]
+        return [*given_flags(left_out), f"--run_dir={self.run_settings.run_dir}"]

@@ -87,6 +87,7 @@ class Run:
     keep_checkpoints: int
     reconnect_timeout_seconds: float
     top5: bool = False  # evaluations also tell whether the label is among the best five answers
+    advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
 
     @property
     def nb_ps(self) -> int:

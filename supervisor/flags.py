@@ -6,7 +6,7 @@ import dataclasses
 
 from absl import flags
 
-from ops.options import Topic, integer, number
+from ops.options import Topic, integer, number, words
 
 FLAGS = flags.FLAGS
 
@@ -21,6 +21,12 @@ TOPICS = (
                 "Evaluate as soon as so many updates have been applied since the last "
                 "evaluation; 0 goes by seconds alone.",
                 low=0,
+            ),
+            words(
+                "advice",
+                None,
+                "The advice.json of an Advisor, to set its prediction beside the outcome in the "
+                "summary. Default: that in --run_dir, if there is one.",
             ),
         ),
     ),

@@ -11,7 +11,7 @@ from absl import logging
 from models.objective import ensure_compiled_loss
 from models.shared import SharedModel
 from models.statistics import FlatVariables
-from ops import metrics, run_dir
+from ops import advice, metrics, run_dir
 from ops.run import Run
 from supervisor import report
 from supervisor.evaluate import Evaluator
@@ -42,13 +42,19 @@ class Recorder:
             shared: The model to evaluate.
             images: [N, ...] float32 test images.
             labels: [N] int32.
+
+        Raises:
+            ConfigurationError: Records, or an Advisor's file, that are none of this version.
         """
         self._run, self._shared = run, shared
+        self._advice = advice.of_run(run)
         self._statistics = FlatVariables(shared.statistics)
         if run.overwrite:
             run_dir.clear_records(run.run_dir)
         loss = ensure_compiled_loss(shared.model)
-        self._evaluator = Evaluator(shared.model, loss, images, labels, run.batch_size)
+        self._evaluator = Evaluator(
+            shared.model, loss, images, labels, run.batch_size, top5=run.top5
+        )
         self._log = MetricsLog(run.run_dir, resume=not run.overwrite)
         self.evaluations = self._log.evaluations
         self._rounds = RoundsLog(run.run_dir)
@@ -90,7 +96,7 @@ class Recorder:
             if statistics is not None:
                 self._statistics.assign(statistics)
 
-        accuracy, raw_loss = self._evaluator.evaluate(assign)
+        accuracy, raw_loss, top5_accuracy = self._evaluator.evaluate(assign)
         loss = raw_loss if math.isfinite(raw_loss) else None
         evaluation = metrics.Evaluation(
             version=versions[0],
@@ -102,15 +108,17 @@ class Recorder:
             bytes_down=status.bytes_down,
             versions=versions,
             final=final,
+            top5_accuracy=top5_accuracy,
         )
         self._log.add_evaluation(evaluation)
         if accuracy > self._best:
             self._best = accuracy
             self._keep_best()
         logging.info(
-            "version %d: test accuracy %.4f, loss %s%s",
+            "version %d: test accuracy %.4f%s, loss %s%s",
             evaluation.version,
             accuracy,
+            "" if top5_accuracy is None else f", top-5 {top5_accuracy:.4f}",
             "not finite" if loss is None else f"{loss:.4f}",
             " (final)" if final else "",
         )
@@ -121,6 +129,11 @@ class Recorder:
         self._log.add_status(status)
         summary = metrics.summarise(status, self.evaluations, self._run.target_accuracy)
         summary |= about(self._run)
+        if self._advice is not None:
+            path, found = self._advice
+            block = advice.outcome(found, self._run, status, summary)
+            summary["advice"] = {"file": str(path), **block}
+            logging.info("beside %s: %s", path, advice.in_words(block))
         metrics.write_json_atomically(self._run.run_dir / "summary.json", summary)
         self.close()
         report.write_report(self._run.run_dir)
