@@ -96,14 +96,14 @@ def take_shard(run: Run, whole: datasets.Dataset, id_worker: int, nb_workers: in
         ConfigurationError: A split that cannot be made, a data-sharding file that does not fit, or
             a batch larger than the shard.
     """
-    rule = _split_rule(run, nb_workers)
+    rule = split_rule(run, nb_workers)
     mine = sharding.shard(whole.train_labels, id_worker, rule, whole.train_file_offsets)
     return _pick(run, whole, mine, id_worker)
 
 
 def take_shards(run: Run, whole: datasets.Dataset) -> list[Shard]:
     """Return every worker's ``take_shard``, splitting once: for simulations of thousands."""
-    rule = _split_rule(run, run.nb_workers)
+    rule = split_rule(run, run.nb_workers)
     shards = sharding.split(whole.train_labels, rule, whole.train_file_offsets)
     return [_pick(run, whole, mine, number) for number, mine in enumerate(shards, start=1)]
 
@@ -133,7 +133,7 @@ def _shard(images: Any, labels: NDArray[np.int32], cursor: Cursor) -> Shard:
     return Shard(images, labels, cursor, counts, lazy.feed_of(images, cursor))
 
 
-def _split_rule(run: Run, nb_workers: int) -> sharding.Rule:
+def split_rule(run: Run, nb_workers: int) -> sharding.Rule:
     """Return how a run splits its training set."""
     path, alpha = run.data.sharding_file, run.data.dirichlet_alpha
     return sharding.Rule(

@@ -42,17 +42,32 @@ class SharedModel:
         Raises:
             ConfigurationError: It cannot be built, or has nothing to share.
         """
-        self.user_module: ModuleType | None = None
+        user_module: ModuleType | None = None
         if choice.path is not None:
-            self.user_module = models.load_user_model(choice.path)
-            self.model: Any = models.build_user_model(self.user_module, seed)
+            user_module = models.load_user_model(choice.path)
+            model: Any = models.build_user_model(user_module, seed)
         else:
-            self.model = models.build(
+            model = models.build(
                 choice.network, choice.image_size, choice.image_depth, choice.nb_classes, seed
             )
-        self.variables = collection.shared_variables(self.model)
+        self._share(model, user_module)
+
+    @classmethod
+    def of(cls, model: Any) -> SharedModel:
+        """Share a Keras model that was built elsewhere, from the weights that it has.
+
+        Raises:
+            ConfigurationError: It has nothing to share, or W_global does not fit it.
+        """
+        shared = cls.__new__(cls)
+        shared._share(model, None)
+        return shared
+
+    def _share(self, model: Any, user_module: ModuleType | None) -> None:
+        self.model, self.user_module = model, user_module
+        self.variables = collection.shared_variables(model)
         self.spec: ModelSpec = collection.model_spec(self.variables)
-        self.statistics = moving_statistics(self.model)
+        self.statistics = moving_statistics(model)
 
     def flat(self) -> Float32:
         """Return a copy of the shared values: [num_parameters] float32."""

@@ -50,9 +50,15 @@ class FlatVariables:
         return np.array(self._joined()) if self.size else np.empty(0, np.float32)
 
     def assign(self, flat: Float32) -> None:
-        """Overwrite the values from [size] float32."""
+        """Overwrite the values from [size] float32, an array or a tensor."""
         if self.size:
             self._split(flat)
+
+    def joined(self) -> Any:
+        """Return the values as a tensor, [size] float32; for use inside a tf.function."""
+        import tensorflow as tf
+
+        return self._joined() if self.size else tf.zeros([0])
 
     def _join(self) -> Any:
         import tensorflow as tf

@@ -50,28 +50,43 @@ def main(run: Run) -> int:
     own = ps_flags.read(run.addresses)
     if run.overwrite:
         run_dir.clear_node(run.run_dir, _name(own.id_ps))
-    return _Shard(run, own).serve()
+    return Shard(run, own).serve()
 
 
 def _name(id_ps: int) -> str:
     return f"ps-{id_ps}"
 
 
-def _examples_of_run(run: Run, shared: SharedModel) -> int | None:
+def _examples_of_run(run: Run, shared: SharedModel, examples: int | None) -> int | None:
     """Return the budget in examples that --epochs stands for."""
     if run.epochs is None:
         return None
-    return max(1, round(run.epochs * num_train(run.data, run.model, shared.user_module, run.seed)))
+    if examples is None:
+        examples = num_train(run.data, run.model, shared.user_module, run.seed)
+    return max(1, round(run.epochs * examples))
 
 
-class _Shard:
-    """One PS process."""
+class Shard:
+    """One PS process, or the server of a script.
 
-    def __init__(self, run: Run, own: PsFlags) -> None:
+    Args:
+        run: The run's settings.
+        own: This shard's.
+        shared: The model; built as the run says if not given.
+        examples: Size of the training set; counted, where --epochs needs it, if not given.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        own: PsFlags,
+        shared: SharedModel | None = None,
+        examples: int | None = None,
+    ) -> None:
         self.run, self.own = run, own
         self.leads = own.id_ps == 0
         self.interrupted = False
-        shared = SharedModel(run.model, run.seed)
+        shared = shared or SharedModel(run.model, run.seed)
         self.spec = shared.spec
         layouts = run.method.placement.place(self.spec, run.nb_ps)
         self.layout = layouts[own.id_ps]
@@ -85,32 +100,48 @@ class _Shard:
             self.run_id = secrets.token_hex(8)
         flat = shared.flat()
         theta = np.concatenate([flat[at] for at in routing.positions(self.spec, self.layout)])
-        self.core = self._core(theta, _examples_of_run(run, shared), self._aux(shared))
+        budget = _examples_of_run(run, shared, examples)
+        self.core = self._core(theta, budget, self._aux(shared))
         if self.saved:
             self.core.restore(self.saved["core"])
 
     def serve(self) -> int:
-        """Listen, join shard 0 if this is another, and write until the end."""
-        core, own = self.core, self.own
+        """Listen and write until the end or a signal; return the exit code."""
+        if not self.start():
+            return EXIT_DONE
+        with heard_by(self._hear):
+            return self.run_to_end()
+
+    def start(self) -> bool:
+        """Listen, join shard 0 if this is another; return False if the run is finished."""
+        core = self.core
         finished = self.saved["core"]["stop_reason"] if self.saved else None
         if self.saved and is_finished(self.run, finished, self.saved["limit"]):
             logging.info("this run is finished (%s at version %d)", finished, core.version)
-            return EXIT_DONE
+            return False
         self.saver = Saver(self.checkpoints)
         self._listen()
-        leader = None if self.leads else self._join_leader()
+        self.leader = None if self.leads else self._join_leader()
         self._open()
         self._save(core.version, core.snapshot())  # the new generation must survive a crash
         self.saver.flush()
-        folder = run_dir.scalars_of(self.run.run_dir, _name(own.id_ps))
-        scalars = PsScalars(folder, core, self.server.connections.bytes_down)
+        return True
+
+    def run_to_end(self) -> int:
+        """Be the writer thread until the run has ended; return the exit code."""
+        folder = run_dir.scalars_of(self.run.run_dir, _name(self.own.id_ps))
+        scalars = PsScalars(folder, self.core, self.server.connections.bytes_down)
         scalars.start()
-        with heard_by(self._interrupt):
-            try:
-                self.server.run_until(self._over)
-                return self._finish(leader)
-            finally:
-                scalars.close()
+        try:
+            self.server.run_until(self._over)
+            return self._finish(self.leader)
+        finally:
+            scalars.close()
+
+    def interrupt(self) -> None:
+        """End the run before its time (any thread)."""
+        self.interrupted = True  # who has not come by now was told to stop as well
+        self.server.queue.put(events.Stop("interrupted"))
 
     # -- start ------------------------------------------------------------------------------
 
@@ -129,8 +160,8 @@ class _Shard:
         self.board = StatusBoard(self.run, self.spec, core, self.server)
         self.server.reports, bytes_down = _saved_traffic(self.saved)
         self.server.connections.restore_bytes_down(bytes_down)
-        port = self.server.listen(own.bind, own.port)
-        logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, port)
+        self.port = self.server.listen(own.bind, own.port)
+        logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
 
     def _load(self) -> State | None:
         found = self.checkpoints.load_latest()
@@ -261,11 +292,10 @@ class _Shard:
             },
         )
 
-    def _interrupt(self, number: int, frame: Any) -> None:
+    def _hear(self, number: int, frame: Any) -> None:
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
-        self.interrupted = True  # who has not come by now was told to stop as well
-        self.server.queue.put(events.Stop("interrupted"))
+        self.interrupt()
 
     def _over(self) -> bool:
         """Whether everybody has heard of the end, or had time enough to."""

@@ -19,25 +19,19 @@ _PROBE_SECONDS = 2.0
 def save(worker: Worker) -> None:
     """Write a checkpoint; a disk that refuses is logged, training goes on."""
     state = {
-        "run_id": worker.run_id,
-        "core": worker.core.save(),
-        "exchange": worker.exchange.save(),
+        "run_id": worker.part.run_id,
+        "core": worker.part.core.save(),
+        "exchange": worker.part.exchange.save(),
         "cursor": worker.shard.cursor.state(),
         "local": worker.step.save_local(),
-        "metrics": worker.metrics().to_dict(),
-        "stop_reason": worker.stop_reason,
-        "limit": limit_of(worker.run, worker.stop_reason),
+        "metrics": worker.part.metrics().to_dict(),
+        "stop_reason": worker.part.stop_reason,
+        "limit": limit_of(worker.run, worker.part.stop_reason),
     }
     try:
-        worker.checkpoints.save(worker.core.step, state)
+        worker.checkpoints.save(worker.part.core.step, state)
     except OSError as error:
         logging.error("cannot write the worker's checkpoint: %s", error)
-
-
-def seconds_trained(before: metrics.WorkerMetrics) -> float:
-    """Return the seconds that earlier lives of a worker trained for."""
-    parts = (before.compute_seconds, before.encode_seconds, before.send_seconds)
-    return sum(parts) + before.wait_seconds
 
 
 def finished(worker: Worker) -> str | None:
@@ -45,7 +39,7 @@ def finished(worker: Worker) -> str | None:
     found = worker.checkpoints.load_latest()
     if found is None or not is_finished(worker.run, found[1]["stop_reason"], found[1]["limit"]):
         return None
-    gone = not worker.exchange.shards[0].answers(_PROBE_SECONDS)
+    gone = not worker.part.exchange.shards[0].answers(_PROBE_SECONDS)
     return str(found[1]["stop_reason"]) if gone else None
 
 
@@ -55,12 +49,11 @@ def resume(worker: Worker, last_applied_step: int) -> None:
     Raises:
         ConfigurationError: The checkpoint is of another split of the data.
     """
-    worker.core.step = last_applied_step
     found = worker.checkpoints.load_latest()
     if found is None:
         return
     state: State = found[1]
-    if state["run_id"] != worker.run_id:
+    if state["run_id"] != worker.part.run_id:
         logging.info("ignoring the checkpoint of another run (%s)", state["run_id"])
         return
     try:
@@ -68,9 +61,9 @@ def resume(worker: Worker, last_applied_step: int) -> None:
     except ConfigurationError as error:
         raise ConfigurationError(f"--run_dir={worker.run.run_dir}: {error}") from error
     worker.step.restore_local(state["local"])
-    worker.exchange.restore(state["exchange"])
-    worker.before = metrics.WorkerMetrics.from_dict(state["metrics"])
-    if worker.core.restore(state["core"], last_applied_step):
+    worker.part.exchange.restore(state["exchange"])
+    worker.part.before = metrics.WorkerMetrics.from_dict(state["metrics"])
+    if worker.part.core.restore(state["core"], last_applied_step):
         logging.info("resumed at step %d", last_applied_step)
     else:
         logging.warning(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from typing import Any
 
@@ -11,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from data.chosen import load_shard
+from data.chosen import Shard, load_shard
 from models.shared import SharedModel, has_gpu
 from models.statistics import FlatVariables
-from ops import kernels, rounds, run_dir
+from ops import rounds, run_dir
 from ops.checkpoint import Checkpoints
 from ops.codecs import NonFiniteUpdate
 from ops.metrics import WorkerMetrics
@@ -23,18 +22,13 @@ from ops.signals import heard_by
 from proto.channel_grpc import Unreachable
 from worker import durable
 from worker import flags as worker_flags
-from worker.asking import Asker
-from worker.collective_exchange import exchange_for
-from worker.core import Outgoing, WorkerCore
-from worker.exchange import Heartbeat, Stopwatch
+from worker.core import Outgoing
 from worker.flags import WorkerFlags
-from worker.measure import REGISTRY, origin_of
+from worker.participant import Participant
 from worker.scalars import WorkerScalars
 from worker.shard_client import Halted
 from worker.train_step import TrainStep, clip
 
-#: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
-MAX_NON_FINITE = 100
 _CALIBRATION_STEPS = 5
 
 
@@ -48,7 +42,9 @@ def main(run: Run) -> int:
     limit_threads(own.threads)
     if run.overwrite:
         run_dir.clear_node(run.run_dir, _name(own.id_worker))
-    return Worker(run, own).train()
+    worker = Worker(run, own)
+    with heard_by(worker.interrupt):
+        return worker.train()
 
 
 def limit_threads(threads: int) -> None:
@@ -62,62 +58,59 @@ def _name(id_worker: int) -> str:
 
 
 class Worker:
-    """One worker process."""
+    """One worker process.
 
-    def __init__(self, run: Run, own: WorkerFlags) -> None:
+    Args:
+        run: The run's settings.
+        own: This worker's.
+        shared: Its model; built as the run says if not given.
+        shard: Its examples; picked as the run says if not given.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        own: WorkerFlags,
+        shared: SharedModel | None = None,
+        shard: Shard | None = None,
+    ) -> None:
         self.run, self.own = run, own
-        self.closing, self.on_gpu = threading.Event(), has_gpu(run)
-        shared = SharedModel(run.model, run.seed)
+        shared = shared or SharedModel(run.model, run.seed)
         self.step = TrainStep(shared)
         self.step.vary_local_randomness(own.id_worker)
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
-        self.shard = load_shard(run, shared.user_module, own.id_worker)
-        layouts = run.method.placement.place(shared.spec, run.nb_ps)
-        self.core = WorkerCore(
+        self.shard = shard or load_shard(run, shared.user_module, own.id_worker)
+        self.part = Participant(
+            run,
+            own,
             shared.spec,
-            layouts,
-            run.method,
-            kernels.load(run.kernels, on_gpu=self.on_gpu),
-            [run.seed, own.id_worker],
             self.statistics.read(),
+            has_gpu(run),
+            self.shard.label_counts,
+            self.shard.num_train,
         )
+        self.part.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
-        self.exchange = exchange_for(run, own, self.core, self.closing)
         name = _name(own.id_worker)
         self.checkpoints = Checkpoints(run_dir.checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(run_dir.scalars_of(run.run_dir, name))
-        self.stopwatch = Stopwatch()
-        self.measure = REGISTRY[own.measure](run.method.pacer, self.exchange)
-        self.num_steps = 0
-        self.loss: float | None = None  # of the newest mini-batch
-        self.num_non_finite = 0
-        self.started_at = time.monotonic()
         self.pause_seconds = 0.0
-        self.step_seconds = 0.0  # of the newest local step
-        self.step_ended_at = 0.0
-        self.asker = Asker(run.method.pacer, self.exchange.shards[0])
-        self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
-        self.run_id = ""
 
     def train(self) -> int:
-        """Join, train, leave."""
-        with heard_by(self._interrupt):
-            try:
-                return self._train()
-            except Unreachable:
-                if not self.closing.is_set():
-                    raise
-                return EXIT_INTERRUPTED
+        """Join, train, leave; return the exit code."""
+        try:
+            return self._train()
+        except Unreachable:
+            if not self.part.closing.is_set():
+                raise
+            return EXIT_INTERRUPTED
 
     def _train(self) -> int:
         if finished := durable.finished(self):
             logging.info("this run is finished (%s)", finished)
             return EXIT_DONE
         self._warm_up()
-        welcomes = self.exchange.join()
-        self.run_id = welcomes[0].run_id
-        durable.resume(self, max(welcome.last_applied_step for welcome in welcomes))
-        heartbeat = Heartbeat(self.exchange, welcomes[0].lease_seconds, self._report, self._rounds)
+        durable.resume(self, self.part.join())
         cause = "error"
         try:
             cause = self._loop()
@@ -125,105 +118,62 @@ class Worker:
             cause = "diverged"
             raise
         finally:
-            heartbeat.stop()
-            self.exchange.close(cause)
+            self.part.leave(cause)
         return self._exit_code(cause)
 
     def _exit_code(self, cause: str) -> int:
         if cause == "interrupted":
             return EXIT_INTERRUPTED
-        reason = self.stop_reason
-        logging.info("done after %d exchanges (%s)", self.core.step, reason)
+        reason = self.part.stop_reason
+        logging.info("done after %d exchanges (%s)", self.part.core.step, reason)
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
-
-    @property
-    def stop_reason(self) -> str:
-        """Why the run ended, as far as this worker has heard."""
-        return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
     # -- the loop ---------------------------------------------------------------------------
 
     def _loop(self) -> str:
-        self.core.finish(self.exchange.pull())
-        self.step.set_weights(self.core.resume_round())
-        self.statistics.assign(self.core.statistics)
-        self.asker.begin_round(self.core.step + 1, self.step_seconds)
-        saved_at = self.started_at = time.monotonic()
-        non_finite = 0
-        self.measure.begin(durable.seconds_trained(self.before))
-        self.stopwatch.start()
-        while not self.core.stopped and not self.closing.is_set():
+        part = self.part
+        self._take_over(part.begin())
+        saved_at = time.monotonic()
+        while not part.stopped:
             try:
-                outgoing = self._one_step()
+                outgoing = part.due() or self._one_step()
                 applied = outgoing is None or self._exchange(outgoing)
             except NonFiniteUpdate as error:
                 applied = False
-                self._note_non_finite(error)
+                part.skip(error)
+                self.statistics.assign(part.core.statistics)  # of before that mini-batch
             except Halted:
                 break
-            non_finite = 0 if applied else non_finite + 1
-            if non_finite > MAX_NON_FINITE:
-                raise Diverged(
-                    f"{non_finite} mini-batches in a row had NaN or infinite gradients; the "
-                    f"model has diverged. Lower --learning_rate (now {self.core.learning_rate:g})."
-                )
+            part.note_outcome(applied)
             if time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds:
                 durable.save(self)
                 saved_at = time.monotonic()
         durable.save(self)
-        return "done" if self.core.stopped or not self.closing.is_set() else "interrupted"
-
-    def _note_non_finite(self, error: NonFiniteUpdate) -> None:
-        self.num_non_finite += 1
-        self.statistics.assign(self.core.statistics)  # of before that mini-batch
-        if self.num_non_finite == 1:
-            logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
+        return "done" if part.core.stopped or not part.closing.is_set() else "interrupted"
 
     def _one_step(self) -> Outgoing | None:
-        """One mini-batch and what the pacer and the codec make of it; or the round's end."""
-        core, measure, lap = self.core, self.measure, self.stopwatch.lap
-        measure.begin_step()
-        ready = self.asker.ready(
-            core.step + 1, core.local_steps, self.step_seconds, self.step_ended_at
-        )
-        measure.note(rounds.CHECK_READY, lap("wait"))
-        if ready:
-            outgoing = core.end_round()
-            measure.note(rounds.ENCODE, lap("encode"))
-            return outgoing
-        started = time.monotonic()
+        """One mini-batch and what the pacer and the codec make of it."""
+        part, started = self.part, time.monotonic()
         images, labels = self.shard.next()
-        measure.note(rounds.GET_BATCH, lap("compute"))
-        loss = self.loss = self.step.gradients(images, labels, self.gradient)
-        self.num_steps += 1
+        part.measure.note(rounds.GET_BATCH, part.stopwatch.lap("compute"))
+        loss = self.step.gradients(images, labels, self.gradient)
         clip(self.gradient, self.own.clip_norm)
         rest = started + self.own.device.step_seconds - time.monotonic()
         if (pause := max(self.pause_seconds, rest)) > 0:
-            self.closing.wait(pause)
-        measure.note(rounds.FORWARD_AND_BACKWARD, lap("compute"))
-        outgoing = core.begin(self.gradient, len(labels), loss, self.statistics.read())
+            part.closing.wait(pause)
+        outgoing = part.take_in(self.gradient, len(labels), loss, self.statistics.read(), started)
         if outgoing is None:
-            self.step.set_weights(core.weights)
-        self.step_ended_at = time.monotonic()
-        self.step_seconds = self.step_ended_at - started
-        measure.note(rounds.LOCAL_UPDATE if outgoing is None else rounds.ENCODE, lap("encode"))
+            self.step.set_weights(part.core.weights)
         return outgoing
 
     def _exchange(self, outgoing: Outgoing) -> bool:
         """Push, wait, take over the model; return whether shard 0 took the push."""
-        replies = self.exchange.push(outgoing)
-        exchange = self.stopwatch.lap("wait")
-        for number, reply in enumerate(replies):
-            if reply is not None:
-                self.core.receive(number, reply)
-        if replies[0] is None:
-            self.core.undelivered()
-        self.step.set_weights(self.core.restart_from_base())
-        self.statistics.assign(self.core.statistics)
-        self.asker.begin_round(self.core.step + 1, self.step_seconds)
-        self.measure.note_exchange(exchange + self.stopwatch.lap("compute"))
-        self.measure.end_round(outgoing, replies, self.shard.cursor.epoch, exchange)
+        replies = self.part.exchange_round(outgoing, self._take_over, self.shard.cursor.epoch)
         return replies[0] is not None
+
+    def _take_over(self, weights: Any) -> None:
+        self.step.set_weights(weights)
+        self.statistics.assign(self.part.core.statistics)
 
     def _warm_up(self) -> None:
         """Compile the step and measure it alone. Leaves no trace in the state."""
@@ -242,45 +192,16 @@ class Worker:
             self.pause_seconds = (device.slowdown - 1) * median
             logging.info("slowdown %g: pausing %.1f ms a step", device.slowdown,
                          1e3 * self.pause_seconds)  # fmt: skip
-        self.step_seconds = max(median + self.pause_seconds, device.step_seconds)
+        self.part.step_seconds = max(median + self.pause_seconds, device.step_seconds)
         self.step.restore_local(local)
 
-    # -- what others hear ---------------------------------------------------------------------
+    def _note_scalars(self, counted: WorkerMetrics) -> None:
+        """Write what is reported (heartbeat thread)."""
+        part = self.part
+        self.scalars.note(counted, part.loss, part.num_steps, part.core.versions[0])
 
-    def metrics(self) -> WorkerMetrics:
-        """Return what this worker counts itself, over all its lives."""
-        seconds, before = self.stopwatch.seconds, self.before
-        elapsed = max(1e-9, time.monotonic() - self.started_at)
-        return WorkerMetrics(
-            id=self.own.id_worker,
-            clock=self.core.step,
-            bytes_up=before.bytes_up + self.exchange.bytes_up,
-            compute_seconds=before.compute_seconds + seconds["compute"],
-            encode_seconds=before.encode_seconds + seconds["encode"],
-            send_seconds=before.send_seconds + self.exchange.send_seconds,
-            wait_seconds=before.wait_seconds
-            + max(0.0, seconds["wait"] - self.exchange.send_seconds),
-            non_finite=before.non_finite + self.num_non_finite,
-            steps_per_second=self.num_steps / elapsed,
-            labels=self.shard.label_counts,
-        )
-
-    def _report(self) -> str:
-        counted = self.metrics()
-        self.scalars.note(counted, self.loss, self.num_steps, self.core.versions[0])
-        return counted.to_json()
-
-    def _rounds(self) -> list[str]:
-        """Return what shard 0 has not heard of the rounds (heartbeat thread)."""
-        listener = self.exchange.shards[0].welcome
-        origin = origin_of(self.own.id_worker, self.run.device, self.on_gpu, listener.incarnation)
-        return self.measure.batches(origin, listener)
-
-    def _interrupt(self, number: int, frame: Any) -> None:
-        """Finish the current exchange; if it does not come to an end, cut the streams."""
+    def interrupt(self, number: int, frame: Any) -> None:
+        """Hear a signal that ends this worker."""
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
-        self.closing.set()
-        timer = threading.Timer(5.0, lambda: [shard.close() for shard in self.exchange.shards])
-        timer.daemon = True
-        timer.start()
+        self.part.interrupt()

@@ -19,8 +19,8 @@ from ops.rounds import Origin
 from ops.types import State
 from ps import events
 from worker.core import Outgoing, ShardReply, WorkerCore
-from worker.loop import MAX_NON_FINITE
 from worker.measure import Measure
+from worker.participant import MAX_NON_FINITE
 
 
 @dataclasses.dataclass(frozen=True)

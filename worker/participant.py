@@ -1,0 +1,276 @@
+"""One worker's part in a run, whoever computes its gradients: join, exchange, report, leave.
+
+The Worker role and the objects that user scripts hold (room thinwire) are both built on it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from ops import kernels, rounds
+from ops.codecs import NonFiniteUpdate
+from ops.metrics import WorkerMetrics
+from ops.run import Diverged, Run
+from ops.types import ModelSpec
+from worker.asking import Asker
+from worker.collective_exchange import exchange_for
+from worker.core import Outgoing, ShardReply, WorkerCore
+from worker.exchange import Heartbeat, Stopwatch
+from worker.flags import WorkerFlags
+from worker.measure import REGISTRY, origin_of
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+#: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
+MAX_NON_FINITE = 100
+_CUT_SECONDS = 5.0  # what an interrupted exchange may still take
+
+
+class Participant:
+    """A worker without data and without a model: flat gradients in, flat weights out.
+
+    Calls in order: `join`, `begin`, then for each mini-batch `due` and `take_in` and, where one of
+    them returns an exchange, `exchange_round`; at the end `leave`. One thread calls all but
+    `interrupt`.
+
+    Args:
+        run: The run's settings.
+        own: This worker's.
+        spec: The shared model.
+        statistics: [m] float32 moving statistics that are averaged over the workers; may be empty.
+        on_gpu: Whether gradients are computed on a GPU.
+        labels: label -> examples of this worker, for reports.
+        num_examples: Of the whole training set, by which codecs count epochs; 0: unknown.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        own: WorkerFlags,
+        spec: ModelSpec,
+        statistics: Float32,
+        on_gpu: bool = False,
+        labels: Mapping[int, int] | None = None,
+        num_examples: int = 0,
+    ) -> None:
+        self.run, self.own, self.on_gpu = run, own, on_gpu
+        self.closing = threading.Event()
+        self.core = WorkerCore(
+            spec,
+            run.method.placement.place(spec, run.nb_ps),
+            run.method,
+            kernels.load(run.kernels, on_gpu=on_gpu),
+            [run.seed, own.id_worker],
+            statistics,
+            num_examples,
+        )
+        self.exchange = exchange_for(run, own, self.core, self.closing)
+        self.stopwatch = Stopwatch()
+        self.measure = REGISTRY[own.measure](run.method.pacer, self.exchange)
+        self.asker = Asker(run.method.pacer, self.exchange.shards[0])
+        self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
+        self.labels = dict(labels or {})
+        self.run_id = ""
+        self.num_steps = 0
+        self.num_non_finite = 0
+        self.loss: float | None = None  # of the newest mini-batch
+        self.step_seconds = 0.0  # of the newest local step
+        self.on_report: Callable[[WorkerMetrics], None] = lambda counted: None
+        self.started_at = time.monotonic()
+        self._step_ended_at = 0.0
+        self._non_finite_in_a_row = 0
+        self._heartbeat: Heartbeat | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has ended, or this worker was asked to stop."""
+        return self.core.stopped or self.closing.is_set()
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run ended, as far as this worker has heard."""
+        return self.core.stop_reason or self.exchange.shards[0].halt_cause
+
+    # -- joining and leaving ------------------------------------------------------------------
+
+    def join(self) -> int:
+        """Say Hello to every shard.
+
+        Returns:
+            The last of this worker's steps that the shards applied.
+
+        Raises:
+            Unreachable, Refused: Nobody answers, or a shard says no.
+        """
+        welcomes = self.exchange.join()
+        self.run_id = welcomes[0].run_id
+        self.core.step = max(welcome.last_applied_step for welcome in welcomes)
+        return self.core.step
+
+    def begin(self) -> Float32:
+        """Keep the lease from now on and fetch the model; return the weights to train on."""
+        lease_seconds = self.exchange.shards[0].welcome.lease_seconds
+        self._heartbeat = Heartbeat(self.exchange, lease_seconds, self._report, self._rounds)
+        self.core.finish(self.exchange.pull())
+        weights = self.core.resume_round()
+        self.asker.begin_round(self.core.step + 1, self.step_seconds)
+        self.started_at = time.monotonic()
+        self.measure.begin(seconds_trained(self.before))
+        self.stopwatch.start()
+        return weights
+
+    def leave(self, cause: str) -> None:
+        """Send a last report and say farewell; nothing if there is nobody to say it to."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+        self.exchange.close(cause)
+
+    def interrupt(self) -> None:
+        """Finish the current exchange; if it does not come to an end, cut the streams."""
+        self.closing.set()
+        timer = threading.Timer(
+            _CUT_SECONDS, lambda: [shard.close() for shard in self.exchange.shards]
+        )
+        timer.daemon = True
+        timer.start()
+
+    # -- one mini-batch -----------------------------------------------------------------------
+
+    def due(self) -> Outgoing | None:
+        """Return the exchange that ends the round, if the pacer asks for it before another step."""
+        core, lap = self.core, self.stopwatch.lap
+        self.measure.begin_step()
+        ready = self.asker.ready(
+            core.step + 1, core.local_steps, self.step_seconds, self._step_ended_at
+        )
+        self.measure.note(rounds.CHECK_READY, lap("wait"))
+        if not ready:
+            return None
+        outgoing = core.end_round()
+        self.measure.note(rounds.ENCODE, lap("encode"))
+        return outgoing
+
+    def take_in(
+        self,
+        gradient: Float32,
+        samples: int,
+        loss: float,
+        statistics: Float32 | None,
+        started: float,
+    ) -> Outgoing | None:
+        """Take in one mini-batch's gradient; return an exchange, or None for a local step.
+
+        Args:
+            gradient: [num_parameters] float32, of the mean loss, at the present weights.
+            samples: Examples in the mini-batch.
+            loss: Its mean loss.
+            statistics: [m] the moving statistics after it.
+            started: When work on it began, by time.monotonic().
+
+        Raises:
+            ops.codecs.NonFiniteUpdate: It holds NaN or infinity; call `skip`.
+        """
+        self.measure.note(rounds.FORWARD_AND_BACKWARD, self.stopwatch.lap("compute"))
+        self.num_steps += 1
+        self.loss = loss
+        outgoing = self.core.begin(gradient, samples, loss, statistics)
+        self._step_ended_at = time.monotonic()
+        self.step_seconds = self._step_ended_at - started
+        phase = rounds.LOCAL_UPDATE if outgoing is None else rounds.ENCODE
+        self.measure.note(phase, self.stopwatch.lap("encode"))
+        return outgoing
+
+    def exchange_round(
+        self, outgoing: Outgoing, take_over: Callable[[Float32], None], epoch: int = 0
+    ) -> list[ShardReply | None]:
+        """Push, wait, and begin the next round.
+
+        Args:
+            outgoing: The exchange.
+            take_over: Called with the weights to go on from.
+            epoch: Of this worker's examples, for reports.
+
+        Returns:
+            A reply of every shard, or None of one that refused the push as not finite.
+
+        Raises:
+            Unreachable, Refused, Halted, ConfigurationError: See worker.exchange.
+        """
+        replies = self.exchange.push(outgoing)
+        seconds = self.stopwatch.lap("wait")
+        for number, reply in enumerate(replies):
+            if reply is not None:
+                self.core.receive(number, reply)
+        if replies[0] is None:
+            self.core.undelivered()
+        take_over(self.core.restart_from_base())
+        self.asker.begin_round(self.core.step + 1, self.step_seconds)
+        self.measure.note_exchange(seconds + self.stopwatch.lap("compute"))
+        self.measure.end_round(outgoing, replies, epoch, seconds)
+        return replies
+
+    def skip(self, error: NonFiniteUpdate) -> None:
+        """Leave a mini-batch out that `take_in` or `due` refused."""
+        self.num_non_finite += 1
+        if self.num_non_finite == 1:
+            logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
+
+    def note_outcome(self, applied: bool) -> None:
+        """Hear whether the newest mini-batch could be used.
+
+        Raises:
+            Diverged: The last MAX_NON_FINITE could not.
+        """
+        self._non_finite_in_a_row = 0 if applied else self._non_finite_in_a_row + 1
+        if self._non_finite_in_a_row > MAX_NON_FINITE:
+            raise Diverged(
+                f"{self._non_finite_in_a_row} mini-batches in a row had NaN or infinite "
+                "gradients; the model has diverged. Lower --learning_rate (now "
+                f"{self.core.learning_rate:g})."
+            )
+
+    # -- what others hear ---------------------------------------------------------------------
+
+    def metrics(self) -> WorkerMetrics:
+        """Return what this worker counts itself, over all its lives."""
+        seconds, before = self.stopwatch.seconds, self.before
+        elapsed = max(1e-9, time.monotonic() - self.started_at)
+        return WorkerMetrics(
+            id=self.own.id_worker,
+            clock=self.core.step,
+            bytes_up=before.bytes_up + self.exchange.bytes_up,
+            compute_seconds=before.compute_seconds + seconds["compute"],
+            encode_seconds=before.encode_seconds + seconds["encode"],
+            send_seconds=before.send_seconds + self.exchange.send_seconds,
+            wait_seconds=before.wait_seconds
+            + max(0.0, seconds["wait"] - self.exchange.send_seconds),
+            non_finite=before.non_finite + self.num_non_finite,
+            steps_per_second=self.num_steps / elapsed,
+            labels=self.labels,
+        )
+
+    def _report(self) -> str:
+        counted = self.metrics()
+        self.on_report(counted)
+        return counted.to_json()
+
+    def _rounds(self) -> list[str]:
+        """Return what shard 0 has not heard of the rounds (heartbeat thread)."""
+        listener = self.exchange.shards[0].welcome
+        origin = origin_of(self.own.id_worker, self.run.device, self.on_gpu, listener.incarnation)
+        return self.measure.batches(origin, listener)
+
+
+def seconds_trained(before: WorkerMetrics) -> float:
+    """Return the seconds that earlier lives of a worker trained for."""
+    return math.fsum(
+        (before.compute_seconds, before.encode_seconds, before.send_seconds, before.wait_seconds)
+    )
