@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from ops import codecs, wrappers
+from ops import codecs, top_k, wrappers
 from ops.options import Topic, choice, integer, number, switch
 
 TOPIC = Topic(
     "What workers send",
     (
+        choice(
+            "selection",
+            "exact",
+            "How the largest entries are found: exactly, or by a threshold that is estimated from "
+            "a sample, or carried over from the step before.",
+            top_k.SELECTIONS,
+        ),
+        choice(
+            "threshold_scope",
+            "tensor",
+            "The largest of each tensor, or of all together.",
+            top_k.SCOPES,
+        ),
         switch("error_feedback", "Keep what the codec drops or rounds off for the next step."),
         integer("dense_below", 0, "Tensors with fewer entries are sent whole; 0: none.", low=0),
         choice(

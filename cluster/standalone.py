@@ -50,7 +50,7 @@ def main(run: Run) -> int:
     if finished := finished_summary(run):
         logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
         return EXIT_DONE
-    trainer = LocalTrainer(shared, run.method, own.clip_norm)
+    trainer = LocalTrainer(shared, run.method, own.clip_norm, own.weight_decay)
     return _Standalone(run, trainer, dataset, recorder).train()
 
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ops.low_rank import expanded
 from ops.types import (
     VALUE_DTYPES,
     Block,
@@ -84,7 +85,7 @@ class Dense(Forgetful):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Selecting(Forgetful):
+class Selecting(Forgetful):
     """What TopK and RandomK share: of each tensor k entries are sent, the rest is dropped."""
 
     compression_rate: float = 0.01
@@ -106,20 +107,21 @@ class _Selecting(Forgetful):
             NonFiniteUpdate: A tensor holds NaN or infinity.
         """
         check_finite(tensors, ctx)
-        rate = self._rate(ctx)
+        rate = self.fraction(ctx)
         if rate >= 1:
             blocks = [
                 _dense_block(slot, tensor, self.value_dtype, ctx)
                 for slot, tensor in enumerate(tensors)
             ]
             return Packet(tuple(blocks), self.kind), state
-        chosen = self._select(tensors, rate, state, ctx)
-        return self._packet(tensors, chosen, ctx), state
+        chosen = self.select(tensors, rate, state, ctx)
+        return self.coded(tensors, chosen, ctx), state
 
-    def _rate(self, ctx: EncodeContext) -> float:
+    def fraction(self, ctx: EncodeContext) -> float:
+        """Return the fraction of entries to send."""
         return self.compression_rate if ctx.keep is None else ctx.keep
 
-    def _packet(
+    def coded(
         self,
         tensors: Sequence[Float32],
         chosen: Sequence[tuple[Int64, Float32]],
@@ -133,7 +135,7 @@ class _Selecting(Forgetful):
         ]
         return Packet(tuple(blocks), self.kind)
 
-    def _select(
+    def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[tuple[Int64, Float32]]:
         """Return of each tensor ascending positions and the values there."""
@@ -141,47 +143,7 @@ class _Selecting(Forgetful):
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(_Selecting):
-    """AdaComp's selection: of each tensor the k entries of largest magnitude; the rest is dropped.
-
-    ``k = max(1, floor(c * n + 1e-9))``, ties to the lowest index. Zeros are never sent: an
-    all-zero tensor gives no block. With c >= 1 every entry is sent.
-
-    Attributes:
-        compression_rate: c, the fraction kept, above 0.
-        value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
-
-    Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/METHOD.md, AdaComp.
-    """
-
-    def feed(
-        self, residuals: Sequence[Float32], tensors: Sequence[Float32], state: State,
-        ctx: EncodeContext,
-    ) -> tuple[Packet, State]:  # fmt: skip
-        """See `feed`; adds, selects and takes out in one pass over memory."""
-        rate = self._rate(ctx)
-        if rate >= 1:
-            return feed_in_turn(self, residuals, tensors, state, ctx)
-        factors = ctx.factors or (1.0,) * len(tensors)
-        chosen = [
-            ctx.kernels.feedback_top_k(residual, tensor, kept_entries(rate, tensor.size), factor)
-            for residual, tensor, factor in zip(residuals, tensors, factors, strict=True)
-        ]
-        packet = self._packet(tensors, chosen, ctx)
-        if self.value_dtype != "float32":
-            for block in packet.blocks:
-                indices, values = chosen[block.slot]
-                residuals[block.slot][indices] = values - ctx.kernels.dequantise(block.values)
-        return packet, state
-
-    def _select(
-        self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
-    ) -> list[tuple[Int64, Float32]]:
-        return [ctx.kernels.top_k(tensor, kept_entries(rate, tensor.size)) for tensor in tensors]
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomK(_Selecting):
+class RandomK(Selecting):
     """The control of TopK: as many entries, at positions drawn uniformly, zeros included.
 
     Values are sent as they are, not multiplied by n / k. The estimate of the gradient is
@@ -193,9 +155,10 @@ class RandomK(_Selecting):
         value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
     """
 
-    def _select(
+    def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[tuple[Int64, Float32]]:
+        """Return of each tensor random positions, and the values there."""
         chosen = []
         for tensor in tensors:
             count = kept_entries(rate, tensor.size)
@@ -283,6 +246,7 @@ def decoded(block: Block) -> tuple[Any, Float32]:
     """Return where a block's values belong (an index into its tensor), and the values [k]."""
     from ops.kernels.quantise import dequantise
 
+    block = expanded(block)
     where = slice(None) if block.indices is None else block.indices
     return where, dequantise(block.values)
 

@@ -10,14 +10,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ops.base_codecs import (
-    Dense,
-    NonFiniteUpdate,
-    RandomK,
-    TopK,
-    kept_entries,
-)
+from ops.base_codecs import Dense, NonFiniteUpdate, RandomK, kept_entries
 from ops.feedback import ErrorFeedback, MomentumCorrection
+from ops.top_k import TopK
 from ops.types import ConfigurationError
 from ops.wrappers import Clip, DenseBelow, Descend, RateAtSend, RatioByRate, WarmUp
 
@@ -43,6 +38,8 @@ class CodecChoices:
 
     compression_rate: float = 0.01
     value_dtype: str = "float32"
+    selection: str = "exact"
+    threshold_scope: str = "tensor"
     error_feedback: bool = False
     dense_below: int = 0
     ratio_schedule: str = "constant"

@@ -312,7 +312,8 @@ def _norm(tensor: Float32) -> float:
     """Return the L2 norm of a finite tensor."""
     import numpy as np
 
-    square = float(np.dot(tensor, tensor))
+    with np.errstate(over="ignore"):
+        square = float(np.dot(tensor, tensor))
     if 1e-30 < square < math.inf:
         return math.sqrt(square)
     largest = float(np.max(np.abs(tensor), initial=0.0))  # squares leave the range of float32

@@ -40,6 +40,12 @@ _WORKER = Topic(
             "Clip each mini-batch's gradient to this global L2 norm before it is coded; 0 is off.",
             low=0.0,
         ),
+        number(
+            "worker_weight_decay",
+            0.0,
+            "Add this times the weights to each mini-batch's gradient, before it is clipped.",
+            low=0.0,
+        ),
         choice(
             "measure",
             "rounds",
@@ -98,6 +104,7 @@ class WorkerFlags:
     peer_port: int = 0  # where it listens to other workers
     sync_every: int = 1  # rounds between two copies of the model to the PS
     insecure: bool = False  # whether that may be beyond this machine
+    weight_decay: float = 0.0  # coupled: added to the gradients
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
@@ -128,6 +135,7 @@ def read(nb_workers: int, given: flags.FlagValues = FLAGS) -> WorkerFlags:
         peer_port=given.worker_port,
         sync_every=given.collective_sync_every,
         insecure=given.insecure,
+        weight_decay=given.worker_weight_decay,
     )
 
 

@@ -27,7 +27,7 @@ from worker.flags import WorkerFlags
 from worker.participant import Participant
 from worker.scalars import WorkerScalars
 from worker.shard_client import Halted
-from worker.train_step import TrainStep, clip
+from worker.train_step import TrainStep, clip, decay
 
 _CALIBRATION_STEPS = 5
 
@@ -157,6 +157,7 @@ class Worker:
         images, labels = self.shard.next()
         part.measure.note(rounds.GET_BATCH, part.stopwatch.lap("compute"))
         loss = self.step.gradients(images, labels, self.gradient)
+        decay(self.gradient, part.core.weights, self.own.weight_decay)
         clip(self.gradient, self.own.clip_norm)
         rest = started + self.own.device.step_seconds - time.monotonic()
         if (pause := max(self.pause_seconds, rest)) > 0:

@@ -23,13 +23,22 @@ if TYPE_CHECKING:
 class LocalTrainer:
     """Gradient and optimizer in one tf.function."""
 
-    def __init__(self, shared: SharedModel, method: Method, clip_norm: float) -> None:
-        """Build the optimizer that the PS of this method would use."""
+    def __init__(
+        self, shared: SharedModel, method: Method, clip_norm: float, weight_decay: float = 0.0
+    ) -> None:
+        """Build the optimizer that the PS of this method would use.
+
+        Args:
+            shared: The model.
+            method: Of its policies only the server optimizer counts.
+            clip_norm: Largest L2 norm of a gradient; 0 is no limit.
+            weight_decay: Times the weights, added to each gradient before it is clipped.
+        """
         self._shared = shared
         self._step = TrainStep(shared)
         self.optimizer = keras_optimizer(method.server)
         self.optimizer.build(shared.variables)
-        self._clip_norm = clip_norm
+        self._clip_norm, self._weight_decay = clip_norm, weight_decay
         self._rate: float | None = None
         self._train = tf.function(self._compute, reduce_retracing=True)
 
@@ -61,6 +70,11 @@ class LocalTrainer:
 
     def _compute(self, images: Any, labels: Any) -> Any:
         loss, gradients = self._step.compute(images, labels)
+        if self._weight_decay:
+            gradients = [
+                gradient + self._weight_decay * variable.value
+                for gradient, variable in zip(gradients, self._shared.variables, strict=True)
+            ]
         if self._clip_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip_norm)
         self.optimizer.apply(gradients, self._shared.variables)

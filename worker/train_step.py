@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from models.objective import ensure_compiled_loss
 from models.shared import SharedModel
+from ops.kernels.accumulate import accumulate
 from ops.types import State
 
 if TYPE_CHECKING:
@@ -94,6 +95,12 @@ class TrainStep:
         parts = tf.split(flat, self._sizes)
         for variable, part, shape in zip(self.variables, parts, self._shapes, strict=True):
             variable.assign(tf.reshape(part, shape))
+
+
+def decay(gradient: Float32, weights: Float32, weight_decay: float) -> None:
+    """Add the weights [n] times the coupled decay to a gradient [n], in place; 0 is none."""
+    if weight_decay:
+        accumulate(gradient, weights, weight_decay)
 
 
 def clip(gradient: Float32, norm_limit: float) -> None:

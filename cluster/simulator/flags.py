@@ -77,6 +77,7 @@ class SimulatorFlags:
     measure: str  # a value of --measure
     start_timeout_seconds: float
     settings: dict[str, str]  # as given, for the records
+    weight_decay: float = 0.0  # coupled, as on a worker
 
 
 def check(run: Run) -> None:
@@ -116,6 +117,7 @@ def read(run: Run) -> SimulatorFlags:
             "failures": _shortened(FLAGS.sim_failures),
             **{name: _shortened(",".join(FLAGS[name].value)) for name in names},
         },
+        weight_decay=own.weight_decay,
     )
 
 

@@ -48,7 +48,7 @@ def main(run: Run) -> int:
     shared = SharedModel(run.model, run.seed)
     dataset = load_chosen(run.data, run.model, shared.user_module, run.seed)
     bodies = kernels.load(run.kernels, on_gpu=has_gpu(run))
-    trainer = Trainer(shared, run.method.bn_sync, own.clip_norm)
+    trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
     simulation = Simulation(run, own, trainer, dataset, bodies)
     # A simulation that was cut short is played again from its start: it comes out the same.
     anew = dataclasses.replace(run, batch_size=max(run.batch_size, 500), overwrite=True)

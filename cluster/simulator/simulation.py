@@ -185,6 +185,7 @@ class Simulation:
                 self._bodies,
                 [run.seed, number],
                 self._trainer.statistics,
+                shard.num_train,
             ),
             shard=shard,
             step_seconds=lambda: max(device.step_seconds, device.slowdown * draw()),

@@ -11,7 +11,7 @@ from data.chosen import Shard
 from models.shared import SharedModel
 from models.statistics import FlatVariables
 from ops.types import State
-from worker.train_step import TrainStep, clip
+from worker.train_step import TrainStep, clip, decay
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -37,10 +37,12 @@ class Trainer:
         gradient: [num_parameters] float32, of the last step; the next one overwrites it.
     """
 
-    def __init__(self, shared: SharedModel, bn_sync: bool, clip_norm: float) -> None:
+    def __init__(
+        self, shared: SharedModel, bn_sync: bool, clip_norm: float, weight_decay: float = 0.0
+    ) -> None:
         """Compile nothing yet: the first step does."""
         self._step = TrainStep(shared)
-        self._clip_norm = clip_norm
+        self._clip_norm, self._weight_decay = clip_norm, weight_decay
         self._first_local = self._step.save_local()
         self._averaged = FlatVariables(shared.statistics if bn_sync else [])
         self.spec = shared.spec
@@ -71,6 +73,7 @@ class Trainer:
         self._averaged.assign(statistics)
         self._step.set_weights(weights)
         loss = self._step.gradients(images, labels, self.gradient)
+        decay(self.gradient, weights, self._weight_decay)
         clip(self.gradient, self._clip_norm)
         return Step(
             loss=loss,

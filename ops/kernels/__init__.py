@@ -22,9 +22,11 @@ class Kernels:
     Attributes:
         name: "numpy" or "tf".
         top_k: (x [n], k) -> (indices, values). See `ops.kernels.select.top_k`.
-        feedback_top_k: (residual [n] in place, addend [n], k, factor) -> (indices, values).
-        accumulate: (target [n] in place, addend [n], factor, decay). See
-            `ops.kernels.accumulate`; the same body everywhere, for the target is the host's.
+        feedback_top_k: (residual [n] in place, addend [n], k, factor, hint) -> (indices, values).
+        sampled_top_k: (x [n], k, rng) -> (indices, values). See `ops.kernels.thresholds`; the
+            same body everywhere, like the next two, for the arrays are the host's.
+        carried_top_k: (x [n], k, threshold) -> (indices, values, next threshold).
+        accumulate: (target [n] in place, addend [n], factor, decay). See `ops.kernels.accumulate`.
         random_k: (n, k, rng) -> indices.
         quantise: (values [k], dtype) -> CodedValues. See `ops.kernels.quantise`.
         dequantise: (CodedValues) -> values [k].
@@ -41,6 +43,8 @@ class Kernels:
     name: str
     top_k: Callable[..., Any]
     feedback_top_k: Callable[..., Any]
+    sampled_top_k: Callable[..., Any]
+    carried_top_k: Callable[..., Any]
     accumulate: Callable[..., None]
     random_k: Callable[..., Any]
     quantise: Callable[..., Any]
@@ -66,12 +70,14 @@ def load(choice: str, on_gpu: bool = False) -> Kernels:
     """
     if choice not in CHOICES:
         raise ConfigurationError(f"--kernels={choice!r}: expected one of {', '.join(CHOICES)}.")
-    from ops.kernels import accumulate, apply, compensate, quantise, select
+    from ops.kernels import accumulate, apply, compensate, quantise, select, thresholds
 
     bodies = Kernels(
         name="numpy",
         top_k=select.top_k,
         feedback_top_k=select.feedback_top_k,
+        sampled_top_k=thresholds.sampled_top_k,
+        carried_top_k=thresholds.carried_top_k,
         accumulate=accumulate.accumulate,
         random_k=select.random_k,
         quantise=quantise.quantise,

@@ -42,14 +42,14 @@ def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
     """
     threshold = _sampled_threshold(x, None, k)
     if threshold > 0:
-        indices, values = _scan(x, None, threshold)
+        indices, values = at_least(x, threshold)
         if indices.size >= k:
-            return _chosen(indices, values, _largest(values, k))
+            return _chosen(indices, values, largest(values, k))
     return _exact(x, k)
 
 
 def feedback_top_k(
-    residual: Float32, addend: Float32, k: int, factor: float = 1.0
+    residual: Float32, addend: Float32, k: int, factor: float = 1.0, hint: float = 0.0
 ) -> tuple[Int64, Float32]:
     """Add to a residual, take out its k largest entries, keep the rest: one error-feedback step.
 
@@ -58,15 +58,21 @@ def feedback_top_k(
         addend: [n] float32, finite.
         k: As for `top_k`.
         factor: Of the addend.
+        hint: A magnitude that somewhat more than k entries should reach; the result does not
+            depend on it, only the time. 0: none.
 
     Returns:
         What `top_k` of the sum returns.
     """
-    threshold = _sampled_threshold(residual, addend, k, factor)
+    guided = hint > 0 and _is_worth_a_scan(residual.size, k)
+    if guided:
+        threshold = np.float32(hint)
+    else:
+        threshold = _sampled_threshold(residual, addend, k, factor)
     if threshold > 0:
         candidates, values = _scan(residual, addend, threshold, factor)  # takes all of them out
         if candidates.size >= k:
-            kept = _largest(values, k)
+            kept = largest(values, k)
             is_dropped = np.ones(candidates.size, bool)
             is_dropped[kept] = False
             dropped = is_dropped.nonzero()[0]
@@ -75,7 +81,7 @@ def feedback_top_k(
         residual[candidates] = values
     else:
         accumulate(residual, addend, factor)
-    indices, values = _exact(residual, k)
+    indices, values = top_k(residual, k) if guided else _exact(residual, k)
     residual[indices] = 0
     return indices, values
 
@@ -89,11 +95,20 @@ def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
     return chosen
 
 
+def _is_worth_a_scan(size: int, k: int) -> bool:
+    return size >= _EXACT_BELOW and 0 < k <= _DENSE_FRACTION * size
+
+
+def at_least(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
+    """Return the entries of x [n] whose magnitude reaches a threshold > 0: indices, values."""
+    return _scan(x, None, threshold)
+
+
 def _sampled_threshold(
     x: Float32, addend: Float32 | None, k: int, factor: float = 1.0
 ) -> np.float32:
     """Return a magnitude that somewhat more than k entries should reach; 0: look at everything."""
-    if x.size < _EXACT_BELOW or not 0 < k <= _DENSE_FRACTION * x.size:
+    if not _is_worth_a_scan(x.size, k):
         return np.float32(0)
     stride = max(1, k // _SAMPLED_KEPT) | 1  # odd: does not walk down one column of a matrix
     sample = x[::stride]
@@ -177,14 +192,14 @@ def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
     """Select among all non-zeros."""
     indices = x.nonzero()[0]
     values = x.take(indices)
-    return _chosen(indices, values, _largest(values, k))
+    return _chosen(indices, values, largest(values, k))
 
 
 def _chosen(indices: Int64, values: Float32, kept: Int64) -> tuple[Int64, Float32]:
     return indices.take(kept), values.take(kept)
 
 
-def _largest(values: Float32, k: int) -> Int64:
+def largest(values: Float32, k: int) -> Int64:
     """Return ascending positions of the k largest magnitudes, the first ones among equals."""
     if values.size <= k:
         return np.arange(values.size)

@@ -15,14 +15,24 @@ from tests.harness import method
 BODIES = kernels.load("numpy")
 SPEC = ModelSpec((TensorSpec("kernel", (9, 5)), TensorSpec("one", (1,)), TensorSpec("zero", (6,))))
 WORKERS = 3
+#: What follows a "+" in the name of a policy -> choices that put wrappers around it.
+VARIANTS = {
+    "feedback": {"error_feedback": True, "value_dtype": "int8"},
+    "carried": {"selection": "carried", "dense_below": 3, "ratio_schedule": "lr"},
+    "all": {
+        **{"selection": "sampled", "threshold_scope": "global", "warmup_epochs": 2},
+        **{"dgc_nesterov": True, "dgc_clip_norm": 0.5, "dgc_clip_scope": "tensor"},
+    },
+}
 
 
 def composed(seam, name):
     """A method with this value of the seam, hyper-parameters away from trivial ones."""
+    name, _, variant = name.partition("+")
     groups = ((1, 3), (2,)) if (seam, name) == ("sync", "gsp") else None
     return method(
         "asgd", nb_workers=WORKERS, compression_rate=0.3, local_steps=3, window=4, groups=groups,
-        overrides={seam: name},
+        overrides={seam: name}, **VARIANTS.get(variant, {}),
     )  # fmt: skip
 
 

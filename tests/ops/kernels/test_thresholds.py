@@ -1,0 +1,76 @@
+"""Selection by threshold: close to k, always the largest, never zeros."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ops.kernels import thresholds
+from tests.ops.kernels import reference
+
+SIZE, K = 50_000, 500
+
+
+def is_the_largest(x, indices, values):
+    np.testing.assert_array_equal(values, x[indices])
+    rest = np.delete(np.abs(x), indices)
+    assert (np.diff(indices) > 0).all() and (values != 0).all()
+    assert not values.size or np.abs(values).min() >= rest.max(initial=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.integers(1, 30_000),
+    rate=st.floats(0.001, 1),
+    zeros=st.sampled_from([0.0, 0.9, 1.0]),
+    levels=st.sampled_from([0, 3]),
+    seed=st.integers(0, 99),
+)
+def test_a_sampled_threshold_selects_the_largest(size, rate, zeros, levels, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(size, np.float32)
+    x = np.round(x * levels).astype(np.float32) if levels else x
+    x[rng.random(size) < zeros] = 0
+    k = max(1, int(rate * size))
+    indices, values = thresholds.sampled_top_k(x, k, rng)
+    assert (np.diff(indices) > 0).all() and (values != 0).all()
+    np.testing.assert_array_equal(values, x[indices])
+    assert indices.size <= 1.3 * k + 1
+    if not levels:
+        is_the_largest(x, indices, values)
+        assert indices.size >= min(0.8 * k - 1, np.count_nonzero(x))
+
+
+def test_few_entries_are_selected_exactly():
+    x = np.random.default_rng(0).standard_normal(100, np.float32)
+    indices, _ = thresholds.sampled_top_k(x, 2, np.random.default_rng(0))
+    np.testing.assert_array_equal(indices, reference.top_k(x, 2)[0])
+
+
+@pytest.mark.parametrize("draw", ["standard_normal", "standard_exponential"])
+def test_a_carried_threshold_keeps_to_k(draw):
+    """Of a residual with error feedback, as in training: about k, on average a little more."""
+    rng = np.random.default_rng(0)
+    residual, threshold, counts = np.zeros(SIZE, np.float32), 0.0, []
+    for _ in range(60):
+        residual += getattr(rng, draw)(SIZE, np.float32)
+        before = residual.copy()
+        indices, values, threshold = thresholds.carried_top_k(residual, K, threshold)
+        np.testing.assert_array_equal(residual, before)
+        is_the_largest(residual, indices, values)
+        counts.append(indices.size)
+        residual[indices] = 0
+    assert counts[0] == K
+    assert 0.95 < np.mean(counts[20:]) / K < 1.1
+    assert min(counts) >= 0.8 * K and max(counts) <= 1.3 * K
+
+
+def test_a_threshold_that_is_far_off_is_found_anew():
+    x = np.random.default_rng(1).standard_normal(SIZE, np.float32)
+    for threshold in (1e-3, 1e3):
+        indices, _, following = thresholds.carried_top_k(x, K, threshold)
+        np.testing.assert_array_equal(indices, reference.top_k(x, K)[0])
+        assert following == np.abs(x[indices]).min()
+    for x in (np.zeros(SIZE, np.float32), np.zeros(1, np.float32)):
+        indices, values, following = thresholds.carried_top_k(x, 1, 0.5)
+        assert (indices.size, values.size, following) == (0, 0, 0.0)
