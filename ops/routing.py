@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from ops import low_rank
 from ops.types import (
     Block,
     CodedValues,
     ConfigurationError,
+    LowRankBlock,
     ModelSpec,
     Packet,
     ShardLayout,
@@ -94,6 +96,8 @@ def split(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block,
 
 
 def _part(block: Block, slot: int, piece: Slice) -> Block | None:
+    if isinstance(block, LowRankBlock):
+        return low_rank.part(block, slot, piece)
     if block.indices is None:
         data = block.values.data[piece.start : piece.stop]
         return Block(slot, piece.size, None, _with_data(block.values, data))

@@ -196,3 +196,21 @@ def describe(policy: Any) -> Mapping[str, Any]:
         for key, value in describe(inner).items():
             found[key if "." in key else f"{name}.{key}"] = value
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRankBlock(Block):
+    """A block whose entries are those of a product of two thin matrices.
+
+    Entry i is entry ``first + i``, counted row by row, of ``left @ right.T``. ``values`` are the
+    left matrix [rows * rank], row by row; ``indices`` is None.
+    """
+
+    right: CodedValues  # [columns * rank], row by row; of the same dtype as `values`
+    rank: int  # at least 1
+    first: int  # below `columns`: where in its first row the block begins
+
+    @property
+    def columns(self) -> int:
+        """Columns of the product."""
+        return self.right.data.size // self.rank

@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ops import index_codings
 from ops.index_codings import WireError
-from ops.types import VALUE_DTYPES, Block, CodedValues
+from ops.low_rank import expanded
+from ops.types import VALUE_DTYPES, Block, CodedValues, LowRankBlock
 
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
@@ -27,6 +29,7 @@ _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": 
 _UINT32_RANGE = 1 << 32
 _FINITE_PIECE = 1 << 18  # entries: the second look at each is in cache
 _DEFLATED_SAMPLE = 4096  # positions deflated to judge by: all of them would cost a reply's time
+_FACTORS = struct.Struct("<IIf")  # the first entry's column, columns, the right factor's scale
 
 
 class IndexCoding(enum.IntEnum):
@@ -38,6 +41,7 @@ class IndexCoding(enum.IntEnum):
     DEFLATED_GAPS = 3
     UINT32 = 4
     ELIAS_FANO = 5
+    LOW_RANK = 6
 
 
 _CODINGS = frozenset(int(coding) for coding in IndexCoding)
@@ -50,11 +54,11 @@ class WireBlock:
     slot: int
     count: int  # values
     coding: IndexCoding
-    coding_parameter: int  # low bits of RICE and ELIAS_FANO, else 0
+    coding_parameter: int  # low bits of RICE and ELIAS_FANO, rank of LOW_RANK, else 0
     index_bytes: bytes
     value_dtype: str
     scale: float
-    value_bytes: memoryview  # of the block's own array: no copy
+    value_bytes: memoryview  # of the block's own array: no copy, but for LOW_RANK
 
 
 class IndexChooser:
@@ -72,7 +76,9 @@ class IndexChooser:
         self.state = dict(state or {})
 
     def encode(self, block: Block) -> WireBlock:
-        """Return the block as bytes; its values are viewed, not copied."""
+        """Return the block as bytes; its values are viewed, not copied, unless it has factors."""
+        if isinstance(block, LowRankBlock):
+            return _factors_as_bytes(block)
         data = np.ascontiguousarray(block.values.data)
         coding, parameter, index_bytes = self._code(block)
         return WireBlock(
@@ -99,6 +105,21 @@ class IndexChooser:
         else:
             self.state[seen] = blocks_since_trial + 1
         return _encode_as(IndexCoding(self.state[remembered]), indices, block.size)
+
+
+def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
+    """Return the left factor's values, then the right one's; what they are is said before them."""
+    data = np.concatenate([block.values.data, block.right.data])
+    return WireBlock(
+        slot=block.slot,
+        count=data.size,
+        coding=IndexCoding.LOW_RANK,
+        coding_parameter=block.rank,
+        index_bytes=_FACTORS.pack(block.first, block.columns, block.right.scale),
+        value_dtype=block.values.dtype,
+        scale=block.values.scale,
+        value_bytes=data.data.cast("B"),
+    )
 
 
 def _smallest(indices: Int64, size: int) -> IndexCoding:
@@ -151,16 +172,16 @@ def decode_block(
         slot: Its slot.
         count: Number of values.
         coding: An IndexCoding.
-        coding_parameter: Low bits of RICE and ELIAS_FANO, else 0.
-        index_bytes: The coded positions.
+        coding_parameter: Low bits of RICE and ELIAS_FANO, rank of LOW_RANK, else 0.
+        index_bytes: The coded positions; of LOW_RANK what the factors are.
         value_dtype: One of ops.types.VALUE_DTYPES.
         scale: What the values are multiplied by; 0, not given, is 1 but for int8.
         value_bytes: The values, little-endian.
         size: Entries of the slot.
 
     Returns:
-        The block. Its values are a view of `value_bytes` where that is aligned. They have not
-        been checked to be finite: see `all_finite`.
+        The block, LOW_RANK written out as dense float32. Other values are a view of `value_bytes`
+        where that is aligned. They have not been checked to be finite: see `all_finite`.
 
     Raises:
         WireError: Anything does not fit.
@@ -176,11 +197,39 @@ def decode_block(
         scale = 1.0
     if not 0 < scale < math.inf:
         raise WireError(f"scale {scale}; expected a finite number above 0")
-    indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)
     if not values.flags.aligned:
         values = values.copy()
-    return Block(slot, size, indices, CodedValues(value_dtype, values, scale))
+    coded = CodedValues(value_dtype, values, scale)
+    if coding == IndexCoding.LOW_RANK:
+        return _decode_factors(slot, coded, coding_parameter, index_bytes, size)
+    indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
+    return Block(slot, size, indices, coded)
+
+
+def _decode_factors(
+    slot: int, coded: CodedValues, rank: int, described: memoryview, size: int
+) -> Block:
+    """Return the product of the factors, dense float32.
+
+    The factors have no more values than the slot has entries, so that columns, and with them what
+    is allocated, cannot be many.
+    """
+    if len(described) != _FACTORS.size:
+        raise WireError(f"{len(described)} bytes about factors; expected {_FACTORS.size}")
+    first, columns, scale = _FACTORS.unpack(described)
+    if rank < 1 or not first < columns:
+        raise WireError(f"factors of rank {rank} that begin at column {first} of {columns}")
+    rows, count = -(-(first + size) // columns), coded.data.size
+    if count != rank * (rows + columns):
+        raise WireError(
+            f"{count} values of factors of rank {rank} for {rows} rows and {columns} columns"
+        )
+    if not 0 < scale < math.inf:
+        raise WireError(f"right factor's scale {scale}; expected a finite number above 0")
+    left = dataclasses.replace(coded, data=coded.data[: rows * rank])
+    right = CodedValues(coded.dtype, coded.data[rows * rank :], scale)
+    return expanded(LowRankBlock(slot, size, None, left, right, rank, first))
 
 
 def _decode_indices(

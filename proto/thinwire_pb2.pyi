@@ -40,6 +40,7 @@ class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INDEX_CODING_DEFLATED_GAPS: _ClassVar[IndexCoding]
     INDEX_CODING_UINT32: _ClassVar[IndexCoding]
     INDEX_CODING_ELIAS_FANO: _ClassVar[IndexCoding]
+    INDEX_CODING_LOW_RANK: _ClassVar[IndexCoding]
 
 class ValueDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -85,6 +86,7 @@ INDEX_CODING_RICE: IndexCoding
 INDEX_CODING_DEFLATED_GAPS: IndexCoding
 INDEX_CODING_UINT32: IndexCoding
 INDEX_CODING_ELIAS_FANO: IndexCoding
+INDEX_CODING_LOW_RANK: IndexCoding
 VALUE_DTYPE_FLOAT32: ValueDtype
 VALUE_DTYPE_BFLOAT16: ValueDtype
 VALUE_DTYPE_FLOAT16: ValueDtype

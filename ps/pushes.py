@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,7 +78,10 @@ class PushDecoder:
         _check_counts(push)
         payload, aux = convert.carve_aux(payload, push.aux_count, self._aux_counts)
         blocks = convert.blocks_from_message(push.blocks, payload, self._sizes)
-        update = self._whole_shard(blocks, payload) or self.flatten(blocks)
+        if self._is_plain(push.blocks):
+            update = Update(None, np.frombuffer(payload, "<f4"))  # as it lies there: no copy
+        else:
+            update = self.flatten(blocks)
         if not math.isfinite(push.loss) or not wire.all_finite(update.values):
             raise NonFinite(f"step {push.step}: the update or its loss is not finite")
         if aux is not None and not wire.all_finite(aux):
@@ -97,15 +101,14 @@ class PushDecoder:
             base_checksum=push.base_checksum if push.HasField("base_checksum") else None,
         )
 
-    def _whole_shard(self, blocks: list[Block], payload: memoryview) -> Update | None:
-        """Take a dense float32 push as it lies in the payload: no copy."""
-        plain = all(
-            b.indices is None and b.values.dtype == "float32" and b.values.scale == 1
-            for b in blocks
+    def _is_plain(self, described: Sequence[pb.Block]) -> bool:
+        """Return whether the payload of these (legal) blocks is the whole shard, in float32."""
+        return len(described) == len(self._sizes) and all(
+            block.coding == pb.INDEX_CODING_DENSE
+            and block.value_dtype == pb.VALUE_DTYPE_FLOAT32
+            and block.scale in (0, 1)
+            for block in described
         )
-        if not plain or len(blocks) != len(self._sizes):
-            return None
-        return Update(None, np.frombuffer(payload, "<f4"))
 
     def flatten(self, blocks: list[Block]) -> Update:
         """Join blocks in shard coordinates, dense where that is cheaper."""

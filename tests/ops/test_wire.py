@@ -199,7 +199,7 @@ GOOD |= dict(index_bytes=b"\1\0\0\0\3\0\0\0", value_bytes=b"ab")
         ({"scale": 0.0}, "scale 0.0"),
         ({"scale": math.nan}, "scale nan"),
         ({"scale": math.inf}, "scale inf"),
-        ({"coding": 6}, "coding 6 is unknown"),
+        ({"coding": 7}, "coding 7 is unknown"),
         ({"coding": 0}, "dense block of 2 values"),
         ({"coding": 0, "size": 2}, "8 index bytes"),
         ({"coding_parameter": 1}, "no parameter"),
@@ -244,7 +244,7 @@ def test_a_large_claim_allocates_nothing():
     import tracemalloc
 
     tracemalloc.start()
-    for coding in range(7):
+    for coding in range(8):
         for count in (1, 1 << 40):
             with pytest.raises(WireError):
                 decode_block(

@@ -34,9 +34,9 @@ def random_push(generator: random.Random) -> bytes:
         push.blocks.add(
             slot=generator.choice((0, 1, 2, 3, 2**32 - 1)),
             count=generator.choice((0, 1, 8, 72, 2**32 - 1)),
-            coding=generator.randrange(7),
+            coding=generator.randrange(8),
             coding_parameter=generator.choice((0, 1, 6, 31, 64, 2**32 - 1)),
-            index_bytes=generator.choice((0, 1, 4, 9, 40, 2**32 - 1)),
+            index_bytes=generator.choice((0, 1, 4, 9, 12, 40, 2**32 - 1)),
             value_dtype=generator.randrange(5),
             scale=generator.choice((0.0, 1.0, -3.0, float("nan"))),
         )
