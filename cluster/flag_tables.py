@@ -242,7 +242,26 @@ _MODEL_AND_DATA = Topic(
         integer("nb_classes", 10, "Classes.", low=2),
         choice("dataset", "fashion_mnist_sample", "Training and test examples.", data.DATASETS),
         words("data_dir", None, "Folder with the data set's files."),
-        choice("scaling", "standardize", "Of images.", data.SCALINGS),
+        choice(
+            "scaling",
+            None,
+            "Of images; of cifar10 and imagenet by the set's channels if not given, else "
+            "standardize.",
+            data.SCALINGS,
+        ),
+        choice(
+            "augment",
+            None,
+            "Of training images; of cifar10 crop_flip, of imagenet resized_crop_flip if not "
+            "given, else none.",
+            data.AUGMENTATIONS,
+        ),
+        choice("input_pipeline", "tfdata", "Who decodes images of imagenet.", data.INPUT_PIPELINES),
+        switch(
+            "top5",
+            "Evaluations also tell how often the label is among the best five answers; always on "
+            "for imagenet.",
+        ),
         choice("partition", "iid", "Who gets which examples.", data.PARTITIONS),
         words(
             "data_sharding_file", None, "start and end fraction per worker, for --partition=file."

@@ -52,10 +52,10 @@ def load_chosen(
         ConfigurationError: Missing or damaged files, or data that does not fit the model.
     """
     if user_module is not None and hasattr(user_module, "load_data"):
-        if data.augment not in (None, AUGMENTATIONS[0]):
+        if data.augment not in (None, AUGMENTATIONS[0]) or data.input_pipeline != "tfdata":
             raise ConfigurationError(
-                f"--augment={data.augment} is for a --dataset, and load_data() of --model makes "
-                "its own images; leave it out."
+                f"--augment={data.augment} and --input_pipeline={data.input_pipeline} are for a "
+                "--dataset, and load_data() of --model makes its own images; leave them out."
             )
         return datasets.from_user_module(user_module, seed)
     return datasets.load(

@@ -8,6 +8,7 @@ CPU here: a worker's GPU is left to the training.
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,14 +17,14 @@ from numpy.typing import NDArray
 
 from data.crops import WIDTH
 from data.cursor import Cursor
-from data.decoding import BATCHES_AHEAD, Decoded, num_threads
+from data.decoding import BATCHES_AHEAD, Decoded, Parts, num_threads
 from data.draws import uniforms
 from data.lazy import Feed
 from data.scaling import factor_and_offset
 from ops.types import ConfigurationError
 
-#: What DALI makes of one batch: encoded images, tops and lefts, heights and widths, mirrored.
-_Parts = tuple[list[Any], list[Any], list[Any], list[Any]]
+#: Of each image of a batch: encoded, top and left, height and width, whether mirrored.
+_Arrays = tuple[list[Any], list[Any], list[Any], list[Any]]
 
 
 class DaliDecoded(Decoded):
@@ -53,17 +54,13 @@ class DaliDecoded(Decoded):
 
     def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
         """Yield the training images of (positions, place): [B, size, size, 3] float32."""
-        first = next(batches)
         asked: list[NDArray[np.int64]] = []
-
-        def parts() -> Iterator[_Parts]:
-            chosen, place = first
-            while True:
-                asked.append(chosen)
-                yield self._parts(chosen, uniforms(seed, place, len(chosen), WIDTH))
-                chosen, place = next(batches)
-
-        pipeline = self._pipeline(parts(), len(first[0]))
+        draws = ((at, uniforms(seed, place, len(at), WIDTH)) for at, place in batches)
+        parts = self.parts(draws, asked)
+        first = next(parts)
+        pipeline = self._pipeline(
+            map(_as_dali_wants, itertools.chain([first], parts)), len(asked[0])
+        )
         while True:
             try:
                 (images,) = pipeline.run()
@@ -72,17 +69,7 @@ class DaliDecoded(Decoded):
             del asked[0]
             yield np.array(images.as_tensor())
 
-    def _parts(self, chosen: NDArray[np.int64], draws: NDArray[np.float64]) -> _Parts:
-        """Return what DALI is told of one batch."""
-        cropped = [self.read_cropped(at, row) for at, row in zip(chosen, draws, strict=True)]
-        return (
-            [np.frombuffer(encoded, np.uint8) for encoded, _, _ in cropped],
-            [box[:2] for _, box, _ in cropped],
-            [box[2:] for _, box, _ in cropped],
-            [np.int32(mirrored) for _, _, mirrored in cropped],
-        )
-
-    def _pipeline(self, parts: Iterator[_Parts], batch_size: int) -> Any:
+    def _pipeline(self, parts: Iterator[_Arrays], batch_size: int) -> Any:
         """Build what turns these into images."""
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import Pipeline
@@ -121,3 +108,9 @@ class DaliDecoded(Decoded):
             pipeline.set_outputs(images)
         pipeline.build()
         return pipeline
+
+
+def _as_dali_wants(parts: Parts) -> _Arrays:
+    encoded, boxes, mirrored = parts
+    images = [np.frombuffer(one, np.uint8) for one in encoded]
+    return images, list(boxes[:, :2]), list(boxes[:, 2:]), list(mirrored.astype(np.int32))

@@ -8,8 +8,10 @@ Source: He et al., arXiv:1512.03385, section 3.4, for the evaluation's middle cr
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,12 @@ _MARGIN = 256 / 224
 _MOST_THREADS = 16
 BATCHES_AHEAD = 2
 
-#: (positions [B] int64, draws [B, WIDTH] float64) of one batch.
-Asked = tuple[NDArray[np.int64], NDArray[np.float64]]
+_READERS = 8  # threads that wait for files
+
+#: (positions [B] int64, draws [B, WIDTH] float64 or None for the middles) of one batch.
+Asked = tuple[NDArray[np.int64], NDArray[np.float64] | None]
+#: Encoded images, the part of each to be seen [B, 4] int32, and whether to mirror it [B] bool.
+Parts = tuple[list[bytes], NDArray[np.int32], NDArray[np.bool_]]
 
 
 class Decoded(Lazy):
@@ -62,9 +68,7 @@ class Decoded(Lazy):
 
     def walk(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Any]:
         """Yield the middles of images, batch after batch, decoding ahead."""
-        none = np.zeros((1, WIDTH))
-        asked = ((batch, none.repeat(len(batch), axis=0)) for batch in batches)
-        return self._decoded(asked, is_random=False)
+        return self._decoded(((batch, None) for batch in batches), is_random=False)
 
     def feed(self, cursor: Cursor) -> Feed:
         """Decode what the cursor is going to deal out, ahead of it."""
@@ -72,8 +76,12 @@ class Decoded(Lazy):
 
     def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
         """Yield the training images of (positions, place), batch after batch."""
-        asked = ((chosen, uniforms(seed, place, len(chosen), WIDTH)) for chosen, place in batches)
-        return self._decoded(asked, is_random=self.augment != "none")
+        is_random = self.augment != "none"
+        asked = (
+            (chosen, uniforms(seed, place, len(chosen), WIDTH) if is_random else None)
+            for chosen, place in batches
+        )
+        return self._decoded(asked, is_random)
 
     def _decoded(self, batches: Iterator[Asked], is_random: bool) -> Iterator[Any]:
         """Yield tensors [B, size, size, 3] float32.
@@ -84,21 +92,17 @@ class Decoded(Lazy):
         import tensorflow as tf
 
         asked: list[NDArray[np.int64]] = []
-
-        def remember() -> Iterator[Asked]:
-            for chosen, draws in batches:
-                asked.append(chosen)
-                yield chosen, draws
-
+        image = _image_function(is_random, self.shape[1], self.scaling)
         with tf.device("/CPU:0"):
             pipeline = tf.data.Dataset.from_generator(
-                remember,
+                lambda: self.parts(batches, asked),
                 output_signature=(
-                    tf.TensorSpec([None], tf.int64),
-                    tf.TensorSpec([None, WIDTH], tf.float64),
+                    tf.TensorSpec([None], tf.string),
+                    tf.TensorSpec([None, 4], tf.int32),
+                    tf.TensorSpec([None], tf.bool),
                 ),
             )
-            pipeline = pipeline.flat_map(lambda *batch: self._of_batch(batch, is_random))
+            pipeline = pipeline.flat_map(functools.partial(_of_batch, image))
             pipeline = pipeline.prefetch(BATCHES_AHEAD).with_options(_options())
             iterator = iter(pipeline)
         while True:
@@ -111,33 +115,22 @@ class Decoded(Lazy):
             del asked[0]
             yield images
 
-    def _of_batch(self, batch: tuple[Any, Any], is_random: bool) -> Any:
-        """Return the data set of one batch: its images side by side, decoded on all cores."""
-        import tensorflow as tf
-
-        def image(position: Any, draws: Any) -> Any:
-            if is_random:
-                kinds = (tf.string, tf.int32, tf.bool)
-                parts = tf.numpy_function(self.read_cropped, [position, draws], kinds)
-                pixels = _cropped(*parts, self.shape[1])
-            else:
-                encoded = tf.numpy_function(self.read, [position], tf.string)
-                pixels = _middle(tf.ensure_shape(encoded, []), self.shape[1])
-            return _scaled(tf.ensure_shape(pixels, self.shape[1:]), self.scaling)
-
-        images = tf.data.Dataset.from_tensor_slices(batch)
-        images = images.map(image, num_parallel_calls=num_threads(), deterministic=True)
-        return images.batch(tf.size(batch[0], tf.int64))
+    def parts(self, batches: Iterator[Asked], asked: list[NDArray[np.int64]]) -> Iterator[Parts]:
+        """Yield what has to be decoded of each batch, and note in `asked` which that was."""
+        with ThreadPoolExecutor(_READERS) as readers:
+            for chosen, draws in batches:
+                asked.append(chosen)
+                encoded = list(readers.map(self.read, chosen))
+                boxes = np.zeros((len(chosen), 4), np.int32)
+                mirrored = np.zeros(len(chosen), np.bool_)
+                for row, numbers in enumerate(() if draws is None else draws.tolist()):
+                    boxes[row] = random_box(*image_size(encoded[row]), numbers)
+                    mirrored[row] = is_mirrored(numbers)
+                yield encoded, boxes, mirrored
 
     def read(self, position: Any) -> bytes:
         """Return an image as it is stored."""
         return self._source.read(int(self._chosen[position]))
-
-    def read_cropped(self, position: Any, draws: Any) -> tuple[bytes, NDArray[np.int32], bool]:
-        """Return an image as it is stored, its part [4] to be seen, and whether to mirror it."""
-        encoded, numbers = self.read(position), draws.tolist()
-        box = random_box(*image_size(encoded), numbers)
-        return encoded, np.array(box, np.int32), is_mirrored(numbers)
 
     def explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
         """Return the error of the first image that cannot be used, found one at a time."""
@@ -185,11 +178,36 @@ def _batches(
         place, chosen = ahead.place, ahead.next()
 
 
+def _of_batch(image: Callable[..., Any], *batch: Any) -> Any:
+    """Return the data set of one batch: its images side by side, decoded on all cores."""
+    import tensorflow as tf
+
+    images = tf.data.Dataset.from_tensor_slices(batch)
+    images = images.map(image, num_parallel_calls=num_threads(), deterministic=True)
+    return images.batch(tf.size(batch[0], tf.int64))
+
+
+@functools.lru_cache(maxsize=16)
+def _image_function(is_random: bool, size: int, scaling: str) -> Callable[..., Any]:
+    """Return (encoded, box [4] int32, mirrored) -> [size, size, 3] float32, traced once."""
+    import tensorflow as tf
+
+    def image(encoded: Any, box: Any, mirrored: Any) -> Any:
+        pixels = _cropped(encoded, box, mirrored, size) if is_random else _middle(encoded, size)
+        return _scaled(tf.ensure_shape(pixels, [size, size, DEPTH]), scaling)
+
+    signature = [
+        tf.TensorSpec([], tf.string),
+        tf.TensorSpec([4], tf.int32),
+        tf.TensorSpec([], tf.bool),
+    ]
+    return tf.function(image, input_signature=signature, autograph=False)
+
+
 def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
     """Return a part of an image at the size wanted, mirrored or not: float32 of 0..255."""
     import tensorflow as tf
 
-    encoded, box = tf.ensure_shape(encoded, []), tf.ensure_shape(box, [4])
     top, left, height, width = tf.unstack(box)
 
     def of_other() -> Any:  # some images of the set are PNGs by another name

@@ -30,6 +30,25 @@ def usual(dataset: str, scaling: str | None, augment: str | None) -> tuple[str, 
     return scaling or own_scaling, augment or own_augment
 
 
+def tells_top5(asked: bool, dataset: str, nb_classes: int | None) -> bool:
+    """Return whether evaluations count the best five answers too.
+
+    Args:
+        asked: By --top5.
+        dataset: Where it is usual, it is done without being asked for.
+        nb_classes: None where only the user's model knows.
+
+    Raises:
+        ConfigurationError: Asked for, and there are no more than five answers.
+    """
+    is_sensible = nb_classes is None or nb_classes > 5
+    if asked and not is_sensible:
+        raise ConfigurationError(
+            f"--top5 and --nb_classes={nb_classes}: expected more than 5 classes. Leave it out."
+        )
+    return asked or (is_sensible and dataset in TOLD_WITH_TOP5)
+
+
 def check(dataset: str, augment: str | None, input_pipeline: str) -> None:
     """Refuse what a data set does not know.
 

@@ -178,6 +178,7 @@ class Evaluation(Document):
     bytes_down: int
     versions: list[int] = dataclasses.field(default_factory=list)  # of each shard
     final: bool = False  # of the version the run ended with
+    top5_accuracy: float | None = None  # likewise of the best five answers; None: not asked for
 
 
 def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
@@ -240,6 +241,10 @@ def summarise(
         "membership": status.membership.to_dict(),
         "stop_reason": status.stop_reason,
     }
+    if last is not None and last.top5_accuracy is not None:
+        summary["test_top5_accuracy"] = last.top5_accuracy
+        told = [e.top5_accuracy for e in kept if e.top5_accuracy is not None]
+        summary["best_test_top5_accuracy"] = max(told)
     for name, block in status.policies.items():
         if name in summary:
             raise ValueError(f"a policy reports as {name!r}, which is a key of the summary itself")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.lazy import Lazy
 from ops.types import ConfigurationError
 
 #: Activations of one evaluation batch may take about this much.
@@ -15,7 +16,18 @@ _MEMORY_BYTES = 256 * 2**20
 #: Batch when the model does not tell the shapes of its layers.
 _UNKNOWN_MODEL_BATCH = 1024
 
+#: So many of a model's best answers may hold the right one.
+_TOP = 5
+
 Weights = Sequence[Any] | Callable[[], None]
+
+
+class Scores(NamedTuple):
+    """What a model is worth on the test set."""
+
+    accuracy: float  # correct / total
+    loss: float  # mean; NaN or infinite when the model has diverged
+    top5_accuracy: float | None  # the right answer among the best five / total; None: not asked
 
 
 class Evaluator:
@@ -24,24 +36,27 @@ class Evaluator:
     Args:
         model: built Keras model with outputs [n, classes].
         loss: Keras loss, or a function of (labels, outputs) giving a mean or a value per example.
-        images: [n, ...], as the model wants them.
+        images: [n, ...], as the model wants them; an array or data.lazy.Lazy.
         labels: [n] or [n, 1] class numbers.
         batch_size: upper limit; cut to the test set and to memory, so that AdaComp's 100000 works.
         variables: what a list of weights given to ``evaluate`` is assigned to, in order; by default
             the model's trainable variables.
+        top5: also count where the right answer is among the best five.
 
     Raises:
-        ConfigurationError: empty or unequal images and labels, or a batch size below 1.
+        ConfigurationError: empty or unequal images and labels, or a batch size below 1; from
+            ``evaluate``: five or fewer classes with ``top5``.
     """
 
     def __init__(
         self,
         model: Any,
         loss: Any,
-        images: np.ndarray,
+        images: np.ndarray | Lazy,
         labels: np.ndarray,
         batch_size: int,
         variables: Sequence[Any] | None = None,
+        top5: bool = False,
     ) -> None:
         if len(images) != len(labels) or not len(images):
             raise ConfigurationError(
@@ -53,19 +68,17 @@ class Evaluator:
         self.batch_size = min(batch_size, len(images), _batch_that_fits(model))
         self._model = model
         self._loss = loss
+        self._top5 = top5
         self._images = images
         self._labels = np.asarray(labels).reshape(len(labels))
         self._variables = list(model.trainable_variables if variables is None else variables)
         self._run_batch = self._compile()
 
-    def evaluate(self, weights: Weights) -> tuple[float, float]:
-        """Set the weights and return (accuracy, mean loss) over all examples.
+    def evaluate(self, weights: Weights) -> Scores:
+        """Set the weights and return their scores over all examples.
 
         Args:
             weights: one array per variable, or a function that sets them itself.
-
-        Returns:
-            Accuracy is correct / total. Loss is NaN or infinite when the model has diverged.
 
         Raises:
             ValueError: another number of arrays than variables.
@@ -75,24 +88,37 @@ class Evaluator:
         else:
             for variable, value in zip(self._variables, weights, strict=True):
                 variable.assign(value)
-        correct, losses = 0, []
-        for start in range(0, len(self._images), self.batch_size):
-            images, labels = self._batch(start)
-            num_valid = min(self.batch_size, len(self._images) - start)
-            batch_correct, batch_loss = self._run_batch(images, labels, np.int32(num_valid))
-            correct += int(batch_correct)
+        total = len(self._images)
+        correct, among_five, losses = 0, 0, []
+        for start, (images, labels) in zip(self._starts(), self._batches(), strict=True):
+            num_valid = min(self.batch_size, total - start)
+            counts, batch_loss = self._run_batch(images, labels, np.int32(num_valid))
+            correct += int(counts[0])
+            among_five += int(counts[1])
             losses.append(float(batch_loss) * num_valid)
-        return correct / len(self._images), math.fsum(losses) / len(self._images)
+        top5_accuracy = among_five / total if self._top5 else None
+        return Scores(correct / total, math.fsum(losses) / total, top5_accuracy)
 
-    def _batch(self, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a full batch; the last one is filled up, so that one compiled shape serves all."""
-        chosen = np.arange(start, start + self.batch_size) % len(self._images)
-        if start + self.batch_size <= len(self._images):
-            return self._images[start : chosen[-1] + 1], self._labels[start : chosen[-1] + 1]
-        return self._images[chosen], self._labels[chosen]
+    def _starts(self) -> range:
+        return range(0, len(self._images), self.batch_size)
+
+    def _batches(self) -> Iterator[tuple[Any, np.ndarray]]:
+        """Yield full batches; the last is filled up, so that one compiled shape serves all."""
+        total = len(self._images)
+        chosen = [np.arange(start, start + self.batch_size) % total for start in self._starts()]
+        if isinstance(self._images, Lazy):
+            yield from zip(self._images.walk(chosen), map(self._labels.take, chosen), strict=True)
+            return
+        for batch in chosen:
+            # A slice costs no copy, but cannot begin again at the first example.
+            whole = slice(batch[0], batch[-1] + 1) if batch[0] <= batch[-1] else batch
+            yield self._images[whole], self._labels[whole]
 
     def _compile(self) -> Any:
-        """Return a function of (images, labels, valid) giving correct answers and mean loss."""
+        """Return a function of (images, labels, valid).
+
+        It gives the right answers [2] int32 (best, and among the best five) and the mean loss.
+        """
         import tensorflow as tf
 
         def run_batch(images: Any, labels: Any, num_valid: Any) -> Any:
@@ -104,7 +130,9 @@ class Evaluator:
                     "one value per class, [n, classes], with at least two classes."
                 )
             answers = tf.argmax(outputs, axis=-1, output_type=tf.int64)
-            correct = tf.reduce_sum(tf.cast(answers == tf.cast(labels, tf.int64), tf.int32))
+            right = answers == tf.cast(labels, tf.int64)
+            hits = [right, self._is_among_five(labels, outputs) if self._top5 else right]
+            correct = tf.reduce_sum(tf.cast(hits, tf.int32), axis=1)
             return correct, tf.reduce_mean(_loss_values(self._loss, labels, outputs))
 
         def signature(array: np.ndarray) -> Any:
@@ -112,6 +140,17 @@ class Evaluator:
 
         shapes = [signature(self._images), signature(self._labels), tf.TensorSpec((), tf.int32)]
         return tf.function(run_batch, input_signature=shapes, autograph=False)
+
+    def _is_among_five(self, labels: Any, outputs: Any) -> Any:
+        """Return [n] bool."""
+        import tensorflow as tf
+
+        if outputs.shape[-1] <= _TOP:
+            raise ConfigurationError(
+                f"--top5: model {self._model.name!r} tells {outputs.shape[-1]} classes apart; "
+                f"expected more than {_TOP}. Leave --top5 out."
+            )
+        return tf.math.in_top_k(tf.cast(labels, tf.int64), tf.cast(outputs, tf.float32), _TOP)
 
 
 def _loss_values(loss: Any, labels: Any, outputs: Any) -> Any:

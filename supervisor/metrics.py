@@ -69,6 +69,8 @@ class MetricsLog:
         self.evaluations.append(evaluation)
         self._append({"kind": EVALUATION_KIND, **evaluation.to_dict()})
         values = {"eval/accuracy": evaluation.accuracy, "eval/loss": evaluation.loss}
+        if evaluation.top5_accuracy is not None:
+            values["eval/top5_accuracy"] = evaluation.top5_accuracy
         self._scalars.write(values, evaluation.version)
 
     def add_status(self, status: RunStatus) -> None:

@@ -276,3 +276,39 @@ def test_the_flags_a_node_keeps_repeat_its_run(tmp_path):
     with given(f"--flagfile={file}"):
         assert read_run() == run
         assert worker_flags.read(3) == own
+
+
+def test_scaling_and_augmentation_are_the_data_sets_own_unless_given():
+    assert run_of().data.scaling is None and run_of().data.augment is None
+    run = run_of("--dataset=cifar10", "--scaling=unit", "--augment=none")
+    assert (run.data.scaling, run.data.augment, run.data.input_pipeline) == (
+        *("unit", "none"),
+        "tfdata",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--dataset=imagenet", "--nb_classes=1000"], True),
+        (["--dataset=imagenet", "--nb_classes=5"], False),
+        (["--dataset=cifar10"], False),
+        (["--dataset=cifar10", "--top5"], True),
+    ],
+)
+def test_when_the_best_five_answers_are_told(arguments, expected):
+    assert run_of(*arguments).top5 is expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--top5", "--nb_classes=5"], "--top5 and --nb_classes=5"),
+        (["--augment=resized_crop_flip"], "not for --dataset=fashion_mnist_sample"),
+        (["--dataset=imagenet", "--augment=crop_flip"], "none or resized_crop_flip"),
+        (["--dataset=cifar10", "--input_pipeline=dali"], "for --dataset=imagenet"),
+    ],
+)
+def test_what_a_data_set_does_not_know_is_refused(arguments, words):
+    with pytest.raises(ConfigurationError, match=words):
+        run_of(*arguments)

@@ -212,3 +212,11 @@ def test_json_files_are_replaced_whole(tmp_path):
         write_json_atomically(path, {"a": math.nan})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_the_best_five_answers_are_told_where_they_were_counted():
+    told = [evaluation(10, 0.5, top5_accuracy=0.9), evaluation(20, 0.6, top5_accuracy=0.8)]
+    summary = summarise(STATUS, told)
+    assert summary["test_top5_accuracy"] == 0.8 and summary["best_test_top5_accuracy"] == 0.9
+    assert "test_top5_accuracy" not in summarise(STATUS, [evaluation(10, 0.5)])
+    assert Evaluation.from_dict(told[0].to_dict()) == told[0]

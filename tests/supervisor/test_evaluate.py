@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from data.lazy import Lazy
 from ops.types import ConfigurationError
 from supervisor.evaluate import Evaluator
 
@@ -35,7 +36,8 @@ def reference(weights, images, labels):
 def test_the_whole_set_counts_once(model, examples, batch_size):
     weights = [np.random.default_rng(3).normal(size=(16, 3)), np.array([0.1, -0.2, 0.3])]
     evaluator = Evaluator(model, LOSS, *examples, batch_size)
-    accuracy, loss = evaluator.evaluate(weights)
+    accuracy, loss, top5_accuracy = evaluator.evaluate(weights)
+    assert top5_accuracy is None
     expected_accuracy, expected_loss = reference(weights, *examples)
     assert accuracy == expected_accuracy
     assert loss == pytest.approx(expected_loss, rel=1e-6)
@@ -62,13 +64,50 @@ def test_weights_may_set_themselves(model, examples):
     def set_weights():
         model.set_weights([np.zeros((16, 3)), np.array([0.0, 5.0, 0.0])])
 
-    accuracy, _ = Evaluator(model, LOSS, *examples, 8).evaluate(set_weights)
-    assert accuracy == np.mean(examples[1] == 1)
+    scores = Evaluator(model, LOSS, *examples, 8).evaluate(set_weights)
+    assert scores.accuracy == np.mean(examples[1] == 1)
 
 
 def test_a_diverged_model_has_no_finite_loss(model, examples):
-    _, loss = Evaluator(model, LOSS, *examples, 8).evaluate([np.full((16, 3), np.nan), np.zeros(3)])
-    assert np.isnan(loss)
+    weights = [np.full((16, 3), np.nan), np.zeros(3)]
+    assert np.isnan(Evaluator(model, LOSS, *examples, 8).evaluate(weights).loss)
+
+
+@pytest.mark.parametrize("batch_size", [7, 23])
+def test_the_best_five_answers(batch_size):
+    generator = np.random.default_rng(6)
+    images = generator.normal(size=(23, 4)).astype(np.float32)
+    labels = generator.integers(0, 9, 23).astype(np.int32)
+    weights = [generator.normal(size=(4, 9)).astype(np.float32), np.zeros(9, np.float32)]
+    wide = keras.Sequential([keras.Input((4,)), keras.layers.Dense(9)])
+    scores = Evaluator(wide, LOSS, images, labels, batch_size, top5=True).evaluate(weights)
+    best = np.argsort(-(images @ weights[0]), axis=1)
+    assert scores.accuracy == np.mean(best[:, 0] == labels)
+    assert scores.top5_accuracy == np.mean((best[:, :5] == labels[:, None]).any(axis=1))
+    assert scores.accuracy < scores.top5_accuracy < 1
+
+
+def test_five_answers_are_too_few_for_the_best_five(model, examples):
+    with pytest.raises(ConfigurationError, match="--top5: .* tells 3 classes"):
+        Evaluator(model, LOSS, *examples, 8, top5=True).evaluate([np.zeros((16, 3)), np.zeros(3)])
+
+
+class Halves(Lazy):
+    """Images that are made of an array when they are walked over."""
+
+    def __init__(self, images):
+        super().__init__(images.shape)
+        self.images = images / 2
+
+    def __getitem__(self, chosen):
+        return 2 * self.images[chosen]
+
+
+@pytest.mark.parametrize("batch_size", [5, 23])
+def test_lazy_images_count_once_too(model, examples, batch_size):
+    weights = [np.random.default_rng(3).normal(size=(16, 3)), np.array([0.1, -0.2, 0.3])]
+    lazy = Evaluator(model, LOSS, Halves(examples[0]), examples[1], batch_size).evaluate(weights)
+    assert lazy == Evaluator(model, LOSS, *examples, batch_size).evaluate(weights)
 
 
 def test_large_layers_cut_the_batch():
