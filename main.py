@@ -17,6 +17,7 @@ from absl import flags, logging
 
 from cluster import flag_tables, launch_flags, tf_config
 from cluster import flags as run_flags
+from cluster.advisor import flags as advisor_flags
 from cluster.simulator import flags as simulator_flags
 from ops.run import (
     EXIT_BAD_FLAG,
@@ -44,6 +45,7 @@ ROLES = {
     "Cluster": "cluster.launch",
     "Standalone": "cluster.standalone",
     "Simulator": "cluster.simulator.role",
+    "Advisor": "cluster.advisor.role",
 }
 #: --type_node value -> its own settings, checked before TensorFlow is imported.
 CHECKS = {
@@ -51,6 +53,7 @@ CHECKS = {
     "Worker": worker_flags.check,
     "Standalone": worker_flags.check,
     "Simulator": simulator_flags.check,
+    "Advisor": advisor_flags.check,
 }
 
 
@@ -201,6 +204,7 @@ def define_flags() -> None:
         supervisor_flags,
         launch_flags,
         simulator_flags,
+        advisor_flags,
     ):
         run_flags.define(*room.TOPICS)
     flags.DEFINE_boolean("help", False, "Show this list.", short_name="h", module_name="Help")

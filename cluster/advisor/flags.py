@@ -1,0 +1,76 @@
+"""Flags that only an Advisor reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from absl import flags
+
+from cluster import launch_flags
+from ops.collectives import THROUGH_PS
+from ops.options import Topic, integer, number
+from ops.run import Run
+from ops.types import ConfigurationError
+from worker import flags as worker_flags
+
+FLAGS = flags.FLAGS
+
+TOPICS = (
+    Topic(
+        "Advisor",
+        (
+            number(
+                "advise_rate",
+                0.9,
+                "Propose the first composition, from true to lossy, that is predicted to reach "
+                "this share of the samples a second that the workers could compute.",
+                low=0.01,
+                high=1.0,
+            ),
+            number(
+                "probe_seconds",
+                30.0,
+                "How long each of the two runs that measure links may train; slow links need more.",
+                low=1.0,
+            ),
+            integer(
+                "advise_pushes",
+                24,
+                "Pushes of each worker from which a composition is predicted.",
+                low=4,
+            ),
+        ),
+    ),
+)
+#: A run does not need them.
+NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdvisorFlags:
+    """How to advise."""
+
+    rate: float
+    probe_seconds: float
+    pushes: int
+
+
+def check(run: Run) -> None:
+    """Refuse what cannot be advised on, before anything heavy is imported.
+
+    Raises:
+        ConfigurationError: Emulated links or devices out of range, a launcher's flag out of place,
+            or sums among workers, which are not predicted.
+    """
+    worker_flags.devices(run.nb_workers)
+    launch_flags.check()
+    if run.method.collective != THROUGH_PS:
+        raise ConfigurationError(
+            f"--collective={run.method.collective}: an Advisor predicts exchanges with a PS only; "
+            f"leave it out."
+        )
+
+
+def read() -> AdvisorFlags:
+    """Return the Advisor's settings."""
+    return AdvisorFlags(FLAGS.advise_rate, FLAGS.probe_seconds, FLAGS.advise_pushes)

@@ -1,0 +1,117 @@
+"""The Advisor role: measures devices and links, predicts compositions, proposes one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from absl import flags, logging
+
+from cluster.advisor import candidates, links, probe, proposal
+from cluster.advisor import flags as advisor_flags
+from cluster.advisor.candidates import Trial
+from cluster.advisor.predict import GradientPool, Predictor
+from cluster.advisor.probe import ProbeFailed
+from cluster.launch import given_flags
+from cluster.simulator.trainer import Trainer
+from data.chosen import load_chosen
+from models.shared import SharedModel, has_gpu
+from ops import advice, kernels
+from ops.documents import write_json_atomically
+from ops.run import EXIT_DONE, Run
+from ops.types import ConfigurationError
+from worker import flags as worker_flags
+from worker.loop import limit_threads
+
+FLAGS = flags.FLAGS
+_NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "advice", *advisor_flags.NAMES)
+
+
+def main(run: Run) -> int:
+    """Advise; return the exit code.
+
+    Raises:
+        ConfigurationError: Flags, data or model do not fit, no composition goes with the flags, or
+            links were not measured in time.
+    """
+    own, path = advisor_flags.read(), run.run_dir / advice.ADVICE_FILE
+    given = given_flags(_NOT_OF_THE_RUN)
+    if path.is_file() and not run.overwrite:
+        return _tell_again(path, given)
+    folder = run.run_dir / "advice"
+    folder.mkdir(parents=True, exist_ok=True)
+    trials, left_out = candidates.trials(folder)
+    predictor = _predictor(run, own.pushes)
+    try:
+        measured = _measure(run, predictor, own.probe_seconds)
+    except ProbeFailed as failure:
+        logging.error("links were not measured; logs: %s", folder)
+        return int(failure.args[0])
+    rows = [_predict(predictor, trial, measured) for trial in trials]
+    ideal = proposal.ideal_samples_per_second(measured, run.batch_size)
+    number, reached = proposal.propose(rows, ideal, own.rate)
+    found = advice.Advice(
+        _setting_of(run), given, measured, ideal, own.rate, rows, left_out, number, reached
+    )
+    write_json_atomically(path, found.to_dict())
+    sys.stdout.write(proposal.told(found, path))
+    return EXIT_DONE
+
+
+def _tell_again(path: Any, given: list[str]) -> int:
+    """Repeat advice that is there already, if it is about the same run."""
+    found = advice.load(path)
+    if found.given != given:
+        raise ConfigurationError(
+            f"{path} is advice for {' '.join(found.given)}, and this is for {' '.join(given)}; "
+            "--overwrite it, or choose another --run_dir."
+        )
+    logging.info("advice of an earlier time; --overwrite measures again")
+    sys.stdout.write(proposal.told(found, path))
+    return EXIT_DONE
+
+
+def _predictor(run: Run, pushes: int) -> Predictor:
+    own = worker_flags.read(run.nb_workers)
+    limit_threads(own.threads)
+    shared = SharedModel(run.model, run.seed)
+    dataset = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("train",))
+    trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
+    bodies = kernels.load(run.kernels, on_gpu=has_gpu(run))
+    return Predictor(GradientPool(run, trainer, dataset), dataset, bodies, pushes)
+
+
+def _measure(run: Run, predictor: Predictor, seconds: float) -> list[advice.WorkerLink]:
+    """Return what every worker's device and link do."""
+    folder = run.run_dir / "advice"
+    coding = links.Coding(
+        dense=predictor.coding_seconds(probe.composition(probe.DENSE, folder)),
+        sparse=predictor.coding_seconds(probe.composition(probe.SPARSE, folder)),
+    )
+    dense = probe.play(run, probe.DENSE, seconds)
+    sparse = probe.play(run, probe.SPARSE, seconds)
+    return [
+        links.worker_link(worker, dense.get(worker, []), sparse.get(worker, []), coding)
+        for worker in range(1, run.nb_workers + 1)
+    ]
+
+
+def _predict(
+    predictor: Predictor, trial: Trial, measured: list[advice.WorkerLink]
+) -> advice.Predicted:
+    coding_seconds = predictor.coding_seconds(trial.settled)
+    prediction = predictor.predict(trial.settled, measured, coding_seconds)
+    flags_of_it = list(trial.candidate.flags)
+    logging.info("%s: %.1f samples/s", " ".join(flags_of_it), prediction.samples_per_second)
+    digest = advice.digest_of(trial.run.method)
+    return advice.Predicted(flags_of_it, digest, prediction, coding_seconds)
+
+
+def _setting_of(run: Run) -> advice.Setting:
+    return advice.Setting(
+        network=advice.network_of(run),
+        dataset=run.data.dataset,
+        batch_size=run.batch_size,
+        nb_workers=run.nb_workers,
+        nb_ps=run.nb_ps,
+    )
