@@ -21,7 +21,7 @@ TOPICS = (
         (
             number(
                 "advise_rate",
-                0.9,
+                0.8,
                 "Propose the first composition, from true to lossy, that is predicted to reach "
                 "this share of the samples a second that the workers could compute.",
                 low=0.01,
@@ -35,7 +35,7 @@ TOPICS = (
             ),
             integer(
                 "advise_pushes",
-                24,
+                48,
                 "Pushes of each worker from which a composition is predicted.",
                 low=4,
             ),

@@ -84,6 +84,7 @@ class Mark:
     core_seconds: float  # of this machine
     updates: int
     pushes: int
+    replies: int
     samples: int
     bytes_up: int
     bytes_down: int
@@ -124,7 +125,8 @@ class Predictor:
             updates_per_second=(last.updates - first.updates) / seconds,
             samples_per_second=(last.samples - first.samples) / seconds,
             bytes_up_per_push=(last.bytes_up - first.bytes_up) / pushes,
-            bytes_down_per_pull=(last.bytes_down - first.bytes_down) / pushes,
+            bytes_down_per_pull=(last.bytes_down - first.bytes_down)
+            / max(1, last.replies - first.replies),
         )
 
     def _play(
@@ -174,6 +176,7 @@ class _Watch:
             core_seconds=time.process_time(),
             updates=self._version,
             pushes=pushes,
+            replies=self._core.accounts.num_replies,
             samples=self._core.samples,
             bytes_up=sum(report.bytes_up for report in reports),
             bytes_down=sum(sum(shard.bytes_down().values()) for shard in simulation.shards),

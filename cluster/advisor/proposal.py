@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from ops.advice import Advice, Predicted, WorkerLink
 
-#: Rates that differ by less are alike: predictions are not more exact.
-_ALIKE = 0.03
+#: How much slower than the fastest a truer composition may be where none is fast enough.
+_ALIKE = 0.1
 
 
 def ideal_samples_per_second(links: Sequence[WorkerLink], batch_size: int) -> float:
@@ -26,8 +26,8 @@ def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[
         rate: Share of it that is enough.
 
     Returns:
-        Index of the first that is fast enough, and True; if none is, of the first that is as fast
-        as the fastest, and False.
+        Index of the first that is fast enough, and True; if none is, of the first that is at most
+        a tenth slower than the fastest, and False.
     """
     rates = [row.prediction.samples_per_second for row in predicted]
     enough = [number for number, each in enumerate(rates) if each >= rate * ideal]
@@ -81,7 +81,8 @@ def _verdict(advice: Advice) -> Iterator[str]:
     else:
         yield (
             f"Proposed (*): none reaches {advice.rate:.0%} of that (--advise_rate); this is the "
-            "first in the list, which goes from true to lossy, that is as fast as the fastest."
+            "first in the list, which goes from true to lossy, that is at most a tenth slower than "
+            "the fastest."
         )
 
 
