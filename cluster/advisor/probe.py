@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 from absl import flags, logging
@@ -24,6 +25,7 @@ from ops.types import ConfigurationError
 from supervisor.measured import rounds_by_worker
 
 FLAGS = flags.FLAGS
+_TURN_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,7 @@ SPARSE = Probe(
 
 #: A probe says itself what method it is, where it writes and when it stops.
 _OWN_TOPICS = ("Method", codec_flags.TOPIC.title, "When to stop")
+
 _KEPT = ("batch_size", "learning_rate", "bn_sync")
 _OWN = (
     *("type_node", "flagfile", "run_dir", "overwrite", "advice", "measure"),
@@ -120,14 +123,18 @@ def _of_method() -> set[str]:
 
 def _wait_for(arguments: list[str]) -> int:
     """Run a command to its end; what ends us ends it."""
-    process = subprocess.Popen(arguments, start_new_session=True, env=environment())
-    heard: list[int] = []
+    interrupted = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
         del frame
-        heard.append(number)
-        process.send_signal(signal.SIGINT)
+        logging.info("%s: ending the measurement", signal.Signals(number).name)
+        interrupted.set()
 
     with heard_by(interrupt):
+        process = subprocess.Popen(arguments, start_new_session=True, env=environment())
+        while process.poll() is None and not interrupted.wait(_TURN_SECONDS):
+            pass
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
         code = process.wait()
-    return EXIT_INTERRUPTED if heard else code
+    return EXIT_INTERRUPTED if interrupted.is_set() else code
