@@ -82,6 +82,7 @@ def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     difference = convert.first_difference(expected, list(hello.fingerprint))
     if difference:
         return pb.REASON_FINGERPRINT, (
-            f"method differs: {difference}; give all nodes the same --method and seam flags."
+            f"method or split of the data differs: {difference}; give all nodes the same --method, "
+            "seam flags, --seed and --partition."
         )
     return None

@@ -14,7 +14,7 @@ from absl import logging
 from data.chosen import num_train
 from models.shared import SharedModel, has_gpu
 from models.statistics import FlatVariables
-from ops import group_files, kernels, metrics, placement, routing, run_dir
+from ops import agreement, group_files, kernels, metrics, placement, routing, run_dir
 from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished, limit_of
 from ops.schedule import Budget
@@ -182,7 +182,7 @@ class Shard:
         return state
 
     def _fingerprint(self) -> list[tuple[str, str]]:
-        return self.run.method.fingerprint()
+        return agreement.fingerprint(self.run)
 
     def _shard_settings(self) -> list[tuple[str, str]]:
         """Return what every shard must have alike, though workers need not know it."""
@@ -192,7 +192,6 @@ class Shard:
             ("lr_schedule", str(run.schedule.drops)),
             ("iter_max", str(run.iter_max)),
             ("epochs", str(run.epochs)),
-            ("seed", str(run.seed)),
         ]
 
     def _aux(self, shared: SharedModel) -> AuxMean:
@@ -270,9 +269,14 @@ class Shard:
 
     def _propose(self, found: events.Regrouped) -> None:
         """Leave groups and shares behind for another run: data are dealt out at the start."""
-        if len(found.speeds) == self.run.nb_workers:
+        if len(found.speeds) < self.run.nb_workers:
+            return
+        try:
             flags = group_files.write(self.run.run_dir, found.groups, found.speeds)
-            logging.info("for another run with shares of data by speed: %s", flags)
+        except OSError as error:  # a full disk is no reason to end the run
+            logging.error("cannot write the proposed groups: %s", error)
+            return
+        logging.info("for another run with shares of data by speed: %s", flags)
 
     # -- running ----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ops import wire
+from ops import agreement, wire
 from ops.replies import Operation
 from ops.run import Run
 from ops.types import ConfigurationError, Kind, Link, ModelSpec, ShardLayout, State
@@ -264,7 +264,7 @@ def _hello(
         protocol_version=convert.PROTOCOL_VERSION,
         role=pb.ROLE_WORKER,
         id=id_worker,
-        fingerprint=convert.settings_of(run.method.fingerprint()),
+        fingerprint=convert.settings_of(agreement.fingerprint(run)),
         model=convert.tensors_of(spec),
         link=pb.EmulatedLink(mbps=link.mbps, delay_ms=link.delay_ms, loss=link.loss, seed=seed + 1),
         shard=shard,

@@ -1,0 +1,21 @@
+"""What the PS and the workers of a run must have alike."""
+
+from __future__ import annotations
+
+from ops.run import Run
+
+
+def fingerprint(run: Run) -> list[tuple[str, str]]:
+    """Return (name, value) of everything two nodes must agree on besides the model.
+
+    Workers deal out the training set each by itself: where one does it otherwise, they train on
+    overlapping parts, and nobody would notice.
+    """
+    data = run.data
+    return [
+        *run.method.fingerprint(),
+        ("seed", str(run.seed)),
+        ("partition", data.partition),
+        ("dirichlet_alpha", str(data.dirichlet_alpha)),
+        ("no_block_shuffle", str(data.no_block_shuffle)),
+    ]
