@@ -244,7 +244,8 @@ class ShardServer:
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
         self._epoch = message_of(epoch, self.core.sync.groups)
-        logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
+        if self.core.stop_reason is None:  # at the end everybody leaves
+            logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
         for shard in self.connections.with_role(pb.ROLE_SHARD):
             shard.say(pb.ToClient(membership=self._epoch))
 

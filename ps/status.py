@@ -40,7 +40,7 @@ class StatusBoard:
         run = self._run
         return {
             "method": run.method.name,
-            "seams": dict(run.method.seams),
+            "seams": self._seams(),
             "iter_max": run.iter_max,
             "nb_workers": run.nb_workers,
             "seed": run.seed,
@@ -67,7 +67,7 @@ class StatusBoard:
         return metrics.RunStatus(
             run_id=self._server.identity.run_id if self._server.identity else "",
             method=run.method.name,
-            seams=dict(run.method.seams),
+            seams=self._seams(),
             nb_workers=run.nb_workers,
             nb_ps=run.nb_ps,
             num_parameters=self._spec.num_parameters,
@@ -99,6 +99,11 @@ class StatusBoard:
             },
             stop_reason=core.stop_reason,
         )
+
+    def _seams(self) -> dict[str, str]:
+        """Return the composition as the summary names it, with who sums the updates."""
+        method = self._run.method
+        return {**method.seams, "collective": method.collective}
 
     def _workers(self) -> list[metrics.WorkerMetrics]:
         down = self._bytes_down()
