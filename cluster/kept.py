@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import os
 import pathlib
 import signal
@@ -18,8 +19,10 @@ from cluster.launch import MAIN, Node, environment
 from ops.run import EXIT_INTERRUPTED
 
 KEEPER = pathlib.Path(keeper.__file__).resolve()
-#: A launcher that has been silent for so long is taken for gone.
+#: A launcher on another host that has been silent for so long is taken for gone ...
 SILENCE_SECONDS = 60.0
+#: ... and on the same one never, not even while it is stopped: the system closes a dead one's pipe.
+_NO_SILENCE_SECONDS = math.inf
 _BEAT_SECONDS = 5.0
 _BYTE_OF = {number: byte for byte, number in keeper.SIGNALS.items()}
 _SSH_FAILED = 255
@@ -28,7 +31,11 @@ _PATIENCE_SECONDS = 5.0
 
 
 def keeper_command(
-    python: str, script: str, command: Sequence[str], announce: bool = True
+    python: str,
+    script: str,
+    command: Sequence[str],
+    announce: bool = True,
+    silence_seconds: float = SILENCE_SECONDS,
 ) -> list[str]:
     """Return the command line that runs another one under a keeper.
 
@@ -37,9 +44,10 @@ def keeper_command(
         script: Path of keeper.py, there.
         command: What to run.
         announce: Whether the keeper says that it was started; needed to follow its output.
+        silence_seconds: After so long without a word from the launcher the keeper ends it.
     """
     manner = "announce" if announce else "quiet"
-    return [python, "-I", script, str(SILENCE_SECONDS), manner, *command]
+    return [python, "-I", script, str(silence_seconds), manner, *command]
 
 
 def exit_code(code: int) -> int:
@@ -52,10 +60,12 @@ def exit_code(code: int) -> int:
     return code if code <= 128 or code == EXIT_INTERRUPTED else 128 - code
 
 
-def start_here(node: Node) -> KeptProcess:
+def start_here(node: Node, *more_flags: str) -> KeptProcess:
     """Start a node on the launching host; it speaks for itself."""
-    command = [sys.executable, str(MAIN), *node.flags]
-    kept = keeper_command(sys.executable, str(KEEPER), command, announce=False)
+    command = [sys.executable, str(MAIN), *node.flags, *more_flags]
+    kept = keeper_command(
+        sys.executable, str(KEEPER), command, announce=False, silence_seconds=_NO_SILENCE_SECONDS
+    )
     return KeptProcess(kept, None)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 
 from absl import flags
 
-from cluster.launch import MAIN, Node, environment, threads_of
+from cluster.kept import KeptProcess, start_here
+from cluster.launch import Node, threads_of
 from ops.run import Run
 
 FLAGS = flags.FLAGS
@@ -22,10 +21,9 @@ class LocalLauncher:
         self.addresses = _choose_addresses(run.addresses)
         self._threads = threads_of(os.cpu_count() or 1, run.nb_workers)
 
-    def start(self, node: Node) -> subprocess.Popen[bytes]:
-        """Start a node; a terminal's Ctrl-C reaches it through the cluster alone."""
-        command = [sys.executable, str(MAIN), *node.flags, f"--worker_threads={self._threads}"]
-        return subprocess.Popen(command, start_new_session=True, env=environment())
+    def start(self, node: Node) -> KeptProcess:
+        """Start a node; it ends with the cluster, whichever way that ends."""
+        return start_here(node, f"--worker_threads={self._threads}")
 
     def settle(self) -> None:
         """Return at once: what was started here runs."""

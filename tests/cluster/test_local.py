@@ -152,7 +152,8 @@ def test_a_failure_for_good_ends_the_others(cluster, scripts, code):
 
 
 def test_one_failed_worker_of_two_ends_nobody(cluster):
-    _, launcher = cluster({"worker-1": Script(1, 2), "worker-2": Script(50, 0)})
+    scripts = {"worker-1": Script(1, 2), "worker-2": Script(50), "ps-0": Script(60)}
+    _, launcher = cluster(scripts)
     assert launcher.turns >= 50
     assert not launcher.heard("worker-2")
 
@@ -250,16 +251,3 @@ def test_workers_share_the_cores(monkeypatch):
         )
     with given("--worker_threads=3"):
         assert launch.threads_of(8, 2) == 3
-
-
-def test_a_node_of_this_machine_is_a_process_of_its_own_session(monkeypatch, tmp_path):
-    monkeypatch.setenv("TF_CONFIG", "not even JSON")  # the place in the run comes with the flags
-    monkeypatch.chdir(tmp_path)
-    flags = ("--type_node=Worker", "--id_worker=9", f"--run_dir={tmp_path}")
-    process = launcher_here().start(launch.Node("worker-9", "Worker", 9, flags))
-    try:
-        assert os.getsid(process.pid) == process.pid != os.getsid(0)
-        assert process.wait(30) == 2  # there is no worker 9
-    finally:
-        process.kill()
-        process.wait()
