@@ -70,6 +70,8 @@ def main(arguments: list[str]) -> int:
         tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
         logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new
         run = run_flags.read_run()
+        if run.type_node not in ("Cluster", "Advisor"):
+            launch_flags.refuse_elsewhere(run)
         if run.type_node in CHECKS:
             CHECKS[run.type_node](run)
         _keep_log(run)

@@ -7,6 +7,7 @@ import sys
 from absl import flags
 
 from ops.options import Rule, Topic, choice, words
+from ops.run import Run
 from ops.types import ConfigurationError
 
 FLAGS = flags.FLAGS
@@ -33,7 +34,7 @@ TOPICS = (
         ),
     ),
 )  # fmt: skip
-#: Nodes do not need them.
+#: What only a Cluster heeds; nodes do not need it.
 NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
 #: Flag -> the launchers that heed it.
 _HEEDED_BY = {
@@ -54,7 +55,7 @@ def check() -> str:
     """
     launcher = FLAGS.launcher or ("ssh" if FLAGS.hosts_file else "local")
     for name, heeding in _HEEDED_BY.items():
-        if FLAGS[name].present and launcher not in heeding:
+        if _is_set(name) and launcher not in heeding:
             raise ConfigurationError(
                 f"--{name}={FLAGS[name].value} means nothing to --launcher={launcher}; leave it "
                 f"out, or choose --launcher={' or '.join(heeding)}."
@@ -62,6 +63,25 @@ def check() -> str:
     if launcher == "ssh" and not FLAGS.hosts_file:
         raise ConfigurationError("--launcher=ssh needs --hosts_file, with a host a line.")
     return launcher
+
+
+def refuse_elsewhere(run: Run) -> None:
+    """Refuse the launcher's flags on a node that starts no others.
+
+    Raises:
+        ConfigurationError: One is set.
+    """
+    for name in NAMES:
+        if _is_set(name):
+            raise ConfigurationError(
+                f"--{name}={FLAGS[name].value} says how a Cluster starts its nodes, and this is "
+                f"--type_node={run.type_node}; leave it out, or take --type_node=Cluster."
+            )
+
+
+def _is_set(name: str) -> bool:
+    """Whether a flag has another value than by default; a --flagfile may give all of them."""
+    return bool(FLAGS[name].value != FLAGS[name].default)
 
 
 def remote_python() -> str:
@@ -84,7 +104,7 @@ def refuse_chosen_addresses() -> None:
     Raises:
         ConfigurationError: --ip_PS, or --port=0.
     """
-    if FLAGS["ip_PS"].present:
+    if _is_set("ip_PS"):
         raise ConfigurationError(
             f"--ip_PS={FLAGS.ip_PS}: the launcher gives each PS its address; leave this out, and "
             "set --interface where the PS shall listen elsewhere than the hosts file says."
