@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from ops import codecs, down_codecs, routing, weighting
 from ops.collectives import THROUGH_PS
-from ops.sync import ClosedRounds, SyncRule
-from ops.types import ConfigurationError
+from ops.sync import SyncRule
+from ops.types import ConfigurationError, State
 
 if TYPE_CHECKING:
     from ops.methods import Method
@@ -19,6 +20,19 @@ _ONLY = {
     "router": routing.Reliable,
     "weighting": weighting.Unweighted,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedRounds(SyncRule):
+    """One group whose members need each other within a round, not only at its end.
+
+    A joiner becomes live when a round is released, never while one is under way.
+    """
+
+    def _admit(self, number: int, state: State) -> None:
+        """Make joiners live if nobody of the group is in a round."""
+        if not state["num_live"].get(number, 0) or state["held"]:
+            super()._admit(number, state)
 
 
 def rule_for(rule: SyncRule, collective: str) -> SyncRule:

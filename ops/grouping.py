@@ -48,6 +48,16 @@ class AutoGroups:
             )
 
 
+def one_group(nb_workers: int) -> Groups:
+    """Return one group of all workers."""
+    return (tuple(range(1, nb_workers + 1)),)
+
+
+def groups_of_one(nb_workers: int) -> Groups:
+    """Return a group for each worker."""
+    return tuple((worker,) for worker in range(1, nb_workers + 1))
+
+
 def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
     """Read ``"1,2|3,4"``.
 

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
 
-from ops.grouping import AutoGroups, Groups, format_groups
+from ops.grouping import AutoGroups, Groups, format_groups, groups_of_one, one_group
 from ops.types import ConfigurationError, State
 
 
@@ -28,7 +28,7 @@ class SyncRule:
         auto: `groups` are those of a warm-up; others are formed from measured speeds.
     """
 
-    groups: tuple[tuple[int, ...], ...]
+    groups: Groups
     bound: int | None = None
     auto: AutoGroups | None = None
 
@@ -248,31 +248,10 @@ def _holds(ascending: Sequence[int], value: int) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClosedRounds(SyncRule):
-    """One group whose members need each other within a round, not only at its end.
-
-    A joiner becomes live when a round is released, never while one is under way.
-    """
-
-    def _admit(self, number: int, state: State) -> None:
-        """Make joiners live if nobody of the group is in a round."""
-        if not state["num_live"].get(number, 0) or state["held"]:
-            super()._admit(number, state)
-
-
-def _one_group(nb_workers: int) -> tuple[tuple[int, ...], ...]:
-    return (tuple(range(1, nb_workers + 1)),)
-
-
-def _groups_of_one(nb_workers: int) -> tuple[tuple[int, ...], ...]:
-    return tuple((worker,) for worker in range(1, nb_workers + 1))
-
-
-@dataclasses.dataclass(frozen=True)
 class SyncChoice:
     """A value of --sync: the groups it forms by itself, and what it takes from flags."""
 
-    groups: Callable[[int], tuple[tuple[int, ...], ...]]
+    groups: Callable[[int], Groups]
     takes_groups: bool
     takes_bound: bool
     needs_bound: bool = False
@@ -280,17 +259,17 @@ class SyncChoice:
 
 #: --sync value -> how it becomes a SyncRule.
 REGISTRY: dict[str, SyncChoice] = {
-    "bsp": SyncChoice(_one_group, takes_groups=False, takes_bound=False),
-    "asp": SyncChoice(_groups_of_one, takes_groups=False, takes_bound=False),
-    "ssp": SyncChoice(_groups_of_one, takes_groups=False, takes_bound=True, needs_bound=True),
-    "gsp": SyncChoice(_one_group, takes_groups=True, takes_bound=True),
+    "bsp": SyncChoice(one_group, takes_groups=False, takes_bound=False),
+    "asp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=False),
+    "ssp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=True, needs_bound=True),
+    "gsp": SyncChoice(one_group, takes_groups=True, takes_bound=True),
 }
 
 
 def make_rule(
     name: str,
     nb_workers: int,
-    groups: tuple[tuple[int, ...], ...] | None = None,
+    groups: Groups | None = None,
     bound: int | None = None,
     auto: AutoGroups | None = None,
 ) -> SyncRule:
@@ -312,8 +291,8 @@ def make_rule(
         )
     if choice.needs_bound and bound is None:
         raise ConfigurationError(f"--sync={name} needs --staleness_bound (iterations, 0 or more).")
-    alone = _groups_of_one(nb_workers) if auto is not None else None
-    rule = SyncRule(groups or alone or choice.groups(nb_workers), bound, auto)
+    form = choice.groups if auto is None else groups_of_one
+    rule = SyncRule(groups or form(nb_workers), bound, auto)
     members = sum(len(group) for group in rule.groups)
     if members != nb_workers:
         raise ConfigurationError(

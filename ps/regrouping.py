@@ -106,9 +106,10 @@ class Regrouping:
         """Do what can be done now that all complete rounds are released; None: nothing."""
         if self._awaited:
             return self._catch_up(core)
-        over = core.stop_reason is not None or core.deadlines.drain is not None
-        if self._auto is None or over or not core.sync_state["live"]:
+        if self._auto is None or not core.sync_state["live"]:
             return None
+        if core.stop_reason is not None or core.deadlines.drain is not None:
+            return self._give_up(core)
         if self._target is None:
             self._target = self._decide(core, self._auto, now)
             if self._target is None:
@@ -118,6 +119,14 @@ class Regrouping:
             return None
         target, self._target = self._target, None
         return self._form(core, target)
+
+    def _give_up(self, core: PsCore) -> list[events.Action] | None:
+        """Let those go on who wait for other groups: the run is at its end."""
+        if self._target is None:
+            return None
+        self._target = None
+        core.sync, core.sync_state = core.sync.regroup(core.sync.groups, core.sync_state)
+        return []
 
     def _decide(self, core: PsCore, auto: AutoGroups, now: float) -> Groups | None:
         """Return groups that should be formed."""

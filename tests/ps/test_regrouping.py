@@ -155,6 +155,8 @@ def test_the_end_of_the_run_waits_for_no_change_of_groups(reason):
     while core.regrouping._target is None:
         run.play(limit=1)
     run.feed(0, events.Stop(reason))
+    run.play(until=run.now + 1.0)  # no worker takes longer for a step
+    assert all(worker.core.stopped for worker in run.workers.values())
     run.play(until=run.now + 10.0)
     assert core.stop_reason == reason
     assert not any(worker.computing for worker in run.workers.values())
