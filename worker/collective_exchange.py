@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,17 +21,19 @@ from ops import wire
 from ops.collectives import THROUGH_PS
 from ops.down_codecs import Operation
 from ops.run import Diverged, Run
-from ops.types import Block, CodedValues, ConfigurationError, Kind, Link, State
+from ops.types import ConfigurationError, Kind, State
 from proto import thinwire_pb2 as pb
-from proto.channel_grpc import PortInUse, ServerStream, Unreachable
+from proto.channel_grpc import PortInUse, Unreachable
 from proto.framing import chunk_bytes_for
 from proto.grpc_common import host_and_port
 from proto.session import Refused
 from worker.collective import Aggregator, MembershipChanged
+from worker.collective_copy import ModelCopy
 from worker.collective_mailbox import Mailbox, Member, RoundName
 from worker.collective_neighbours import Neighbours
-from worker.collective_peers import Peers, PeerServer, listening_address
+from worker.collective_peers import Peers, listening_address
 from worker.collective_replica import Replica
+from worker.collective_service import PeerServer, pace_of
 from worker.core import Outgoing, ShardReply, WorkerCore
 from worker.exchange import Exchange
 from worker.flags import WorkerFlags
@@ -74,12 +75,13 @@ class AmongWorkers(Exchange):
     def attach(self, own: WorkerFlags, core: WorkerCore) -> None:
         """Take over the model of `core`: its base is this worker's copy."""
         self._own, self._core = own, core
+        self._copy = ModelCopy(core)
         method, size = core.method, core.base.nbytes
         self._replica = Replica(core.base, method, core.kernels)
         self._mailbox = Mailbox(_MODELS_KEPT * size + _SLACK_BYTES)
         link, me = own.device.link, own.id_worker
         self._server = PeerServer(
-            self._mailbox, self._replica.answer, size + _SLACK_BYTES, _pace_of(link)
+            self._mailbox, self._replica.answer, size + _SLACK_BYTES, pace_of(link)
         )
         model_bytes = self._replica.num_bytes + _SLACK_BYTES
         chunk = chunk_bytes_for(link)
@@ -120,7 +122,7 @@ class AmongWorkers(Exchange):
         while True:
             (reply,) = super().pull()
             at = RoundName(reply.generation, reply.version)
-            self._replica.fetched(at, self._flat(reply.blocks))
+            self._replica.fetched(at, self._copy.with_blocks(reply.blocks))
             self._mailbox.finish(at)
             if reply.stop or self._agree():
                 return [_without_weights(reply)]
@@ -133,7 +135,7 @@ class AmongWorkers(Exchange):
         """
         at = self._replica.at
         goal = self._goal = RoundName(at.generation, at.number + 1)
-        elsewhere = self._do_round(goal, self._flat(outgoing.shards[0]))
+        elsewhere = self._do_round(goal, self._copy.with_blocks(outgoing.shards[0]))
         if elsewhere is not None:
             return [elsewhere]
         self._mailbox.finish(goal)
@@ -207,7 +209,7 @@ class AmongWorkers(Exchange):
         report = dataclasses.replace(
             outgoing,
             kind=Kind.VALUES,
-            shards=[self._blocks() if hands_in else ()],
+            shards=[self._copy.blocks() if hands_in else ()],
             base_versions=[goal.number - 1],
             generations=[goal.generation],
         )
@@ -284,45 +286,13 @@ class AmongWorkers(Exchange):
         """Whether this worker is the lowest of the members."""
         return bool(self._members) and self._members[0].worker == self._own.id_worker
 
-    def _flat(self, blocks: Iterable[Block]) -> Float32:
-        """Return the present model [n] with some dense blocks of shard 0 in their places."""
-        flat = self._core.base.copy()
-        for block in blocks:
-            flat[self._place(block.slot)] = block.values.data
-        return flat
-
-    def _blocks(self) -> tuple[Block, ...]:
-        """Return the model as the PS holds it; it must not change before it is answered."""
-        return tuple(
-            Block(
-                slot, piece.size, None, CodedValues("float32", self._core.base[self._place(slot)])
-            )
-            for slot, piece in enumerate(self.layouts[0].slices)
-        )
-
-    def _place(self, slot: int) -> slice:
-        piece = self.layouts[0].slices[slot]
-        start = self._core.spec.offsets[piece.tensor] + piece.start
-        return slice(start, start + piece.size)
-
     def _hand_in_last(self) -> None:
         """Give shard 0 the weights that it has not had yet; it may be gone already."""
         at = self._replica.at
         if not (self._leads and self._replica.stepped) or self._copied == at.number:
             return
-        copy = Outgoing(
-            step=self._core.step + 1,
-            kind=Kind.VALUES,
-            shards=[self._blocks()],
-            base_versions=[at.number],
-            generations=[at.generation],
-            samples=0,
-            local_steps=0,
-            learning_rate=self._core.learning_rate,
-            loss=0.0,
-        )
         try:
-            super().push(copy)
+            super().push(self._copy.alone(at))
             self._copied = at.number
         except (Unreachable, Refused, Halted, ConfigurationError) as error:
             logging.warning("shard 0 did not take the last weights: %s", error)
@@ -331,13 +301,3 @@ class AmongWorkers(Exchange):
 def _without_weights(reply: ShardReply) -> ShardReply:
     """Return a reply whose weights this worker has already, or has better."""
     return dataclasses.replace(reply, operation=Operation.NONE, blocks=())
-
-
-def _pace_of(link: Link) -> Any:
-    """Return what makes a stream keep to a worker's emulated link."""
-
-    def pace(stream: ServerStream) -> None:
-        if link.active:
-            stream.pace(link, 1.0, 0)
-
-    return pace

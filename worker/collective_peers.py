@@ -1,160 +1,27 @@
-"""Worker to worker over gRPC: the service that hears the others, and the streams to them."""
+"""Worker to worker over gRPC: the streams that this worker opens to others."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-from absl import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ops.types import ConfigurationError
 from proto import convert
 from proto import peers_pb2 as peers
-from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender
-from proto.channel_grpc import (
-    ClientStream,
-    NoProgress,
-    ServerStream,
-    StreamLost,
-    Unreachable,
-    is_loopback,
-)
-from proto.framing import BytesLike
+from proto.channel_grpc import ClientStream, NoProgress, StreamLost, Unreachable, is_loopback
 from proto.grpc_common import PEER_SERVICE
-from proto.grpc_server import serve
-from worker.collective_mailbox import Mailbox, Member, PartName, RoundName
+from worker.collective_mailbox import Member
 
 if TYPE_CHECKING:
     from ops.types import Float32
 
-#: Streams beyond one per peer: a peer that reconnects may open the new one first.
-_SPARE_STREAMS = 16
 _DIAL_SECONDS = 2.0
 
 
 class PeerLost(Exception):
     """A peer cannot be reached, or its stream has broken."""
-
-
-#: Answers an Ask: the message, and the pieces of its payload.
-Answerer = Callable[[peers.Ask], tuple[peers.Holding, Sequence[BytesLike]]]
-
-
-class PeerServer:
-    """This worker's Peer service."""
-
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        answer: Answerer,
-        max_part_bytes: int,
-        pace: Callable[[ServerStream], None] = lambda stream: None,
-    ) -> None:
-        """Listen to nobody yet.
-
-        Args:
-            mailbox: Gets the parts.
-            answer: Says what this worker holds; called in the streams' threads.
-            max_part_bytes: Larger parts are refused before anything is allocated.
-            pace: Makes a new stream keep to this worker's emulated link.
-        """
-        self._mailbox, self._answer, self._pace = mailbox, answer, pace
-        self._max_part_bytes = max_part_bytes
-        self._streams: list[ServerStream] = []
-        self._heard: list[int] = []  # the worker of each stream that has said its greeting
-        self._closed_bytes = self._closed_bytes_received = 0
-        self._server: Any = None
-        self.run_id = ""  # known after the worker's own Hello
-
-    def listen(self, address: str, port: int, nb_workers: int) -> int:
-        """Start to listen; return the port.
-
-        Raises:
-            proto.channel_grpc.PortInUse: Somebody else has it, or the address is not of here.
-        """
-        self._server = serve(
-            address, port, self._read, nb_workers + _SPARE_STREAMS, service=PEER_SERVICE
-        )
-        return int(self._server.port)
-
-    def close(self) -> None:
-        """Stop to listen."""
-        if self._server is not None:
-            self._server.stop()
-
-    def hears(self, worker: int) -> bool:
-        """Return whether a worker's stream stands: what it has sent will come."""
-        return worker in self._heard
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of the models handed out."""
-        return self._closed_bytes + sum(stream.bytes_sent for stream in self._streams.copy())
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes of parts and questions."""
-        received = sum(stream.bytes_received for stream in self._streams.copy())
-        return self._closed_bytes_received + received
-
-    def _read(self, stream: ServerStream) -> None:
-        assembler = convert.Assembler(peers.ToPeer, lambda message: self._max_part_bytes)
-        self._streams.append(stream)
-        self._pace(stream)
-        sender = 0
-        try:
-            for data in stream.incoming():
-                complete = assembler.feed(data)
-                if complete is not None:
-                    sender = self._take(stream, sender, *complete)
-        except convert.Malformed as error:
-            logging.warning("peer %s: malformed message: %.2000s", stream.peer, error)
-        finally:
-            self._streams.remove(stream)
-            if sender:
-                self._heard.remove(sender)
-            self._closed_bytes += stream.bytes_sent
-            self._closed_bytes_received += stream.bytes_received
-
-    def _take(
-        self, stream: ServerStream, sender: int, message: peers.ToPeer, payload: memoryview
-    ) -> int:
-        """Handle one message; return who the stream's worker is (0: not known yet)."""
-        body = message.WhichOneof("body")
-        if (sender == 0) != (body == "greeting"):
-            raise convert.Malformed(f"a {body} message is not allowed here")
-        if body == "greeting":
-            return self._greet(stream, message.greeting)
-        if body == "part":
-            part = message.part
-            if len(payload) % 4:
-                raise convert.Malformed(f"a part of {len(payload)} bytes is no float32")
-            name = PartName(RoundName(part.generation, part.round), part.view, sender, part.number)
-            self._mailbox.put(name, payload)
-        else:
-            holding, pieces = self._answer(message.ask)
-            stream.send(convert.frames(peers.FromPeer(holding=holding), pieces))
-        return sender
-
-    def _greet(self, stream: ServerStream, greeting: peers.Greeting) -> int:
-        version, mine = greeting.protocol_version, convert.PROTOCOL_VERSION
-        refusal = None
-        if version != mine:
-            reason = pb.REASON_PROTOCOL_VERSION
-            refusal = f"protocol_version: this worker speaks {mine}, the peer {version}"
-        elif greeting.run_id != self.run_id:
-            reason = pb.REASON_RUN if self.run_id else pb.REASON_STARTING
-            refusal = f"run_id: this worker is of {self.run_id!r}, the peer of {greeting.run_id!r}"
-        elif not greeting.worker:
-            reason, refusal = pb.REASON_ID_RANGE, "worker: expected an id from 1"
-        if refusal is None:
-            self._heard.append(greeting.worker)
-            return greeting.worker
-        message = peers.FromPeer(refusal=pb.Refusal(reason=reason, message=refusal))
-        stream.send((convert.frame(message),), counted=False)
-        raise convert.Malformed(refusal)
 
 
 class _Conversation:

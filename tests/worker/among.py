@@ -6,8 +6,8 @@ import types
 
 import numpy as np
 
-from ops import routing
-from ops.run import Diverged
+from ops import agreement, routing
+from ops.run import DataChoice, Diverged
 from ops.schedule import Budget, Schedule
 from ops.types import Link
 from proto.channel_grpc import Unreachable
@@ -17,13 +17,14 @@ from ps.members import CoreConfig
 from ps.membership import Coordinator
 from ps.server import ShardServer
 from tests.harness import KERNELS, SPEC, Softmax
+from worker.asking import Asker
 from worker.collective_exchange import exchange_for
 from worker.core import WorkerCore
 from worker.exchange import Heartbeat
 from worker.flags import Device, WorkerFlags
 from worker.shard_client import Halted
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 2.0  # of a machine that does other work as well
 PROBLEM = Softmax()
 
 
@@ -52,9 +53,14 @@ class Shard:
             self.core, self.layouts[0], 1.0, lambda version, state: None, LEASE_SECONDS, 16
         )
         self.port = self.server.listen("127.0.0.1", port)
+        self.run = types.SimpleNamespace(
+            method=method, nb_workers=self.nb_workers, nb_ps=1, seed=1, iter_max=iter_max,
+            addresses=(f"127.0.0.1:{self.port}",), reconnect_timeout_seconds=20.0,
+            data=DataChoice("toy", None, "unit", "iid", None),
+        )  # fmt: skip
         self.closing = threading.Event()
         self.server.open_for(
-            identity("run", 0, 1, generation, method.fingerprint(), SPEC, []), "{}"
+            identity("run", 0, 1, generation, agreement.fingerprint(self.run), SPEC, []), "{}"
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -69,20 +75,18 @@ class Shard:
 
 
 class WorkerThread(threading.Thread):
-    """One worker's training loop; `on_round(worker)` is called before each push."""
+    """One worker's training loop; `on_round(worker)` is called before each push.
+
+    Worker w says that its steps take w fiftieths of a second.
+    """
 
     def __init__(self, number, shard, sync_every=1, on_round=None, incarnation_seed=0):
         super().__init__(daemon=True)
         self.number, self.on_round = number, on_round or (lambda worker: None)
         self.closing = threading.Event()
-        run = types.SimpleNamespace(
-            method=shard.method, nb_workers=shard.nb_workers, nb_ps=1, seed=1,
-            iter_max=shard.iter_max, addresses=(f"127.0.0.1:{shard.port}",),
-            reconnect_timeout_seconds=20.0,
-        )  # fmt: skip
         own = WorkerFlags(number, 1, 0.0, "off", Device(Link(), 1.0, 0.0), sync_every=sync_every)
         self.core = WorkerCore(SPEC, shard.layouts, shard.method, KERNELS, [1, number])
-        self.exchange = exchange_for(run, own, self.core, self.closing)
+        self.exchange = exchange_for(shard.run, own, self.core, self.closing)
         self.batches = np.random.default_rng([1, number, 7])
         self.rounds, self.error, self.dead = 0, None, False
         self.start()
@@ -98,11 +102,13 @@ class WorkerThread(threading.Thread):
         self.core.step = welcome.last_applied_step
         heartbeat = Heartbeat(self.exchange, LEASE_SECONDS, lambda: "{}", lambda: [])
         core, cause = self.core, "done"
+        asker, seconds = Asker(core.method.pacer, self.exchange.shards[0]), 0.02 * self.number
         try:
             core.finish(self.exchange.pull())
+            asker.begin_round(core.step + 1, seconds)
             while not core.stopped and not self.closing.is_set():
-                batch = self.batches.integers(0, len(PROBLEM.y), 8)
-                outgoing = core.begin(*self.gradient(batch))
+                ready = asker.ready(core.step + 1, core.local_steps, seconds, time.monotonic())
+                outgoing = core.end_round() if ready else self._step()
                 if outgoing is None:
                     continue
                 self.on_round(self)
@@ -111,6 +117,7 @@ class WorkerThread(threading.Thread):
                 for number, reply in enumerate(self.exchange.push(outgoing)):
                     core.receive(number, reply)
                 core.restart_from_base()
+                asker.begin_round(core.step + 1, seconds)
                 self.rounds += 1
         except Diverged:
             cause = "diverged"
@@ -121,6 +128,10 @@ class WorkerThread(threading.Thread):
                 self.die()
             else:
                 self.exchange.close(cause)
+
+    def _step(self):
+        batch = self.batches.integers(0, len(PROBLEM.y), 8)
+        return self.core.begin(*self.gradient(batch))
 
     def gradient(self, batch):
         loss, gradient = PROBLEM.gradient(self.core.weights, batch)

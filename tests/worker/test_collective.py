@@ -15,7 +15,8 @@ from proto.channel_grpc import ClientStream, StreamLost, wire_bytes
 from proto.grpc_common import PEER_SERVICE
 from worker.collective import Aggregator, MembershipChanged
 from worker.collective_mailbox import Mailbox, Member, PartName, RoundName
-from worker.collective_peers import PeerLost, Peers, PeerServer, listening_address
+from worker.collective_peers import PeerLost, Peers, listening_address
+from worker.collective_service import PeerServer
 
 pytestmark = pytest.mark.timeout(60)
 ROUND = RoundName(0, 1)

@@ -93,9 +93,21 @@ def test_the_ps_gets_every_nth_model_and_the_last_one(shards):
     np.testing.assert_array_equal(shard.core.model.theta, models[shard.core.version])
 
 
-def test_the_others_go_on_without_a_dead_member(shards):
+def test_esync_sums_among_workers(shards):
+    shard = shards(among("esync"), iter_max=12)
+    workers = ended(WorkerThread(number, shard) for number in (1, 2, 3))
+    assert_same_bits(workers, shard)
+    accounts = shard.core.accounts
+    assert [accounts.worker(number).pushes for number in (1, 2, 3)] == [12] * 3
+    steps = [accounts.worker(number).local_steps for number in (1, 2, 3)]
+    assert min(steps) >= 12
+    assert shard.core.samples == 8 * sum(steps)
+
+
+@pytest.mark.parametrize("name", ["bsp", "esync"])
+def test_the_others_go_on_without_a_dead_member(shards, name):
     """It dies inside a round: shard 0 counts on it, its part never comes."""
-    shard = shards(among(), iter_max=40)
+    shard = shards(among(name), iter_max=40)
 
     def die_at_ten(worker):
         worker.dead = worker.number == 1 and worker.rounds == 10
