@@ -13,7 +13,7 @@ def end_of(mix, folder):
         compose(mix), steps="0.1,0.25,0.4", links=(Link(0.1, 10),), nb_ps=mix["nb_ps"],
         failures="2@0.6-1", lease_seconds=2.0, iter_max=18, run_dir=folder,
     )  # fmt: skip
-    assert simulation.play(lambda now: None, lambda: False) == "iter_max", mix
+    assert simulation.play(lambda now: None, lambda: simulation.clock.now > 60) == "iter_max", mix
     for shard in simulation.shards:
         assert 16 <= shard.core.version <= 18, mix  # a push may die between two shards
         assert np.isfinite(shard.core.model.theta).all(), mix
@@ -21,7 +21,8 @@ def end_of(mix, folder):
 
 
 def test_all_pairs_of_seam_values(tmp_path):
-    mixes = list(covering_array(strength=2))
+    # Keras' optimizers are compiled anew for each shard, and nothing here is any news to them.
+    mixes = [mix | {"server_optimizer": "sgd"} for mix in covering_array(strength=2)]
     assert len(mixes) < 120
     ends = [end_of(mix, tmp_path) for mix in mixes]
     assert ends[:4] == [end_of(mix, tmp_path) for mix in mixes[:4]]
