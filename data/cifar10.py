@@ -52,16 +52,16 @@ def _of_binary(content: bytes, where: str) -> Batch:
 def _of_pickle(content: bytes, where: str) -> Batch:
     batch = restricted_pickle.load_dict(io.BytesIO(content), where)
     pixels, labels = batch.get(b"data"), batch.get(b"labels")
-    is_fit = isinstance(pixels, np.ndarray) and pixels.ndim == 2 and pixels.shape[1] == _PIXELS
-    numbers = isinstance(labels, list) and all(type(label) is int for label in labels)
-    if not is_fit or not numbers or len(pixels) != len(labels) or not labels:
+    numbers = labels if isinstance(labels, list) else []
+    is_fit = isinstance(pixels, np.ndarray) and pixels.shape == (len(numbers), _PIXELS)
+    if not is_fit or not numbers or any(type(label) is not int for label in numbers):
         raise ConfigurationError(
             f"Data file {where} holds data {_shape(pixels)} and {_shape(labels)} labels; expected "
             f"bytes of shape (N, {_PIXELS}) and N whole numbers. Fetch it again."
         )
-    if not 0 <= min(labels) <= max(labels) < NUM_CLASSES:
-        _refuse_label(where, min(labels) if min(labels) < 0 else max(labels))
-    return pixels, np.array(labels, np.int64)
+    if not 0 <= min(numbers) <= max(numbers) < NUM_CLASSES:
+        _refuse_label(where, min(numbers) if min(numbers) < 0 else max(numbers))
+    return np.asarray(pixels), np.array(numbers, np.int64)
 
 
 def _shape(value: Any) -> str:

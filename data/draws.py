@@ -28,4 +28,4 @@ def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float6
     blocks = -(-width // 4)  # the generator counts in blocks of four numbers
     generator = np.random.Philox(key=[seed, _PURPOSE], counter=place * blocks)
     raw = generator.random_raw(count * blocks * 4).reshape(count, blocks * 4)[:, :width]
-    return (raw >> np.uint64(11)) * 2.0**-53
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53

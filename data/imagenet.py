@@ -88,7 +88,7 @@ def find(data_dir: str | None, part: str, nb_classes: int) -> Encoded:
 class Folders:
     """Images in a folder for each class."""
 
-    file_offsets = None
+    file_offsets: NDArray[np.int64] | None = None
 
     def __init__(self, folder: Path, classes: Sequence[str]) -> None:
         self._folder, self._classes = folder, classes
