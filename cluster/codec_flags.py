@@ -51,5 +51,11 @@ TOPIC = Topic(
             "What --dgc_clip_norm is the norm of: the whole gradient, or each tensor.",
             wrappers.CLIP_SCOPES,
         ),
+        integer(
+            "powersgd_rank",
+            2,
+            "Of --codec=powersgd: columns of each of the two factors that a matrix travels as.",
+            low=1,
+        ),
     ),
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from ops.base_codecs import Dense, NonFiniteUpdate, RandomK, kept_entries
 from ops.feedback import ErrorFeedback, MomentumCorrection
+from ops.power_sgd import PowerSgd
 from ops.top_k import TopK
 from ops.types import ConfigurationError
 from ops.wrappers import Clip, DenseBelow, Descend, RateAtSend, RatioByRate, WarmUp
@@ -21,6 +22,7 @@ __all__ = [
     "CodecChoices",
     "Dense",
     "NonFiniteUpdate",
+    "PowerSgd",
     "RandomK",
     "TopK",
     "build",
@@ -50,6 +52,7 @@ class CodecChoices:
     dgc_masking: bool = True
     dgc_clip_norm: float = 0.0
     dgc_clip_scope: str = "model"
+    powersgd_rank: int = 2
 
 
 Wrap = Callable[[Any, CodecChoices, int], Any]  # (codec, choices, workers) -> codec
@@ -112,6 +115,12 @@ def _deep(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
     return RateAtSend(codec)
 
 
+def _low_rank(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+    """PowerSGD, NeurIPS 2019: v <- v + h; send P Q^T, near v; v <- v - P Q^T."""
+    del choices, nb_workers
+    return ErrorFeedback(codec)
+
+
 _DGC_CHOICES = (
     *("dgc_momentum", "dgc_nesterov", "dgc_masking"),
     *("dgc_clip_norm", "dgc_clip_scope"),
@@ -125,6 +134,7 @@ REGISTRY: dict[str, Row] = {
     "gd": Row(TopK, _gradient_dropping),
     "dgc": Row(TopK, _deep, _DGC_CHOICES, warmup_epochs=4),
     "dgs": Row(TopK, _dual_way, ("dgs_momentum",)),
+    "powersgd": Row(PowerSgd, _low_rank),
 }
 
 

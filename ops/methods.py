@@ -161,7 +161,7 @@ class Method:
         delays = self.weighting if isinstance(self.weighting, DcAsgd) else None
         blind = delays is not None and delays.shares_backup  # acts on fresh updates too
         alone = one_group and not blind and not isinstance(self.weighting, weighting.Unweighted)
-        dense_up = isinstance(codecs.coding_of(self.codec), codecs.Dense)
+        dense_up = not codecs.coding_of(self.codec).sends_fraction
         per_entry = isinstance(self.weighting, weighting.PerEntry)
         delta_down = isinstance(self.down_codec, down_codecs.DownDelta)
         return [

@@ -9,6 +9,7 @@ import numpy as np
 
 from ops import kernels
 from ops.codecs import NonFiniteUpdate
+from ops.low_rank import expanded
 from ops.methods import Choices, Method, compose
 from ops.schedule import Budget, Schedule
 from ops.sync import SyncRule
@@ -183,7 +184,8 @@ class MiniRun:
 
     def push_event(self, worker: MiniWorker, shard: int) -> events.Push:
         outgoing = worker.outgoing
-        update = self.decoders[shard].flatten(list(outgoing.shards[shard]))
+        blocks = [expanded(block) for block in outgoing.shards[shard]]
+        update = self.decoders[shard].flatten(blocks)
         return events.Push(
             worker.number, worker.incarnation, outgoing.step, outgoing.base_versions[shard],
             outgoing.generations[shard], self.shards[0].membership.epoch, update,

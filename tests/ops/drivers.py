@@ -18,6 +18,7 @@ WORKERS = 3
 #: What follows a "+" in the name of a policy -> choices that put wrappers around it.
 VARIANTS = {
     "feedback": {"error_feedback": True, "value_dtype": "int8"},
+    "rank1": {"powersgd_rank": 1, "value_dtype": "bfloat16"},
     "carried": {"selection": "carried", "dense_below": 3, "ratio_schedule": "lr"},
     "all": {
         **{"selection": "sampled", "threshold_scope": "global", "warmup_epochs": 2},

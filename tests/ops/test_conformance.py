@@ -37,6 +37,7 @@ REGISTRIES = {
 }
 assert tuple(REGISTRIES) == methods.SEAMS
 WRAPPED = ["dense+feedback", "topk+feedback", "random_k+feedback", "dgs+carried", "dgc+all"]
+WRAPPED += ["powersgd+rank1"]
 EVERY = [(seam, name) for seam, registry in REGISTRIES.items() for name in registry]
 EVERY += [("codec", name) for name in WRAPPED]
 every_policy = pytest.mark.parametrize(("seam", "name"), EVERY)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops import codecs, kernels
-from ops.base_codecs import NonFiniteUpdate
+from ops.base_codecs import NonFiniteUpdate, decoded
 from ops.types import VALUE_DTYPES, EncodeContext, Kind, ModelSpec, TensorSpec
 
 BODIES = kernels.load("numpy")
@@ -28,7 +28,8 @@ def gradients(number):
 
 
 def build(name, **choices):
-    choices = {"compression_rate": 0.1, "warmup_epochs": None if name == "dense" else 0} | choices
+    warms_up = codecs.REGISTRY[name].base.sends_fraction
+    choices = {"compression_rate": 0.1, "warmup_epochs": 0 if warms_up else None} | choices
     return codecs.build(name, codecs.CodecChoices(**choices), nb_workers=4)
 
 
@@ -36,8 +37,8 @@ def dense(packet):
     """A packet's values [all entries], 0 where nothing is sent."""
     flat = [np.zeros(tensor.size, np.float32) for tensor in SPEC.tensors]
     for block in packet.blocks:
-        where = slice(None) if block.indices is None else block.indices
-        flat[block.slot][where] = BODIES.dequantise(block.values)
+        where, values = decoded(block)
+        flat[block.slot][where] = values
     return np.concatenate(flat)
 
 

@@ -153,12 +153,18 @@ def test_split_loses_nothing_and_doubles_nothing(case, shards):
     np.testing.assert_array_equal(before, after)
 
 
-@pytest.mark.parametrize("name", ["adacomp", "asgd", "gsp"])
-def test_cut_tensors_give_one_worker_the_same_run(name):
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        *(("adacomp", {}), ("asgd", {}), ("gsp", {})),
+        ("asgd", {"powersgd_rank": 1, "overrides": {"codec": "powersgd"}}),
+    ],
+)
+def test_cut_tensors_give_one_worker_the_same_run(name, choices):
     """Tensors of 16 and 8 entries are cut over 2 and 3 shards; selection saw them whole."""
     runs = []
     for nb_ps in (1, 2, 3):
-        chosen = method(name, nb_workers=1, compression_rate=0.2)
+        chosen = method(name, nb_workers=1, compression_rate=0.2, **choices)
         runs.append(MiniRun(chosen, iter_max=40, nb_ps=nb_ps).run())
     cut = [sum(piece.size < 8 for layout in run.layouts for piece in layout.slices) for run in runs]
     assert cut == [1, 3, 7]
