@@ -88,7 +88,7 @@ def trials(
             settled = compose((*candidate.flags, *candidate.settled), folder, given)
             kept.append(Trial(candidate, run, settled))
         except ConfigurationError as error:
-            left_out.append(LeftOut(list(candidate.flags), str(error)[:900]))
+            left_out.append(LeftOut(list(candidate.flags), " ".join(str(error).split())[:900]))
     if not kept:
         raise ConfigurationError(
             "no composition that an Advisor knows goes with the given flags, which all stay as "

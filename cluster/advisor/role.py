@@ -24,6 +24,7 @@ from worker import flags as worker_flags
 from worker.loop import limit_threads
 
 FLAGS = flags.FLAGS
+_LONGEST_FLAG = 1000  # of a text in a document
 _NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "advice", *advisor_flags.NAMES)
 
 
@@ -36,6 +37,7 @@ def main(run: Run) -> int:
     """
     own, path = advisor_flags.read(), run.run_dir / advice.ADVICE_FILE
     given = given_flags(_NOT_OF_THE_RUN)
+    _refuse_long(given)
     if path.is_file() and not run.overwrite:
         return _tell_again(path, given)
     folder = run.run_dir / "advice"
@@ -56,6 +58,16 @@ def main(run: Run) -> int:
     write_json_atomically(path, found.to_dict())
     sys.stdout.write(proposal.told(found, path))
     return EXIT_DONE
+
+
+def _refuse_long(given: list[str]) -> None:
+    """Refuse at once what could not be kept beside the advice."""
+    for flag in given:
+        if len(flag) > _LONGEST_FLAG:
+            raise ConfigurationError(
+                f"{flag[:40]}... has {len(flag)} characters; an Advisor keeps flags of at most "
+                f"{_LONGEST_FLAG}. Give one value for all workers, or advise on fewer."
+            )
 
 
 def _tell_again(path: Any, given: list[str]) -> int:

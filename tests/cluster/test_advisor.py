@@ -205,6 +205,10 @@ def test_probes_keep_the_cluster_and_choose_their_own_method():
     with given("--type_node=Advisor", "--port=4000"):
         command = probe.command(read_run(), probe.DENSE, 1, pathlib.Path("probe"))
         assert "--port=4000" in command and "--port=0" not in command
+    with given("--type_node=Advisor", "--hosts_file=hosts", "--ssh_options=-i key"):
+        command = probe.command(read_run(), probe.DENSE, 1, pathlib.Path("probe"))
+        assert {"--hosts_file=hosts", "--ssh_options=-i key"} <= set(command)
+        assert "--port=0" not in command
 
 
 @pytest.fixture

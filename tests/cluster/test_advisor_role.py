@@ -65,6 +65,11 @@ def test_advice_for_another_run_is_not_told(advise, tmp_path):
     assert set(after["given"]) - set(before["given"]) == {"--learning_rate=0.5"}
 
 
+def test_what_could_not_be_kept_is_refused_at_once(advise):
+    with pytest.raises(ConfigurationError, match=r"--link_mbps=10,10,.*1000"):
+        advise("--nb_workers=400", f"--link_mbps={','.join(['10'] * 400)}")
+
+
 def test_a_worker_without_rounds_is_named(advise, tmp_path):
     with pytest.raises(ConfigurationError, match="worker 2"):
         advise(sparse={1: sparse_rounds()})
@@ -105,6 +110,7 @@ def test_what_interrupts_the_advisor_ends_what_it_started(monkeypatch, tmp_path)
         probe.play(run, probe.DENSE, 1.0)
 
 
+@pytest.mark.product  # two clusters, one after the other: 20 s of two cores
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_links_of_real_processes(nodes):
