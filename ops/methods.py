@@ -48,12 +48,12 @@ METHODS: dict[str, dict[str, str]] = {
     # Jiang et al., CCGrid 2019.
     "gsp": _DENSE_ASP | {"sync": "gsp", "weighting": "inverse"},
     # Dual-Way Gradient Sparsification: a momentum that lives in the residual. ICPP 2020.
-    "dgs": _DENSE_ASP | {"codec": "dgs", "down_codec": "delta"},
+    "dgs": _DENSE_ASP | {"codec": "dgs", "down_codec": "auto"},
     # Deep Gradient Compression: momentum correction, factor masking, warm-up.
     # Lin, Han et al., ICLR 2018.
-    "dgc": _DENSE_ASP | {"codec": "dgc", "down_codec": "delta"},
+    "dgc": _DENSE_ASP | {"codec": "dgc", "down_codec": "auto"},
     # Gradient Dropping: what is not sent is kept for later. Aji and Heafield, EMNLP 2017.
-    "gd": _DENSE_ASP | {"codec": "gd", "down_codec": "delta"},
+    "gd": _DENSE_ASP | {"codec": "gd", "down_codec": "auto"},
     # ESync: fast workers take extra local steps while the slowest finishes its one.
     # Li, Zhou et al., IEEE TSC 15(4).
     "esync": _DENSE_ASP | {"pacer": "esync", "sync": "bsp"},

@@ -28,6 +28,7 @@ class Asked:
     worker: int
     step: int  # of the push that it follows; 0 of a pull
     base_version: int | None  # what the worker has; None: nothing that this shard knows
+    push_bytes: int = 0  # of that push, coded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -133,6 +133,7 @@ class PsCore:
         self.deadlines.begin(now)
         admission.note_lost_updates(self, event)
         usable, member.asked_at = admission.usable_base(self, event), now
+        member.push_bytes = event.num_bytes
         if event.is_copy and usable is not None:
             self.model.take(event.update)
         if event.is_copy or event.step <= member.last_step or self.stop_reason:
@@ -307,7 +308,7 @@ class PsCore:
             if member.question is None or not (member.free or self.stop_reason):
                 continue
             (step, base), member.question = member.question, None
-            asked = Asked(worker, step, base)
+            asked = Asked(worker, step, base, member.push_bytes)
             share = asked if per_worker else base
             handed = gathered.get(share) or self.model.gather(asked)
             gathered[share] = handed

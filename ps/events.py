@@ -49,6 +49,7 @@ class Push:
     loss: float
     aux: Float32 | None = None  # [m] what is averaged over workers; to shard 0
     base_checksum: int | None = None  # CRC-32 of what the worker has of this shard
+    num_bytes: int = 0  # of the update as it was coded
 
     @property
     def is_copy(self) -> bool:

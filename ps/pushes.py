@@ -99,6 +99,7 @@ class PushDecoder:
             loss=push.loss,
             aux=aux,
             base_checksum=push.base_checksum if push.HasField("base_checksum") else None,
+            num_bytes=len(payload),
         )
 
     def _is_plain(self, described: Sequence[pb.Block]) -> bool:

@@ -1,0 +1,106 @@
+"""Down codecs after whose reply a worker's floats equal the shard's, bit for bit: dense, delta.
+
+AdaComp's published code sends the whole model every time; docs/METHOD.md, AdaComp, has the rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+from ops.replies import Asked, Handed, Operation, ShardView
+from ops.types import ConfigurationError, State, Update
+
+if TYPE_CHECKING:
+    from ops.types import Float32, Int64
+
+
+def whole(shard: ShardView) -> Handed:
+    """Return a copy of all of the shard."""
+    return Handed(Operation.FULL, Update(None, shard.theta.copy()), shard.version, "full")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Raise ConfigurationError for what is no fraction."""
+    if not 0 <= value <= 1:  # refuses NaN too
+        raise ConfigurationError(f"{name}={value}: expected a fraction from 0 to 1.")
+
+
+class _Shared:
+    """A down codec that knows no worker: what it answers depends on the version asked from."""
+
+    per_worker: ClassVar[bool] = False
+
+    def forget(self, worker: int, state: State) -> State:
+        """Return the state as it is: there is nothing of a worker's own in it."""
+        del worker
+        return state
+
+    def copy_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
+        """Return nothing: no copies are kept."""
+        del worker, base_version, state
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class DownDense(_Shared):
+    """Send the whole shard every time."""
+
+    def init(self, size: int) -> State:
+        """Return the empty state."""
+        del size
+        return {}
+
+    def note(self, indices: Int64 | None, version: int, state: State) -> State:
+        """Hear that applying `version` changed these entries (None: all)."""
+        del indices, version
+        return state
+
+    def gather(self, asked: Asked, shard: ShardView, state: State) -> Handed:
+        """Return a copy of the model."""
+        del asked, state
+        return whole(shard)
+
+
+@dataclasses.dataclass(frozen=True)
+class DownDelta(_Shared):
+    """Send the new values of the entries that changed since the worker's version (SET).
+
+    One int32 per entry remembers when it last changed and serves every worker. Where more than
+    `dense_fraction` of the entries changed, the whole shard is smaller and is sent instead.
+    """
+
+    dense_fraction: float = 0.6
+
+    def __post_init__(self) -> None:
+        """Refuse what is no fraction."""
+        check_fraction("dense_fraction", self.dense_fraction)
+
+    def init(self, size: int) -> State:
+        """Return `last_changed` = 0 for every entry, and the newest dense change."""
+        import numpy as np
+
+        return {"last_changed": np.zeros(size, np.int32), "dense_version": 0}
+
+    def note(self, indices: Int64 | None, version: int, state: State) -> State:
+        """Hear that applying `version` changed these entries (None: all)."""
+        if indices is None:
+            state["dense_version"] = version
+        else:
+            state["last_changed"][indices] = version
+        return state
+
+    def gather(self, asked: Asked, shard: ShardView, state: State) -> Handed:
+        """Return what turns the model of `asked.base_version` into the current one."""
+        import numpy as np
+
+        base = asked.base_version
+        if base is None or base < state["dense_version"]:
+            return whole(shard)
+        if base == shard.version:
+            nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
+            return Handed(Operation.NONE, nothing, shard.version, "delta")
+        changed = np.flatnonzero(state["last_changed"] > base)
+        if len(changed) > self.dense_fraction * len(shard.theta):
+            return whole(shard)
+        return Handed(Operation.SET, Update(changed, shard.theta[changed]), shard.version, "delta")
