@@ -54,7 +54,9 @@ class Flags:
                     "insecure": True, "ip_PS": "127.0.0.1", "sync_dst_dir": None, "model": None,
                     "remote_python": None}  # fmt: skip
         self.values = {
-            name: types.SimpleNamespace(value=value, present=name in given)
+            name: types.SimpleNamespace(
+                value=value, present=name in given, default=defaults.get(name)
+            )
             for name, value in (defaults | given).items()
         }
 
