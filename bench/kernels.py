@@ -9,6 +9,7 @@ step has swept the cache before the gradient is selected from.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ RATE = 0.01
 SIZES = {"1.2 M": 1_200_000, "25 M": 25_000_000}
 UPDATES_BEHIND = 3  # as with four workers of equal speed
 _ROTATION_ENTRIES = 25_000_000  # in all copies of one array: 100 MB
+_GRADIENTS = 4
 _REPEATS = 15
 
 
@@ -36,23 +38,44 @@ def rows(with_tensorflow: bool = True) -> list[Row]:
 
 
 def _select_row(name: str, size: int, contenders: list[kernels.Kernels]) -> Row:
-    """Error-feedback step r += g, select, take, r[idx] = 0 against: read r and g, write r."""
+    """Error-feedback step r += g, select, take, r[idx] = 0 against: read r and g, write r.
+
+    As in the codec, a step knows the threshold of the one before; residuals are those of a long
+    run, for at its beginning the threshold moves with every step.
+    """
     rng = np.random.default_rng(0)
     copies = max(1, _ROTATION_ENTRIES // size)
-    residuals = rng.standard_normal((copies, size), np.float32)
-    gradients = 0.1 * rng.standard_normal((copies, size), np.float32)
+    gradients = rng.standard_normal((max(copies, _GRADIENTS), size), np.float32)
     kept = int(RATE * size)
+    settled = _settled_residual(contenders[0], rng)
+    started = np.tile(settled, -(-size // settled.size))[:size]
+    residuals = {body.name: np.tile(started, (copies, 1)) for body in contenders}
+    summed = residuals[contenders[0].name].copy()
+    hints = {body.name: np.zeros(copies) for body in contenders}
+    rounds = itertools.count()  # a residual never gets the same gradient twice running
 
     def floor() -> None:
-        for residual, gradient in zip(residuals, gradients, strict=True):
+        for residual, gradient in zip(summed, gradients, strict=False):
             np.add(residual, gradient, out=residual)
 
     def step(body: kernels.Kernels) -> None:
-        for residual, gradient in zip(residuals, gradients, strict=True):
-            body.feedback_top_k(residual, gradient, kept)
+        hint, first = hints[body.name], next(rounds)
+        for number, residual in enumerate(residuals[body.name]):
+            gradient = gradients[(first + number) % len(gradients)]
+            given = float(hint[number])
+            hint[number] = body.feedback_top_k(residual, gradient, kept, hint=given)[2]
 
     seconds = interleave([floor, *(lambda b=body: step(b) for body in contenders)], _REPEATS)
     return _timed_row(f"select 1 % with error feedback, {name}", seconds, copies, 2.5)
+
+
+def _settled_residual(body: kernels.Kernels, rng: np.random.Generator) -> np.ndarray:
+    """Return the residual of gradients like these after many steps."""
+    residual, hint = np.zeros(100_000, np.float32), 0.0
+    for _ in range(200):
+        gradient = rng.standard_normal(residual.size, np.float32)
+        hint = body.feedback_top_k(residual, gradient, int(RATE * residual.size), hint=hint)[2]
+    return residual
 
 
 def _apply_row(contenders: list[kernels.Kernels]) -> Row:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 #: --threshold_scope values.
 SCOPES = ("tensor", "global")
-#: Part of the smallest magnitude sent that next step's candidates must reach: few enough are no
-#: candidates for nothing, and seldom fewer than k.
-_MARGIN = 0.9
 
 
 def _exact(x: Float32, k: int, place: int, state: State, ctx: EncodeContext) -> Chosen:
@@ -40,12 +37,23 @@ def _carried(x: Float32, k: int, place: int, state: State, ctx: EncodeContext) -
     return indices, values
 
 
+def _expected(place: int, state: State) -> float:
+    """Return the threshold to expect: that of the step before, or lower if thresholds fall."""
+    last, earlier = float(state["thresholds"][place]), float(state["earlier"][place])
+    state["earlier"][place] = last
+    return last * min(1.0, last / earlier) if earlier > 0 else last
+
+
 #: --selection value -> how the largest entries of one array are found.
 SELECTIONS: dict[str, Callable[[Any, int, int, State, EncodeContext], Any]] = {
     "exact": _exact,
     "sampled": _sampled,
     "carried": _carried,
 }
+
+
+#: --selection value -> the kernel that adds to a residual and takes the largest out at once.
+_AT_ONCE = {"exact": "feedback_top_k", "carried": "feedback_carried"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +95,8 @@ class TopK(Selecting):
 
         del kernels
         places = 1 if self.threshold_scope == "global" else len(spec.tensors)
-        return {"thresholds": np.zeros(places, np.float32)}
+        zeros = np.zeros(places, np.float32)
+        return {"thresholds": zeros, "earlier": zeros.copy()}
 
     def feed(
         self,
@@ -96,20 +105,18 @@ class TopK(Selecting):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """See `ops.base_codecs.feed`; exact selection does it all in one pass over memory."""
+        """See `ops.base_codecs.feed`; where possible all is done in one pass over memory."""
         rate = self.fraction(ctx)
-        if rate >= 1 or self.selection != "exact" or self.threshold_scope != "tensor":
+        if rate >= 1 or self.selection not in _AT_ONCE or self.threshold_scope != "tensor":
             return feed_in_turn(self, residuals, tensors, state, ctx)
+        take_largest = getattr(ctx.kernels, _AT_ONCE[self.selection])
         factors = ctx.factors or (1.0,) * len(tensors)
-        hints = state["thresholds"]
         chosen = []
         for place, (residual, tensor) in enumerate(zip(residuals, tensors, strict=True)):
-            count = kept_entries(rate, tensor.size)
-            indices, values = ctx.kernels.feedback_top_k(
-                residual, tensor, count, factors[place], float(hints[place])
+            count, hint = kept_entries(rate, tensor.size), _expected(place, state)
+            indices, values, state["thresholds"][place] = take_largest(
+                residual, tensor, count, factors[place], hint
             )
-            full = indices.size == count
-            hints[place] = _MARGIN * abs(values).min() if full else 0
             chosen.append((indices, values))
         packet = self.coded(tensors, chosen, ctx)
         if self.value_dtype != "float32":

@@ -22,10 +22,12 @@ class Kernels:
     Attributes:
         name: "numpy" or "tf".
         top_k: (x [n], k) -> (indices, values). See `ops.kernels.select.top_k`.
-        feedback_top_k: (residual [n] in place, addend [n], k, factor, hint) -> (indices, values).
+        feedback_top_k: (residual [n] in place, addend [n], k, factor, hint) -> (indices, values,
+            next hint).
         sampled_top_k: (x [n], k, rng) -> (indices, values). See `ops.kernels.thresholds`; the
-            same body everywhere, like the next two, for the arrays are the host's.
+            same body everywhere, like the next three, for the arrays are the host's.
         carried_top_k: (x [n], k, threshold) -> (indices, values, next threshold).
+        feedback_carried: (residual [n] in place, addend [n], k, factor, threshold) -> the same.
         accumulate: (target [n] in place, addend [n], factor, decay). See `ops.kernels.accumulate`.
         random_k: (n, k, rng) -> indices.
         quantise: (values [k], dtype) -> CodedValues. See `ops.kernels.quantise`.
@@ -45,6 +47,7 @@ class Kernels:
     feedback_top_k: Callable[..., Any]
     sampled_top_k: Callable[..., Any]
     carried_top_k: Callable[..., Any]
+    feedback_carried: Callable[..., Any]
     accumulate: Callable[..., None]
     random_k: Callable[..., Any]
     quantise: Callable[..., Any]
@@ -78,6 +81,7 @@ def load(choice: str, on_gpu: bool = False) -> Kernels:
         feedback_top_k=select.feedback_top_k,
         sampled_top_k=thresholds.sampled_top_k,
         carried_top_k=thresholds.carried_top_k,
+        feedback_carried=thresholds.feedback_carried,
         accumulate=accumulate.accumulate,
         random_k=select.random_k,
         quantise=quantise.quantise,

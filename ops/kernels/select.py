@@ -10,6 +10,7 @@ Source: AdaComp's selection; docs/METHOD.md, AdaComp.
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 _EXACT_BELOW = 4096  # entries; sampling costs more than it saves
 _DENSE_FRACTION = 0.05  # of entries kept; above it the bit peeling has too many rounds
 _SAMPLED_KEPT = 200  # kept entries expected in the sample: its rank is good to 7 %
+_HINTED = 1.2  # times k: candidates that a hint aims at; seldom fewer than k then reach it
+_HINTED_AGAIN = 1.4  # the same, after a hint that was too high
+_FEW = 32  # magnitudes say too little about others
+_SLOPE = 0.3  # with which magnitudes fall where nothing is known: like this power of the rank
 _SAFETY = 4.0  # standard deviations by which the threshold is lowered
 _PIECE = 1 << 17  # entries per element-wise pass: its buffers stay in the second-level cache
 _REGION = 1 << 21  # entries per gather, a multiple of _PIECE: stays in the last-level cache
@@ -50,7 +55,7 @@ def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
 
 def feedback_top_k(
     residual: Float32, addend: Float32, k: int, factor: float = 1.0, hint: float = 0.0
-) -> tuple[Int64, Float32]:
+) -> tuple[Int64, Float32, float]:
     """Add to a residual, take out its k largest entries, keep the rest: one error-feedback step.
 
     Args:
@@ -62,28 +67,30 @@ def feedback_top_k(
             depend on it, only the time. 0: none.
 
     Returns:
-        What `top_k` of the sum returns.
+        What `top_k` of the sum returns, and a hint for the next step with this residual.
     """
-    guided = hint > 0 and _is_worth_a_scan(residual.size, k)
-    if guided:
+    if hint > 0 and _is_worth_a_scan(residual.size, k):
         threshold = np.float32(hint)
     else:
         threshold = _sampled_threshold(residual, addend, k, factor)
+        hint = 0.0
     if threshold > 0:
         candidates, values = _scan(residual, addend, threshold, factor)  # takes all of them out
         if candidates.size >= k:
-            kept = largest(values, k)
-            is_dropped = np.ones(candidates.size, bool)
-            is_dropped[kept] = False
-            dropped = is_dropped.nonzero()[0]
+            magnitudes = np.abs(values)
+            is_kept = _are_largest(magnitudes, k)
+            kept, dropped = is_kept.nonzero()[0], (~is_kept).nonzero()[0]
             residual[candidates.take(dropped)] = values.take(dropped)
-            return _chosen(candidates, values, kept)
+            return *_chosen(candidates, values, kept), _next_hint(magnitudes, k)
         residual[candidates] = values
     else:
         accumulate(residual, addend, factor)
-    indices, values = top_k(residual, k) if guided else _exact(residual, k)
+    if hint > 0:  # gradients grow and shrink, and take the threshold with them
+        indices, values = _once_more(residual, np.abs(values), k)
+    else:
+        indices, values = _exact(residual, k)
     residual[indices] = 0
-    return indices, values
+    return indices, values, _next_hint(np.abs(values), k) if indices.size == k else 0.0
 
 
 def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
@@ -95,8 +102,44 @@ def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
     return chosen
 
 
+def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]:
+    """Do `top_k` of x when the m < k magnitudes above some threshold are known."""
+    if magnitudes.size > _FEW:
+        indices, values = at_least(x, np.float32(magnitude_at(magnitudes, _HINTED_AGAIN * k)))
+        if indices.size >= k:
+            return _chosen(indices, values, largest(values, k))
+    return top_k(x, k)
+
+
+def _next_hint(magnitudes: Float32, k: int) -> float:
+    """Return the magnitude at rank 1.2 k, from the m >= k magnitudes above the last threshold."""
+    return magnitude_at(magnitudes, _HINTED * k)
+
+
+def magnitude_at(magnitudes: Float32, rank: float) -> float:
+    """Return the magnitude of this rank, from the largest magnitudes [m], m > 0, of an array.
+
+    Beyond them it is taken to fall on like a power of the rank, as it does from rank m / 2 to m.
+    """
+    count, wanted = magnitudes.size, math.ceil(rank)
+    if wanted <= count:
+        return float(np.partition(magnitudes, count - wanted)[count - wanted])
+    half = max(1, count // 2)
+    ordered = np.partition(magnitudes, [0, count - half])
+    lowest, middle = float(ordered[0]), float(ordered[count - half])
+    power = math.log(middle / lowest) / math.log(count / half) if half < count else _SLOPE
+    return lowest * (count / wanted) ** power
+
+
 def _is_worth_a_scan(size: int, k: int) -> bool:
     return size >= _EXACT_BELOW and 0 < k <= _DENSE_FRACTION * size
+
+
+def take_at_least(
+    residual: Float32, addend: Float32, threshold: np.float32, factor: float
+) -> tuple[Int64, Float32]:
+    """Add to a residual, take out what reaches a threshold > 0; see `feedback_top_k`."""
+    return _scan(residual, addend, threshold, factor)
 
 
 def at_least(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
@@ -205,10 +248,15 @@ def largest(values: Float32, k: int) -> Int64:
         return np.arange(values.size)
     if k <= 0:
         return np.empty(0, np.int64)
-    magnitudes = np.abs(values)
+    return _are_largest(np.abs(values), k).nonzero()[0]
+
+
+def _are_largest(magnitudes: Float32, k: int) -> np.ndarray:
+    """Return [m] bool: whether each magnitude is of the k largest, 0 < k <= m."""
     smallest_kept = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
-    kept = (magnitudes >= smallest_kept).nonzero()[0]
-    if kept.size > k:
+    kept = magnitudes >= smallest_kept
+    surplus = np.count_nonzero(kept) - k
+    if surplus:
         ties = (magnitudes == smallest_kept).nonzero()[0]
-        kept = np.setdiff1d(kept, ties[ties.size - (kept.size - k) :], assume_unique=True)
+        kept[ties[ties.size - surplus :]] = False
     return kept

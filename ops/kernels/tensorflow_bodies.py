@@ -130,13 +130,13 @@ def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
 
 def feedback_top_k(
     residual: Float32, addend: Any, k: int, factor: float = 1.0, hint: float = 0.0
-) -> tuple[Int64, Float32]:
+) -> tuple[Int64, Float32, float]:
     """See `ops.kernels.select.feedback_top_k`; the residual is a numpy array."""
     del hint
     accumulate(residual, np.asarray(addend), factor)
     indices, values = top_k(residual, k)
     residual[indices] = 0
-    return indices, values
+    return indices, values, 0.0
 
 
 def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float32) -> None:

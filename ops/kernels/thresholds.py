@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ops.kernels import select
+from ops.kernels.accumulate import accumulate
 
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
@@ -55,6 +56,30 @@ def sampled_top_k(x: Float32, k: int, rng: np.random.Generator) -> tuple[Int64, 
     return indices, values
 
 
+def feedback_carried(
+    residual: Float32, addend: Float32, k: int, factor: float = 1.0, threshold: float = 0.0
+) -> tuple[Int64, Float32, float]:
+    """Do `carried_top_k` of a residual plus an addend, and take out what is selected.
+
+    Args:
+        residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
+        addend: [n] float32, finite.
+        k: How many there should be, 1 to n.
+        factor: Of the addend.
+        threshold: Of the step before; 0: not known.
+    """
+    if threshold > 0 and residual.size > _EXACT_BELOW:
+        indices, values = select.take_at_least(residual, addend, np.float32(threshold), factor)
+        if _TOO_FEW * k <= indices.size <= _TOO_MANY * k:
+            return indices, values, select.magnitude_at(np.abs(values), k)
+        residual[indices] = values
+    else:
+        accumulate(residual, addend, factor)
+    indices, values, threshold = carried_top_k(residual, k, threshold)
+    residual[indices] = 0
+    return indices, values, threshold
+
+
 def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32, float]:
     """Return the entries that reach a threshold, and the threshold for next time.
 
@@ -73,23 +98,10 @@ def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32,
     if threshold > 0 and x.size > _EXACT_BELOW:
         indices, values = select.at_least(x, np.float32(threshold))
         if indices.size >= _TOO_FEW * k:
-            following = _adapted(np.abs(values), k)
+            following = select.magnitude_at(np.abs(values), k)
             if indices.size > _TOO_MANY * k:
                 kept = select.largest(values, k)
                 indices, values = indices.take(kept), values.take(kept)
             return indices, values, following
     indices, values = select.top_k(x, k)
     return indices, values, float(np.abs(values).min()) if indices.size == k else 0.0
-
-
-def _adapted(magnitudes: Float32, k: int) -> float:
-    """Return the magnitude that k entries would reach, by those [m] that are large."""
-    count = magnitudes.size
-    half = max(1, min(count, k) // 2)
-    magnitudes = np.partition(magnitudes, [count - min(count, k), count - half])
-    lowest, middle = float(magnitudes[count - min(count, k)]), float(magnitudes[count - half])
-    if count >= k or half == count or middle <= lowest:
-        return lowest
-    # Between rank `half` and rank `count` the magnitude falls like a power of the rank.
-    power = math.log(middle / lowest) / math.log(count / half)
-    return lowest * (count / k) ** power

@@ -92,7 +92,7 @@ def test_feedback_takes_out_the_largest_of_the_sum(bodies, size, rate):
     addend = rng.standard_normal(size, np.float32)
     total = residual + addend
     k = max(1, int(rate * size))
-    indices, values = bodies.feedback_top_k(residual, addend, k)
+    indices, values, _ = bodies.feedback_top_k(residual, addend, k)
     expected = reference.top_k(total, k)
     np.testing.assert_array_equal(indices, expected[0])
     np.testing.assert_array_equal(values, expected[1])
@@ -105,11 +105,30 @@ def test_feedback_falls_back_when_too_few_survive(monkeypatch):
     rng = np.random.default_rng(1)
     residual, addend = rng.standard_normal((2, 60_000)).astype(np.float32)
     total = residual + addend
-    indices, values = select.feedback_top_k(residual, addend, 6000)
+    indices, values, _ = select.feedback_top_k(residual, addend, 6000)
     np.testing.assert_array_equal(indices, reference.top_k(total, 6000)[0])
     np.testing.assert_array_equal(values, total[indices])
     total[indices] = 0
     np.testing.assert_array_equal(residual, total)
+
+
+@pytest.mark.parametrize("hint", [0.0, 1e-3, 1.0, 3.0, 1e3, None])
+@pytest.mark.usefixtures("small_pieces")
+def test_a_hint_changes_nothing_but_the_time(hint):
+    """None: the hint of the step before."""
+    rng, following = np.random.default_rng(9), 0.0
+    residual = np.zeros(20_000, np.float32)
+    for _ in range(12):
+        addend = rng.standard_normal(residual.size, np.float32)
+        total = residual + np.float32(0.5) * addend
+        given = following if hint is None else hint
+        indices, values, following = select.feedback_top_k(residual, addend, 200, 0.5, given)
+        expected = reference.top_k(total, 200)
+        np.testing.assert_array_equal(indices, expected[0])
+        np.testing.assert_array_equal(values, expected[1])
+        total[indices] = 0
+        np.testing.assert_array_equal(residual, total)
+        assert 0 < following < np.abs(values).min()
 
 
 def test_nothing_is_traced_again_as_sizes_vary():

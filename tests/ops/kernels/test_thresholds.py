@@ -65,6 +65,19 @@ def test_a_carried_threshold_keeps_to_k(draw):
     assert min(counts) >= 0.8 * K and max(counts) <= 1.3 * K
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.1, 2.0, 2.6, 9.0])
+def test_a_carried_threshold_with_feedback(threshold):
+    rng = np.random.default_rng(2)
+    residual, addend = rng.standard_normal((2, SIZE)).astype(np.float32)
+    total = residual + np.float32(0.5) * addend
+    expected = thresholds.carried_top_k(total, K, threshold)
+    got = thresholds.feedback_carried(residual, addend, K, 0.5, threshold)
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    total[got[0]] = 0
+    np.testing.assert_array_equal(residual, total)
+
+
 def test_a_threshold_that_is_far_off_is_found_anew():
     x = np.random.default_rng(1).standard_normal(SIZE, np.float32)
     for threshold in (1e-3, 1e3):
