@@ -1,0 +1,24 @@
+"""The server of fit_worker.py and loop_worker.py, in a script of its own:
+
+PYTHONPATH=. python examples/server.py --nb_workers=2 --method=dgs --learning_rate=0.05 --epochs=8
+"""
+
+import sys
+
+import keras
+from fit_single import build_model
+
+from thinwire import init_server
+
+
+def main():
+    keras.utils.set_random_seed(1)
+    model = build_model()
+    server = init_server(sys.argv[1:], model, num_train=10_000).start()
+    sys.stdout.write(f"serving at {server.address}\n")
+    reason = server.join(idle_seconds=30)
+    sys.stdout.write(f"{reason} after {server.version} updates\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""AdaComp's two functions, blocking, in two threads of one process."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ops.types import ConfigurationError
+from tests.nodes import free_port
+from tests.thinwire.toy import X, Y, build, trained
+from thinwire import PS, Worker
+
+
+def test_ps_and_worker_train_until_the_end():
+    served, own, ends = build(), build(), {}
+    before = trained(own)
+    settings = {"nb_workers": 1, "port": free_port(), "iter_max": 30, "compression_rate": 0.1}
+
+    def serve():
+        ends["PS"] = PS(settings, served)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    assert Worker((X, Y), settings, own, batch_size=16) == "iter_max"
+    server.join(60)
+    assert ends == {"PS": "iter_max"}
+    for mine, theirs, old in zip(trained(own), trained(served), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert (mine != old).any()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "words"),
+    [
+        (X, {}, "two arrays"),
+        ((X, X), {}, "whole number for each image"),
+        ((X, Y[:9]), {}, "whole number for each image"),
+        ((X, Y), {"batch_size": 1000}, "batch_size"),
+        ((X, Y), {"mode": "msgd"}, "without a server"),
+    ],
+)
+def test_what_a_worker_refuses(dataset, settings, words):
+    with pytest.raises(ConfigurationError, match=words):
+        Worker(dataset, settings, build())
+
+
+def test_what_a_ps_refuses():
+    with pytest.raises(ConfigurationError, match="nb_ps=2"):
+        PS(model=build(), nb_ps=2)

@@ -1,0 +1,53 @@
+"""The examples as a reader would start them."""
+
+import difflib
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.nodes import free_port
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def test_the_worker_differs_from_the_single_machine_by_three_lines():
+    single, worker = (
+        (EXAMPLES / name).read_text().splitlines() for name in ("fit_single.py", "fit_worker.py")
+    )
+    changes = [
+        line
+        for line in difflib.unified_diff(single, worker, n=0)
+        if line[0] in "+-" and line[:3] not in ("+++", "---") and line[1:].strip()
+    ]
+    assert 1 <= len(changes) <= 3, changes
+
+
+@pytest.mark.processes
+def test_fit_and_a_loop_train_one_model(tmp_path):
+    flags = (f"--port={free_port()}", "--nb_workers=2", "--method=dgs", "--learning_rate=0.05")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    started = {}
+    for name, own in (
+        ("server.py", ("--iter_max=300",)),
+        ("fit_worker.py", ("--id_worker=1",)),
+        ("loop_worker.py", ("--id_worker=2",)),
+    ):
+        with open(tmp_path / name, "wb") as log:
+            command = [sys.executable, str(EXAMPLES / name), *flags, *own]
+            started[name] = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=tmp_path
+            )
+    try:
+        for name, process in started.items():
+            assert process.wait(90) == 0, (tmp_path / name).read_text()[-3000:]
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
+    assert "iter_max after 300 updates" in (tmp_path / "server.py").read_text()
+    assert "version" in (tmp_path / "loop_worker.py").read_text()
+    assert "val_accuracy" in (tmp_path / "fit_worker.py").read_text()
