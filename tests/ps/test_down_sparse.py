@@ -237,6 +237,17 @@ def test_auto_switches_where_more_than_a_tenth_changes():
     assert world.counts["sparse"] == 1
 
 
+def test_auto_takes_no_model_that_was_sent_in_parts_for_an_exact_one():
+    world = World(eager(sending("auto", compression_rate=0.1, down_ratio=0.03)))
+    for _ in range(6):
+        world.push(1)
+        world.push(2)
+    assert (world.base(2) != world.theta).any()
+    world.forget(2)
+    world.push(2, num_lost=1)  # the whole model is lost, and asked for again from the old base
+    np.testing.assert_array_equal(world.base(2), world.theta)
+
+
 def test_auto_does_not_switch_where_that_would_not_pay():
     world = World(sending("auto", down_ratio=0.9))
     for _ in range(6):
@@ -303,4 +314,5 @@ def test_a_delay_is_compensated_from_what_the_worker_really_has(down_codec):
         np.testing.assert_allclose(run.theta, stepped, atol=2e-6)
         num_apart += not np.array_equal(before, bases[number])
     assert num_apart > 20
+    assert run.shards[0].model.memory()["copies"] == 0  # one copy of each worker is enough
     assert run.shards[0].model.down_summary()["sparse"] > 20
