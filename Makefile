@@ -31,10 +31,10 @@ $(STAMP): requirements.txt requirements-dev.txt
 demo: $(STAMP) ## AdaComp, 1 PS, 4 workers, a Supervisor, on this machine
 	$(BIN)/python main.py --type_node=Cluster --flagfile=examples/demo.flags
 
-test: $(STAMP) ## All tests but the product of all policies
+test: $(STAMP) ## All tests but those of make product
 	$(BIN)/python -m pytest -q
 
-product: $(STAMP) ## Every legal combination of policies
+product: $(STAMP) ## Every legal combination of policies, and every mode under faults
 	$(BIN)/python -m pytest -q -m product
 
 lint: $(STAMP) ## Style, import arrows

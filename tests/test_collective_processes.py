@@ -26,6 +26,7 @@ def final_model(folder, collective):
     return found[1]["core"]["model"]
 
 
+@pytest.mark.product
 def test_bsp_by_a_ring_is_bsp_by_the_ps(tmp_path):
     by_ps, by_ring = (final_model(tmp_path / name, name) for name in ("ps", "ring"))
     assert (by_ps["version"], by_ps["samples"]) == (by_ring["version"], by_ring["samples"])

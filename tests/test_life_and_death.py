@@ -8,6 +8,8 @@ from ops.run_dir import rounds_of
 from supervisor.rounds_log import read_rounds
 
 pytestmark = pytest.mark.timeout(150)
+#: What in-process tests show as well; `make product` shows it with real processes.
+LONG = pytest.mark.product
 
 
 def test_three_roles_by_hand_in_any_order(nodes):
@@ -35,9 +37,9 @@ def all_at_work(status):
     ("mode", "flags"),
     [
         ("bsp", ["--method=bsp", "--iter_max=250"]),
-        ("asp", ["--method=adacomp", "--iter_max=2500"]),
-        ("ssp", ["--method=ssp", "--staleness_bound=2", "--iter_max=2500"]),
-        ("gsp", ["--method=gsp", "--groups=1,2|3", "--iter_max=1500"]),
+        pytest.param("asp", ["--method=adacomp", "--iter_max=2500"], marks=LONG),
+        pytest.param("ssp", ["--method=ssp", "--staleness_bound=2", "--iter_max=2500"], marks=LONG),
+        pytest.param("gsp", ["--method=gsp", "--groups=1,2|3", "--iter_max=1500"], marks=LONG),
         ("esync", ["--method=esync", "--slowdown=1,1,4", "--iter_max=250"]),
     ],
 )
@@ -82,7 +84,9 @@ def test_the_supervisor_may_die_and_return(nodes):
         assert len(numbers) - worker["pushes"] in (0, 1)  # the last one may come after the end
 
 
-@pytest.mark.parametrize("method", ["adacomp", "bsp", "esync"])
+@pytest.mark.parametrize(
+    "method", ["adacomp", pytest.param("bsp", marks=LONG), pytest.param("esync", marks=LONG)]
+)
 def test_a_killed_ps_goes_on_from_its_last_snapshot(nodes, method):
     nodes.cluster(2, f"--method={method}", "--iter_max=900", "--checkpoint_interval_seconds=0.7")
     nodes.watch(lambda status: status.version >= 200 and all_at_work(status))

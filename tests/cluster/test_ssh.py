@@ -77,7 +77,9 @@ def test_one_command_starts_follows_and_ends_a_cluster(nodes, sshd):
 
 
 @needs_sshd
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.product), signal.SIGKILL]
+)
 def test_a_launcher_that_ends_leaves_nothing_running(nodes, sshd, number):
     start(nodes, sshd.host, sshd.options, "--iter_max=1000000")
     nodes.watch(lambda status: all(worker.pushes >= 2 for worker in status.workers), 150)
