@@ -41,7 +41,7 @@ def _in_process() -> tuple[float, float]:
     import tensorflow as tf
 
     from models.shared import SharedModel
-    from ops.methods import Choices, compose
+    from ops.compose import Choices, compose
     from ops.run import ModelChoice
     from worker.standalone import LocalTrainer
 

@@ -32,8 +32,8 @@ def _measure() -> tuple[float, float]:
     from bench.peers import work
     from models.shared import SharedModel
     from ops import kernels, routing, wire
+    from ops.compose import Choices, compose
     from ops.down_codecs import Operation
-    from ops.methods import Choices, compose
     from ops.run import ModelChoice
     from ops.types import Block, CodedValues
     from worker.core import ShardReply, WorkerCore

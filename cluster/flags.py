@@ -13,7 +13,8 @@ from data import usual
 from data.fractions import read_fractions
 from ops import advice, among_workers, grouping
 from ops.collectives import THROUGH_PS
-from ops.methods import SEAMS, Choices, Method, compose
+from ops.compose import Choices, compose
+from ops.methods import SEAMS, Method
 from ops.options import Option, Rule, Topic
 from ops.placement import BySpeed
 from ops.run import DataChoice, ModelChoice, Run

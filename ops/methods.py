@@ -12,7 +12,7 @@ from typing import Any
 from ops import among_workers, codecs, down_codecs, pacing, placement, routing, sync, weighting
 from ops.collectives import THROUGH_PS
 from ops.dc_asgd import DcAsgd
-from ops.grouping import AutoGroups, uneven
+from ops.grouping import uneven
 from ops.local_update import LocalUpdate
 from ops.server_update import ServerUpdate
 from ops.types import ConfigurationError, Kind, describe
@@ -66,9 +66,6 @@ LOCAL_FLAGS = {
     "opt_state": "local_opt_state",
     "rate_factor": "local_lr",
 }
-
-#: Bound of --sync=ssp when neither flag nor method says otherwise.
-DEFAULT_SSP_BOUND = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,136 +205,3 @@ class Method:
             for name, value in describe(policy).items()
         ]
         return rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Choices(codecs.CodecChoices):
-    """What the command line says about the method; None means "as the method has it"."""
-
-    method: str
-    nb_workers: int
-    overrides: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    down_ratio: float | None = None  # of down codecs sparse and auto, like the next two
-    down_value_dtype: str = "float32"
-    resync_every: int = 0
-    local_steps: int = 1
-    eps: str = "auto"  # of pacer esync, like the next three
-    query: str = "blocking"
-    smoothing: str = "ema:0.5"
-    max_local_steps: int = 0
-    groups: tuple[tuple[int, ...], ...] | None = None
-    auto_groups: AutoGroups | None = None
-    bound: int | None = None
-    window: int = 1024
-    beyond_window: str = "count"
-    dcasgd_lambda: float | None = None
-    dcasgd_variant: str = "constant"
-    dcasgd_decay: float | None = None
-    dcasgd_backup: str = "per_worker"
-    momentum: float | None = None
-    weight_decay: float = 0.0
-    global_lr: float = 1.0
-    local_optimizer: str = "sgd"
-    local_momentum: float | None = None
-    local_opt_state: str = "keep"
-    local_lr: float | None = None  # if given, `learning_rate` is what it is compared with
-    learning_rate: float = 0.02
-    bn_sync: bool = True
-    placement: str = "hash"
-    ps_speeds: tuple[float, ...] = ()
-    collective: str = THROUGH_PS
-
-
-def compose(choices: Choices) -> Method:
-    """Build the method that the choices ask for.
-
-    Raises:
-        ConfigurationError: Unknown names, illegal values, or choices that exclude each other.
-    """
-    if choices.method not in METHODS:
-        raise ConfigurationError(
-            f"--method={choices.method!r}: expected one of {', '.join(METHODS)}."
-        )
-    given = {seam: value for seam, value in choices.overrides.items() if value is not None}
-    seams = METHODS[choices.method] | given
-    down_codecs.refuse_idle(seams["down_codec"], vars(choices))
-    _refuse_idle("weighting", weighting.REGISTRY, seams["weighting"], choices)
-    codec = codecs.build(seams["codec"], choices, choices.nb_workers, choices.learning_rate)
-    # Changes that hold the learning rate are added: an optimizer would apply a rate once more.
-    feeds = "server_optimizer" in given and codec.kind is Kind.GRADIENT
-    method = Method(
-        name=choices.method,
-        pacer=_pick(pacing.REGISTRY, seams["pacer"], choices),
-        codec=codec,
-        down_codec=_pick(down_codecs.REGISTRY, seams["down_codec"], choices),
-        router=_pick(routing.REGISTRY, seams["router"], choices),
-        sync=among_workers.rule_for(_sync_rule(seams["sync"], choices), choices.collective),
-        weighting=_pick(weighting.REGISTRY, seams["weighting"], choices),
-        server=_server(seams["server_optimizer"], choices, feeds),
-        seams=seams,
-        local=_local(choices),
-        bn_sync=choices.bn_sync,
-        placement=_placement(choices),
-        collective=choices.collective,
-    )
-    return method
-
-
-def _pick(registry: Mapping[str, type], name: str, choices: Choices) -> Any:
-    """Make the policy `name`, giving its fields the choices of the same name."""
-    policy = registry[name]
-    fields = {field.name for field in dataclasses.fields(policy)}
-    return policy(**{key: value for key, value in vars(choices).items() if key in fields})
-
-
-def _refuse_idle(seam: str, registry: Mapping[str, type], name: str, choices: Choices) -> None:
-    """Refuse settings with the prefix of a policy that was not chosen."""
-    usual = {field.name: field.default for field in dataclasses.fields(Choices)}
-    for other, policy in registry.items():
-        prefix = other.replace("_", "") + "_"
-        own = [field.name for field in dataclasses.fields(policy) if other != name]
-        for setting in (setting for setting in own if setting.startswith(prefix)):
-            value = getattr(choices, setting)
-            if value != usual[setting]:
-                raise ConfigurationError(
-                    f"--{setting}={value} is for --{seam}={other}, and this is --{seam}={name}; "
-                    "change one."
-                )
-
-
-def _sync_rule(name: str, choices: Choices) -> sync.SyncRule:
-    takes_default = sync.REGISTRY[name].needs_bound and choices.bound is None
-    bound = DEFAULT_SSP_BOUND if takes_default else choices.bound
-    return sync.make_rule(name, choices.nb_workers, choices.groups, bound, choices.auto_groups)
-
-
-def _placement(choices: Choices) -> placement.Placement:
-    if choices.ps_speeds and choices.placement != "speed":
-        raise ConfigurationError(
-            f"--ps_speeds={','.join(f'{speed:g}' for speed in choices.ps_speeds)} is for "
-            f"--placement=speed, and this is --placement={choices.placement}; change one."
-        )
-    return _pick(placement.REGISTRY, choices.placement, choices)  # type: ignore[no-any-return]
-
-
-def _local(choices: Choices) -> LocalUpdate:
-    """A local rate of its own follows the schedule: it is kept as a factor of the scheduled one."""
-    default_momentum = 0.9 if choices.local_optimizer == "momentum" else 0.0
-    momentum, rate = choices.local_momentum, choices.local_lr
-    return LocalUpdate(
-        optimizer=choices.local_optimizer,
-        momentum=default_momentum if momentum is None else momentum,
-        opt_state=choices.local_opt_state,
-        rate_factor=1.0 if rate is None else rate / choices.learning_rate,
-    )
-
-
-def _server(name: str, choices: Choices, feeds_deltas: bool) -> ServerUpdate:
-    default_momentum = 0.9 if name == "momentum" else 0.0
-    return ServerUpdate(
-        optimizer=name,
-        momentum=default_momentum if choices.momentum is None else choices.momentum,
-        weight_decay=choices.weight_decay,
-        global_lr=choices.global_lr,
-        feeds_deltas=feeds_deltas,
-    )

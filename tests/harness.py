@@ -9,8 +9,9 @@ import numpy as np
 
 from ops import kernels
 from ops.codecs import NonFiniteUpdate
+from ops.compose import Choices, compose
 from ops.low_rank import expanded
-from ops.methods import Choices, Method, compose
+from ops.methods import Method
 from ops.schedule import Budget, Schedule
 from ops.sync import SyncRule
 from ops.types import ModelSpec, TensorSpec

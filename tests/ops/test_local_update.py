@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ops.compose import Choices, compose
 from ops.local_update import LocalUpdate
-from ops.methods import Choices, compose
 from ops.types import ConfigurationError
 
 SIZE = 7
