@@ -19,7 +19,7 @@ from models.shared import SharedModel
 from models.statistics import FlatVariables
 from ops.codecs import NonFiniteUpdate
 from ops.run import Diverged
-from ops.types import ConfigurationError
+from ops.types import ConfigurationError, State
 from ops.wrappers import WarmUp
 from thinwire.arguments import Settings
 from worker.core import Outgoing, ShardReply
@@ -92,6 +92,7 @@ class Joined:
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self._num_train = needed_size(run.method.codec, num_train)
         self._present = False
+        self._saved: State | None = None  # of the life before
         self.part = self._new_part(self.statistics.read())
 
     @property
@@ -221,7 +222,6 @@ class Joined:
 
         Gradients come as arrays of the host, in whatever thread: the kernels work there too.
         """
-        self._saved = None
         return Participant(
             self.settings.run,
             self.own,
@@ -232,12 +232,10 @@ class Joined:
 
     def renew(self) -> None:
         """Begin another life of this worker, as a process that was started again."""
-        saved, counted, loss = self._saved, self.part.metrics(), self.part.loss
-        weights = self.weights
+        old = self.part
         self.part = self._new_part(self.means)
-        np.copyto(self.weights, weights)  # until the server's come
-        self._saved = saved
-        self.part.before, self.part.loss = counted, loss
+        np.copyto(self.weights, old.core.weights)  # until the server's come
+        self.part.before, self.part.loss = old.metrics(), old.loss
 
     def _counters(self) -> tuple[int, int, dict[str, float]]:
         exchange = self.part.exchange

@@ -27,7 +27,7 @@ from thinwire.compiled import (
     rate_of,
 )
 from thinwire.gradient_sgd import warn_of_other_rate
-from thinwire.joined import Joined, LeavesInOrder
+from thinwire.joined import Joined, LeavesInOrder, StepInfo
 from thinwire.wakeup import forget, hear_interrupts
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class Distributed(LeavesInOrder):
 
     def __init__(self, model: keras.Model, joined: Joined) -> None:
         """Use `distribute`."""
-        self.model, self.last = model, None
+        self.model = model
+        self.last: StepInfo | None = None
         self._joined = joined
         self._lock = threading.Lock()  # of the joined: TensorFlow's thread and the script's
         self._failure: Exception | None = None

@@ -136,11 +136,13 @@ class Participant:
     def interrupt(self) -> None:
         """Finish the current exchange; if it does not come to an end, cut the streams."""
         self.closing.set()
-        timer = threading.Timer(
-            _CUT_SECONDS, lambda: [shard.close() for shard in self.exchange.shards]
-        )
+        timer = threading.Timer(_CUT_SECONDS, self._cut)
         timer.daemon = True
         timer.start()
+
+    def _cut(self) -> None:
+        for shard in self.exchange.shards:
+            shard.close()
 
     # -- one mini-batch -----------------------------------------------------------------------
 

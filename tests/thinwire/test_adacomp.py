@@ -12,18 +12,22 @@ from thinwire import PS, Worker
 
 
 def test_ps_and_worker_train_until_the_end():
-    served, own, ends = build(), build(), {}
+    served, own, port, ends = build(), build(), free_port(), []
     before = trained(own)
-    settings = {"nb_workers": 1, "port": free_port(), "iter_max": 30, "compression_rate": 0.1}
 
-    def serve():
-        ends["PS"] = PS(settings, served)
+    def serve(model):
+        reason = PS(nb_workers=1, iter_max=30, port=port, model=model)
+        ends.append(reason)
 
-    server = threading.Thread(target=serve)
+    def train(model, images, labels):
+        reason = Worker((images, labels), nb_workers=1, port=port, model=model)
+        ends.append(reason)
+
+    server = threading.Thread(target=serve, args=(served,))
     server.start()
-    assert Worker((X, Y), settings, own, batch_size=16) == "iter_max"
+    train(own, X, Y)
     server.join(60)
-    assert ends == {"PS": "iter_max"}
+    assert ends == ["iter_max", "iter_max"]
     for mine, theirs, old in zip(trained(own), trained(served), before, strict=True):
         np.testing.assert_array_equal(mine, theirs)
         assert (mine != old).any()

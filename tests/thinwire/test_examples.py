@@ -3,6 +3,7 @@
 import difflib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -24,6 +25,20 @@ def test_the_worker_differs_from_the_single_machine_by_three_lines():
         if line[0] in "+-" and line[:3] not in ("+++", "---") and line[1:].strip()
     ]
     assert 1 <= len(changes) <= 3, changes
+
+
+def test_what_the_page_shows_is_run_somewhere():
+    page = (ROOT / "docs" / "API.md").read_text()
+    run = "".join(path.read_text() for path in EXAMPLES.glob("*.py"))
+    run += (ROOT / "tests" / "thinwire" / "test_adacomp.py").read_text()
+    lines = [
+        line.strip()
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        for line in block.splitlines()
+        if "..." not in line
+    ]
+    assert len(lines) >= 8
+    assert [line for line in lines if line not in run] == []
 
 
 @pytest.mark.processes
