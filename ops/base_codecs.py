@@ -67,7 +67,7 @@ class Dense(Forgetful):
 
     def __post_init__(self) -> None:
         """Refuse an unknown value dtype."""
-        _check_value_dtype(self.value_dtype)
+        check_value_dtype(self.value_dtype)
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
@@ -78,10 +78,7 @@ class Dense(Forgetful):
             NonFiniteUpdate: A tensor holds NaN or infinity.
         """
         check_finite(tensors, ctx)
-        blocks = [
-            _dense_block(slot, values, self.value_dtype, ctx) for slot, values in enumerate(tensors)
-        ]
-        return Packet(tuple(blocks), self.kind), state
+        return _whole(tensors, self.value_dtype, self.kind, ctx), state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Selecting(Forgetful):
     def __post_init__(self) -> None:
         """Refuse a rate that keeps nothing, and an unknown value dtype."""
         check_rate(self.compression_rate)
-        _check_value_dtype(self.value_dtype)
+        check_value_dtype(self.value_dtype)
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
@@ -109,11 +106,7 @@ class Selecting(Forgetful):
         check_finite(tensors, ctx)
         rate = self.fraction(ctx)
         if rate >= 1:
-            blocks = [
-                _dense_block(slot, tensor, self.value_dtype, ctx)
-                for slot, tensor in enumerate(tensors)
-            ]
-            return Packet(tuple(blocks), self.kind), state
+            return _whole(tensors, self.value_dtype, self.kind, ctx), state
         chosen = self.select(tensors, rate, state, ctx)
         return self.coded(tensors, chosen, ctx), state
 
@@ -296,25 +289,35 @@ def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
             )
 
 
-def check_rate(rate: float) -> None:
-    """Refuse a rate that keeps nothing.
+def check_rate(rate: float, flag: str = "compression_rate") -> None:
+    """Refuse a rate that keeps nothing; `flag` set it.
 
     Raises:
         ConfigurationError: It is not above 0.
     """
     if not rate > 0:  # refuses NaN too
         raise ConfigurationError(
-            f"--compression_rate={rate}: it is the fraction of entries kept; expected above 0 "
+            f"--{flag}={rate}: it is the fraction of entries kept; expected above 0 "
             "(for example 0.01), and 1 or more for all entries."
         )
 
 
-def _dense_block(slot: int, tensor: Float32, value_dtype: str, ctx: EncodeContext) -> Block:
-    return Block(slot, tensor.size, None, ctx.kernels.quantise(tensor, value_dtype))
+def check_value_dtype(value_dtype: str, flag: str = "value_dtype") -> None:
+    """Refuse an unknown value dtype; `flag` set it.
 
-
-def _check_value_dtype(value_dtype: str) -> None:
+    Raises:
+        ConfigurationError: It is none of ops.types.VALUE_DTYPES.
+    """
     if value_dtype not in VALUE_DTYPES:
         raise ConfigurationError(
-            f"--value_dtype={value_dtype!r}: expected one of {', '.join(VALUE_DTYPES)}."
+            f"--{flag}={value_dtype!r}: expected one of {', '.join(VALUE_DTYPES)}."
         )
+
+
+def _whole(tensors: Sequence[Float32], value_dtype: str, kind: Kind, ctx: EncodeContext) -> Packet:
+    """Return one dense block per tensor."""
+    blocks = [
+        Block(slot, tensor.size, None, ctx.kernels.quantise(tensor, value_dtype))
+        for slot, tensor in enumerate(tensors)
+    ]
+    return Packet(tuple(blocks), kind)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
+from ops.base_codecs import check_rate, check_value_dtype
 from ops.down_exact import DownDelta, check_fraction, whole
 from ops.replies import Asked, Handed, ShardView
-from ops.types import VALUE_DTYPES, ConfigurationError, State
+from ops.types import ConfigurationError, State
 
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
@@ -43,18 +44,10 @@ class DownSparse:
 
     def __post_init__(self) -> None:
         """Refuse ratios that send nothing, unknown value dtypes, and negative intervals."""
-        for name in ("compression_rate", "down_ratio"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:  # refuses NaN too
-                raise ConfigurationError(
-                    f"--{name}={value}: it is the fraction of entries kept; expected above 0 "
-                    "(for example 0.01), and 1 or more for all entries."
-                )
-        if self.down_value_dtype not in VALUE_DTYPES:
-            raise ConfigurationError(
-                f"--down_value_dtype={self.down_value_dtype!r}: expected one of "
-                f"{', '.join(VALUE_DTYPES)}."
-            )
+        check_rate(self.compression_rate)
+        if self.down_ratio is not None:
+            check_rate(self.down_ratio, "down_ratio")
+        check_value_dtype(self.down_value_dtype, "down_value_dtype")
         if self.resync_every < 0:
             raise ConfigurationError(
                 f"--resync_every={self.resync_every}: expected a number of replies from 1 on, or "

@@ -14,6 +14,7 @@ from ops.base_codecs import (
     check_finite,
     decoded,
     detached,
+    encode_multiplied,
     feed,
     without_factors,
 )
@@ -43,6 +44,13 @@ class Wrapper:
     def init(self, spec: ModelSpec, kernels: Any) -> State:
         """Return the state: none of its own."""
         return {"inner": self.inner.init(spec, kernels)}
+
+    def hand_on(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the inner codec's packet of the tensors times `ctx.factors`, and the state."""
+        packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
+        return packet, state | {"inner": inner}
 
     def undelivered(self, packet: Packet, state: State) -> State:
         """Let the inner codec take back what did not arrive."""

@@ -24,15 +24,13 @@ import numpy as np
 
 from ops.codecs import kept_entries
 from ops.replies import Asked, Handed, Operation, ShardView
-from ops.types import Block, CodedValues, State, Update
+from ops.types import VALUE_BYTES, Block, CodedValues, State, Update
 
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
 
 #: A worker sends the checksum of its model with each push whose step is a multiple of this.
 CHECKSUM_INTERVAL = 1000
-
-_VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +123,7 @@ def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
     if 0 < count < size:
         share = count / size
         position_bits = -size * (share * math.log2(share) + (1 - share) * math.log2(1 - share))
-    return count * _VALUE_BYTES[value_dtype] + position_bits / 8
+    return count * VALUE_BYTES[value_dtype] + position_bits / 8
 
 
 def sparse_bytes(shard: ShardView, ratio: float, value_dtype: str) -> float:

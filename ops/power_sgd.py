@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ops.base_codecs import Dense, Forgetful, check_finite
+from ops.base_codecs import Forgetful, check_finite, check_value_dtype
 from ops.low_rank import pays
 from ops.types import (
     Block,
@@ -58,7 +58,7 @@ class PowerSgd(Forgetful):
                 f"--powersgd_rank={self.powersgd_rank}: expected 1 or more columns of each factor "
                 "(the paper takes 1 to 4)."
             )
-        Dense(self.value_dtype)  # refuses an unknown one
+        check_value_dtype(self.value_dtype)
 
     def init(self, spec: ModelSpec, kernels: Any) -> State:
         """Return Q of each tensor: zeros, to be drawn in the first step; empty for whole ones."""

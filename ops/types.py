@@ -117,7 +117,9 @@ class CodedValues:
     scale: float = 1.0
 
 
-VALUE_DTYPES = ("float32", "bfloat16", "float16", "int8")
+#: How entry values may travel -> bytes of one.
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+VALUE_DTYPES = tuple(VALUE_BYTES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from ops.base_codecs import (
     Dense,
     check_finite,
     check_rate,
-    encode_multiplied,
     feed,
     rescaled,
 )
@@ -57,8 +56,8 @@ class Descend(Wrapper):
             NonFiniteUpdate: A tensor holds NaN or infinity.
         """
         ctx = _with_factor(ctx, len(tensors), -ctx.learning_rate)
-        packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
-        return Packet(packet.blocks, self.kind), state | {"inner": inner}
+        packet, state = self.hand_on(tensors, state, ctx)
+        return Packet(packet.blocks, self.kind), state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +90,10 @@ class RateAtSend(Wrapper):
         """
         rate = ctx.learning_rate
         ctx = _with_factor(ctx, len(tensors), -1.0)
-        packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
+        packet, state = self.hand_on(tensors, state, ctx)
         blocks = tuple(rescaled(block, rate) for block in packet.blocks)
         scales = [block.values.scale for block in packet.blocks]
-        return Packet(blocks, self.kind), state | {"inner": inner, "scales": scales}
+        return Packet(blocks, self.kind), state | {"scales": scales}
 
     def undelivered(self, packet: Packet, state: State) -> State:
         """Let the inner codec take back its own packet, without the rate."""
@@ -153,8 +152,7 @@ class Clip(Wrapper):
             for factor, norm in zip(factors, norms, strict=True)
         )
         ctx = dataclasses.replace(ctx, factors=factors, finite=True)
-        packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
-        return packet, state | {"inner": inner}
+        return self.hand_on(tensors, state, ctx)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,8 +194,7 @@ class WarmUp(Wrapper):
         epoch = min(int(ctx.epoch), self.epochs)
         keep = max(rate, rate ** ((epoch + 1) / (self.epochs + 1)))
         ctx = dataclasses.replace(ctx, keep=keep)
-        packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
-        return packet, state | {"inner": inner}
+        return self.hand_on(tensors, state, ctx)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,8 +230,7 @@ class RatioByRate(Wrapper):
         """
         keep = self.compression_rate * ctx.learning_rate / self.initial_rate
         ctx = dataclasses.replace(ctx, keep=keep)
-        packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
-        return packet, state | {"inner": inner}
+        return self.hand_on(tensors, state, ctx)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +295,7 @@ class DenseBelow(Wrapper):
     def _slots(self, tensors: Sequence[Float32]) -> tuple[list[int], list[int]]:
         """Return the numbers of the small tensors, and of the others."""
         small = [slot for slot, tensor in enumerate(tensors) if tensor.size < self.entries]
-        return small, [slot for slot in range(len(tensors)) if slot not in set(small)]
+        return small, [slot for slot, tensor in enumerate(tensors) if tensor.size >= self.entries]
 
 
 def _with_factor(ctx: EncodeContext, count: int, factor: float) -> EncodeContext:

@@ -50,8 +50,9 @@ __all__ = [
 PROTOCOL_VERSION = 1
 
 _MAX_ENTRIES = 1 << 40  # keeps sizes far from overflow; no real model comes near
-_VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-_DTYPE_NUMBERS = {name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in _VALUE_BYTES}
+_DTYPE_NUMBERS = {
+    name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in types.VALUE_DTYPES
+}
 _DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
 _CODINGS = {int(coding): coding for coding in wire.IndexCoding}
 
@@ -185,7 +186,7 @@ def blocks_from_message(
         previous = block.slot
         middle = position + block.index_bytes
         value_dtype = _checked_dtype(block, sizes[block.slot])
-        end = middle + block.count * _VALUE_BYTES[value_dtype]
+        end = middle + block.count * types.VALUE_BYTES[value_dtype]
         if end > len(payload):
             raise Malformed(
                 f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
