@@ -41,6 +41,7 @@ class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INDEX_CODING_UINT32: _ClassVar[IndexCoding]
     INDEX_CODING_ELIAS_FANO: _ClassVar[IndexCoding]
     INDEX_CODING_LOW_RANK: _ClassVar[IndexCoding]
+    INDEX_CODING_RANGES: _ClassVar[IndexCoding]
 
 class ValueDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -61,6 +62,7 @@ class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OPERATION_FULL: _ClassVar[Operation]
     OPERATION_SET: _ClassVar[Operation]
     OPERATION_ADD: _ClassVar[Operation]
+    OPERATION_SET_REST: _ClassVar[Operation]
 ROLE_UNSPECIFIED: Role
 ROLE_WORKER: Role
 ROLE_SUPERVISOR: Role
@@ -87,6 +89,7 @@ INDEX_CODING_DEFLATED_GAPS: IndexCoding
 INDEX_CODING_UINT32: IndexCoding
 INDEX_CODING_ELIAS_FANO: IndexCoding
 INDEX_CODING_LOW_RANK: IndexCoding
+INDEX_CODING_RANGES: IndexCoding
 VALUE_DTYPE_FLOAT32: ValueDtype
 VALUE_DTYPE_BFLOAT16: ValueDtype
 VALUE_DTYPE_FLOAT16: ValueDtype
@@ -98,9 +101,10 @@ OPERATION_NONE: Operation
 OPERATION_FULL: Operation
 OPERATION_SET: Operation
 OPERATION_ADD: Operation
+OPERATION_SET_REST: Operation
 
 class ToServer(_message.Message):
-    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query")
+    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +114,7 @@ class ToServer(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
+    DATAGRAMS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     pull: Pull
     push: Push
@@ -119,7 +124,8 @@ class ToServer(_message.Message):
     report: Report
     halt: Halt
     query: Query
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ...) -> None: ...
+    datagrams: Datagrams
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
     __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer")
@@ -200,7 +206,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document")
+    __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAST_APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +216,7 @@ class Welcome(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    DATAGRAMS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     incarnation: int
     last_applied_step: int
@@ -219,7 +226,18 @@ class Welcome(_message.Message):
     version: int
     lease_seconds: float
     document: str
-    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_applied_step: _Optional[int] = ..., knows_worker: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., document: _Optional[str] = ...) -> None: ...
+    datagrams: DatagramSession
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_applied_step: _Optional[int] = ..., knows_worker: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., document: _Optional[str] = ..., datagrams: _Optional[_Union[DatagramSession, _Mapping]] = ...) -> None: ...
+
+class DatagramSession(_message.Message):
+    __slots__ = ("session", "key", "ports")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    key: bytes
+    ports: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., key: _Optional[bytes] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "message", "step", "epoch")
@@ -264,7 +282,7 @@ class Pull(_message.Message):
     def __init__(self, base_version: _Optional[int] = ..., has_base: bool = ..., generation: _Optional[int] = ..., observe: bool = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "blocks", "payload_bytes", "payload")
+    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "manifest", "more", "blocks", "payload_bytes", "payload")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +295,8 @@ class Push(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     AUX_COUNT_FIELD_NUMBER: _ClassVar[int]
     BASE_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -292,10 +312,46 @@ class Push(_message.Message):
     loss: float
     aux_count: int
     base_checksum: int
+    manifest: Manifest
+    more: bool
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., more: bool = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Manifest(_message.Message):
+    __slots__ = ("channels", "k", "num_blocks", "num_skipped", "num_reliable", "num_dropped")
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RELIABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    channels: _containers.RepeatedCompositeFieldContainer[Announced]
+    k: float
+    num_blocks: int
+    num_skipped: int
+    num_reliable: int
+    num_dropped: int
+    def __init__(self, channels: _Optional[_Iterable[_Union[Announced, _Mapping]]] = ..., k: _Optional[float] = ..., num_blocks: _Optional[int] = ..., num_skipped: _Optional[int] = ..., num_reliable: _Optional[int] = ..., num_dropped: _Optional[int] = ...) -> None: ...
+
+class Announced(_message.Message):
+    __slots__ = ("channel", "first", "count")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    channel: int
+    first: int
+    count: int
+    def __init__(self, channel: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Datagrams(_message.Message):
+    __slots__ = ("size", "data")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    data: bytes
+    def __init__(self, size: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("data",)
@@ -304,7 +360,7 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "blocks", "payload_bytes", "payload")
+    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "reception", "blocks", "payload_bytes", "payload")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +374,7 @@ class Reply(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     AUX_COUNT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    RECEPTION_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -334,10 +391,27 @@ class Reply(_message.Message):
     staleness: int
     aux_count: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
+    reception: Reception
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Reception(_message.Message):
+    __slots__ = ("announced", "arrived", "late", "fresh", "filled", "bitmap")
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    FILLED_FIELD_NUMBER: _ClassVar[int]
+    BITMAP_FIELD_NUMBER: _ClassVar[int]
+    announced: int
+    arrived: int
+    late: int
+    fresh: float
+    filled: float
+    bitmap: bytes
+    def __init__(self, announced: _Optional[int] = ..., arrived: _Optional[int] = ..., late: _Optional[int] = ..., fresh: _Optional[float] = ..., filled: _Optional[float] = ..., bitmap: _Optional[bytes] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("worker", "incarnation", "address")
