@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ops.base_codecs import Dense, NonFiniteUpdate, RandomK, kept_entries
+from ops.dense_below import DenseBelow
 from ops.feedback import ErrorFeedback, MomentumCorrection
 from ops.power_sgd import PowerSgd
 from ops.top_k import TopK
 from ops.types import ConfigurationError
-from ops.wrappers import Clip, DenseBelow, Descend, RateAtSend, RatioByRate, WarmUp
+from ops.wrappers import Clip, Descend, RateAtSend, RatioByRate, WarmUp
 
 __all__ = [
     "REGISTRY",
@@ -79,7 +80,9 @@ class Row:
         """Names of the choices that make a difference."""
         names = {field.name for field in dataclasses.fields(self.base)} | set(self.own)
         if self.base.sends_fraction:
-            names |= {"dense_below", "ratio_schedule", "warmup_epochs"}
+            names |= {"ratio_schedule", "warmup_epochs"}
+        if self.base is not Dense:
+            names.add("dense_below")
         if self.wrap is None:
             names.add("error_feedback")
         return frozenset(names)

@@ -6,10 +6,11 @@ import pytest
 
 from ops import codecs
 from ops.codecs import CodecChoices, build
+from ops.dense_below import DenseBelow
 from ops.feedback import ErrorFeedback
 from ops.methods import METHODS
 from ops.types import ConfigurationError
-from ops.wrappers import Clip, DenseBelow, RateAtSend, WarmUp
+from ops.wrappers import Clip, RateAtSend, WarmUp
 from tests.harness import method
 
 
