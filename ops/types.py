@@ -216,3 +216,16 @@ class LowRankBlock(Block):
     def columns(self) -> int:
         """Columns of the product."""
         return self.right.data.size // self.rank
+
+
+@dataclasses.dataclass(frozen=True)
+class RangedBlock(Block):
+    """A dense block of which only some ranges of equal length are there.
+
+    Range i covers entries ``i * block_entries`` up to the next range or the end of the slot.
+    ``values`` are those of the ranges that are present, one after the other; ``indices`` is None
+    and ``size`` counts the entries of the whole slot.
+    """
+
+    block_entries: int  # at least 1: entries of a range; the last may have fewer
+    present: NDArray[np.bool_]  # [ceil(size / block_entries)] bool

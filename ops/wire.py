@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ops import index_codings
+from ops import index_codings, ranged
 from ops.index_codings import WireError
 from ops.low_rank import expanded
-from ops.types import VALUE_DTYPES, Block, CodedValues, LowRankBlock
+from ops.types import VALUE_DTYPES, Block, CodedValues, LowRankBlock, RangedBlock
 
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
@@ -42,6 +42,7 @@ class IndexCoding(enum.IntEnum):
     UINT32 = 4
     ELIAS_FANO = 5
     LOW_RANK = 6
+    RANGES = 7
 
 
 _CODINGS = frozenset(int(coding) for coding in IndexCoding)
@@ -94,6 +95,8 @@ class IndexChooser:
 
     def _code(self, block: Block) -> tuple[IndexCoding, int, bytes]:
         indices = block.indices
+        if isinstance(block, RangedBlock):
+            return IndexCoding.RANGES, 0, ranged.described(block)
         if indices is None or indices.size == block.size:
             return IndexCoding.DENSE, 0, b""
         if not indices.size:
@@ -173,7 +176,7 @@ def decode_block(
         count: Number of values.
         coding: An IndexCoding.
         coding_parameter: Low bits of RICE and ELIAS_FANO, rank of LOW_RANK, else 0.
-        index_bytes: The coded positions; of LOW_RANK what the factors are.
+        index_bytes: The coded positions; of LOW_RANK what the factors are, of RANGES which.
         value_dtype: One of ops.types.VALUE_DTYPES.
         scale: What the values are multiplied by; 0, not given, is 1 but for int8.
         value_bytes: The values, little-endian.
@@ -203,6 +206,10 @@ def decode_block(
     coded = CodedValues(value_dtype, values, scale)
     if coding == IndexCoding.LOW_RANK:
         return _decode_factors(slot, coded, coding_parameter, index_bytes, size)
+    if coding == IndexCoding.RANGES:
+        if coding_parameter:
+            raise WireError(f"coding {coding} has no parameter; got {coding_parameter}")
+        return ranged.decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     return Block(slot, size, indices, coded)
 

@@ -159,7 +159,7 @@ def blocks_to_message(
 
 
 def blocks_from_message(
-    blocks: Sequence[pb.Block], payload: memoryview, sizes: Sequence[int]
+    blocks: Sequence[pb.Block], payload: memoryview, sizes: Sequence[int], ranges: bool = False
 ) -> list[types.Block]:
     """Decode the blocks of a push or a reply.
 
@@ -167,6 +167,7 @@ def blocks_from_message(
         blocks: Their descriptions.
         payload: All index and value bytes, in block order.
         sizes: Entries of each slot.
+        ranges: Whether a block may be a part of a dense one, because datagrams bring the rest.
 
     Returns:
         One block for each description; dense values may be views of ``payload``.
@@ -186,6 +187,8 @@ def blocks_from_message(
         previous = block.slot
         middle = position + block.index_bytes
         value_dtype = _checked_dtype(block, sizes[block.slot])
+        if block.coding == pb.INDEX_CODING_RANGES and not ranges:
+            raise Malformed(f"slot {block.slot}: ranges of a dense block, and no datagrams beside")
         end = middle + block.count * types.VALUE_BYTES[value_dtype]
         if end > len(payload):
             raise Malformed(
