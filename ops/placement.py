@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ops import routing
+from ops.routing import sharding
 from ops.types import ConfigurationError, ModelSpec, ShardLayout, Slice
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ByHash:
 
     def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
         """Return one layout per shard; raises ConfigurationError where one would be empty."""
-        return routing.place(spec, num_shards)
+        return sharding.place(spec, num_shards)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,9 +156,9 @@ def _cheapest(
 def _cut_points(spec: ModelSpec) -> list[int]:
     """Return where the flat model may be cut: between tensors, and within large ones."""
     points = [0]
-    step = max(1, routing.MAX_SLICE_ENTRIES // _CUTS_PER_SLICE, spec.num_parameters // _MOST_CUTS)
+    step = max(1, sharding.MAX_SLICE_ENTRIES // _CUTS_PER_SLICE, spec.num_parameters // _MOST_CUTS)
     for start, tensor in zip(spec.offsets, spec.tensors, strict=False):
-        if tensor.size > routing.MAX_SLICE_ENTRIES:
+        if tensor.size > sharding.MAX_SLICE_ENTRIES:
             points += range(start + step, start + tensor.size, step)
         points.append(start + tensor.size)
     return sorted(set(points))  # a tensor without entries has no place of its own

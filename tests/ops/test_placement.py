@@ -22,7 +22,7 @@ sizes_of_tensors = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 
 @pytest.fixture(autouse=True)
 def low_limit(monkeypatch):
-    monkeypatch.setattr(routing, "MAX_SLICE_ENTRIES", LIMIT)
+    monkeypatch.setattr(routing.sharding, "MAX_SLICE_ENTRIES", LIMIT)
 
 
 def model(sizes):

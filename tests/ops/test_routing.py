@@ -20,7 +20,7 @@ shapes = st.lists(
 
 @pytest.fixture(autouse=True)
 def low_limit(monkeypatch):
-    monkeypatch.setattr(routing, "MAX_SLICE_ENTRIES", LIMIT)
+    monkeypatch.setattr(routing.sharding, "MAX_SLICE_ENTRIES", LIMIT)
 
 
 def model(given_shapes):

@@ -1,4 +1,4 @@
-"""The Router seam, and how a packet is cut over the shards.
+"""How a model and a packet are cut over the shards.
 
 Placement decides which slice of which tensor lives on which shard; `split` cuts a packet by index
 range accordingly. Selection has already seen whole tensors, so the number of shards never changes
@@ -111,12 +111,3 @@ def _part(block: Block, slot: int, piece: Slice) -> Block | None:
 
 def _with_data(values: CodedValues, data: object) -> CodedValues:
     return dataclasses.replace(values, data=data)  # type: ignore[arg-type]
-
-
-@dataclasses.dataclass(frozen=True)
-class Reliable:
-    """Everything travels on the stream, in order, exactly once."""
-
-
-#: --router value -> policy.
-REGISTRY: dict[str, type[Reliable]] = {"reliable": Reliable}

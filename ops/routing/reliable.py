@@ -1,0 +1,36 @@
+"""The Router that needs no priorities: everything travels on the stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ops.routing.routed import Lost, RouteContext, Routed
+from ops.types import Block, ShardLayout, State
+
+
+@dataclasses.dataclass(frozen=True)
+class Reliable:
+    """Everything travels on the stream, in order, exactly once."""
+
+    uses_datagrams: ClassVar[bool] = False  # whether a shard opens ports for datagrams
+    delivers_all: ClassVar[bool] = True  # what arrives is what was sent, to the last bit
+
+    def init(self, layouts: tuple[ShardLayout, ...]) -> State:
+        """Return the state of a worker's first exchange: none."""
+        return {}
+
+    def begin(self, state: State, context: RouteContext) -> State:
+        """Return the state with which the shards' parts of one exchange are cut."""
+        return state
+
+    def cut(
+        self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
+    ) -> tuple[Routed, State]:
+        """Return all blocks as the reliable part."""
+        return Routed(blocks), state
+
+    def undelivered(self, shard: int, lost: Sequence[Lost] | None, state: State) -> State:
+        """Return the state: what the stream carries arrives, or the run ends."""
+        return state
