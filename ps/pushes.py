@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from proto import thinwire_pb2 as pb
 from ps import events
 
 if TYPE_CHECKING:
-    from ops.types import Int64
+    from ops.types import Float32, Int64
 
 #: Above this share of the shard a sparse update is cheaper to handle as a dense one.
 _DENSE_FRACTION = 0.25
@@ -53,12 +54,22 @@ def _check_counts(push: pb.Push) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What one Push message holds, checked but for finiteness."""
+
+    blocks: list[Block]
+    aux: Float32 | None
+    num_bytes: int  # of the blocks, coded
+    plain: Update | None  # the blocks, where they are the whole shard as it lies in memory
+
+
 class PushDecoder:
     """Decodes pushes for one shard."""
 
     def __init__(self, layout: ShardLayout, kind: Kind, kernels: Any, aux_count: int = 0) -> None:
         """Remember what every push must fit; `aux_count` values come with each."""
-        self._aux_counts = (aux_count,)
+        self._aux_count = aux_count
         self._layout, self._kind, self._kernels = layout, kind, kernels
         self._sizes = [piece.size for piece in layout.slices]
         self._offsets = layout.offsets
@@ -70,18 +81,51 @@ class PushDecoder:
             Malformed: Anything but finiteness is wrong.
             NonFinite: A value or the loss is NaN or infinite.
         """
+        if push.more or push.HasField("manifest"):
+            raise convert.Malformed(f"step {push.step}: a part of an update, in a run without")
+        contents = self.read(push, payload)
+        update = contents.plain or self.flatten(contents.blocks)
+        return self.event(worker, push, update, contents.aux, contents.num_bytes)
+
+    def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> Contents:
+        """Check and decode one message, but for finiteness.
+
+        Args:
+            push: The message.
+            payload: What came with it.
+            parts: Whether it may hold a part of an update.
+
+        Raises:
+            Malformed: Anything is wrong.
+        """
         if _KINDS.get(push.kind) is not self._kind:
             raise convert.Malformed(
                 f"kind: updates of this run are of kind {self._kind.value}, the push says "
                 f"{push.kind}"
             )
         _check_counts(push)
-        payload, aux = convert.carve_aux(payload, push.aux_count, self._aux_counts)
-        blocks = convert.blocks_from_message(push.blocks, payload, self._sizes)
+        expected = 0 if push.more else self._aux_count
+        payload, aux = convert.carve_aux(payload, push.aux_count, (expected,))
+        blocks = convert.blocks_from_message(push.blocks, payload, self._sizes, parts)
+        plain = None
         if self._is_plain(push.blocks):
-            update = Update(None, np.frombuffer(payload, "<f4"))  # as it lies there: no copy
-        else:
-            update = self.flatten(blocks)
+            plain = Update(None, np.frombuffer(payload, "<f4"))  # as it lies there: no copy
+        return Contents(blocks, aux, len(payload), plain)
+
+    def event(
+        self,
+        worker: int,
+        push: pb.Push,
+        update: Update,
+        aux: Float32 | None,
+        num_bytes: int,
+        as_sent: bool = True,
+    ) -> events.Push:
+        """Return a whole update as an event; the arguments are those of its fields.
+
+        Raises:
+            NonFinite: A value or the loss is NaN or infinite.
+        """
         if not math.isfinite(push.loss) or not wire.all_finite(update.values):
             raise NonFinite(f"step {push.step}: the update or its loss is not finite")
         if aux is not None and not wire.all_finite(aux):
@@ -99,7 +143,8 @@ class PushDecoder:
             loss=push.loss,
             aux=aux,
             base_checksum=push.base_checksum if push.HasField("base_checksum") else None,
-            num_bytes=len(payload),
+            num_bytes=num_bytes,
+            as_sent=as_sent,
         )
 
     def _is_plain(self, described: Sequence[pb.Block]) -> bool:
