@@ -6,12 +6,14 @@ AdaComp's published code sends the whole model every time; docs/METHOD.md, AdaCo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
 from ops.replies import Asked, Handed, Operation, ShardView
 from ops.types import ConfigurationError, State, Update
 
 if TYPE_CHECKING:
+    from ops.own_entries import OwnEntries
     from ops.types import Float32, Int64
 
 
@@ -30,6 +32,12 @@ class _Shared:
     """A down codec that knows no worker: what it answers depends on the version asked from."""
 
     per_worker: ClassVar[bool] = False
+    leaves_own_out: ClassVar[bool] = False
+
+    def share_of(self, asked: Asked, state: State) -> Hashable:
+        """Return what two questions have in common that may be given the same arrays."""
+        del state
+        return asked.base_version
 
     def forget(self, worker: int, state: State) -> State:
         """Return the state as it is: there is nothing of a worker's own in it."""
@@ -51,9 +59,11 @@ class DownDense(_Shared):
         del size
         return {}
 
-    def note(self, indices: Int64 | None, version: int, state: State) -> State:
+    def note(
+        self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
+    ) -> State:
         """Hear that applying `version` changed these entries (None: all)."""
-        del indices, version
+        del indices, version, own
         return state
 
     def gather(self, asked: Asked, shard: ShardView, state: State) -> Handed:
@@ -68,9 +78,14 @@ class DownDelta(_Shared):
 
     One int32 per entry remembers when it last changed and serves every worker. Where more than
     `dense_fraction` of the entries changed, the whole shard is smaller and is sent instead.
+
+    A worker's own entries are left out where nobody else has changed them since its base: it adds
+    to them what it sent (SET_REST). For that the positions of each worker's newest push are kept;
+    not in checkpoints, for whoever comes back is sent the whole model.
     """
 
     dense_fraction: float = 0.6
+    leaves_own_out: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse what is no fraction."""
@@ -80,15 +95,43 @@ class DownDelta(_Shared):
         """Return `last_changed` = 0 for every entry, and the newest dense change."""
         import numpy as np
 
-        return {"last_changed": np.zeros(size, np.int32), "dense_version": 0}
+        return {"last_changed": np.zeros(size, np.int32), "dense_version": 0, "scratch": {}}
 
-    def note(self, indices: Int64 | None, version: int, state: State) -> State:
-        """Hear that applying `version` changed these entries (None: all)."""
+    def note(
+        self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
+    ) -> State:
+        """Hear that applying `version` changed these entries (None: all).
+
+        Args:
+            indices: The entries.
+            version: After the change.
+            state: From `init`.
+            own: Those of them that a worker can add by itself, if the change was its alone.
+        """
         if indices is None:
             state["dense_version"] = version
-        else:
-            state["last_changed"][indices] = version
+            return state
+        if own is not None:
+            untouched = state["last_changed"][own.indices] <= own.base_version
+            state["scratch"][str(own.worker)] = own.plain(own.indices[untouched])
+        state["last_changed"][indices] = version
         return state
+
+    def forget(self, worker: int, state: State) -> State:
+        """Drop a worker's own entries."""
+        state["scratch"].pop(str(worker), None)
+        return state
+
+    def share_of(self, asked: Asked, state: State) -> Hashable:
+        """Return the question itself where what is left out is this worker's own."""
+        return asked.base_version if self._own_of(asked, state) is None else asked
+
+    def _own_of(self, asked: Asked, state: State) -> State | None:
+        """Return what the worker can add by itself of the push that it asks after."""
+        own: State | None = state["scratch"].get(str(asked.worker))
+        if own is None or (own["step"], own["base_version"]) != (asked.step, asked.base_version):
+            return None
+        return own if len(own["indices"]) else None
 
     def gather(self, asked: Asked, shard: ShardView, state: State) -> Handed:
         """Return what turns the model of `asked.base_version` into the current one."""
@@ -100,7 +143,13 @@ class DownDelta(_Shared):
         if base == shard.version:
             nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
             return Handed(Operation.NONE, nothing, shard.version, "delta")
-        changed = np.flatnonzero(state["last_changed"] > base)
+        last_changed, own = state["last_changed"], self._own_of(asked, state)
+        is_lacking = last_changed > base
+        if own is not None:
+            mine = own["indices"]
+            is_lacking[mine[last_changed[mine] == own["version"]]] = False
+        changed = np.flatnonzero(is_lacking)
         if len(changed) > self.dense_fraction * len(shard.theta):
             return whole(shard)
-        return Handed(Operation.SET, Update(changed, shard.theta[changed]), shard.version, "delta")
+        operation = Operation.SET if own is None else Operation.SET_REST
+        return Handed(operation, Update(changed, shard.theta[changed]), shard.version, "delta")

@@ -6,6 +6,7 @@ To know what that is the shard keeps a copy of what each worker has; see `ops.he
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
 from ops.base_codecs import check_rate, check_value_dtype
@@ -14,6 +15,7 @@ from ops.replies import Asked, Handed, ShardView
 from ops.types import ConfigurationError, State
 
 if TYPE_CHECKING:
+    from ops.own_entries import OwnEntries
     from ops.types import Float32, Int64
 
 
@@ -41,6 +43,7 @@ class DownSparse:
     down_value_dtype: str = "float32"
     resync_every: int = 0
     per_worker: ClassVar[bool] = True
+    leaves_own_out: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse ratios that send nothing, unknown value dtypes, and negative intervals."""
@@ -67,10 +70,17 @@ class DownSparse:
         scratch = {"difference": np.empty(0, np.float32), "last": {}}
         return {"held": {}, "scratch": scratch}
 
-    def note(self, indices: Int64 | None, version: int, state: State) -> State:
+    def note(
+        self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
+    ) -> State:
         """Hear that applying `version` changed these entries (None: all): the copies tell."""
-        del indices, version
+        del indices, version, own
         return state
+
+    def share_of(self, asked: Asked, state: State) -> Hashable:
+        """Return the question: no two are answered alike."""
+        del state
+        return asked
 
     def forget(self, worker: int, state: State) -> State:
         """Drop the copy of a worker that has left, or whose model is not what it should be."""
@@ -126,6 +136,7 @@ class DownAuto(DownSparse):
 
     switch_fraction: float = 0.1
     push_factor: float = 8.0
+    leaves_own_out: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -138,14 +149,19 @@ class DownAuto(DownSparse):
         """Return the states of both, and who has held nothing but exact models since when."""
         return super().init(size) | {"delta": DownDelta().init(size), "exact_since": {}}
 
-    def note(self, indices: Int64 | None, version: int, state: State) -> State:
+    def note(
+        self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
+    ) -> State:
         """Hear that applying `version` changed these entries (None: all)."""
-        state["delta"] = DownDelta().note(indices, version, state["delta"])
+        if own is not None and str(own.worker) in state["held"]:
+            own = None
+        state["delta"] = DownDelta().note(indices, version, state["delta"], own)
         return state
 
     def forget(self, worker: int, state: State) -> State:
         """Drop what is known of a worker."""
         state["exact_since"].pop(str(worker), None)
+        state["delta"] = DownDelta().forget(worker, state["delta"])
         return super().forget(worker, state)
 
     def gather(self, asked: Asked, shard: ShardView, state: State) -> Handed:
@@ -162,6 +178,7 @@ class DownAuto(DownSparse):
             from ops import held_copies
 
             del state["exact_since"][str(asked.worker)]
+            state["delta"] = DownDelta().forget(asked.worker, state["delta"])
             held_copies.keep(asked.worker, shard, state)
         return handed
 

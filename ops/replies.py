@@ -19,6 +19,7 @@ class Operation(enum.Enum):
     FULL = 1
     SET = 2
     ADD = 3
+    SET_REST = 4  # of what is left when the worker has added its own push
 
 
 @dataclasses.dataclass(frozen=True)

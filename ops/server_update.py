@@ -57,6 +57,10 @@ class ServerUpdate:
         """Whether a sparse update changes only its own entries."""
         return OPTIMIZERS[self.optimizer] == "SGD" and not self.momentum and not self.weight_decay
 
+    def adds(self, kind: Kind) -> bool:
+        """Return whether updates of this kind are added, times `global_lr`."""
+        return kind is Kind.DELTA and not self.feeds_deltas
+
     def init(self, theta: Float32) -> State:
         """Return the optimizer's state for the shard's flat weights [n] float32."""
         return {} if self.keeps_sparse else {"keras": KerasFlat(keras_optimizer(self), theta)}
@@ -77,7 +81,7 @@ class ServerUpdate:
         Returns:
             The entries that changed (None: all), and the state.
         """
-        adds = kind is Kind.DELTA and not self.feeds_deltas
+        adds = self.adds(kind)
         if "keras" in state and not adds:
             state["keras"].step(theta, update, rate, negate=kind is Kind.DELTA)
             return None, state

@@ -25,6 +25,7 @@ class Arrival:
     worker: int
     update: Update
     base_version: int  # shard version the update was computed at
+    step: int = 0  # of the push; 0: not known
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ no lock. gRPC, the simulator and the tests feed it the same events.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ops.methods import Method
@@ -273,7 +273,7 @@ class PsCore:
         self.state_server.released(workers)
         if self.stop_reason is not None or self._spent:
             return []
-        arrivals = [Arrival(push.worker, push.update, push.base_version) for push in pushes]
+        arrivals = [Arrival(p.worker, p.update, p.base_version, p.step) for p in pushes]
         version, live = self.version, self.sync_state["live"]
         kept = self.model.apply(arrivals, self._oldest_base.find(self.members, live, version))
         kept_workers = {arrival.worker for arrival in kept}
@@ -298,18 +298,17 @@ class PsCore:
     def _answer(self, workers: Iterable[int], now: float) -> list[events.Action]:
         """Reply to those of the workers that have asked and may go on.
 
-        Workers with the same base get the same arrays, where nothing is kept of each.
+        Workers of which the down codec says so get the same arrays.
         """
         replies: list[events.Action] = []
-        gathered: dict[Asked | int | None, Handed] = {}
-        per_worker = self.model.method.down_codec.per_worker
+        gathered: dict[Hashable, Handed] = {}
         for worker in workers:
             member = self.members[worker]
             if member.question is None or not (member.free or self.stop_reason):
                 continue
             (step, base), member.question = member.question, None
             asked = Asked(worker, step, base, member.push_bytes)
-            share = asked if per_worker else base
+            share = self.model.share_of(asked)
             handed = gathered.get(share) or self.model.gather(asked)
             gathered[share] = handed
             self.model.hand_out(worker, handed)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops import held_copies
+from ops import held_copies, own_entries
 from ops.handed_out import HandedOut
 from ops.merge import mean_update
 from ops.methods import Method
@@ -103,12 +103,24 @@ class ShardModel:
         if not kept:
             return kept
         merged = mean_update([arrival.update for arrival in kept], len(self.theta))
+        lone = self._lone(arrivals)
+        before = own_entries.values_at(lone, self.theta)
         touched, self._server = self.method.server.apply(
             self.theta, merged, self.method.kind, self.learning_rate, self.kernels, self._server
         )
         self.version += 1
-        self._down = self.method.down_codec.note(touched, self.version, self._down)
+        own = own_entries.find(lone, before, self._seen, self.version)
+        self._down = self.method.down_codec.note(touched, self.version, self._down, own)
         return kept
+
+    def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
+        """Return the arrival of which a reply might leave out what its worker can add itself."""
+        method = self.method
+        can_add = method.down_codec.leaves_own_out and method.router.delivers_all
+        if not can_add or not method.server.adds(method.kind):
+            return None
+        alone = len(arrivals) == 1 and arrivals[0].update.indices is not None
+        return arrivals[0] if alone else None
 
     def take(self, update: Update) -> None:
         """Overwrite the weights [n]; the version stays.
@@ -117,6 +129,10 @@ class ShardModel:
             ValueError: Here only updates change the weights.
         """
         raise ValueError(f"{len(update.values)} values without a round")
+
+    def share_of(self, asked: Asked) -> Hashable:
+        """Return what two questions have in common that may be given the same arrays."""
+        return self.method.down_codec.share_of(asked, self._down)
 
     def gather(self, asked: Asked) -> Handed:
         """Return what a worker must be sent; the arrays are copies."""
@@ -201,14 +217,27 @@ class ShardModel:
         if "keras" in self._server:
             self._server["keras"].restore(state["optimizer"], self.theta)
         self._weighting.update(state["weighting"])
-        self._down.update(state["down_codec"])
+        _take_back(self._down, state["down_codec"])
         self._counts.update(state["down_counts"])
         self._handed_out.restore(state["handed_out"])
 
 
 def _durable(state: State) -> State:
-    """Leave out working memory."""
-    return {key: value for key, value in state.items() if key != _SCRATCH}
+    """Leave out working memory, at any depth."""
+    return {
+        key: _durable(value) if isinstance(value, dict) else value
+        for key, value in state.items()
+        if key != _SCRATCH
+    }
+
+
+def _take_back(state: State, saved: State) -> None:
+    """Put what was saved into a state that has just been made, beside its working memory."""
+    for key, value in saved.items():
+        if isinstance(value, dict) and isinstance(state.get(key), dict):
+            _take_back(state[key], value)
+        else:
+            state[key] = value
 
 
 def _num_bytes(state: Any) -> int:

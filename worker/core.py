@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ops import held_copies
 from ops.codecs import NonFiniteUpdate
+from ops.low_rank import expanded
 from ops.methods import Method
 from ops.replies import Operation
 from ops.routing import positions, split
@@ -109,6 +110,7 @@ class WorkerCore:
         self._codec_state = method.codec.init(spec, kernels)
         self._offsets = spec.offsets
         self._last_packet: Packet | None = None
+        self._sent: list[tuple[Block, ...]] = []  # of the last exchange, per shard
         self.local_steps = 0  # since the last exchange
         self._saved_round: State | None = None
         self._saved_slots: State | None = None
@@ -150,10 +152,11 @@ class WorkerCore:
 
     def _outgoing(self, packet: Packet) -> Outgoing:
         self.step += 1
+        self._sent = split(packet, self.layouts)
         return Outgoing(
             step=self.step,
             kind=packet.kind,
-            shards=split(packet, self.layouts),
+            shards=self._sent,
             base_versions=list(self.versions),
             generations=list(self.generations),
             samples=self._samples,
@@ -184,17 +187,9 @@ class WorkerCore:
 
     def receive(self, shard: int, reply: ShardReply) -> None:
         """Apply one shard's reply to the base model."""
-        slices = self.layouts[shard].slices
-        for block in reply.blocks:
-            piece = slices[block.slot]
-            start = self._offsets[piece.tensor] + piece.start
-            target = self.base[start : start + piece.size]
-            values = self.kernels.dequantise(block.values)
-            where = slice(None) if block.indices is None else block.indices
-            if reply.operation is Operation.ADD:
-                target[where] += values
-            else:
-                target[where] = values
+        if reply.operation is Operation.SET_REST:
+            self._change_base(shard, map(expanded, self._sent[shard]), adds=True)
+        self._change_base(shard, reply.blocks, adds=reply.operation is Operation.ADD)
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
         if shard == 0:
             self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
@@ -202,6 +197,20 @@ class WorkerCore:
             self.stop_reason = self.stop_reason or reply.stop_reason
             if reply.aux is not None:
                 self._take_means(reply.aux)
+
+    def _change_base(self, shard: int, blocks: Iterable[Block], adds: bool) -> None:
+        """Add a shard's blocks to the base model, or overwrite it with them."""
+        slices = self.layouts[shard].slices
+        for block in blocks:
+            piece = slices[block.slot]
+            start = self._offsets[piece.tensor] + piece.start
+            target = self.base[start : start + piece.size]
+            values = self.kernels.dequantise(block.values)
+            where = slice(None) if block.indices is None else block.indices
+            if adds:
+                target[where] += values
+            else:
+                target[where] = values
 
     def _take_means(self, means: Float32) -> None:
         """Make what the shards have averaged this worker's own."""

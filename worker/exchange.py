@@ -153,9 +153,12 @@ class Exchange:
                 f"weights, this worker's model and method {expected}; give all nodes the same."
             )
         payload, aux = convert.carve_aux(payload, expected, (expected,))
+        operation = Operation(reply.operation)
+        if operation is Operation.SET_REST and not reply.step:
+            raise convert.Malformed("the rest of a push in answer to a pull")
         return ShardReply(
             aux=aux,
-            operation=Operation(reply.operation),
+            operation=operation,
             blocks=convert.blocks_from_message(reply.blocks, payload, self._sizes[number]),
             version=reply.version,
             generation=reply.generation,

@@ -64,6 +64,7 @@ def samples() -> dict[str, Message]:
         version=42,
         members=[pb.Member(worker=3, incarnation=2**63 + 7, address="10.0.0.3:2300")],
     )
+    rest = pb.Reply(version=42, step=41, operation=pb.OPERATION_SET_REST)
     values = pb.Push(step=41, base_version=40, kind=pb.UPDATE_KIND_VALUES, samples=64)
     held = pb.Reply(version=42, step=41, held_seconds=0.75, staleness=3)
     welcome = pb.Welcome(
@@ -124,6 +125,7 @@ def samples() -> dict[str, Message]:
         "to_client_refusal": pb.ToClient(refusal=refusal),
         "to_client_reply": pb.ToClient(reply=reply),
         "to_client_reply_held": pb.ToClient(reply=held),
+        "to_client_reply_rest": pb.ToClient(reply=rest),
         "to_client_reply_members": pb.ToClient(reply=among),
         "to_server_push_values": pb.ToServer(push=values),
         "to_server_hello_peer": pb.ToServer(hello=pb.Hello(id=3, peer_address="10.0.0.3:2300")),

@@ -137,6 +137,26 @@ def test_sparse_replies_set_or_add(operation, expected):
     np.testing.assert_array_equal(weights, wanted)
 
 
+@pytest.mark.parametrize("value_dtype", ["float32", "int8"])
+def test_the_rest_comes_on_top_of_what_was_pushed(value_dtype):
+    core = core_of("gd", nb_ps=2, compression_rate=0.2, value_dtype=value_dtype)
+    start(core, np.full(SIZE, 3, np.float32))
+    gradient = np.linspace(-1, 1, SIZE, dtype=np.float32)
+    outgoing = core.begin(gradient, 1, 0.5)
+    expected = core.base.copy()
+    for layout, blocks in zip(core.layouts, outgoing.shards, strict=True):
+        for block, at in ((b, routing.positions(core.spec, layout)[b.slot]) for b in blocks):
+            expected[at][block.indices] += BODIES.dequantise(block.values)
+    first = routing.positions(core.spec, core.layouts[0])[0].start
+    expected[first] = 7
+    rest = [float32_block(0, core.layouts[0].slices[0].size, np.array([0]), [7])]
+    replies = [reply(core.layouts[0], Operation.SET_REST, blocks=rest),
+               reply(core.layouts[1], Operation.SET_REST, blocks=[])]  # fmt: skip
+    weights = core.finish(replies)
+    np.testing.assert_array_equal(weights, expected)
+    assert (weights != 3).sum() >= 4
+
+
 def test_only_shard_0_leads():
     core = core_of(nb_ps=2)
     start(core, numbers())
