@@ -18,6 +18,7 @@ from ops.low_rank import expanded
 from ops.methods import Method
 from ops.replies import Operation
 from ops.routing import positions, split
+from ops.routing.routed import Lost, RouteContext, Routed
 from ops.types import Block, EncodeContext, Kind, ModelSpec, Packet, ShardLayout, State
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class ShardReply:
     stop: bool
     stop_reason: str = ""
     aux: Float32 | None = None  # [m] means over the workers; of shard 0
+    lost: Sequence[Lost] | None = None  # what of the push did not arrive, where the shard says so
     held_seconds: float = 0.0  # by the synchronisation rule
     staleness: int = 0  # of the push answered
 
@@ -56,6 +58,7 @@ class Outgoing:
     loss: float
     aux: Float32 | None = None  # [m] what shard 0 averages over the workers
     base_checksums: list[int] | None = None  # of what each shard handed out, now and then
+    routed: Sequence[Routed] = ()  # per shard: how it travels; none: all on the stream
 
 
 def aligned(size: int) -> Float32:
@@ -85,7 +88,7 @@ class WorkerCore:
             layouts: Of every shard.
             method: The composition.
             kernels: ops.kernels.Kernels.
-            seed: Entropy of this worker's random generator.
+            seed: The run's seed and this worker's number: entropy of its random generator.
             statistics: [m] float32 moving statistics that are averaged over the workers.
             num_examples: Of the whole training set, by which codecs count epochs; 0: they stay
                 in the first.
@@ -108,6 +111,8 @@ class WorkerCore:
         self.generations = [-1] * len(layouts)
         self._rng = np.random.default_rng(seed)
         self._codec_state = method.codec.init(spec, kernels)
+        self._router_state = method.router.init(layouts)
+        self._seed, self._number = seed[0], seed[-1]
         self._offsets = spec.offsets
         self._last_packet: Packet | None = None
         self._sent: list[tuple[Block, ...]] = []  # of the last exchange, per shard
@@ -153,6 +158,7 @@ class WorkerCore:
     def _outgoing(self, packet: Packet) -> Outgoing:
         self.step += 1
         self._sent = split(packet, self.layouts)
+        loss = float(np.mean(self._losses))
         return Outgoing(
             step=self.step,
             kind=packet.kind,
@@ -162,10 +168,22 @@ class WorkerCore:
             samples=self._samples,
             local_steps=self.local_steps,
             learning_rate=self.learning_rate,
-            loss=float(np.mean(self._losses)),
+            loss=loss,
             aux=self._aux() if self.aux_size else None,
             base_checksums=self._checksums(),
+            routed=self._route(loss),
         )
+
+    def _route(self, loss: float) -> list[Routed]:
+        """Part what goes to each shard by class of service."""
+        router = self.method.router
+        context = RouteContext(self.step, loss, self._seed, self._number, self.kernels)
+        self._router_state = router.begin(self._router_state, context)
+        routed = []
+        for shard, blocks in enumerate(self._sent):
+            part, self._router_state = router.cut(shard, blocks, self._router_state, context)
+            routed.append(part)
+        return routed
 
     def _checksums(self) -> list[int] | None:
         """Return what lets the shards see that their copies of this base are right."""
@@ -190,6 +208,9 @@ class WorkerCore:
         if reply.operation is Operation.SET_REST:
             self._change_base(shard, map(expanded, self._sent[shard]), adds=True)
         self._change_base(shard, reply.blocks, adds=reply.operation is Operation.ADD)
+        if reply.lost is not None:
+            router = self.method.router
+            self._router_state = router.undelivered(shard, reply.lost, self._router_state)
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
         if shard == 0:
             self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
@@ -246,9 +267,13 @@ class WorkerCore:
         return self.weights
 
     def undelivered(self) -> None:
-        """Hear that the last packet was refused; a codec with a residual takes it back."""
-        if self._last_packet is not None:
-            self._codec_state = self.method.codec.undelivered(self._last_packet, self._codec_state)
+        """Hear that the last packet was refused; who has a residual takes it back."""
+        if self._last_packet is None:
+            return
+        codec, router = self.method.codec, self.method.router
+        self._codec_state = codec.undelivered(self._last_packet, self._codec_state)
+        for shard in range(len(self.layouts)):
+            self._router_state = router.undelivered(shard, None, self._router_state)
 
     def save(self) -> State:
         """Return what outlives this process; local steps not yet pushed included."""
@@ -257,6 +282,7 @@ class WorkerCore:
             "slots": self.method.local.save(self._local) if self._local else {},
             "step": self.step,
             "codec": self._codec_state,
+            "router": self._router_state,
             "rng": json.dumps(self._rng.bit_generator.state),
         }
 
@@ -274,6 +300,7 @@ class WorkerCore:
         fits = state["step"] == last_applied_step
         if fits:
             self._codec_state = state["codec"]
+            self._router_state = state["router"]
             self._saved_round = state["round"]
         self.step = last_applied_step
         return fits
