@@ -170,18 +170,36 @@ class EncodeContext:
     finite: bool = False  # somebody has looked: the tensors hold neither NaN nor infinity
 
 
+#: Class of service of what bears no mark, the last one; 0 is served first.
+BEST_EFFORT = 7
+
+
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """An emulated link of one worker: same in both directions; 0 means without that limit."""
+    """An emulated link of one worker; 0 means without that limit.
+
+    The first three are of both directions; the others of the way up, as all datagrams are.
+    """
 
     mbps: float = 0.0  # megabit per second
     delay_ms: float = 0.0  # one way
-    loss: float = 0.0  # probability that a 1,448-byte segment is lost
+    loss: float = 0.0  # probability that a 1,448-byte segment, or a datagram, is lost
+    queue_kb: float = 0.0  # of datagrams and background that wait in one class, 1,000 bytes
+    reorder: float = 0.0  # probability that a datagram arrives behind later ones
+    duplicate: float = 0.0  # probability that a datagram arrives twice
+    background_mbps: float = 0.0  # of others' traffic
+    background_class: int = BEST_EFFORT  # its class of service
 
     @property
     def active(self) -> bool:
         """Whether anything is emulated at all."""
-        return self.mbps > 0 or self.delay_ms > 0 or self.loss > 0
+        limits = (self.mbps, self.delay_ms, self.loss, self.reorder, self.duplicate)
+        return any(limit > 0 for limit in limits)
+
+    @property
+    def down(self) -> Link:
+        """The way down."""
+        return Link(self.mbps, self.delay_ms, self.loss)
 
 
 def describe(policy: Any) -> Mapping[str, Any]:

@@ -21,6 +21,37 @@ SEGMENT_BYTES = 1448
 _MIN_ROUND_TRIP_SECONDS = 1e-3
 
 
+def bytes_per_second(mbps: float) -> float:
+    """Return a link's rate; 0 Mbit/s is no limit."""
+    return mbps * 1e6 / 8 if mbps > 0 else math.inf
+
+
+def round_trip_seconds(link: Link) -> float:
+    """Return how long it takes until a lost segment is sent again: at least 1 ms."""
+    return max(2 * link.delay_ms / 1e3, _MIN_ROUND_TRIP_SECONDS)
+
+
+def draw_losses(random: np.random.Generator, loss: float, num_bytes: int) -> tuple[int, int]:
+    """Draw the losses of one reliable message.
+
+    Args:
+        random: Source of the draw.
+        loss: Probability that a segment is lost.
+        num_bytes: Of the message.
+
+    Returns:
+        Bytes sent again, and the round trips waited for them.
+    """
+    if loss <= 0:
+        return 0, 0
+    missing = math.ceil(num_bytes / SEGMENT_BYTES)
+    resent = rounds = 0
+    while missing := int(random.binomial(missing, loss)):
+        resent += missing
+        rounds += 1
+    return resent * min(SEGMENT_BYTES, num_bytes), rounds
+
+
 @dataclasses.dataclass(frozen=True)
 class Delivery:
     """When one message passes a link, in seconds on the model's clock."""
@@ -43,9 +74,9 @@ class LinkModel:
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
-        self._bytes_per_second = link.mbps * 1e6 / 8 if link.mbps > 0 else math.inf
+        self._bytes_per_second = bytes_per_second(link.mbps)
         self._delay_seconds = link.delay_ms / 1e3
-        self._round_trip_seconds = max(2 * self._delay_seconds, _MIN_ROUND_TRIP_SECONDS)
+        self._round_trip_seconds = round_trip_seconds(link)
         self._loss = link.loss
         self._random = np.random.default_rng(seed)
         self._free_at = -math.inf
@@ -53,23 +84,12 @@ class LinkModel:
 
     def send(self, now: float, num_bytes: int) -> Delivery:
         """Pass one message that its sender had ready at ``now``, behind all earlier ones."""
-        resent_bytes, rounds = self._lose(num_bytes)
+        resent_bytes, rounds = draw_losses(self._random, self._loss, num_bytes)
         bytes_on_wire = num_bytes + resent_bytes
         self._free_at = max(now, self._free_at) + bytes_on_wire / self._bytes_per_second
         arrival = self._free_at + self._delay_seconds + rounds * self._round_trip_seconds
         self._last_delivery_at = max(self._last_delivery_at, arrival)
         return Delivery(self._free_at, self._last_delivery_at, bytes_on_wire)
-
-    def _lose(self, num_bytes: int) -> tuple[int, int]:
-        """Draw the losses of one message: (bytes sent again, round trips waited for them)."""
-        if self._loss <= 0:
-            return 0, 0
-        missing = math.ceil(num_bytes / SEGMENT_BYTES)
-        resent = rounds = 0
-        while missing := int(self._random.binomial(missing, self._loss)):
-            resent += missing
-            rounds += 1
-        return resent * min(SEGMENT_BYTES, num_bytes), rounds
 
 
 class EmulatedSender:

@@ -1,0 +1,290 @@
+"""One direction of an emulated link with classes of service.
+
+A pure model on the caller's clock. What is urgent overtakes what is not, so nobody knows when a
+message will arrive at the moment it is sent: messages are offered, and time is advanced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ops.types import BEST_EFFORT, Link
+from proto.channel_emulated import (
+    SEGMENT_BYTES,
+    bytes_per_second,
+    draw_losses,
+    round_trip_seconds,
+)
+from proto.link_traffic import (
+    BACKGROUND_PACKET_BYTES,
+    Background,
+    ClassCounts,
+    ClassQueue,
+    Job,
+    draw_fates,
+)
+
+#: IPv4 and UDP headers of a datagram. What lies below them is not counted, as on streams.
+HEADER_BYTES = 28
+_TRAIN_SECONDS = 5e-3  # datagrams that are handed over together pass in no more
+_LEAST_LATENESS_SECONDS = 10e-3  # of a datagram out of order
+
+
+def class_of(dscp: int) -> int:
+    """Return the class of service that a network gives a mark: 0 for CS7, 7 for no mark."""
+    return BEST_EFFORT - (dscp >> 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """What has come through."""
+
+    at: float  # seconds on the model's clock
+    item: Any  # as offered
+    bytes_on_wire: int  # of a message with what was sent again, or of the datagrams here
+    indices: NDArray[np.int64] | None = None  # [m] which datagrams; twice where duplicated
+
+
+class PriorityLink:
+    """One direction of an emulated link, with strict priority by class.
+
+    The first class that has something to send is served, packet by packet: what is urgent waits
+    for one packet at most. Each class has a queue of ``link.queue_kb``; a datagram that finds no
+    room in it is dropped. Messages of the reliable stream wait outside, and one at a time enters
+    the queue; a lost segment is sent again one round trip later and holds back the messages behind
+    it, as in `LinkModel`, which this equals where all that comes is messages of one class.
+    Datagrams are lost, are late (by one delay, at least 10 ms) or come twice with the link's
+    probabilities. Background traffic comes at a constant rate, waits in the queue of its class like
+    all others, and shares that class in order of coming.
+
+    All is drawn when it is offered and happens at times of its own, so results do not depend on how
+    often `advance` is called. Times given to the methods are in seconds; one before that of an
+    earlier call counts as that one.
+
+    Args:
+        link: Rate, delay, loss, and what befalls datagrams.
+        seed: Seeds the draws.
+
+    Raises:
+        ConfigurationError: Background traffic that leaves nothing to others.
+    """
+
+    def __init__(self, link: Link, seed: int = 0) -> None:
+        self._link = link
+        self._rate = bytes_per_second(link.mbps)
+        self._delay = link.delay_ms / 1e3
+        self._round_trip = round_trip_seconds(link)
+        self._lateness = max(self._delay, _LEAST_LATENESS_SECONDS)
+        self._queue_bytes = link.queue_kb * 1e3 if link.queue_kb > 0 else math.inf
+        self._random = np.random.default_rng(seed)  # drawn from as LinkModel does
+        self._fates = np.random.default_rng([seed, 1])
+        self._classes = [ClassQueue() for _ in range(BEST_EFFORT + 1)]
+        self._current: Job | None = None
+        self._started = self._ends = -math.inf  # of the current job
+        self._free_at = -math.inf  # when the next job may begin
+        self._now = -math.inf
+        self._arrivals: list[tuple[float, int, Arrival]] = []
+        self._numbers = itertools.count()
+        self._background = Background(link, self._queue_bytes)
+        self.num_trains = 0
+
+    @property
+    def counts(self) -> tuple[ClassCounts, ...]:
+        """What became of what was offered, class 0 first."""
+        return tuple(dataclasses.replace(one.counts) for one in self._classes)
+
+    @property
+    def background_bytes(self) -> int:
+        """Bytes of background traffic that have passed since the first offer."""
+        return self._background.passed_bytes
+
+    # -- what comes in ----------------------------------------------------------------------
+
+    def offer(self, now: float, priority: int, num_bytes: int, item: Any) -> None:
+        """Put a message of the reliable stream on the link.
+
+        Args:
+            now: When.
+            priority: Class of service, 0 to 7.
+            num_bytes: With framing.
+            item: Handed back by `advance`.
+        """
+        self._background.begin(now)
+        now = self._come_to(now)
+        resent, rounds = draw_losses(self._random, self._link.loss, num_bytes)
+        parts = ((rounds * self._round_trip, None),)
+        size = num_bytes + resent
+        self._add(Job(priority, SEGMENT_BYTES, size, item, parts, size, reliable=True), now)
+
+    def offer_datagrams(self, now: float, priority: int, size: int, count: int, item: Any) -> int:
+        """Put datagrams of one size on the link, all at once.
+
+        Args:
+            now: When.
+            priority: Class of service, 0 to 7.
+            size: UDP payload of each, in bytes.
+            count: How many.
+            item: Handed back by `advance`, with the numbers of those that have come through.
+
+        Returns:
+            How many found room in the queue: the first ones.
+        """
+        self._background.begin(now)
+        now = self._come_to(now)
+        unit = size + HEADER_BYTES
+        counts = self._classes[priority].counts
+        fitting = self._fitting(priority, unit, count, now)
+        counts.datagrams += count
+        counts.overflowed += count - fitting
+        fates = draw_fates(self._fates, self._link, fitting, counts)
+        together = fitting
+        if math.isfinite(self._rate):
+            together = max(1, int(_TRAIN_SECONDS * self._rate / unit))
+        for first in range(0, fitting, max(1, together)):
+            stop = min(first + together, fitting)
+            cuts = [indices[slice(*np.searchsorted(indices, (first, stop)))] for indices in fates]
+            late = zip((0.0, self._lateness), cuts, strict=True)
+            parts = tuple((extra, indices) for extra, indices in late if len(indices))
+            num_bytes = unit * (stop - first)
+            self.num_trains += 1
+            self._add(Job(priority, unit, num_bytes, item, parts, num_bytes), now)
+        return fitting
+
+    def withdraw(self, now: float, unwanted: Callable[[Any], bool]) -> int:
+        """Take back datagrams that still wait; return how many.
+
+        Args:
+            now: When.
+            unwanted: Asked about the item of each train of datagrams that has not begun.
+        """
+        self._come_to(now)
+        num_datagrams = 0
+        for one in self._classes:
+            waiting = (job for job in one.queue if job.own and not job.reliable)
+            gone = [job for job in waiting if not job.has_begun and unwanted(job.item)]
+            if gone:
+                one.remove(gone)
+                number = sum(job.left // job.unit for job in gone)
+                one.counts.withdrawn += number
+                num_datagrams += number
+                self.num_trains -= len(gone)
+        return num_datagrams
+
+    # -- what comes out ---------------------------------------------------------------------
+
+    def next_event(self) -> float | None:
+        """Return when to call `advance` next: nothing comes before; None: nothing ever will."""
+        at = self._arrivals[0][0] if self._arrivals else math.inf
+        current = self._current
+        if current is not None and current.own:
+            at = min(at, self._ends + self._delay)
+        waiting = [one.queue[0].left for one in self._classes if one.num_own and one.queue]
+        if waiting:
+            free_at = self._free_at if current is None else self._ends
+            at = min(at, free_at + min(waiting) / self._rate + self._delay)
+        return at if math.isfinite(at) else None
+
+    def advance(self, now: float) -> list[Arrival]:
+        """Let time pass; return what has come through since the last call, in order."""
+        now = self._come_to(now)
+        found = []
+        while self._arrivals and self._arrivals[0][0] <= now:
+            arrival = heapq.heappop(self._arrivals)[2]
+            self.num_trains -= arrival.indices is not None
+            found.append(arrival)
+        return found
+
+    # -- what happens between -----------------------------------------------------------------
+
+    def _come_to(self, until: float) -> float:
+        """Do all that is due; return the time it is then."""
+        self._now = until = max(until, self._now)
+        background = self._background
+        while background.next_at <= until:
+            self._serve(background.next_at)
+            if self._current is None and not any(one.queue for one in self._classes):
+                background.skip(until)
+            at, unit = background.next_at, BACKGROUND_PACKET_BYTES
+            priority, num_packets = self._link.background_class, background.take() // unit
+            size = unit * self._fitting(priority, unit, num_packets, at)
+            if size:
+                self._add(Job(priority, unit, size, total=size, own=False), at)
+        self._serve(until)
+        return until
+
+    def _fitting(self, priority: int, unit: int, count: int, now: float) -> int:
+        """How many packets find room in a queue; what is on the wire takes none."""
+        if math.isinf(self._queue_bytes):
+            return count
+        taken, current = self._classes[priority].bounded_bytes, self._current
+        if current is not None and current.priority == priority and not current.reliable:
+            taken -= min(current.left, self._begun_bytes(current, now))
+        return max(0, min(count, int((self._queue_bytes - taken) // unit)))
+
+    def _begun_bytes(self, job: Job, now: float) -> int:
+        """Bytes of the current job's packets that have begun."""
+        return job.unit * math.ceil((now - self._started) * self._rate / job.unit)
+
+    def _add(self, job: Job, now: float) -> None:
+        current = self._current
+        if current is None and not any(one.queue for one in self._classes):
+            self._free_at = max(self._free_at, now)
+        self._classes[job.priority].add(job)
+        if current is not None and job.priority < current.priority:
+            self._interrupt(current, now)
+        self._serve(now)
+
+    def _interrupt(self, job: Job, now: float) -> None:
+        """Let the current job go on later, unless its last packet has begun."""
+        num_bytes = self._begun_bytes(job, now)
+        if num_bytes < job.left:
+            one = self._classes[job.priority]
+            self._pass(job, num_bytes)
+            one.queue.appendleft(job)
+            self._current, self._free_at = None, self._started + num_bytes / self._rate
+
+    def _serve(self, until: float) -> None:
+        """Let pass what is there."""
+        while True:
+            if self._current is not None:
+                if self._ends > until:
+                    return
+                self._finish(self._current)
+            if self._free_at > until:
+                return
+            chosen = next((one for one in self._classes if one.queue), None)
+            if chosen is None:
+                return
+            self._current = chosen.queue.popleft()
+            self._started = self._free_at
+            self._ends = self._started + self._current.left / self._rate
+
+    def _pass(self, job: Job, num_bytes: int) -> None:
+        self._classes[job.priority].passed(job, num_bytes)
+        if not job.own:
+            self._background.passed_bytes += num_bytes
+
+    def _finish(self, job: Job) -> None:
+        """Send the current job on the rest of its way."""
+        one = self._classes[job.priority]
+        self._current, self._free_at = None, self._ends
+        self._pass(job, job.left)
+        one.finished(job)
+        for extra, indices in job.parts:
+            at, size = self._ends + self._delay + extra, job.total
+            if indices is None:
+                at = one.last_arrival = max(one.last_arrival, at)
+            else:
+                size = len(indices) * job.unit
+            arrival = Arrival(at, job.item, size, indices)
+            heapq.heappush(self._arrivals, (at, next(self._numbers), arrival))
+        self.num_trains += sum(indices is not None for _, indices in job.parts)
+        self.num_trains -= job.own and not job.reliable

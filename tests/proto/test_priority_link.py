@@ -1,0 +1,331 @@
+"""The link with classes of service: the plain one where it must be that, and its own promises."""
+
+import collections
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ops.types import BEST_EFFORT, ConfigurationError, Link
+from proto.channel_emulated import LinkModel
+from proto.link_traffic import BACKGROUND_PACKET_BYTES
+from proto.priority_link import HEADER_BYTES, PriorityLink, class_of
+
+MEGABIT_BYTES = 125_000
+SIZE = 1472  # with headers 1,500 bytes: 0.12 ms at 100 Mbit/s
+UNIT = SIZE + HEADER_BYTES
+
+
+def drain(link, until=math.inf):
+    """Everything that comes by `until`, by following next_event."""
+    found = []
+    while (at := link.next_event()) is not None and at <= until:
+        found += link.advance(at)
+    return found
+
+
+def survivors(arrivals, item):
+    parts = [arrival.indices for arrival in arrivals if arrival.item == item]
+    return np.concatenate(parts).tolist() if parts else []
+
+
+# -- one class: the plain model ---------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.integers(0, 30_000)), max_size=30),
+    st.sampled_from([0, 0.1, 10]),
+    st.sampled_from([0, 20]),
+    st.sampled_from([0, 0.2]),
+    st.integers(0, BEST_EFFORT),
+    st.integers(0, 99),
+)
+def test_messages_of_one_class_pass_as_on_the_plain_link(
+    messages, mbps, delay, loss, priority, seed
+):
+    link = Link(mbps, delay, loss)
+    plain, own = LinkModel(link, seed), PriorityLink(link, seed)
+    expected = []
+    for number, (now, size) in enumerate(sorted(messages)):
+        delivery = plain.send(now, size)
+        expected.append((delivery.delivered_at, number, delivery.bytes_on_wire))
+        own.offer(now, priority, size, number)
+    assert [(a.at, a.item, a.bytes_on_wire) for a in drain(own)] == expected
+    assert own.next_event() is None
+
+
+# -- all classes: invariants ------------------------------------------------------------------
+
+LINKS = st.builds(
+    Link,
+    mbps=st.sampled_from([0.0, 1.0, 100.0]),
+    delay_ms=st.sampled_from([0.0, 15.0]),
+    loss=st.sampled_from([0.0, 0.05]),
+    queue_kb=st.sampled_from([0.0, 3.0, 40.0]),
+    reorder=st.sampled_from([0.0, 0.3]),
+    duplicate=st.sampled_from([0.0, 0.3]),
+)
+OFFERS = st.lists(
+    st.tuples(
+        st.floats(0, 0.5),
+        st.integers(0, BEST_EFFORT),
+        st.integers(1, 60),
+        st.integers(1, SIZE),
+        st.booleans(),
+    ),
+    max_size=25,
+)
+BACKGROUND = st.sampled_from([(0.0, BEST_EFFORT), (0.9, 4), (0.5, 0), (0.99, BEST_EFFORT)])
+
+
+def with_background(link, background):
+    share, priority = background
+    if link.mbps == 0 or share == 0:
+        return link
+    return Link(
+        **{**vars(link), "background_mbps": share * link.mbps, "background_class": priority}
+    )
+
+
+def offer_all(link, offers, before=lambda now: ()):
+    """Offer in order of time; calls `before(now)` before each, and returns what came meanwhile."""
+    fitting, found = {}, []
+    for number, (now, priority, count, size, reliable) in enumerate(sorted(offers)):
+        found += before(now)
+        if reliable:
+            link.offer(now, priority, count * size, number)
+        else:
+            fitting[number] = link.offer_datagrams(now, priority, size, count, number)
+    return fitting, found
+
+
+@settings(deadline=None)
+@given(LINKS, BACKGROUND, OFFERS, st.lists(st.floats(0, 1), max_size=20), st.integers(0, 9))
+def test_results_do_not_depend_on_when_time_is_advanced(link, background, offers, looks, seed):
+    link = with_background(link, background)
+    one, two = PriorityLink(link, seed), PriorityLink(link, seed)
+    looks = sorted(looks)
+
+    def look(now):
+        found = []
+        while looks and looks[0] <= now:
+            found += two.advance(looks.pop(0))
+        return found
+
+    fitting, _ = offer_all(one, offers)
+    again, early = offer_all(two, offers, look)
+    expected, actual = one.advance(1e6), early + two.advance(1e6)
+    assert fitting == again
+    assert one.counts == two.counts
+    assert len(expected) == len(actual)
+    for left, right in zip(expected, actual, strict=True):
+        assert (left.at, left.item, left.bytes_on_wire) == (
+            right.at,
+            right.item,
+            right.bytes_on_wire,
+        )
+        assert (left.indices is None) == (right.indices is None)
+        assert left.indices is None or left.indices.tolist() == right.indices.tolist()
+
+
+@settings(deadline=None)
+@given(LINKS, BACKGROUND, OFFERS, st.integers(0, 9))
+def test_what_is_offered_arrives_or_is_counted(link, background, offers, seed):
+    model = PriorityLink(with_background(link, background), seed)
+    fitting, _ = offer_all(model, offers)
+    arrivals = drain(model)
+    ordered = sorted(offers)
+    messages = [number for number, offer in enumerate(ordered) if offer[4]]
+    assert sorted(a.item for a in arrivals if a.indices is None) == messages
+    assert model.next_event() is None
+    assert model.num_trains == 0
+    counts = model.counts
+    arrived = sum(len(a.indices) for a in arrivals if a.indices is not None)
+    accounted = [c.datagrams - c.overflowed - c.lost + c.duplicated for c in counts]
+    assert arrived == sum(accounted)
+    for number, room in fitting.items():
+        assert set(survivors(arrivals, number)) <= set(range(room))
+    passed = sum(count.bytes_on_wire for count in counts)
+    resent = sum(a.bytes_on_wire for a in arrivals if a.indices is None)
+    datagrams = sum(n * (ordered[at][3] + HEADER_BYTES) for at, n in fitting.items())
+    assert passed == resent + datagrams
+
+
+@given(OFFERS, st.integers(0, 9))
+def test_what_is_urgent_waits_for_one_packet_only(offers, seed):
+    """The most urgent class sees the link as if it were alone, but for a packet in its way."""
+    link = Link(mbps=10)
+    shared, alone = PriorityLink(link, seed), PriorityLink(link, seed)
+    first = min((offer[1] for offer in offers), default=0)
+    offer_all(shared, offers)
+    ordered = sorted(offers)
+    for number, (now, priority, count, size, reliable) in enumerate(ordered):
+        if priority == first and reliable:
+            alone.offer(now, priority, count * size, number)
+        elif priority == first:
+            alone.offer_datagrams(now, priority, size, count, number)
+    expected = collections.defaultdict(list)
+    for arrival in alone.advance(1e6):
+        expected[arrival.item].append(arrival.at)
+    actual = collections.defaultdict(list)
+    for arrival in shared.advance(1e6):
+        if ordered[arrival.item][1] == first:
+            actual[arrival.item].append(arrival.at)
+    packet_seconds = UNIT * 8 / 10e6
+    assert expected.keys() == actual.keys()
+    # Each idle moment of the urgent class may end with one packet of another class in its way.
+    for item, times in expected.items():
+        late = np.array(actual[item]) - np.array(times)
+        assert (late >= -1e-9).all()
+        assert (late <= packet_seconds * len(offers) + 1e-9).all()
+
+
+# -- examples with arithmetic -----------------------------------------------------------------
+
+
+def test_an_urgent_message_overtakes_what_is_queued():
+    link = PriorityLink(Link(mbps=10))
+    link.offer(0.0, 7, MEGABIT_BYTES, "long")
+    link.offer(0.05, 0, MEGABIT_BYTES, "urgent")
+    urgent, long = drain(link)
+    segment_seconds = 1448 * 8 / 10e6
+    assert (urgent.item, long.item) == ("urgent", "long")
+    assert 0.15 <= urgent.at <= 0.15 + segment_seconds
+    assert long.at == pytest.approx(0.2)
+
+
+def test_a_full_queue_drops_the_last_ones():
+    """What is on the wire takes no room: 10 datagrams wait, and one is under way."""
+    link = PriorityLink(Link(mbps=100, queue_kb=15))
+    assert link.offer_datagrams(0.0, 3, SIZE, 50, "a") == 10
+    assert link.offer_datagrams(0.0, 4, SIZE, 50, "other class") == 10
+    assert link.offer_datagrams(0.00012 * 3.5, 3, SIZE, 50, "b") == 4
+    arrivals = drain(link)
+    assert survivors(arrivals, "a") == list(range(10))
+    assert survivors(arrivals, "b") == list(range(4))
+    assert [count.overflowed for count in link.counts[3:5]] == [40 + 46, 40]
+
+
+def test_no_room_at_all_is_not_an_arrival():
+    link = PriorityLink(Link(mbps=100, queue_kb=1))
+    assert link.offer_datagrams(0.0, 3, SIZE, 5, "too large") == 0
+    assert link.next_event() is None
+    assert link.next_event() is None
+
+
+def test_the_stream_is_never_dropped_but_takes_turns_with_datagrams():
+    link = PriorityLink(Link(mbps=100, queue_kb=15))
+    for number in range(3):
+        link.offer(0.0, 7, MEGABIT_BYTES, number)
+    link.offer_datagrams(0.0, 7, SIZE, 10, "datagrams")
+    assert [arrival.item for arrival in drain(link)] == [0, "datagrams", 1, 2]
+
+
+def test_datagrams_pass_in_trains_of_a_few_milliseconds():
+    link = PriorityLink(Link(mbps=10, delay_ms=7))
+    link.offer_datagrams(0.0, 1, SIZE, 45, "batch")
+    arrivals = drain(link)
+    assert survivors(arrivals, "batch") == list(range(45))
+    at = np.array([arrival.at for arrival in arrivals]) - 0.007
+    sent = np.cumsum([len(arrival.indices) for arrival in arrivals])
+    assert at == pytest.approx(sent * UNIT * 8 / 10e6)
+    assert len(arrivals) == 12  # four datagrams in 4.8 ms
+
+
+def test_losses_reorderings_and_duplicates_come_as_often_as_asked():
+    link = PriorityLink(Link(loss=0.1, reorder=0.2, duplicate=0.3, delay_ms=20), seed=4)
+    assert link.offer_datagrams(0.0, 1, SIZE, 20_000, "x") == 20_000
+    first, late = drain(link)
+    assert (first.at, late.at) == (0.020, 0.040)
+    kept = 0.9 * 20_000
+    count = link.counts[1]
+    assert count.lost == pytest.approx(0.1 * 20_000, rel=0.05)
+    assert count.duplicated == pytest.approx(0.3 * kept, rel=0.05)
+    assert len(late.indices) == count.reordered == pytest.approx(0.2 * 1.3 * kept, rel=0.05)
+    both = np.concatenate([first.indices, late.indices])
+    assert len(np.unique(both)) == 20_000 - count.lost
+    assert PriorityLink(Link(loss=1e-9), 1).offer_datagrams(0.0, 1, SIZE, 0, "none") == 0
+
+
+def test_what_waits_can_be_taken_back():
+    link = PriorityLink(Link(mbps=100))
+    for step in range(4):
+        link.offer_datagrams(0.0, 2, SIZE, 10, step)
+    link.offer(0.0, 2, 1000, "message")
+    assert link.withdraw(0.0, lambda item: item < 2) == 10  # the first has begun
+    assert [arrival.item for arrival in drain(link)] == [0, 2, 3, "message"]
+    assert link.counts[2].withdrawn == 10
+    assert link.next_event() is None
+
+
+# -- background -------------------------------------------------------------------------------
+
+CONGESTED = Link(mbps=100, background_mbps=90, background_class=4)
+
+
+def seconds_for(link, priority, num_bytes, frame_bytes=50_000):
+    """How long a stream of frames takes, all of them ready at once."""
+    model = PriorityLink(link)
+    model.offer(0.0, 0, 1, "start")
+    for _ in range(num_bytes // frame_bytes):
+        model.offer(1.0, priority, frame_bytes, "frame")
+    return drain(model)[-1].at - 1.0
+
+
+def test_background_takes_its_share_from_what_is_less_urgent():
+    alone = 4_000_000 * 8 / 100e6
+    assert seconds_for(CONGESTED, 0, 4_000_000) == pytest.approx(alone, rel=0.01)
+    assert seconds_for(CONGESTED, 3, 4_000_000) == pytest.approx(alone, rel=0.01)
+    assert seconds_for(CONGESTED, 7, 4_000_000) == pytest.approx(alone / 0.1, rel=0.02)
+
+
+def test_background_shares_its_own_class_in_order_of_coming():
+    """With one frame at a time in an endless queue, a stream is left what background leaves."""
+    alone = 4_000_000 * 8 / 100e6
+    assert 0.8 * 10 * alone < seconds_for(CONGESTED, 4, 4_000_000) < 1.02 * 10 * alone
+    bounded = Link(mbps=100, background_mbps=90, background_class=4, queue_kb=50)
+    assert seconds_for(bounded, 4, 4_000_000) == pytest.approx(2 * alone, rel=0.1)
+
+
+def test_an_idle_link_jumps_over_background_and_counts_it():
+    link = PriorityLink(CONGESTED)
+    link.offer(0.0, 0, 1000, "first")
+    assert len(drain(link)) == 1
+    link.offer(1e5, 0, 1000, "much later")
+    assert len(drain(link)) == 1
+    assert link.background_bytes == pytest.approx(1e5 * 90e6 / 8, abs=30_000)
+
+
+def test_a_small_queue_does_not_eat_the_background():
+    link = Link(mbps=100, background_mbps=50, background_class=4, queue_kb=3)
+    model = PriorityLink(link)
+    model.offer(0.0, 7, 10_000_000, "long")
+    (arrival,) = drain(model)
+    assert arrival.at == pytest.approx(10_000_000 * 8 / 50e6, rel=0.02)
+    expected = arrival.at * 50e6 / 8
+    assert model.background_bytes == pytest.approx(expected, abs=4 * BACKGROUND_PACKET_BYTES)
+
+
+@pytest.mark.parametrize("mbps", [0, 50, 90])
+def test_background_must_leave_something(mbps):
+    with pytest.raises(ConfigurationError, match=r"link_background_mbps=90.*less than"):
+        PriorityLink(Link(mbps=mbps, background_mbps=90))
+
+
+def test_classes_follow_class_selectors():
+    assert [class_of(8 * selector) for selector in range(8)] == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert class_of(46) == 2  # expedited forwarding lies in CS5's class
+
+
+def test_next_event_never_stands_still():
+    link = PriorityLink(CONGESTED)
+    link.offer(0.0, 7, 300_000, "x")
+    times = []
+    while (at := link.next_event()) is not None:
+        times.append(at)
+        link.advance(at)
+    assert all(one < two for one, two in itertools.pairwise(times))
+    assert len(times) < 300
