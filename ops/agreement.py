@@ -19,3 +19,13 @@ def fingerprint(run: Run) -> list[tuple[str, str]]:
         ("dirichlet_alpha", str(data.dirichlet_alpha)),
         ("no_block_shuffle", str(data.no_block_shuffle)),
     ]
+
+
+def shard_settings(run: Run) -> list[tuple[str, str]]:
+    """Return what every shard must have alike besides, though workers need not know it."""
+    return [
+        ("learning_rate", str(run.schedule.learning_rate)),
+        ("lr_schedule", str(run.schedule.drops)),
+        ("iter_max", str(run.iter_max)),
+        ("epochs", str(run.epochs)),
+    ]

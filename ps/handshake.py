@@ -43,6 +43,20 @@ def identity(
     )
 
 
+def hello_to_leader(mine: Identity) -> pb.Hello:
+    """Return what a following shard says to shard 0: that it is of the same run."""
+    return pb.Hello(
+        protocol_version=convert.PROTOCOL_VERSION,
+        role=pb.ROLE_SHARD,
+        id=mine.shard,
+        run_id=mine.run_id,
+        fingerprint=mine.fingerprint + mine.settings,
+        model=mine.model,
+        shard=0,
+        num_shards=mine.num_shards,
+    )
+
+
 def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     """Return (reason, message) of a refusal, or None for a Hello that fits."""
     if hello.protocol_version != convert.PROTOCOL_VERSION:

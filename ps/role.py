@@ -15,24 +15,21 @@ from data.chosen import num_train
 from models.shared import SharedModel, has_gpu
 from models.statistics import FlatVariables
 from ops import agreement, group_files, kernels, metrics, placement, routing, run_dir
-from ops.checkpoint import Checkpoints
-from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run, is_finished, limit_of
+from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run
 from ops.schedule import Budget
 from ops.signals import heard_by
 from ops.sync import SyncRule
-from ops.types import ConfigurationError, State
-from proto import convert
-from proto import thinwire_pb2 as pb
+from ops.types import State
 from ps import events
 from ps import flags as ps_flags
 from ps.aux_mean import AuxMean
 from ps.core import PsCore
 from ps.flags import PsFlags
 from ps.follow import Leader
-from ps.handshake import identity
+from ps.handshake import Identity, hello_to_leader, identity
 from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
-from ps.saver import Saver
+from ps.saved_shard import SavedShard
 from ps.scalars import PsScalars
 from ps.server import ShardServer
 from ps.status import StatusBoard
@@ -92,18 +89,16 @@ class Shard:
         self.layout = layouts[own.id_ps]
         for number, layout in enumerate(layouts if self.leads and run.nb_ps > 1 else ()):
             logging.info("PS %d holds %s", number, placement.describe_shard(self.spec, layout))
-        folder = run_dir.checkpoints_of(run.run_dir, _name(own.id_ps))
-        self.checkpoints = Checkpoints(folder, keep=run.keep_checkpoints)
-        self.saved = self._load()
-        self.run_id = self.saved["run_id"] if self.saved else ""
+        self.saved = SavedShard(run, _name(own.id_ps), self.spec)
+        self.run_id = self.saved.run_id
         if not self.run_id and self.leads:
             self.run_id = secrets.token_hex(8)
         flat = shared.flat()
         theta = np.concatenate([flat[at] for at in routing.positions(self.spec, self.layout)])
         budget = _examples_of_run(run, shared, examples)
         self.core = self._core(theta, budget, self._aux(shared))
-        if self.saved:
-            self.core.restore(self.saved["core"])
+        if self.saved.core:
+            self.core.restore(self.saved.core)
 
     def serve(self) -> int:
         """Listen and write until the end or a signal; return the exit code."""
@@ -115,16 +110,15 @@ class Shard:
     def start(self) -> bool:
         """Listen, join shard 0 if this is another; return False if the run is finished."""
         core = self.core
-        finished = self.saved["core"]["stop_reason"] if self.saved else None
-        if self.saved and is_finished(self.run, finished, self.saved["limit"]):
+        if finished := self.saved.finished:
             logging.info("this run is finished (%s at version %d)", finished, core.version)
             return False
-        self.saver = Saver(self.checkpoints)
+        self.saved.open()
         self._listen()
         self.leader = None if self.leads else self._join_leader()
         self._open()
         self._save(core.version, core.snapshot())  # the new generation must survive a crash
-        self.saver.flush()
+        self.saved.flush()
         return True
 
     def run_to_end(self) -> int:
@@ -158,41 +152,10 @@ class Shard:
             self.run.nb_workers + self.run.nb_ps + _SPARE_STREAMS,
         )
         self.board = StatusBoard(self.run, self.spec, core, self.server)
-        self.server.reports, bytes_down = _saved_traffic(self.saved)
-        self.server.connections.restore_bytes_down(bytes_down)
+        self.server.reports = self.saved.reports
+        self.server.connections.restore_bytes_down(self.saved.bytes_down)
         self.port = self.server.listen(own.bind, own.port)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
-
-    def _load(self) -> State | None:
-        found = self.checkpoints.load_latest()
-        if found is None:
-            return None
-        _, state = found
-        mine = convert.settings_of(self._fingerprint())
-        theirs = [pb.Setting(name=name, value=value) for name, value in state["fingerprint"]]
-        difference = convert.first_difference(mine, theirs) or convert.first_difference(
-            convert.tensors_of(self.spec),
-            [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in state["model"]],
-        )
-        if difference:
-            raise ConfigurationError(
-                f"--run_dir={self.run.run_dir} holds another run ({difference}); give this one "
-                "another --run_dir, or --overwrite the old one."
-            )
-        return state
-
-    def _fingerprint(self) -> list[tuple[str, str]]:
-        return agreement.fingerprint(self.run)
-
-    def _shard_settings(self) -> list[tuple[str, str]]:
-        """Return what every shard must have alike, though workers need not know it."""
-        run = self.run
-        return [
-            ("learning_rate", str(run.schedule.learning_rate)),
-            ("lr_schedule", str(run.schedule.drops)),
-            ("iter_max", str(run.iter_max)),
-            ("epochs", str(run.epochs)),
-        ]
 
     def _aux(self, shared: SharedModel) -> AuxMean:
         """Return what this shard averages beside the weights: on shard 0 alone, if anything."""
@@ -204,7 +167,7 @@ class Shard:
 
     def _core(self, theta: Any, examples: int | None, aux: AuxMean) -> PsCore:
         run, method = self.run, self.run.method
-        generation = self.saved["core"]["generation"] + 1 if self.saved else 0
+        generation = self.saved.core["generation"] + 1 if self.saved.core else 0
         config = CoreConfig(
             budget=Budget(run.iter_max, examples),
             schedule=run.schedule,
@@ -227,22 +190,12 @@ class Shard:
     def _start_timeout_seconds(self) -> float:
         """A run that goes on waits only as long as workers take to come back."""
         asked = self.own.start_timeout_seconds
-        return min(asked, 10.0 + 2 * self.run.lease_seconds) if self.saved else asked
+        return min(asked, 10.0 + 2 * self.run.lease_seconds) if self.saved.core else asked
 
     def _join_leader(self) -> Leader:
-        hello = pb.Hello(
-            protocol_version=convert.PROTOCOL_VERSION,
-            role=pb.ROLE_SHARD,
-            id=self.own.id_ps,
-            run_id=self.run_id,
-            fingerprint=convert.settings_of(self._fingerprint() + self._shard_settings()),
-            model=convert.tensors_of(self.spec),
-            shard=0,
-            num_shards=self.run.nb_ps,
-        )
         leader = Leader(
             self.run.addresses[0],
-            hello,
+            hello_to_leader(self._identity()),
             self.layout,
             max(10.0, 2 * self.run.lease_seconds),
             self.server.queue.put,
@@ -253,19 +206,21 @@ class Shard:
         leader.follow(self.run.reconnect_timeout_seconds)
         return leader
 
-    def _open(self) -> None:
-        mine = identity(
+    def _identity(self) -> Identity:
+        return identity(
             self.run_id,
             self.own.id_ps,
             self.run.nb_ps,
             self.core.config.generation,
-            self._fingerprint(),
+            agreement.fingerprint(self.run),
             self.spec,
-            self._shard_settings(),
+            agreement.shard_settings(self.run),
         )
+
+    def _open(self) -> None:
         self.server.on_status = self.board.document
         self.server.on_groups = self._propose
-        self.server.open_for(mine, json.dumps(self.board.about()))
+        self.server.open_for(self._identity(), json.dumps(self.board.about()))
 
     def _propose(self, found: events.Regrouped) -> None:
         """Leave groups and shares behind for another run: data are dealt out at the start."""
@@ -281,20 +236,8 @@ class Shard:
     # -- running ----------------------------------------------------------------------------
 
     def _save(self, version: int, state: State) -> None:
-        traffic = self.server.connections.bytes_down()
-        reports = self.server.reports.copy()
-        self.saver.put(
-            version,
-            {
-                "core": state,
-                "run_id": self.run_id,
-                "limit": limit_of(self.run, state["stop_reason"]),
-                "fingerprint": [list(row) for row in self._fingerprint()],
-                "model": [[t.path, list(t.shape), t.dtype] for t in self.spec.tensors],
-                "bytes_down": {str(worker): count for worker, count in traffic.items()},
-                "reports": {f"{role}:{who}": text for (role, who), text in reports.items()},
-            },
-        )
+        sent = self.server.connections.bytes_down()
+        self.saved.put(version, state, self.run_id, sent, self.server.reports.copy())
 
     def _hear(self, number: int, frame: Any) -> None:
         del frame
@@ -321,7 +264,7 @@ class Shard:
         if leader is not None:
             leader.close()
         self._save(self.core.version, self.core.snapshot())
-        self.saver.flush()
+        self.saved.flush()
         if self.leads and not self.server.connections.was_evaluated:
             summary = metrics.summarise(self.board.status(), [])
             metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)
@@ -330,13 +273,3 @@ class Shard:
         if leader is not None and leader.lost_for_good:
             return EXIT_UNREACHABLE
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
-
-
-def _saved_traffic(saved: State | None) -> tuple[dict[tuple[int, int], str], dict[int, int]]:
-    if saved is None:
-        return {}, {}
-    reports = {}
-    for key, text in saved["reports"].items():
-        role, _, who = key.partition(":")
-        reports[(int(role), int(who))] = text
-    return reports, {int(worker): count for worker, count in saved["bytes_down"].items()}
