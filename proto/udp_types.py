@@ -53,7 +53,7 @@ class DatagramSender(Protocol):
 
     @property
     def mtu(self) -> int:
-        """Bytes of the largest datagram that passes; may fall once while the path is learnt."""
+        """Bytes of the largest datagram that passes; may fall while the path is learnt."""
 
     def send(self, batches: Sequence[Batch], step: int) -> None:
         """Queue batches of one step behind earlier ones of their channels; never blocks.

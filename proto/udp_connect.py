@@ -1,0 +1,64 @@
+"""Makes senders: sockets to the ports of a shard, a datagram size that passes, a pace."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Sequence
+
+from absl import logging
+
+from ops.types import ConfigurationError
+from proto import udp_sockets
+from proto.token_bucket import TokenBucket
+from proto.udp_sender import Sending, UdpSender
+
+#: A paced sender catches up so much after a late wake-up.
+_BURST_SECONDS = 4e-3
+
+
+def pacing(mbps: float) -> TokenBucket | None:
+    """Return the bucket for a rate on the wire in Mbit/s, for all senders of a worker; 0: None."""
+    rate = mbps * 1e6 / 8
+    return TokenBucket(rate, rate * _BURST_SECONDS) if mbps > 0 else None
+
+
+def connect(
+    host: str, ports: Sequence[int], sending: Sending, bucket: TokenBucket | None = None
+) -> UdpSender:
+    """Return a sender to the ports of a shard, channel 1 first.
+
+    Where the route is known to carry no datagram of ``sending.mtu`` bytes, the mtu is halved.
+
+    Raises:
+        ConfigurationError: The host cannot be reached, or half the mtu is still too large for
+            the route.
+    """
+    sockets = udp_sockets.connect(host, ports, sending.scheme)
+    limit = udp_sockets.path_limit(sockets[0]) if sockets else None
+    mtu = sending.mtu
+    if limit is not None and limit < mtu:
+        mtu //= 2
+    if limit is not None and limit < mtu:
+        for each in sockets:
+            each.close()
+        raise ConfigurationError(
+            f"--dgt_mtu={sending.mtu} does not pass to {host}, nor does half of it: the route "
+            f"carries {limit} bytes; set --dgt_mtu={limit} or less"
+        )
+    if mtu < sending.mtu:
+        logging.warning(
+            "--dgt_mtu=%d does not pass to %s, whose route carries %d bytes; %d is used",
+            sending.mtu,
+            host,
+            limit,
+            mtu,
+        )
+    family = sockets[0].family if sockets else socket.AF_INET
+    sending = dataclasses.replace(
+        sending,
+        mtu=mtu,
+        segmentation=sending.segmentation and all(map(udp_sockets.splits_sent, sockets)),
+        overhead_bytes=udp_sockets.overhead_bytes(family),
+    )
+    return UdpSender(sockets, sending, bucket)

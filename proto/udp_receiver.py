@@ -1,0 +1,244 @@
+"""The shard's end of the datagram path: a thread that receives from all channels, and a timer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from absl import logging
+
+from proto import udp_sockets
+from proto.token_bucket import TokenBucket
+
+#: Share of one core that datagrams nobody took may cost, all channels together ...
+REJECTED_SHARE = 0.2
+#: ... and each channel may spend so much of it in one go.
+_REJECTED_BURST_SECONDS = 2e-3
+_ROUND_BYTES = 256 << 10
+_ROUND_BUFFERS = 32
+_BUFFER_BYTES = 1 << 16
+_ANCILLARY_BYTES = 64
+_JOIN_SECONDS = 5.0
+
+
+class Owner(Protocol):
+    """Who is handed what arrives; all its methods run in the receiving thread."""
+
+    def deliver(self, channel: int, data: memoryview, size: int) -> int:
+        """Take datagrams of ``size`` bytes each; the last may be shorter.
+
+        ``data`` is overwritten as soon as this returns.
+
+        Returns:
+            How many were worth their time. Those that are foreign, broken or seen before are not;
+            what is wanted but thrown away for a test's sake is.
+        """
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` is due, on the receiver's clock; None: not at all."""
+
+    def tick(self, now: float) -> None:
+        """Do what was due; the deadline must have moved on afterwards."""
+
+
+@dataclasses.dataclass
+class ReceivedCounts:
+    """What one channel has received since the socket was bound."""
+
+    datagrams: int = 0
+    num_bytes: int = 0  # of the datagrams, without IP and UDP headers
+    taken: int = 0  # datagrams that the owner took
+    rests: int = 0  # times that rejected datagrams made the channel wait
+    kernel_drops: int | None = None  # packets that found the buffer full; None: unknown here
+
+
+class _Channel:
+    """One socket, and its share of the time that rejected datagrams may cost."""
+
+    def __init__(self, number: int, receiver: socket.socket, rejected: TokenBucket) -> None:
+        self.number = number
+        self.socket = receiver
+        self.counts = ReceivedCounts()
+        self.rejected = rejected
+        self.rests_until: float | None = None
+
+
+class UdpReceiver:
+    """Receives on one socket per channel, in one thread, which also runs the owner's timer.
+
+    In one round each channel that has something, the most important one first, is read for at
+    most 256 KiB or 32 buffers; then the timer has its turn. So no channel starves the others.
+
+    **Floods.** The processor time that the thread spends on datagrams the owner does not take is
+    charged to their channel. A channel that has used up its part leaves its socket alone until
+    time has paid for it; the kernel meanwhile fills the socket's buffer and drops the rest. All
+    channels together may so spend 0.2 of a core on rejected datagrams, an equal part each; a
+    channel that was quiet may spend 2 ms in one go, and overdraws by one round at most. What is
+    taken costs what it costs.
+
+    The sockets are bound when this returns; nothing is read before `start`.
+
+    Args:
+        address: To bind; IPv4, IPv6 or a name.
+        num_channels: 1..7.
+        owner: See `Owner`.
+        joining: Let the kernel join runs of datagrams into one buffer where it can.
+        clock: Seconds; monotone.
+        cpu_clock: Processor seconds of the calling thread.
+
+    Raises:
+        ConfigurationError: The address is not of this machine.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        num_channels: int,
+        owner: Owner,
+        joining: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._owner = owner
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._closed = False
+        self.failure: Exception | None = None  # what ended the thread before its time
+        share = REJECTED_SHARE / max(1, num_channels)
+        sockets = udp_sockets.bind(address, num_channels)
+        self._joining = joining and all([udp_sockets.join_received(each) for each in sockets])
+        self._channels = [
+            _Channel(number, each, TokenBucket(share, _REJECTED_BURST_SECONDS))
+            for number, each in enumerate(sockets, 1)
+        ]
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
+        for channel in self._channels:
+            self._selector.register(channel.socket, selectors.EVENT_READ, channel)
+        self._thread = threading.Thread(target=self._work, name="datagrams in", daemon=True)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Of the channels, channel 1 first."""
+        return tuple(channel.socket.getsockname()[1] for channel in self._channels)
+
+    def start(self) -> None:
+        """Begin to receive; once."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Make the thread ask for the deadline anew; from any thread."""
+        with contextlib.suppress(OSError):  # full of earlier wake-ups, or closed
+            self._wake_sender.send(b"!")
+
+    def counts(self) -> tuple[ReceivedCounts, ...]:
+        """Return a copy of the counters, channel 1 first; after `close` the last ones."""
+        for channel in self._channels:
+            if channel.socket.fileno() >= 0:
+                channel.counts.kernel_drops = udp_sockets.num_dropped(channel.socket)
+        return tuple(dataclasses.replace(channel.counts) for channel in self._channels)
+
+    def close(self) -> None:
+        """End the thread and close the sockets; may be called twice."""
+        self._closed = True
+        self.wake()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+        self.counts()
+        self._selector.close()
+        for each in (*(channel.socket for channel in self._channels), self._wake_receiver):
+            each.close()
+        self._wake_sender.close()
+
+    def _work(self) -> None:
+        try:
+            while not self._closed:
+                self._round()
+        except Exception as error:  # noqa: BLE001 - the shard's part is to ask for it
+            logging.exception("no more datagrams are received")
+            self.failure = error
+
+    def _round(self) -> None:
+        ready = self._selector.select(self._timeout())
+        channels = [key.data for key, _ in ready if key.data is not None]
+        if len(channels) < len(ready):
+            self._drain_wakes()
+        for channel in sorted(channels, key=lambda channel: channel.number):
+            self._read(channel)
+        now = self._clock()
+        for channel in self._channels:
+            if channel.rests_until is not None and now >= channel.rests_until:
+                channel.rests_until = None
+                self._selector.register(channel.socket, selectors.EVENT_READ, channel)
+        deadline = self._owner.next_deadline()
+        if deadline is not None and now >= deadline:
+            self._owner.tick(now)
+
+    def _timeout(self) -> float | None:
+        times = [c.rests_until for c in self._channels if c.rests_until is not None]
+        deadline = self._owner.next_deadline()
+        if deadline is not None:
+            times.append(deadline)
+        return max(0.0, min(times) - self._clock()) if times else None
+
+    def _drain_wakes(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_receiver.recv(4096)
+
+    def _read(self, channel: _Channel) -> None:
+        """Hand over one round's worth of a channel, then charge what was rejected."""
+        started = self._cpu_clock()
+        num_bytes = num_datagrams = num_taken = 0
+        for _ in range(_ROUND_BUFFERS):
+            try:
+                length, size = self._receive(channel.socket)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                continue  # an error report that some system hands to an unconnected socket
+            count = -(-length // size) if length else 1
+            num_datagrams += count
+            num_bytes += length
+            if length:
+                num_taken += self._owner.deliver(channel.number, self._buffer[:length], size)
+            if num_bytes >= _ROUND_BYTES:
+                break
+        counts = channel.counts
+        counts.datagrams += num_datagrams
+        counts.num_bytes += num_bytes
+        counts.taken += num_taken
+        if num_datagrams > num_taken:
+            share = (num_datagrams - num_taken) / num_datagrams
+            self._charge(channel, share * (self._cpu_clock() - started))
+
+    def _receive(self, receiver: socket.socket) -> tuple[int, int]:
+        """Fill the buffer; return the length of what came and of each datagram in it."""
+        if not self._joining:
+            length = receiver.recv_into(self._buffer)
+            return length, length
+        length, ancillary, _, _ = receiver.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
+        for level, kind, value in ancillary:
+            if level == udp_sockets.SOL_UDP and kind == udp_sockets.UDP_GRO:
+                return length, struct.unpack("=i", value)[0]
+        return length, length
+
+    def _charge(self, channel: _Channel, seconds: float) -> None:
+        """Let a channel's rejected datagrams cost it their time, and rest when it is used up."""
+        now = self._clock()
+        channel.rejected.take(now, seconds)
+        wait = channel.rejected.wait_seconds(now)
+        if wait > 0:
+            channel.rests_until = now + wait
+            channel.counts.rests += 1
+            self._selector.unregister(channel.socket)

@@ -1,0 +1,337 @@
+"""Datagrams over loopback: both address families, with and without the kernel's help, timers."""
+
+import contextlib
+import dataclasses
+import queue
+import socket
+
+import pytest
+
+from ops.types import ConfigurationError
+from proto import channel_udp, udp_connect, udp_receiver, udp_sockets
+from proto.channel_udp import Sending, UdpReceiver
+from proto.udp_marking import queue_priority, tos
+
+WAIT_SECONDS = 20.0
+KEY = bytes(range(32))
+LINUX_ONLY = pytest.mark.skipif(not udp_sockets.ON_LINUX, reason="options of Linux")
+
+
+@dataclasses.dataclass
+class FilledBatch:
+    channel: int
+    size: int
+    count: int
+    mark: int = 0
+
+    def __post_init__(self):
+        self.data = memoryview(bytearray(self.size * self.count))
+        for number in range(self.count):
+            self.data[number * self.size] = number
+            self.data[number * self.size + 1] = self.mark
+
+    def sign(self, key):
+        assert key == KEY
+
+
+class Notes:
+    """An owner that keeps copies of what it is handed."""
+
+    def __init__(self):
+        self.datagrams = queue.SimpleQueue()
+        self.ticks = queue.SimpleQueue()
+        self.deadline = None
+        self.share = 1
+
+    def deliver(self, channel, data, size):
+        count = -(-len(data) // size)
+        for start in range(0, len(data), size):
+            self.datagrams.put((channel, bytes(data[start : start + size])))
+        return count * self.share
+
+    def next_deadline(self):
+        return self.deadline
+
+    def tick(self, now):
+        self.deadline = None
+        self.ticks.put(now)
+
+    def take(self, count):
+        return [self.datagrams.get(timeout=WAIT_SECONDS) for _ in range(count)]
+
+
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+HOSTS = [
+    "127.0.0.1",
+    pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
+]
+
+
+@contextlib.contextmanager
+def receiving(channels=3, host="127.0.0.1", **options):
+    owner = Notes()
+    receiver = UdpReceiver(host, channels, owner, **options)
+    try:
+        receiver.start()
+        yield receiver, owner
+    finally:
+        receiver.close()
+
+
+@contextlib.contextmanager
+def sending(receiver, host="127.0.0.1", bucket=None, **options):
+    sender = channel_udp.connect(host, receiver.ports, Sending(KEY, **options), bucket)
+    try:
+        yield sender
+    finally:
+        sender.close()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("segmentation", [False, True])
+@pytest.mark.parametrize("joining", [False, True])
+def test_datagrams_arrive_as_they_were_cut(host, segmentation, joining):
+    with (
+        receiving(host=host, joining=joining) as (receiver, owner),
+        sending(receiver, host=host, segmentation=segmentation) as sender,
+    ):
+        batches = [FilledBatch(2, 1000, 40, 7), FilledBatch(2, 36, 3, 8), FilledBatch(2, 80, 1, 9)]
+        sender.send(batches, 0)
+        assert sender.flush(WAIT_SECONDS)
+        whole = b"".join(bytes(batch.data) for batch in batches)
+        arrived = owner.take(44)
+        assert {channel for channel, _ in arrived} == {2}
+        assert [len(data) for _, data in arrived] == [1000] * 40 + [36] * 3 + [80]
+        assert b"".join(data for _, data in arrived) == whole
+        sent, received = sender.counts()[1], receiver.counts()[1]
+        header = 28 if host == "127.0.0.1" else 48
+        assert sent.datagrams == received.datagrams == 44
+        assert sent.bytes_on_wire == received.num_bytes + 44 * header
+        assert received.num_bytes == len(whole)
+        receiver.close()
+        assert receiver.counts()[1].taken == 44
+        assert [counts.datagrams for counts in receiver.counts()] == [0, 44, 0]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_each_channel_has_its_port_and_class(host):
+    receiver = UdpReceiver(host, 3, Notes())
+    assert len(set(receiver.ports)) == 3 and 0 not in receiver.ports
+    six = host == "::1"
+    level = socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP
+    option = socket.IPV6_TCLASS if six else socket.IP_TOS
+    for scheme in ("cs", "compact"):
+        sockets = udp_sockets.connect(host, receiver.ports, scheme)
+        for channel, each in enumerate(sockets, 1):
+            assert each.getsockopt(level, option) == tos(scheme, channel, 3)
+            assert each.getpeername()[1] == receiver.ports[channel - 1]
+            if udp_sockets.ON_LINUX:
+                found = each.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
+                assert found == queue_priority(channel, 3)
+                discover = 23 if six else 10
+                assert each.getsockopt(level, discover) == 2
+            each.close()
+    receiver.close()
+
+
+def test_unmarked_sockets_keep_the_system_s_class():
+    receiver = UdpReceiver("127.0.0.1", 1, Notes())
+    (each,) = udp_sockets.connect("127.0.0.1", receiver.ports, "off")
+    assert each.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == 0
+    each.close()
+    receiver.close()
+
+
+def test_a_refused_option_is_one_warning_and_no_error(monkeypatch):
+    warnings = []
+    monkeypatch.setattr(udp_sockets.logging, "warning", lambda *words: warnings.append(words))
+    monkeypatch.setattr(udp_sockets, "_allows", lambda *_: False)
+    for each in udp_sockets.connect("127.0.0.1", (9, 10, 11), "cs"):
+        each.close()
+    ((text, names),) = warnings
+    assert "refuses" in text and "IP_TOS" in names
+
+
+def test_unknown_hosts_are_named():
+    with pytest.raises(ConfigurationError, match="no-such-host.invalid"):
+        udp_sockets.connect("no-such-host.invalid", (9,), "cs")
+    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1.*--ip_PS"):
+        UdpReceiver("192.0.2.1", 1, Notes())
+
+
+@LINUX_ONLY
+def test_an_mtu_that_the_route_does_not_carry_is_halved_or_refused(monkeypatch):
+    monkeypatch.setattr(udp_sockets, "path_limit", lambda _: 800)
+    with receiving(1) as (receiver, _), sending(receiver, mtu=1472) as sender:
+        assert sender.mtu == 736
+    with pytest.raises(ConfigurationError, match="--dgt_mtu=800 or less"):
+        udp_connect.connect("127.0.0.1", (9,), Sending(KEY, mtu=1602))
+
+
+@LINUX_ONLY
+def test_the_kernel_knows_what_loopback_carries():
+    (each,) = udp_sockets.connect("127.0.0.1", (9,), "cs")
+    assert 1472 <= udp_sockets.path_limit(each) <= 1 << 17
+    each.close()
+
+
+def test_nobody_listening_is_counted():
+    receiver = UdpReceiver("127.0.0.1", 1, Notes())
+    with sending(receiver) as sender:
+        receiver.close()
+        for step in range(10):
+            sender.send([FilledBatch(1, 80, 1)], step)
+            assert sender.flush(WAIT_SECONDS)
+        assert sender.counts()[0].datagrams == 10
+        assert sender.counts()[0].unheard > 0 and sender.failure is None
+
+
+def test_the_timer_runs_when_due_and_after_a_wake():
+    with receiving(1) as (receiver, owner):
+        owner.deadline = 0.0  # long past
+        receiver.wake()
+        assert owner.ticks.get(timeout=WAIT_SECONDS) > 0
+        assert owner.ticks.empty()
+        owner.deadline = receiver._clock() + 0.02
+        due = owner.deadline
+        receiver.wake()
+        assert owner.ticks.get(timeout=WAIT_SECONDS) >= due
+
+
+def test_empty_datagrams_are_counted_but_not_handed_over():
+    with receiving(1) as (receiver, owner):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+            each.connect(("127.0.0.1", receiver.ports[0]))
+            each.send(b"")
+            each.send(b"something")
+        assert owner.take(1) == [(1, b"something")]
+        receiver.close()
+        assert (receiver.counts()[0].datagrams, receiver.counts()[0].taken) == (2, 1)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_close_joins_and_may_be_called_twice(started):
+    receiver = UdpReceiver("127.0.0.1", 2, Notes())
+    if started:
+        receiver.start()
+    ports = receiver.ports
+    receiver.close()
+    receiver.close()
+    receiver.wake()
+    assert not receiver._thread.is_alive()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+        each.bind(("127.0.0.1", ports[0]))  # is free again
+
+
+def test_an_owner_that_fails_ends_the_thread_and_is_kept():
+    with receiving(1) as (receiver, owner):
+        owner.tick = None  # not callable
+        owner.deadline = 0.0
+        receiver.wake()
+        receiver._thread.join(WAIT_SECONDS)
+        assert isinstance(receiver.failure, TypeError)
+
+
+class CpuClock:
+    """Every reading is so many seconds later than the one before."""
+
+    def __init__(self, step):
+        self.now, self.step = 0.0, step
+
+    def __call__(self):
+        self.now += self.step
+        return self.now
+
+
+def poured(receiver, count):
+    """Put datagrams into the first channel's buffer, as a flood does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+        each.connect(("127.0.0.1", receiver.ports[0]))
+        for _ in range(count):
+            each.send(b"x" * 80)
+
+
+@contextlib.contextmanager
+def stepped(share, seconds_per_round):
+    """A receiver whose rounds are run by hand, on clocks made here."""
+    owner = Notes()
+    owner.share = share
+    now = [100.0]
+    receiver = UdpReceiver(
+        "127.0.0.1", 2, owner, clock=lambda: now[0], cpu_clock=CpuClock(seconds_per_round)
+    )
+    owner.deadline = 0.0  # so that no round waits
+    owner.tick = lambda _: None
+    try:
+        yield receiver, now
+    finally:
+        receiver.close()
+
+
+def test_rejected_datagrams_make_their_channel_rest_until_time_has_paid():
+    cost = udp_receiver._REJECTED_BURST_SECONDS + 1e-3
+    with stepped(share=0, seconds_per_round=cost) as (receiver, now):
+        poured(receiver, 3 * udp_receiver._ROUND_BUFFERS)
+        receiver._round()
+        first = receiver.counts()[0]
+        assert (first.datagrams, first.rests) == (udp_receiver._ROUND_BUFFERS, 1)
+        rest = 1e-3 / (udp_receiver.REJECTED_SHARE / 2)  # of two channels
+        receiver._round()
+        now[0] += 0.99 * rest
+        receiver._round()
+        assert receiver.counts()[0].datagrams == first.datagrams
+        now[0] += 0.02 * rest
+        receiver._round()  # takes the channel up again
+        receiver._round()
+        assert receiver.counts()[0].datagrams == 2 * first.datagrams
+
+
+def test_a_resting_channel_holds_up_neither_the_others_nor_the_timer():
+    with stepped(share=0, seconds_per_round=1.0) as (receiver, _):
+        poured(receiver, 5)
+        receiver._round()
+        assert receiver.counts()[0].rests == 1
+        ticks = []
+        receiver._owner.tick = ticks.append
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+            each.connect(("127.0.0.1", receiver.ports[1]))
+            each.send(b"y")
+        receiver._round()
+        assert receiver.counts()[1].datagrams == 1 and len(ticks) == 1
+
+
+def test_what_is_taken_never_makes_a_channel_rest():
+    with stepped(share=1, seconds_per_round=10.0) as (receiver, _):
+        for _ in range(3):
+            poured(receiver, 5)
+            receiver._round()
+        assert receiver.counts()[0].rests == 0
+        assert receiver.counts()[0].taken == 15
+
+
+def test_the_best_channel_is_read_first():
+    with stepped(share=1, seconds_per_round=0.0) as (receiver, _):
+        for port in reversed(receiver.ports):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+                each.connect(("127.0.0.1", port))
+                each.send(b"z")
+        receiver._round()
+        assert [channel for channel, _ in receiver._owner.take(2)] == [1, 2]
+
+
+@LINUX_ONLY
+def test_what_the_kernel_dropped_is_known():
+    receiver = UdpReceiver("127.0.0.1", 1, Notes())
+    receiver._channels[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    poured(receiver, 200)
+    assert receiver.counts()[0].kernel_drops > 0
+    receiver.close()
+    assert receiver.counts()[0].kernel_drops > 0
