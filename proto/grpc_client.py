@@ -50,6 +50,7 @@ class ClientStream:
         link: The worker's emulated up-link, shared by its streams to all shards.
         keepalive_seconds: A shard silent for twice as long is lost.
         service: Whose Session to open.
+        dscp: Class of service of what is sent, 0..63; None: the system's own.
     """
 
     def __init__(
@@ -58,12 +59,13 @@ class ClientStream:
         link: EmulatedSender | None = None,
         keepalive_seconds: float = 20.0,
         service: str = SERVICE,
+        dscp: int | None = None,
     ) -> None:
         self.address = address
         self._service = service
         self._link = link
         self._options = [
-            *channel_options(keepalive_seconds),
+            *channel_options(keepalive_seconds, dscp),
             # A fresh connection per stream: no back-off inherited from an earlier failure, and no
             # proxy between us and an address on this network.
             ("grpc.use_local_subchannel_pool", 1),

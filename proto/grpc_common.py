@@ -34,14 +34,17 @@ def wire_bytes(num_bytes: int) -> int:
     return inside + _FRAME_OVERHEAD_BYTES * num_frames
 
 
-def channel_options(keepalive_seconds: float) -> list[tuple[str, int]]:
+def channel_options(keepalive_seconds: float, dscp: int | None = None) -> list[tuple[str, int]]:
     """Return the gRPC options of both ends.
 
     A silent peer is noticed after two keep-alive times. Messages just above the limit come
-    through, so that they can be refused with a reason.
+    through, so that they can be refused with a reason. ``dscp`` is the class of service, 0..63, of
+    all packets of this end; None leaves it to the system.
     """
     keepalive_ms = round(1000 * keepalive_seconds)
+    marks = [] if dscp is None else [("grpc.dscp", dscp)]
     return [
+        *marks,
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + (64 << 10)),
         ("grpc.keepalive_time_ms", keepalive_ms),

@@ -209,6 +209,7 @@ def serve(
     max_streams: int,
     keepalive_seconds: float = 20.0,
     service: str = SERVICE,
+    dscp: int | None = None,
 ) -> Server:
     """Listen, and run ``handler`` in a thread of its own for each stream.
 
@@ -222,11 +223,12 @@ def serve(
         max_streams: Further ones are refused with RESOURCE_EXHAUSTED.
         keepalive_seconds: A client silent for twice as long is lost.
         service: Whose Session is served.
+        dscp: Class of service of what is sent, 0..63; None: the system's own.
 
     Raises:
         PortInUse: Another process has the port, or the address is not of this machine.
     """
-    options = [*channel_options(keepalive_seconds), ("grpc.so_reuseport", 0)]
+    options = [*channel_options(keepalive_seconds, dscp), ("grpc.so_reuseport", 0)]
     executor: Any = _DaemonThreads()
     server = grpc.server(
         executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
