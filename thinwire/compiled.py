@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 
+from ops.dc_asgd import DcAsgd
 from ops.methods import Method
 from ops.server_update import keras_optimizer
 from ops.types import ConfigurationError
@@ -76,8 +78,9 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
     asked = optimizer.get_config()
     if not isinstance(asked["learning_rate"], float):
         raise ConfigurationError(
-            "the optimizer has a learning-rate schedule, and the server's counts; expected a "
-            "number. Give the server --lr_schedule."
+            "the optimizer has a learning-rate schedule, which would count the steps of this "
+            "worker alone; expected a number. Give the server --lr_schedule, or fit the callback "
+            "LearningRateScheduler."
         )
     if takes_momentum:
         asked["momentum"] = 0.0
@@ -93,11 +96,34 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
             "`server_optimizer`."
         )
     name = _differences(asked, like.get_config())[0]
-    instead = _INSTEAD.get(name, "none of it")
+    instead = f"; instead there is {_INSTEAD[name]}" if name in _INSTEAD else ""
     raise ConfigurationError(
         f"the optimizer's {name}={asked[name]!r} would have no effect: the server steps. Expected "
-        f"{like.get_config()[name]!r} here and, instead, {instead}."
+        f"{like.get_config()[name]!r} here{instead}."
     )
+
+
+def check_rate_change(rate: float, method: Method) -> None:
+    """Refuse a learning rate that this worker's gradients cannot be scaled to.
+
+    Raises:
+        ConfigurationError: Not a rate, or the method does not step in proportion to gradients.
+    """
+    if not 0 <= rate < math.inf:
+        raise ConfigurationError(f"learning_rate={rate:g}: expected a finite number from 0 on.")
+    blind = (
+        (method.server.optimizer == "adam", "--server_optimizer=adam"),
+        (isinstance(method.weighting, DcAsgd), "--weighting=dc_asgd"),
+        (method.takes_local_steps and method.local.optimizer == "adam", "--local_optimizer=adam"),
+    )
+    for is_used, flag in blind:
+        if is_used:
+            raise ConfigurationError(
+                f"learning_rate={rate:g}: a worker changes its own rate by scaling its gradients, "
+                f"to which steps are not in proportion with {flag}; expected none of "
+                "LearningRateScheduler, ReduceLROnPlateau or the like. Give the server "
+                "--lr_schedule."
+            )
 
 
 def check_variables(variables: Iterable[Any]) -> None:

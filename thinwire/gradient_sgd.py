@@ -17,7 +17,8 @@ from thinwire.joined import Joined, LeavesInOrder, StepInfo
 if TYPE_CHECKING:
     from ops.types import Float32
 
-_RATE_TOLERANCE = 1e-6
+#: Two learning rates are alike that differ by less than this part of themselves.
+RATE_TOLERANCE = 1e-6
 
 
 class GradientSGD(LeavesInOrder):
@@ -186,7 +187,7 @@ class _Momentum:
 def warn_of_other_rate(name: str, rate: float | None, joined: Joined) -> None:
     """Say that it is not the script's learning rate that counts."""
     server = joined.part.core.learning_rate
-    if rate is not None and abs(rate - server) > _RATE_TOLERANCE * server:
+    if rate is not None and abs(rate - server) > RATE_TOLERANCE * server:
         logging.warning(
             "%s=%g does not count: the server's learning rate does, now %g (--learning_rate and "
             "--lr_schedule of the server)", name, rate, server,

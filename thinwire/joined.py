@@ -165,7 +165,12 @@ class Joined:
         self.statistics.assign(self.means)
 
     def step(
-        self, gradient: Float32, samples: int, loss: float, statistics: Float32 | None = None
+        self,
+        gradient: Float32,
+        samples: int,
+        loss: float,
+        statistics: Float32 | None = None,
+        rate_factor: float = 1.0,
     ) -> StepInfo:
         """Take in a mini-batch's gradient; `weights` and `means` are then those of the next.
 
@@ -174,6 +179,7 @@ class Joined:
             samples: Examples in the mini-batch.
             loss: Its mean loss.
             statistics: [m] the moving statistics after it, where they are averaged.
+            rate_factor: By which this worker's learning rate differs from the run's.
 
         Raises:
             RunOver: The run had ended before.
@@ -186,6 +192,8 @@ class Joined:
         before = self._counters()
         decay(gradient, part.core.weights, self.own.weight_decay)
         clip(gradient, self.own.clip_norm)
+        if rate_factor != 1:
+            gradient *= np.float32(rate_factor)
         outgoing: Outgoing | None = None
         replies: list[ShardReply | None] = []
         applied = False

@@ -22,11 +22,12 @@ from thinwire import arguments
 from thinwire.compiled import (
     check_model,
     check_optimizer,
+    check_rate_change,
     check_variables,
     momentum_of,
     rate_of,
 )
-from thinwire.gradient_sgd import warn_of_other_rate
+from thinwire.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
 from thinwire.joined import Joined, LeavesInOrder, StepInfo
 from thinwire.wakeup import forget, hear_interrupts
 
@@ -135,7 +136,7 @@ class Distributed(LeavesInOrder):
             if not self.model.stop_training:  # else the rest of several steps in one execution
                 mine = np.array(gradient)  # what TensorFlow gives is a view into its own
                 self._step(mine, int(samples), float(loss), statistics)
-            rate = np.float32(joined.part.core.learning_rate)
+            rate = np.float32(joined.part.core.learning_rate * self.model.optimizer.rate_factor)
             return joined.weights.copy(), joined.means.copy(), rate
 
     def _step(self, gradient: Float32, samples: int, loss: float, statistics: Float32) -> None:
@@ -149,7 +150,8 @@ class Distributed(LeavesInOrder):
             if joined.open():  # for another `fit`
                 hear_interrupts(self._interrupt)
             else:
-                self.last = joined.step(gradient, samples, loss, statistics)
+                factor = self.model.optimizer.rate_factor
+                self.last = joined.step(gradient, samples, loss, statistics, factor)
         except Exception as error:  # noqa: BLE001 - `fit` raises it when it ends
             self._failure = error
         finally:
@@ -169,6 +171,9 @@ class ServerOptimizer(keras.optimizers.Optimizer):
     """Stands where the compiled optimizer stood; the server does its work.
 
     Trainable variables that are not in W_global are stepped by the compiled optimizer itself.
+
+    Attributes:
+        rate_factor: This worker's learning rate over the run's: callbacks may change it.
     """
 
     def __init__(
@@ -180,6 +185,7 @@ class ServerOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Begin with the server's learning rate."""
         super().__init__(learning_rate=float(joined.part.core.learning_rate), name=compiled.name)
+        self.rate_factor = 1.0
         self._compiled = compiled
         self._joined = joined  # and not its variables: they would be saved as the optimizer's
         self._call, self._finish = exchange, finish
@@ -189,18 +195,20 @@ class ServerOptimizer(keras.optimizers.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The server's rate of now."""
+        """The server's rate of now, times what a callback made of it."""
         return self._get_current_learning_rate()
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        now = float(keras.ops.convert_to_numpy(self.learning_rate))
-        if abs(float(value) - now) > 1e-6 * now:
-            raise ConfigurationError(
-                f"learning_rate={float(value):g}: a worker cannot change the run's learning rate "
-                f"(now {now:g}); expected none of LearningRateScheduler, ReduceLROnPlateau or the "
-                "like. Give the server --lr_schedule."
-            )
+        servers, rate = self._joined.part.core.learning_rate, float(value)
+        factor = rate / servers
+        if abs(factor - 1) <= RATE_TOLERANCE:
+            factor = 1.0
+        if factor != self.rate_factor:
+            check_rate_change(rate, self._joined.settings.run.method)
+        self.rate_factor = factor
+        self._learning_rate.assign(rate)
+        self._compiled.learning_rate = rate  # of the variables that are stepped here
 
     def scale_loss(self, loss: Any) -> Any:
         """Note the loss of the mini-batch."""

@@ -112,8 +112,48 @@ def test_the_learning_rate_is_the_servers():
     settings = {"mode": "asgd", "lr_schedule": "0.5:0.1", "iter_max": 28}
     with serving(**settings) as (_, found), distribute(model := compiled(), found):
         assert fit(model, callbacks=[same])["learning_rate"] == pytest.approx([0.1, 0.01])
-        with pytest.raises(ConfigurationError, match="none of LearningRateScheduler"):
-            fit(model, callbacks=[halve])
+    with serving(**settings) as (_, found), distribute(model := compiled(), found):
+        rates = fit(model, callbacks=[halve])["learning_rate"]
+        assert rates == pytest.approx([0.05, 0.0025])  # the server's drop counts as well
+
+
+def test_callbacks_may_change_a_workers_learning_rate():
+    def options():
+        scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: (0.2, 0.05, 0.0)[epoch])
+        return {"epochs": 3, "callbacks": [scheduler]}
+
+    alone = compiled()
+    expected = fit(alone, **options())
+    with serving(shared=("norm", "logits"), mode="asgd") as (server, found):
+        model = compiled()
+        W_global.extend(v for layer in model.layers[1:] for v in layer.trainable_variables)
+        with distribute(model, found):
+            history = fit(model, **options())
+        assert server.snapshot().learning_rate == pytest.approx(0.1)
+    assert history["learning_rate"] == pytest.approx([0.2, 0.05, 0.0])
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-3)
+    for mine, theirs in zip(model.variables, alone.variables, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-5, err_msg=mine.path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimizer", "words"),
+    [
+        ({"server_optimizer": "adam"}, keras.optimizers.Adam(0.1), "--server_optimizer=adam"),
+        ({"weighting": "dc_asgd"}, None, "--weighting=dc_asgd"),
+        ({}, None, "learning_rate=-0.05: expected"),
+    ],
+)
+def test_rates_that_no_gradient_can_be_scaled_to_are_refused(settings, optimizer, words):
+    factor = 0.5 if settings else -0.5
+    change = keras.callbacks.LearningRateScheduler(lambda epoch, rate: factor * rate)
+    model = compiled(optimizer)
+    with (
+        serving(mode="asgd", **settings) as (_, found),
+        distribute(model, found),
+        pytest.raises(ConfigurationError, match=words),
+    ):
+        fit(model, callbacks=[change])
 
 
 def test_variables_outside_w_global_are_trained_here():
