@@ -131,6 +131,27 @@ def test_a_hint_changes_nothing_but_the_time(hint):
         assert 0 < following < np.abs(values).min()
 
 
+@pytest.mark.parametrize("size", [250, 1000])
+def test_the_next_hint_is_the_magnitude_at_rank_240(size):
+    """Or beyond the entries that are known, where magnitudes falling on would have it."""
+    magnitudes = np.arange(1, 20_001, dtype=np.float32)[::-1] ** np.float32(-0.5)
+    ranked = np.sort(magnitudes)[::-1]
+    signs = np.where(np.random.default_rng(4).random(magnitudes.size) < 0.5, -1, 1)
+    for known in (size, 210):
+        addend = (signs * magnitudes).astype(np.float32)
+        hint = float(ranked[known - 1])
+        following = select.feedback_top_k(np.zeros_like(addend), addend, 200, hint=hint)[2]
+        assert following == pytest.approx(ranked[239], rel=0.0 if known >= 240 else 0.02)
+
+
+def test_set_bits():
+    rng = np.random.default_rng(3)
+    for probability in (0.0, 0.01, 0.3, 1.0):
+        mask = rng.random(32 * 300) < probability
+        words = np.packbits(mask, bitorder="little").view(np.uint32)
+        np.testing.assert_array_equal(select._set_bits(words), mask.nonzero()[0])
+
+
 def test_nothing_is_traced_again_as_sizes_vary():
     from ops.kernels import tensorflow_bodies
 
