@@ -10,7 +10,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -133,3 +133,16 @@ class EmulatedSender:
         if remaining > 0:
             self._sleep(remaining)
         return delivery.bytes_on_wire
+
+    def carry_all(self, sizes: Sequence[int], ready_at: float) -> Iterator[int]:
+        """Let messages pass one after the other; see `carry`.
+
+        Args:
+            sizes: Bytes of each, with framing.
+            ready_at: When the first could have been sent at the earliest, and so all.
+
+        Yields:
+            Bytes on the wire of each, as soon as it has passed.
+        """
+        for num_bytes in sizes:
+            yield self.carry(num_bytes, ready_at)

@@ -192,10 +192,11 @@ class ClientStream:
                 ready_at = sent_at
                 if callable(frames):
                     frames, ready_at = frames(), time.monotonic()
+                if link is not None:
+                    frames = list(frames)
+                    sizes = link.carry_all([wire_bytes(len(data)) for data in frames], ready_at)
                 for data in frames:
-                    size = wire_bytes(len(data))
-                    if link is not None:
-                        size = link.carry(size, ready_at)
+                    size = wire_bytes(len(data)) if link is None else next(sizes)
                     if counted:
                         self._bytes_sent += size
                     yield data

@@ -11,11 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ops.types import ConfigurationError, Link
+from proto.channel_emulated import SEGMENT_BYTES
 
+#: A message that shares its class passes in turns of so many bytes: about a window of TCP.
+TURN_BYTES = 44 * SEGMENT_BYTES
 #: Of background traffic.
 BACKGROUND_PACKET_BYTES = 1500
 _BACKGROUND_SECONDS = 1e-3  # packets of background traffic come this often together
 _LEAST_QUEUED_TURNS = 8  # ... but in so small numbers that a queue has room for this many
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """What has come through."""
+
+    at: float  # seconds on the model's clock
+    item: Any  # as offered
+    bytes_on_wire: int  # of a message with what was sent again, or of the datagrams here
+    indices: NDArray[np.int64] | None = None  # [m] which datagrams; twice where duplicated
 
 
 @dataclasses.dataclass
@@ -59,6 +72,7 @@ class ClassQueue:
         has_message: Whether one is in the queue, or in service.
         num_own: Messages and trains of ours, wherever they wait, with the one in service.
         bounded_bytes: Of datagrams and background, with what is in service.
+        datagram_bytes: The datagrams' part of it.
         last_arrival: Of a message, in seconds.
         counts: What became of all that was offered.
     """
@@ -68,7 +82,7 @@ class ClassQueue:
         self.stream: collections.deque[Job] = collections.deque()
         self.has_message = False
         self.num_own = 0
-        self.bounded_bytes = 0
+        self.bounded_bytes = self.datagram_bytes = 0
         self.last_arrival = -math.inf
         self.counts = ClassCounts()
 
@@ -77,6 +91,7 @@ class ClassQueue:
         self.num_own += job.own
         if not job.reliable:
             self.bounded_bytes += job.left
+            self.datagram_bytes += job.left * job.own
         elif self.has_message:
             self.stream.append(job)
             return
@@ -84,11 +99,18 @@ class ClassQueue:
             self.has_message = True
         self.queue.append(job)
 
+    @property
+    def first_turn_bytes(self) -> int:
+        """What the first job in the queue may pass at its turn."""
+        job = self.queue[0]
+        return min(job.left, TURN_BYTES) if job.reliable and len(self.queue) > 1 else job.left
+
     def passed(self, job: Job, num_bytes: int) -> None:
         """Book what has passed of the job in service."""
         job.left -= num_bytes
         if not job.reliable:
             self.bounded_bytes -= num_bytes
+            self.datagram_bytes -= num_bytes * job.own
         if job.own:
             self.counts.bytes_on_wire += num_bytes
 
@@ -105,7 +127,9 @@ class ClassQueue:
         numbers = {id(job) for job in jobs}
         self.queue = collections.deque(job for job in self.queue if id(job) not in numbers)
         self.num_own -= len(jobs)
-        self.bounded_bytes -= sum(job.left for job in jobs)
+        num_bytes = sum(job.left for job in jobs)
+        self.bounded_bytes -= num_bytes
+        self.datagram_bytes -= num_bytes
 
 
 class Background:

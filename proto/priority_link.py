@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ops.types import BEST_EFFORT, Link
 from proto.channel_emulated import (
@@ -25,6 +24,8 @@ from proto.channel_emulated import (
 )
 from proto.link_traffic import (
     BACKGROUND_PACKET_BYTES,
+    TURN_BYTES,
+    Arrival,
     Background,
     ClassCounts,
     ClassQueue,
@@ -34,6 +35,9 @@ from proto.link_traffic import (
 
 #: IPv4 and UDP headers of a datagram. What lies below them is not counted, as on streams.
 HEADER_BYTES = 28
+#: Datagrams that wait in a class without a bounded queue before a sender does better to wait, too:
+#: what Linux' sockets hold.
+SEND_BUFFER_BYTES = 212_992
 _TRAIN_SECONDS = 5e-3  # datagrams that are handed over together pass in no more
 _LEAST_LATENESS_SECONDS = 10e-3  # of a datagram out of order
 
@@ -43,24 +47,15 @@ def class_of(dscp: int) -> int:
     return BEST_EFFORT - (dscp >> 3)
 
 
-@dataclasses.dataclass(frozen=True)
-class Arrival:
-    """What has come through."""
-
-    at: float  # seconds on the model's clock
-    item: Any  # as offered
-    bytes_on_wire: int  # of a message with what was sent again, or of the datagrams here
-    indices: NDArray[np.int64] | None = None  # [m] which datagrams; twice where duplicated
-
-
 class PriorityLink:
     """One direction of an emulated link, with strict priority by class.
 
     The first class that has something to send is served, packet by packet: what is urgent waits
     for one packet at most. Each class has a queue of ``link.queue_kb``; a datagram that finds no
-    room in it is dropped. Messages of the reliable stream wait outside, and one at a time enters
-    the queue; a lost segment is sent again one round trip later and holds back the messages behind
-    it, as in `LinkModel`, which this equals where all that comes is messages of one class.
+    room in it is dropped. Messages of the reliable stream wait outside; one at a time is in the
+    queue and goes back to its end after each 64 KB, if others wait there. A lost segment is sent
+    again one round trip later and holds back the messages behind it, as in `LinkModel`, which this
+    equals where all that comes is messages of one class.
     Datagrams are lost, are late (by one delay, at least 10 ms) or come twice with the link's
     probabilities. Background traffic comes at a constant rate, waits in the queue of its class like
     all others, and shares that class in order of coming.
@@ -88,7 +83,8 @@ class PriorityLink:
         self._fates = np.random.default_rng([seed, 1])
         self._classes = [ClassQueue() for _ in range(BEST_EFFORT + 1)]
         self._current: Job | None = None
-        self._started = self._ends = -math.inf  # of the current job
+        self._turn_bytes = 0  # that the current job may pass now
+        self._started = self._ends = -math.inf  # of its turn
         self._free_at = -math.inf  # when the next job may begin
         self._now = -math.inf
         self._arrivals: list[tuple[float, int, Arrival]] = []
@@ -105,6 +101,14 @@ class PriorityLink:
     def background_bytes(self) -> int:
         """Bytes of background traffic that have passed since the first offer."""
         return self._background.passed_bytes
+
+    def has_room(self, priority: int) -> bool:
+        """Whether datagrams for a class had better be offered now than later.
+
+        A bounded queue tells nobody that it is full, so there it is always now.
+        """
+        waiting = self._classes[priority].datagram_bytes
+        return math.isfinite(self._queue_bytes) or waiting < SEND_BUFFER_BYTES
 
     # -- what comes in ----------------------------------------------------------------------
 
@@ -186,7 +190,7 @@ class PriorityLink:
         current = self._current
         if current is not None and current.own:
             at = min(at, self._ends + self._delay)
-        waiting = [one.queue[0].left for one in self._classes if one.num_own and one.queue]
+        waiting = [one.first_turn_bytes for one in self._classes if one.num_own and one.queue]
         if waiting:
             free_at = self._free_at if current is None else self._ends
             at = min(at, free_at + min(waiting) / self._rate + self._delay)
@@ -226,7 +230,7 @@ class PriorityLink:
             return count
         taken, current = self._classes[priority].bounded_bytes, self._current
         if current is not None and current.priority == priority and not current.reliable:
-            taken -= min(current.left, self._begun_bytes(current, now))
+            taken -= min(self._turn_bytes, self._begun_bytes(current, now))
         return max(0, min(count, int((self._queue_bytes - taken) // unit)))
 
     def _begun_bytes(self, job: Job, now: float) -> int:
@@ -238,17 +242,19 @@ class PriorityLink:
         if current is None and not any(one.queue for one in self._classes):
             self._free_at = max(self._free_at, now)
         self._classes[job.priority].add(job)
-        if current is not None and job.priority < current.priority:
-            self._interrupt(current, now)
+        if current is not None:
+            shares = job.priority == current.priority and not job.reliable
+            ends_turn = shares and current.reliable and self._turn_bytes > TURN_BYTES
+            if job.priority < current.priority or ends_turn:
+                self._interrupt(current, now)
         self._serve(now)
 
     def _interrupt(self, job: Job, now: float) -> None:
-        """Let the current job go on later, unless its last packet has begun."""
+        """Let the current job go on later, unless the last packet of its turn has begun."""
         num_bytes = self._begun_bytes(job, now)
-        if num_bytes < job.left:
-            one = self._classes[job.priority]
+        if num_bytes < self._turn_bytes:
             self._pass(job, num_bytes)
-            one.queue.appendleft(job)
+            self._classes[job.priority].queue.appendleft(job)
             self._current, self._free_at = None, self._started + num_bytes / self._rate
 
     def _serve(self, until: float) -> None:
@@ -257,26 +263,30 @@ class PriorityLink:
             if self._current is not None:
                 if self._ends > until:
                     return
-                self._finish(self._current)
+                self._end_turn(self._current)
             if self._free_at > until:
                 return
             chosen = next((one for one in self._classes if one.queue), None)
             if chosen is None:
                 return
+            self._turn_bytes = chosen.first_turn_bytes
             self._current = chosen.queue.popleft()
             self._started = self._free_at
-            self._ends = self._started + self._current.left / self._rate
+            self._ends = self._started + self._turn_bytes / self._rate
 
     def _pass(self, job: Job, num_bytes: int) -> None:
         self._classes[job.priority].passed(job, num_bytes)
         if not job.own:
             self._background.passed_bytes += num_bytes
 
-    def _finish(self, job: Job) -> None:
-        """Send the current job on the rest of its way."""
+    def _end_turn(self, job: Job) -> None:
+        """Let the current job wait for its next turn, or send it on the rest of its way."""
         one = self._classes[job.priority]
         self._current, self._free_at = None, self._ends
-        self._pass(job, job.left)
+        self._pass(job, self._turn_bytes)
+        if job.left:
+            one.queue.append(job)
+            return
         one.finished(job)
         for extra, indices in job.parts:
             at, size = self._ends + self._delay + extra, job.total

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
 from ops.types import ConfigurationError
 from proto import udp_sockets
 from proto.token_bucket import TokenBucket
-from proto.udp_sender import Sending, UdpSender
+from proto.udp_sender import Sending, SendingSocket, UdpSender
 
 #: A paced sender catches up so much after a late wake-up.
 _BURST_SECONDS = 4e-3
+
+#: Makes what to send over, of a socket and its channel; closing it closes the socket.
+Over = Callable[[socket.socket, int], SendingSocket]
 
 
 def pacing(mbps: float) -> TokenBucket | None:
@@ -24,11 +27,22 @@ def pacing(mbps: float) -> TokenBucket | None:
 
 
 def connect(
-    host: str, ports: Sequence[int], sending: Sending, bucket: TokenBucket | None = None
+    host: str,
+    ports: Sequence[int],
+    sending: Sending,
+    bucket: TokenBucket | None = None,
+    over: Over | None = None,
 ) -> UdpSender:
     """Return a sender to the ports of a shard, channel 1 first.
 
     Where the route is known to carry no datagram of ``sending.mtu`` bytes, the mtu is halved.
+
+    Args:
+        host: Of the shard.
+        ports: Channel 1 first.
+        sending: Key, sizes, switches.
+        bucket: Paces; None: as fast as the kernel takes them.
+        over: Puts an emulated link before each socket.
 
     Raises:
         ConfigurationError: The host cannot be reached, or half the mtu is still too large for
@@ -61,4 +75,5 @@ def connect(
         segmentation=sending.segmentation and all(map(udp_sockets.splits_sent, sockets)),
         overhead_bytes=udp_sockets.overhead_bytes(family),
     )
-    return UdpSender(sockets, sending, bucket)
+    ways = sockets if over is None else [over(each, at) for at, each in enumerate(sockets, 1)]
+    return UdpSender(ways, sending, bucket)

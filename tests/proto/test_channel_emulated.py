@@ -101,3 +101,13 @@ def test_streams_share_one_link():
         sender.carry(MEGABIT_BYTES, ready_at=100.0)
         sender.carry(MEGABIT_BYTES, ready_at=100.0)
     assert fake.seconds == pytest.approx(101.0)
+
+
+def test_messages_handed_in_together_pass_as_one_by_one():
+    fake = FakeTime()
+    sender = EmulatedSender(LinkModel(Link(mbps=10, delay_ms=1000)), fake.clock, fake.sleep)
+    arrivals = []
+    for size in sender.carry_all([MEGABIT_BYTES] * 3, ready_at=100.0):
+        arrivals.append((size, fake.seconds))
+    assert [size for size, _ in arrivals] == [MEGABIT_BYTES] * 3
+    assert [at for _, at in arrivals] == pytest.approx([101.1, 101.2, 101.3])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ops.types import BEST_EFFORT, ConfigurationError, Link
 from proto.channel_emulated import LinkModel
 from proto.link_traffic import BACKGROUND_PACKET_BYTES
-from proto.priority_link import HEADER_BYTES, PriorityLink, class_of
+from proto.priority_link import HEADER_BYTES, SEND_BUFFER_BYTES, TURN_BYTES, PriorityLink, class_of
 
 MEGABIT_BYTES = 125_000
 SIZE = 1472  # with headers 1,500 bytes: 0.12 ms at 100 Mbit/s
@@ -137,6 +137,7 @@ def test_what_is_offered_arrives_or_is_counted(link, background, offers, seed):
     model = PriorityLink(with_background(link, background), seed)
     fitting, _ = offer_all(model, offers)
     arrivals = drain(model)
+    assert model.advance(1e6) == []  # nobody was told too late
     ordered = sorted(offers)
     messages = [number for number, offer in enumerate(ordered) if offer[4]]
     assert sorted(a.item for a in arrivals if a.indices is None) == messages
@@ -221,7 +222,10 @@ def test_the_stream_is_never_dropped_but_takes_turns_with_datagrams():
     for number in range(3):
         link.offer(0.0, 7, MEGABIT_BYTES, number)
     link.offer_datagrams(0.0, 7, SIZE, 10, "datagrams")
-    assert [arrival.item for arrival in drain(link)] == [0, "datagrams", 1, 2]
+    arrivals = drain(link)
+    assert [arrival.item for arrival in arrivals] == ["datagrams", 0, 1, 2]
+    assert arrivals[0].at == pytest.approx((TURN_BYTES + 10 * UNIT) * 8 / 100e6)
+    assert arrivals[-1].at == pytest.approx((3 * MEGABIT_BYTES + 10 * UNIT) * 8 / 100e6)
 
 
 def test_datagrams_pass_in_trains_of_a_few_milliseconds():
@@ -287,7 +291,23 @@ def test_background_shares_its_own_class_in_order_of_coming():
     alone = 4_000_000 * 8 / 100e6
     assert 0.8 * 10 * alone < seconds_for(CONGESTED, 4, 4_000_000) < 1.02 * 10 * alone
     bounded = Link(mbps=100, background_mbps=90, background_class=4, queue_kb=50)
-    assert seconds_for(bounded, 4, 4_000_000) == pytest.approx(2 * alone, rel=0.1)
+    for frame_bytes in (50_000, 1_000_000):  # turns are as small as a window of TCP
+        assert seconds_for(bounded, 4, 4_000_000, frame_bytes) == pytest.approx(2 * alone, rel=0.2)
+
+
+def test_a_class_without_bound_says_when_it_holds_enough():
+    link = PriorityLink(Link(mbps=100))
+    batches = 0
+    while link.has_room(2):
+        link.offer_datagrams(0.0, 2, SIZE, 40, batches)
+        batches += 1
+    assert batches == -(-SEND_BUFFER_BYTES // (40 * UNIT))
+    assert link.has_room(1)
+    link.advance(40 * UNIT * 8 / 100e6 + 1e-9)
+    assert link.has_room(2)
+    bounded = PriorityLink(Link(mbps=100, queue_kb=1e6))
+    bounded.offer_datagrams(0.0, 2, SIZE, 1000, "x")
+    assert bounded.has_room(2)
 
 
 def test_an_idle_link_jumps_over_background_and_counts_it():
