@@ -9,7 +9,6 @@ step has swept the cache before the gradient is selected from.
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,8 @@ RATE = 0.01
 SIZES = {"1.2 M": 1_200_000, "25 M": 25_000_000}
 UPDATES_BEHIND = 3  # as with four workers of equal speed
 _ROTATION_ENTRIES = 25_000_000  # in all copies of one array: 100 MB
-_GRADIENTS = 4
+_POOL_SURPLUS = 4_000_000  # entries by which the beginnings of gradients vary
+_LINE = 16  # entries of a cache line
 _REPEATS = 15
 
 
@@ -41,29 +41,32 @@ def _select_row(name: str, size: int, contenders: list[kernels.Kernels]) -> Row:
     """Error-feedback step r += g, select, take, r[idx] = 0 against: read r and g, write r.
 
     As in the codec, a step knows the threshold of the one before; residuals are those of a long
-    run, for at its beginning the threshold moves with every step.
+    run, for at its beginning the threshold moves with every step. A gradient is a run of a pool
+    that begins anywhere: gradients that come back add up, and the threshold would move as well.
     """
     rng = np.random.default_rng(0)
     copies = max(1, _ROTATION_ENTRIES // size)
-    gradients = rng.standard_normal((max(copies, _GRADIENTS), size), np.float32)
+    pool = rng.standard_normal(_ROTATION_ENTRIES + _POOL_SURPLUS, np.float32)
     kept = int(RATE * size)
     settled = _settled_residual(contenders[0], rng)
     started = np.tile(settled, -(-size // settled.size))[:size]
     residuals = {body.name: np.tile(started, (copies, 1)) for body in contenders}
     summed = residuals[contenders[0].name].copy()
     hints = {body.name: np.zeros(copies) for body in contenders}
-    rounds = itertools.count()  # a residual never gets the same gradient twice running
+
+    def gradient() -> np.ndarray:
+        first = _LINE * int(rng.integers((pool.size - size) // _LINE))
+        return pool[first : first + size]
 
     def floor() -> None:
-        for residual, gradient in zip(summed, gradients, strict=False):
-            np.add(residual, gradient, out=residual)
+        for residual in summed:
+            np.add(residual, gradient(), out=residual)
 
     def step(body: kernels.Kernels) -> None:
-        hint, first = hints[body.name], next(rounds)
+        hint = hints[body.name]
         for number, residual in enumerate(residuals[body.name]):
-            gradient = gradients[(first + number) % len(gradients)]
             given = float(hint[number])
-            hint[number] = body.feedback_top_k(residual, gradient, kept, hint=given)[2]
+            hint[number] = body.feedback_top_k(residual, gradient(), kept, hint=given)[2]
 
     seconds = interleave([floor, *(lambda b=body: step(b) for body in contenders)], _REPEATS)
     return _timed_row(f"select 1 % with error feedback, {name}", seconds, copies, 2.5)
