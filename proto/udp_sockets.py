@@ -107,7 +107,7 @@ def splits_sent(udp_socket: socket.socket) -> bool:
 
 
 def num_dropped(udp_socket: socket.socket) -> int | None:
-    """Return how many packets the kernel dropped here as the buffer was full; None: unknown."""
+    """Return how many packets a full buffer or a filter kept out of a socket; None: unknown."""
     if not ON_LINUX:
         return None
     try:

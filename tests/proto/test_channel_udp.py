@@ -14,6 +14,7 @@ from proto.udp_marking import queue_priority, tos
 
 WAIT_SECONDS = 20.0
 KEY = bytes(range(32))
+TOO_MANY = [number.to_bytes(8, "big") for number in range(1000)]  # for a filter of the kernel
 LINUX_ONLY = pytest.mark.skipif(not udp_sockets.ON_LINUX, reason="options of Linux")
 
 
@@ -335,3 +336,34 @@ def test_what_the_kernel_dropped_is_known():
     assert receiver.counts()[0].kernel_drops > 0
     receiver.close()
     assert receiver.counts()[0].kernel_drops > 0
+
+
+@LINUX_ONLY
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_kernel_keeps_out_what_is_for_nobody(host):
+    known = [bytes([number]) * 8 for number in range(200)]
+    good = b"DGT1" + b"...." + known[150] + b"rest"
+    bad = [
+        b"",
+        b"DGT",
+        b"DGT1" + b"...." + known[150][:7],  # ends within the number
+        b"DGT2" + b"...." + known[150],
+        b"DGT1" + b"...." + known[150][:7] + b"!",
+        b"DGT1" + b"...." + b"!" + known[150][1:],
+        b"DGT1" + b"...." + bytes([200]) * 8,
+        known[150] * 3,
+    ]
+    with receiving(1, host=host) as (receiver, owner):
+        family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as each:
+            each.connect((host, receiver.ports[0]))
+            assert receiver.admit(b"DGT1", 8, known)
+            for data in (*bad, good):
+                each.send(data)
+            assert owner.take(1) == [(1, good)]
+            assert receiver.counts()[0].kernel_drops == len(bad)
+            assert receiver.admit(b"DGT1", 8, known[:150])
+            each.send(good)
+            assert not receiver.admit(b"DGT1", 8, TOO_MANY)
+            each.send(b"all come in")
+            assert owner.take(1) == [(1, b"all come in")]
