@@ -1,6 +1,6 @@
-"""Blocks as bytes: positions near their entropy, values as they are.
+"""Blocks as bytes: positions near their entropy, values as they are or with deflated exponents.
 
-Encoding goes through an `IndexChooser`, which knows for each slot which index coding is smallest.
+Encoding goes through an `IndexChooser`, which knows for each slot which codings are smallest.
 Decoding is stateless and trusts nothing: lengths, ranges and order are checked before anything is
 allocated for them, and whatever is wrong raises `WireError`.
 """
@@ -10,26 +10,35 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops import index_codings, ranged
+from ops import index_codings, ranged, value_codings
 from ops.index_codings import WireError
-from ops.low_rank import expanded
+from ops.low_rank_bytes import FACTORS, decode_factors
 from ops.types import VALUE_DTYPES, Block, CodedValues, LowRankBlock, RangedBlock
+from ops.value_codings import ValueCoding
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ops.types import Float32, Int64
 
-__all__ = ["IndexChooser", "IndexCoding", "WireBlock", "WireError", "all_finite", "decode_block"]
+__all__ = [
+    "IndexChooser",
+    "IndexCoding",
+    "ValueCoding",
+    "WireBlock",
+    "WireError",
+    "all_finite",
+    "decode_block",
+]
 
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
 _UINT32_RANGE = 1 << 32
 _FINITE_PIECE = 1 << 18  # entries: the second look at each is in cache
 _DEFLATED_SAMPLE = 4096  # positions deflated to judge by: all of them would cost a reply's time
-_FACTORS = struct.Struct("<IIf")  # the first entry's column, columns, the right factor's scale
 
 
 class IndexCoding(enum.IntEnum):
@@ -46,6 +55,8 @@ class IndexCoding(enum.IntEnum):
 
 
 _CODINGS = frozenset(int(coding) for coding in IndexCoding)
+#: Of blocks that have some of their slot's entries, and only such: positions of their values.
+_OF_POSITIONS = _CODINGS - {IndexCoding.DENSE, IndexCoding.LOW_RANK, IndexCoding.RANGES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +70,18 @@ class WireBlock:
     index_bytes: bytes
     value_dtype: str
     scale: float
-    value_bytes: memoryview  # of the block's own array: no copy, but for LOW_RANK
+    value_bytes: bytes | memoryview  # plain ones are the block's own array, but for LOW_RANK
+    value_coding: ValueCoding = ValueCoding.PLAIN
 
 
 class IndexChooser:
-    """Remembers for each slot which index coding was smallest, and tries all from time to time.
+    """Remembers for each slot which codings were smallest, and tries all from time to time.
 
     Attributes:
         interval: Blocks of one slot between two trials.
-        state: Plain ints, ``"<slot>.coding"`` and ``"<slot>.blocks"`` (since the last trial). Put
-            it into a checkpoint, hand it back, and the same bytes come out.
+        state: Plain ints, ``"<slot>.coding"``, ``"<slot>.values"`` (a ValueCoding) and
+            ``"<slot>.blocks"`` (since the last trial). Put it into a checkpoint, hand it back, and
+            the same bytes come out.
     """
 
     def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:
@@ -77,11 +90,12 @@ class IndexChooser:
         self.state = dict(state or {})
 
     def encode(self, block: Block) -> WireBlock:
-        """Return the block as bytes; its values are viewed, not copied, unless it has factors."""
+        """Return the block as bytes; dense values are viewed, not copied."""
         if isinstance(block, LowRankBlock):
             return _factors_as_bytes(block)
         data = np.ascontiguousarray(block.values.data)
         coding, parameter, index_bytes = self._code(block)
+        value_coding, value_bytes = self._code_values(block.slot, coding, data)
         return WireBlock(
             slot=block.slot,
             count=data.size,
@@ -90,8 +104,26 @@ class IndexChooser:
             index_bytes=index_bytes,
             value_dtype=block.values.dtype,
             scale=block.values.scale,
-            value_bytes=data.data.cast("B") if data.size else memoryview(b""),
+            value_bytes=value_bytes,
+            value_coding=value_coding,
         )
+
+    def _code_values(
+        self, slot: int, coding: IndexCoding, data: NDArray[Any]
+    ) -> tuple[ValueCoding, bytes | memoryview]:
+        """Return the values' bytes, after `_code` has seen their positions."""
+        plain = data.data.cast("B") if data.size else memoryview(b"")
+        few = data.size < value_codings.LEAST_VALUES or data.itemsize == 1
+        if few or coding not in _OF_POSITIONS:
+            return ValueCoding.PLAIN, plain
+        remembered, is_trial = f"{slot}.values", self.state[f"{slot}.blocks"] == 1
+        if not is_trial and not self.state.get(remembered):
+            return ValueCoding.PLAIN, plain
+        coded = value_codings.encode_exponents(data)
+        pays = len(coded) <= value_codings.WORTH_WHILE * len(plain)
+        if is_trial:
+            self.state[remembered] = int(pays)
+        return (ValueCoding.EXPONENTS, coded) if pays else (ValueCoding.PLAIN, plain)
 
     def _code(self, block: Block) -> tuple[IndexCoding, int, bytes]:
         indices = block.indices
@@ -118,7 +150,7 @@ def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
         count=data.size,
         coding=IndexCoding.LOW_RANK,
         coding_parameter=block.rank,
-        index_bytes=_FACTORS.pack(block.first, block.columns, block.right.scale),
+        index_bytes=FACTORS.pack(block.first, block.columns, block.right.scale),
         value_dtype=block.values.dtype,
         scale=block.values.scale,
         value_bytes=data.data.cast("B"),
@@ -168,6 +200,7 @@ def decode_block(
     scale: float,
     value_bytes: memoryview,
     size: int,
+    value_coding: int = ValueCoding.PLAIN,
 ) -> Block:
     """Check and decode one block.
 
@@ -181,6 +214,7 @@ def decode_block(
         scale: What the values are multiplied by; 0, not given, is 1 but for int8.
         value_bytes: The values, little-endian.
         size: Entries of the slot.
+        value_coding: A ValueCoding; other than PLAIN only with positions.
 
     Returns:
         The block, LOW_RANK written out as dense float32. Other values are a view of `value_bytes`
@@ -192,6 +226,13 @@ def decode_block(
     if value_dtype not in VALUE_DTYPES:
         raise WireError(f"value dtype {value_dtype!r}; expected one of {', '.join(VALUE_DTYPES)}")
     dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
+    if value_coding != ValueCoding.PLAIN:
+        if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
+            raise WireError(
+                f"value coding {value_coding} of {count} values, index coding {coding}, for {size} "
+                "entries; expected 0, or 1 with positions"
+            )
+        value_bytes = value_codings.decode_exponents(value_bytes, count, dtype.itemsize)
     if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
         raise WireError(
             f"{count} values of {value_dtype} in {len(value_bytes)} bytes for {size} entries"
@@ -205,38 +246,13 @@ def decode_block(
         values = values.copy()
     coded = CodedValues(value_dtype, values, scale)
     if coding == IndexCoding.LOW_RANK:
-        return _decode_factors(slot, coded, coding_parameter, index_bytes, size)
+        return decode_factors(slot, coded, coding_parameter, index_bytes, size)
     if coding == IndexCoding.RANGES:
         if coding_parameter:
             raise WireError(f"coding {coding} has no parameter; got {coding_parameter}")
         return ranged.decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     return Block(slot, size, indices, coded)
-
-
-def _decode_factors(
-    slot: int, coded: CodedValues, rank: int, described: memoryview, size: int
-) -> Block:
-    """Return the product of the factors, dense float32.
-
-    The factors have no more values than the slot has entries, so that columns, and with them what
-    is allocated, cannot be many.
-    """
-    if len(described) != _FACTORS.size:
-        raise WireError(f"{len(described)} bytes about factors; expected {_FACTORS.size}")
-    first, columns, scale = _FACTORS.unpack(described)
-    if rank < 1 or not first < columns:
-        raise WireError(f"factors of rank {rank} that begin at column {first} of {columns}")
-    rows, count = -(-(first + size) // columns), coded.data.size
-    if count != rank * (rows + columns):
-        raise WireError(
-            f"{count} values of factors of rank {rank} for {rows} rows and {columns} columns"
-        )
-    if not 0 < scale < math.inf:
-        raise WireError(f"right factor's scale {scale}; expected a finite number above 0")
-    left = dataclasses.replace(coded, data=coded.data[: rows * rank])
-    right = CodedValues(coded.dtype, coded.data[rows * rank :], scale)
-    return expanded(LowRankBlock(slot, size, None, left, right, rank, first))
 
 
 def _decode_indices(

@@ -153,6 +153,8 @@ def blocks_to_message(
             index_bytes=len(block.index_bytes),
             value_dtype=_DTYPE_NUMBERS[block.value_dtype],
             scale=block.scale,
+            value_coding=int(block.value_coding),
+            value_bytes=len(block.value_bytes) if block.value_coding else 0,
         )
         pieces += (block.index_bytes, block.value_bytes)
     return pieces
@@ -189,7 +191,8 @@ def blocks_from_message(
         value_dtype = _checked_dtype(block, sizes[block.slot])
         if block.coding == pb.INDEX_CODING_RANGES and not ranges:
             raise Malformed(f"slot {block.slot}: ranges of a dense block, and no datagrams beside")
-        end = middle + block.count * types.VALUE_BYTES[value_dtype]
+        plain_bytes = block.count * types.VALUE_BYTES[value_dtype]
+        end = middle + (block.value_bytes if block.value_coding else plain_bytes)
         if end > len(payload):
             raise Malformed(
                 f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
@@ -243,6 +246,8 @@ def _checked_dtype(block: pb.Block, size: int) -> str:
             f"slot {block.slot}: {block.count} values and {block.index_bytes} index bytes "
             f"for {size} entries, coding {_CODINGS[block.coding].name}"
         )
+    if block.value_bytes and not block.value_coding:
+        raise Malformed(f"slot {block.slot}: {block.value_bytes} bytes of plain values")
     if not math.isfinite(block.scale):
         raise Malformed(f"slot {block.slot}: the scale is {block.scale}")
     return name
@@ -266,6 +271,7 @@ def _decode(
             block.scale,
             value_bytes,
             sizes[block.slot],
+            block.value_coding,
         )
     except wire.WireError as error:
         raise Malformed(f"slot {block.slot}: {error}") from error

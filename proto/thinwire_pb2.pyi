@@ -50,6 +50,11 @@ class ValueDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VALUE_DTYPE_FLOAT16: _ClassVar[ValueDtype]
     VALUE_DTYPE_INT8: _ClassVar[ValueDtype]
 
+class ValueCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VALUE_CODING_PLAIN: _ClassVar[ValueCoding]
+    VALUE_CODING_EXPONENTS: _ClassVar[ValueCoding]
+
 class UpdateKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     UPDATE_KIND_GRADIENT: _ClassVar[UpdateKind]
@@ -94,6 +99,8 @@ VALUE_DTYPE_FLOAT32: ValueDtype
 VALUE_DTYPE_BFLOAT16: ValueDtype
 VALUE_DTYPE_FLOAT16: ValueDtype
 VALUE_DTYPE_INT8: ValueDtype
+VALUE_CODING_PLAIN: ValueCoding
+VALUE_CODING_EXPONENTS: ValueCoding
 UPDATE_KIND_GRADIENT: UpdateKind
 UPDATE_KIND_DELTA: UpdateKind
 UPDATE_KIND_VALUES: UpdateKind
@@ -252,7 +259,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("slot", "count", "coding", "coding_parameter", "index_bytes", "value_dtype", "scale")
+    __slots__ = ("slot", "count", "coding", "coding_parameter", "index_bytes", "value_dtype", "scale", "value_coding", "value_bytes")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     CODING_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +267,8 @@ class Block(_message.Message):
     INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
     VALUE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_CODING_FIELD_NUMBER: _ClassVar[int]
+    VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     slot: int
     count: int
     coding: IndexCoding
@@ -267,7 +276,9 @@ class Block(_message.Message):
     index_bytes: int
     value_dtype: ValueDtype
     scale: float
-    def __init__(self, slot: _Optional[int] = ..., count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., coding_parameter: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_dtype: _Optional[_Union[ValueDtype, str]] = ..., scale: _Optional[float] = ...) -> None: ...
+    value_coding: ValueCoding
+    value_bytes: int
+    def __init__(self, slot: _Optional[int] = ..., count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., coding_parameter: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_dtype: _Optional[_Union[ValueDtype, str]] = ..., scale: _Optional[float] = ..., value_coding: _Optional[_Union[ValueCoding, str]] = ..., value_bytes: _Optional[int] = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("base_version", "has_base", "generation", "observe")

@@ -96,6 +96,8 @@ def samples() -> dict[str, Message]:
     part = peers.Part(
         view=2**63 + 5, generation=1, round=41, number=2, payload_bytes=4, payload=b"\0\0\x80?"
     )
+    coded = pb.Block(count=3, coding=pb.INDEX_CODING_BITMAP, index_bytes=1, value_bytes=14)
+    coded.value_coding = pb.VALUE_CODING_EXPONENTS
     with_aux = pb.Push(step=41, aux_count=2, payload_bytes=8, payload=b"\0\0\x80?\0\0\0@")
     checked = pb.Push(step=1000, base_version=40, base_checksum=2**32 - 2)
     mean_aux = pb.Reply(step=41, aux_count=2, payload_bytes=8, payload=b"\0\0\x80?\0\0\0@")
@@ -115,6 +117,7 @@ def samples() -> dict[str, Message]:
         ),
         "to_server_push": pb.ToServer(push=push),
         "to_server_push_aux": pb.ToServer(push=with_aux),
+        "to_server_push_exponents": pb.ToServer(push=pb.Push(step=41, blocks=[coded])),
         "to_server_push_checksum": pb.ToServer(push=checked),
         "to_server_chunk": pb.ToServer(chunk=chunk),
         "to_server_heartbeat": pb.ToServer(heartbeat=pb.Heartbeat()),

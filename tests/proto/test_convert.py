@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ops import wire
-from ops.types import ModelSpec, TensorSpec
+from ops.types import Block, CodedValues, ModelSpec, TensorSpec
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.convert import Malformed
@@ -122,6 +122,18 @@ def test_blocks_survive_a_message():
     np.testing.assert_array_equal(dense.values.data, np.arange(8))
 
 
+def test_deflated_exponents_survive_a_message():
+    values = np.random.default_rng(1).normal(0, 0.01, 600).astype(np.float32)
+    block = Block(0, 5000, np.arange(0, 3000, 5), CodedValues("float32", values))
+    message = pb.Push()
+    pieces = convert.blocks_to_message([wire.IndexChooser().encode(block)], message.blocks)
+    payload = b"".join(bytes(piece) for piece in pieces)
+    assert 0 < message.blocks[0].value_bytes < 0.9 * 2400
+    (back,) = convert.blocks_from_message(message.blocks, memoryview(payload), [5000])
+    np.testing.assert_array_equal(back.values.data, values)
+    np.testing.assert_array_equal(back.indices, block.indices)
+
+
 def test_no_blocks_are_no_payload():
     assert convert.blocks_from_message([], memoryview(b""), SIZES) == []
 
@@ -157,6 +169,11 @@ def _swap(push: pb.Push, payload: bytes) -> bytes:
         (_change(0, scale=float("inf")), "scale is inf"),
         (_change(0, count=4), "slot 0"),
         (_change(0, index_bytes=2**32 - 1), "ends at byte"),
+        (_change(0, value_bytes=3), "3 bytes of plain values"),
+        (_change(1, value_coding=1, value_bytes=32), "value coding 1 of 8 values"),
+        (_change(1, value_coding=2, value_bytes=32), "value coding 2"),
+        (_change(0, value_coding=1, value_bytes=3), "values of 1 bytes"),
+        (_change(0, value_coding=1, value_bytes=2**32 - 1), "ends at byte"),
         (lambda push, payload: payload[:-1], "ends at byte"),
         (lambda push, payload: payload + b"x", "47 of 48 bytes"),
         (lambda push, payload: payload[:4] + b"\x00" * 4 + payload[8:], "slot 0"),

@@ -39,6 +39,8 @@ def random_push(generator: random.Random) -> bytes:
             index_bytes=generator.choice((0, 1, 4, 9, 12, 40, 2**32 - 1)),
             value_dtype=generator.randrange(5),
             scale=generator.choice((0.0, 1.0, -3.0, float("nan"))),
+            value_coding=generator.choice((0, 0, 1, 2)),
+            value_bytes=generator.choice((0, 0, 5, 40, 2**32 - 1)),
         )
     push.payload = generator.randbytes(generator.randrange(200))
     push.payload_bytes = len(push.payload)
