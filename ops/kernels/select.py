@@ -74,15 +74,14 @@ def feedback_top_k(
         threshold = _sampled_threshold(residual, addend, k, factor)
         hint = 0.0
     if threshold > 0:
-        candidates, values = _scan(residual, addend, threshold, factor)  # takes all of them out
+        candidates, values = add_at_least(residual, addend, threshold, factor)
         if candidates.size >= k:
             magnitudes = np.abs(values)
             ordered = np.partition(magnitudes, values.size - k)
-            is_kept = _reaching(magnitudes, ordered[-k], k)
-            kept, dropped = is_kept.nonzero()[0], (~is_kept).nonzero()[0]
-            residual[candidates.take(dropped)] = values.take(dropped)
-            return *_chosen(candidates, values, kept), _next_hint(ordered, k)
-        residual[candidates] = values
+            kept = _reaching(magnitudes, ordered[-k], k).nonzero()[0]
+            indices, values = _chosen(candidates, values, kept)
+            residual[indices] = 0
+            return indices, values, _next_hint(ordered, k)
     else:
         accumulate(residual, addend, factor)
     if hint > 0:  # gradients grow and shrink, and take the threshold with them
@@ -140,10 +139,10 @@ def _is_worth_a_scan(size: int, k: int) -> bool:
     return size >= _EXACT_BELOW and 0 < k <= _DENSE_FRACTION * size
 
 
-def take_at_least(
+def add_at_least(
     residual: Float32, addend: Float32, threshold: np.float32, factor: float
 ) -> tuple[Int64, Float32]:
-    """Add to a residual, take out what reaches a threshold > 0; see `feedback_top_k`."""
+    """Do ``residual += factor * addend`` [n] in place, then `at_least` of it."""
     return _scan(residual, addend, threshold, factor)
 
 
@@ -174,8 +173,7 @@ def _scan(
 ) -> tuple[Int64, Float32]:
     """Return the entries of x that reach a threshold > 0.
 
-    With an addend, x changes in place while in cache: ``+= factor * addend``, then zero where
-    returned.
+    With an addend, x changes in place while in cache: ``+= factor * addend``.
     """
     masks = np.empty((2, min(_PIECE, x.size)), bool)
     packed = np.empty(-(-min(_REGION, x.size) // _WORD), np.uint32)
@@ -197,8 +195,6 @@ def _scan(
         octets[-(-region.size // 8) : packed.itemsize * num_words] = 0
         found = _set_bits(packed[:num_words])
         values.append(region.take(found))
-        if addend is not None:
-            region[found] = 0
         found += start
         indices.append(found)
     return np.concatenate(indices), np.concatenate(values)

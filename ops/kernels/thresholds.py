@@ -69,10 +69,10 @@ def feedback_carried(
         threshold: Of the step before; 0: not known.
     """
     if threshold > 0 and residual.size > _EXACT_BELOW:
-        indices, values = select.take_at_least(residual, addend, np.float32(threshold), factor)
+        indices, values = select.add_at_least(residual, addend, np.float32(threshold), factor)
         if _TOO_FEW * k <= indices.size <= _TOO_MANY * k:
+            residual[indices] = 0
             return indices, values, select.magnitude_at(np.abs(values), k)
-        residual[indices] = values
     else:
         accumulate(residual, addend, factor)
     indices, values, threshold = carried_top_k(residual, k, threshold)
