@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pathlib
 from typing import Any
 
 from absl import flags
 
+from cluster import dgt_flags
 from data import usual
 from data.fractions import read_fractions
 from ops import advice, among_workers, grouping
 from ops.collectives import THROUGH_PS
 from ops.compose import Choices, compose
-from ops.methods import SEAMS, Method
+from ops.methods import METHODS, SEAMS, Method
 from ops.options import Option, Rule, Topic
 from ops.placement import BySpeed
 from ops.run import DataChoice, ModelChoice, Run
@@ -77,6 +79,9 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
     Raises:
         ConfigurationError: Values that exclude each other or name nothing.
     """
+    router = given.router or METHODS[given.method]["router"]
+    if router == "dgt":
+        dgt_flags.fill(given, os.environ)
     _check_partition(given)
     _check_files(given)
     if given.model is None:
@@ -93,6 +98,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "top5": usual.tells_top5(
             given.top5, given.dataset, None if given.model else given.nb_classes
         ),
+        "transport": dgt_flags.transport(given, router),
         "schedule": Schedule(given.learning_rate, parse_drops(given.lr_schedule)),
     }
     return Run(**settings)

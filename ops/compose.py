@@ -11,6 +11,7 @@ from ops.collectives import THROUGH_PS
 from ops.grouping import AutoGroups
 from ops.local_update import LocalUpdate
 from ops.methods import METHODS, Method
+from ops.routing.dgt import DgtChoices
 from ops.server_update import ServerUpdate
 from ops.types import ConfigurationError, Kind
 
@@ -19,7 +20,7 @@ DEFAULT_SSP_BOUND = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Choices(codecs.CodecChoices):
+class Choices(codecs.CodecChoices, DgtChoices):
     """What the command line says about the method; None means "as the method has it"."""
 
     method: str
@@ -69,6 +70,7 @@ def compose(choices: Choices) -> Method:
     given = {seam: value for seam, value in choices.overrides.items() if value is not None}
     seams = METHODS[choices.method] | given
     down_codecs.refuse_idle(seams["down_codec"], vars(choices))
+    _refuse_idle("router", routing.REGISTRY, seams["router"], choices)
     _refuse_idle("weighting", weighting.REGISTRY, seams["weighting"], choices)
     codec = codecs.build(seams["codec"], choices, choices.nb_workers, choices.learning_rate)
     # Changes that hold the learning rate are added: an optimizer would apply a rate once more.

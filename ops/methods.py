@@ -57,6 +57,9 @@ METHODS: dict[str, dict[str, str]] = {
     # ESync: fast workers take extra local steps while the slowest finishes its one.
     # Li, Zhou et al., IEEE TSC 15(4).
     "esync": _DENSE_ASP | {"pacer": "esync", "sync": "bsp"},
+    # DGT: blocks that contribute much travel reliably, the rest in datagrams by priority.
+    # Zhou et al., Future Generation Computer Systems 121, 2021.
+    "dgt": _DENSE_ASP | {"router": "dgt", "sync": "bsp"},
 }
 
 #: Field of LocalUpdate -> its flag.
@@ -76,7 +79,7 @@ class Method:
     pacer: pacing.Pacer
     codec: Any
     down_codec: down_codecs.DownCodec
-    router: routing.Reliable
+    router: routing.Router
     sync: sync.SyncRule
     weighting: weighting.Weighting
     server: ServerUpdate
@@ -119,6 +122,7 @@ class Method:
                 "or --pacer=every with a codec of gradients."
             )
         among_workers.check(self)
+        self.router.check(codecs.coding_of(self.codec).value_dtype)
         self._refuse_server_choices()
         self._refuse_local_choices()
         found = [text for empty, text in self._empty_choices() if empty]
@@ -162,6 +166,7 @@ class Method:
         per_entry = isinstance(self.weighting, weighting.PerEntry)
         delta_down = isinstance(self.down_codec, down_codecs.DownDelta)
         return [
+            *self.router.empty_choices(codecs.coding_of(self.codec)),
             (alone, f"--weighting={self.seams['weighting']} does nothing with one group: "
              "nobody is stale."),
             (delays is not None and delays.strength == 0, "--dcasgd_lambda=0: nothing is "

@@ -49,10 +49,15 @@ def switch(name: str, text: str, default: bool = False) -> Option:
 
 
 def integer(
-    name: str, default: int | None, text: str, low: int | None = None, high: int | None = None
+    name: str,
+    default: int | None,
+    text: str,
+    low: int | None = None,
+    high: int | None = None,
+    rule: Rule | None = None,
 ) -> Option:
     """Return a flag of a whole number from `low` to `high`."""
-    return Option("integer", name, default, text, low, high)
+    return Option("integer", name, default, text, low, high, rule=rule)
 
 
 def number(

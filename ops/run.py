@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Sequence
 
 from ops.methods import Method
+from ops.routing.transport import Transport
 from ops.schedule import Schedule
 from ops.types import ConfigurationError, Link
 
@@ -86,6 +87,7 @@ class Run:
     checkpoint_interval_seconds: float
     keep_checkpoints: int
     reconnect_timeout_seconds: float
+    transport: Transport = Transport()  # of datagrams, where the router sends any
     top5: bool = False  # evaluations also tell whether the label is among the best five answers
     advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
 

@@ -40,6 +40,10 @@ class Kernels:
         compensate: (values [k], theta [k], base [k], strength) -> values carried on to theta.
             See `ops.kernels.compensate`.
         adapt: (mean square [k], values [k], decay, strength) -> (mean square, strengths [k]).
+        contribution: (values [size], block entries, averages [n], alpha) -> (averages, sums of
+            magnitudes). See `ops.kernels.contribution`.
+        to_levels: (rows [m, e], bits) -> (levels [m, e], lows [m], steps [m]). See
+            `ops.kernels.levels`.
     """
 
     name: str
@@ -59,6 +63,8 @@ class Kernels:
     damp: Callable[..., Any]
     compensate: Callable[..., Any]
     adapt: Callable[..., Any]
+    contribution: Callable[..., Any]
+    to_levels: Callable[..., Any]
 
 
 def load(choice: str, on_gpu: bool = False) -> Kernels:
@@ -73,7 +79,16 @@ def load(choice: str, on_gpu: bool = False) -> Kernels:
     """
     if choice not in CHOICES:
         raise ConfigurationError(f"--kernels={choice!r}: expected one of {', '.join(CHOICES)}.")
-    from ops.kernels import accumulate, apply, compensate, quantise, select, thresholds
+    from ops.kernels import (
+        accumulate,
+        apply,
+        compensate,
+        contribution,
+        levels,
+        quantise,
+        select,
+        thresholds,
+    )
 
     _keep_freed_memory()
     bodies = Kernels(
@@ -94,6 +109,8 @@ def load(choice: str, on_gpu: bool = False) -> Kernels:
         damp=apply.damp,
         compensate=compensate.compensate,
         adapt=compensate.adapt,
+        contribution=contribution.contribution,
+        to_levels=levels.to_levels,
     )
     if choice == "numpy" or (choice == "auto" and not on_gpu):
         return bodies

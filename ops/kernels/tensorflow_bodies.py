@@ -111,6 +111,36 @@ def _adapt(mean_square: Any, values: Any, decay: Any, share: Any, strength: Any)
     return averaged, strength / tf.sqrt(averaged + delays.FLOOR)
 
 
+@tf.function(input_signature=[_FLOATS, _NUMBER, _FLOATS, *[tf.TensorSpec([], tf.float32)] * 2])
+def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, share: Any) -> Any:
+    """Sums and averages of blocks; a sum of subnormal numbers alone is made the least normal."""
+    num_full = tf.size(values) // block_entries
+    rows = tf.reshape(values[: num_full * block_entries], [num_full, block_entries])
+    tail = values[num_full * block_entries :][None][: tf.size(averages) - num_full]
+    magnitudes = tf.constant(_MAGNITUDE_BITS, tf.uint32)
+    sums, some = [], []
+    for part in (rows, tail):
+        bits = tf.bitwise.bitwise_and(tf.bitcast(part, tf.uint32), magnitudes)
+        sums.append(tf.reduce_sum(tf.abs(part), 1))
+        some.append(tf.reduce_any(bits != 0, 1))
+    total = tf.concat(sums, 0)
+    total = tf.where((total == 0) & tf.concat(some, 0), np.finfo(np.float32).tiny, total)
+    counts = tf.concat([tf.fill([num_full], block_entries), tf.fill([tf.shape(tail)[0]],
+                        tf.shape(tail)[1])], 0)  # fmt: skip
+    averaged = alpha * averages + share * (total / tf.cast(counts, tf.float32))
+    return tf.where(tf.math.is_finite(total), averaged, averages), total
+
+
+@tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32), _NUMBER])
+def _to_levels(rows: Any, bits: Any) -> Any:
+    num_levels = tf.cast(tf.bitwise.left_shift(1, bits), tf.float32)
+    lows = tf.reduce_min(rows, 1)
+    steps = (tf.reduce_max(rows, 1) - lows) / num_levels
+    divisors = tf.where(steps > 0, steps, 1.0)[:, None]
+    levels = tf.minimum((rows - lows[:, None]) / divisors, num_levels - 1)
+    return tf.cast(tf.floor(levels), tf.uint16), lows, steps
+
+
 @tf.function(input_signature=[tf.TensorSpec([], tf.int32), _INDICES, _INDICES])
 def _count_hits(size: Any, touched: Any, indices: Any) -> Any:
     counts = tf.math.unsorted_segment_sum(tf.ones_like(touched, tf.int32), touched, size)
@@ -179,6 +209,21 @@ def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple
     return averaged.numpy(), strengths.numpy()
 
 
+def contribution(
+    values: Any, block_entries: int, averages: Float32, alpha: float
+) -> tuple[Float32, Float32]:
+    """See `ops.kernels.contribution.contribution`; sums differ in their last bits."""
+    averaged, sums = _contribution(values, block_entries, averages, alpha, 1 - alpha)
+    return averaged.numpy(), sums.numpy()
+
+
+def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
+    """See `ops.kernels.levels.to_levels`."""
+    levels, lows, steps = _to_levels(rows, bits)
+    dtype = np.uint16 if bits == 16 else np.uint8
+    return levels.numpy().astype(dtype, copy=False), lows.numpy(), steps.numpy()
+
+
 def hits(
     window: Sequence[NDArray[Any] | None], indices: Int64 | None, scratch: NDArray[Any]
 ) -> NDArray[np.int32]:
@@ -213,4 +258,6 @@ BODIES: dict[str, Callable[..., Any]] = {
     "damp": damp,
     "compensate": compensate,
     "adapt": adapt,
+    "contribution": contribution,
+    "to_levels": to_levels,
 }

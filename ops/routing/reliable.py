@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ops.routing.routed import Lost, RouteContext, Routed
 from ops.types import Block, ShardLayout, State
@@ -15,6 +15,9 @@ class Reliable:
     """Everything travels on the stream, in order, exactly once."""
 
     uses_datagrams: ClassVar[bool] = False  # whether a shard opens ports for datagrams
+    channels: ClassVar[int] = 0  # for datagrams
+    max_late: ClassVar[int] = 0
+    marks_slots: ClassVar[bool] = False
     delivers_all: ClassVar[bool] = True  # what arrives is what was sent, to the last bit
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
@@ -34,3 +37,10 @@ class Reliable:
     def undelivered(self, shard: int, lost: Sequence[Lost] | None, state: State) -> State:
         """Return the state: what the stream carries arrives, or the run ends."""
         return state
+
+    def check(self, value_dtype: str) -> None:
+        """Refuse nothing: any codec's values travel as they are."""
+
+    def empty_choices(self, codec: Any) -> list[tuple[bool, str]]:
+        """Return no warnings."""
+        return []

@@ -6,8 +6,10 @@ import numpy as np
 
 from ops import kernels
 from ops.replies import Asked
+from ops.routing import place, split
+from ops.routing.routed import Lost, RouteContext
 from ops.schedule import Budget, Schedule
-from ops.types import EncodeContext, ModelSpec, TensorSpec, Update
+from ops.types import Block, CodedValues, EncodeContext, Kind, ModelSpec, Packet, TensorSpec, Update
 from ops.weighting import Arrival
 from ps.shard_model import ShardModel
 from tests.harness import method
@@ -20,6 +22,11 @@ VARIANTS = {
     "feedback": {"error_feedback": True, "value_dtype": "int8"},
     "rank1": {"powersgd_rank": 1, "value_dtype": "bfloat16"},
     "carried": {"selection": "carried", "dense_below": 3, "ratio_schedule": "lr"},
+    "small": {"dgt_block_size": 16, "dgt_k": 0.3, "dgt_adaptive_k": True},
+    "lossy": {
+        **{"dgt_block_size": 16, "dgt_k": 0.2, "dgt_low_bits": 8, "dgt_random": "1"},
+        **{"dgt_error_feedback": True, "dgt_reception": "drop", "dgt_scope": "model"},
+    },
     "all": {
         **{"selection": "sampled", "threshold_scope": "global", "warmup_epochs": 2},
         **{"dgc_nesterov": True, "dgc_clip_norm": 0.5, "dgc_clip_scope": "tensor"},
@@ -59,6 +66,9 @@ class Driver:
     def load(self, saved):
         return saved
 
+    def undelivered(self, sent, state):
+        return self.policy.undelivered(sent, state)
+
 
 class Codec(Driver):
     """Gradients of a tensor, of a tensor with one entry, of one that is all zero."""
@@ -84,10 +94,52 @@ class Pacer(Driver):
 
 
 class Router(Driver):
-    """A router that has one class of service has no verb."""
+    """A dense or a sparse packet over two shards, and losses where something travels unreliably."""
+
+    layouts = place(SPEC, 2)
+
+    def begin(self):
+        return self.policy.init(self.layouts)
 
     def turn(self, state, number):
-        return None, state
+        rng = np.random.default_rng(number)
+        context = RouteContext(number, 2.0 / number, 5, 1, BODIES)
+        state = self.policy.begin(state, context)
+        routed = []
+        for shard, blocks in enumerate(
+            split(Packet(self.blocks(rng), Kind.GRADIENT), self.layouts)
+        ):
+            part, state = self.policy.cut(shard, blocks, state, context)
+            state = self.policy.undelivered(shard, lost_of(part) if number % 2 else (), state)
+            routed.append(part)
+        return routed, state
+
+    def blocks(self, rng):
+        blocks = []
+        for slot, tensor in enumerate(SPEC.tensors):
+            values = rng.standard_normal(tensor.size, np.float32)
+            at = np.flatnonzero(rng.random(tensor.size) < 0.5) if rng.random() < 0.5 else None
+            chosen = values if at is None else values[at]
+            blocks.append(Block(slot, tensor.size, at, CodedValues("float32", chosen)))
+        return tuple(blocks)
+
+    def undelivered(self, sent, state):
+        del sent
+        return self.policy.undelivered(0, None, state)
+
+
+def lost_of(routed):
+    """The worst block of each slot did not arrive."""
+    lost = []
+    for part in routed.unreliable:
+        start = int(part.blocks[-1]) * part.block_entries
+        stop = start + part.block_entries
+        if part.indices is None:
+            lost.append(Lost(part.slot, np.array([[start, stop]])))
+        else:
+            there = (part.indices >= start) & (part.indices < stop)
+            lost.append(Lost(part.slot, None, part.indices[there]))
+    return lost
 
 
 class Sync(Driver):

@@ -1,0 +1,161 @@
+"""What a router keeps back of each slot: rounding errors, and values that did not arrive.
+
+A shard's books are lists by slot: ``residual`` [size] float32; ``holds``, whether that has
+anything; ``owed`` [m] int64, positions that a sparse packet must name next time because they were
+lost; ``before``, what takes the last push back; ``sent``, that push's datagrams, until it is known
+what arrived. A dense packet takes the whole residual with it. A sparse one takes it at the
+positions that it has or that are owed, so packets do not grow denser by what is merely rounded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ops.kernels.levels import from_levels
+from ops.kernels.quantise import dequantise
+from ops.routing.routed import Encoding, Lost, Unreliable
+from ops.types import Block, CodedValues, State
+
+if TYPE_CHECKING:
+    from ops.types import Float32, Int64
+
+_LEVELS = (Encoding.UINT16, Encoding.UINT8, Encoding.UINT4)
+
+
+def books(sizes: list[int]) -> State:
+    """Return the books of a shard whose slots have these sizes."""
+    return {
+        "residual": [np.zeros(size, np.float32) for size in sizes],
+        "holds": [False] * len(sizes),
+        "owed": [np.zeros(0, np.int64) for _ in sizes],
+        "before": [None] * len(sizes),
+        "sent": [None] * len(sizes),
+    }
+
+
+def begin(kept: State) -> None:
+    """Forget the push before: it can no longer be taken back."""
+    for name in ("before", "sent"):
+        kept[name] = [None] * len(kept["holds"])
+
+
+def missing(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
+    """Return empty sparse blocks for the slots that owe something and that a packet leaves out."""
+    there = {block.slot for block in blocks}
+    empty = np.zeros(0, np.float32)
+    return [
+        Block(slot, kept["residual"][slot].size, owed[:0], CodedValues("float32", empty))
+        for slot, owed in enumerate(kept["owed"])
+        if owed.size and slot not in there
+    ]
+
+
+def taken(kept: State, block: Block) -> Block:
+    """Add to a block what is kept for it, and keep nothing there; the block's arrays stay."""
+    slot = block.slot
+    residual = kept["residual"][slot]
+    if not kept["holds"][slot]:
+        kept["before"][slot] = {"at": None, "residual": residual, "owed": kept["owed"][slot]}
+        return block
+    values, owed = dequantise(block.values), kept["owed"][slot]
+    if block.indices is None:
+        at = None
+        kept["before"][slot] = {"at": at, "residual": residual, "owed": owed}
+        values = values + residual
+        kept["residual"][slot] = np.zeros(block.size, np.float32)
+        kept["holds"][slot] = False
+    else:
+        at, values = _united(block.indices, values, owed)
+        kept["before"][slot] = {"at": at, "residual": residual[at], "owed": owed}
+        values = values + residual[at]
+        residual[at] = 0
+    kept["owed"][slot] = owed[:0]
+    return Block(slot, block.size, at, CodedValues("float32", values))
+
+
+def _united(indices: Int64, values: Float32, owed: Int64) -> tuple[Int64, Float32]:
+    """Return the positions of both, ascending, and the values there: 0 where only owed."""
+    if not owed.size:
+        return indices, values
+    both = np.union1d(indices, owed)
+    spread = np.zeros(both.size, np.float32)
+    spread[np.searchsorted(both, indices)] = values
+    return both, spread
+
+
+def keep_errors(kept: State, block: Block, entries: Int64 | None, errors: Float32) -> None:
+    """Keep what coding changed: value minus what was sent for it.
+
+    Args:
+        kept: The shard's books.
+        block: As `taken` returned it.
+        entries: Which of a sparse block's values these are; None: all of a dense one.
+        errors: Of those; they belong to the books from now on.
+    """
+    slot = block.slot
+    if entries is None or block.indices is None:
+        kept["residual"][slot] = errors
+    else:
+        if not kept["holds"][slot]:  # all zeros, which are kept to take the push back
+            kept["residual"][slot] = np.zeros(block.size, np.float32)
+        kept["residual"][slot][block.indices[entries]] = errors
+    kept["holds"][slot] = True
+
+
+def remember(kept: State, parts: tuple[Unreliable, ...]) -> None:
+    """Keep what travels in datagrams until `settle`."""
+    for part in parts:
+        names = ("block_entries", "indices", "data", "scales", "lows")
+        kept["sent"][part.slot] = {name: getattr(part, name) for name in names}
+        kept["sent"][part.slot]["encoding"] = int(part.encoding)
+
+
+def settle(kept: State, lost: tuple[Lost, ...]) -> None:
+    """Keep the values of the last push that did not arrive; forget the others."""
+    for missed in lost:
+        sent, slot = kept["sent"][missed.slot], missed.slot
+        at = positions_of(missed)
+        if sent is None or not at.size:
+            continue
+        kept["residual"][slot][at] += _values_at(sent, at)
+        kept["holds"][slot] = True
+        kept["owed"][slot] = np.union1d(kept["owed"][slot], at)
+    begin(kept)
+
+
+def take_back(kept: State) -> None:
+    """Undo the last push: it was refused."""
+    for slot, before in enumerate(kept["before"]):
+        if before is None:
+            continue
+        if before["at"] is None:
+            kept["residual"][slot] = before["residual"]
+        else:
+            kept["residual"][slot][before["at"]] = before["residual"]
+        kept["owed"][slot] = before["owed"]
+        kept["holds"][slot] = bool(kept["residual"][slot].any())
+    begin(kept)
+
+
+def positions_of(lost: Lost) -> Int64:
+    """Return the positions [m] int64 in the slot."""
+    if lost.positions is not None:
+        return lost.positions
+    if lost.ranges is None or not len(lost.ranges):
+        return np.zeros(0, np.int64)
+    starts, stops = np.asarray(lost.ranges, np.int64).T
+    lengths = stops - starts
+    before = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+
+
+def _values_at(sent: State, at: Int64) -> Float32:
+    """Return what was sent for these positions of the slot."""
+    indices = sent["indices"]
+    data = sent["data"][at if indices is None else np.searchsorted(indices, at)]
+    number = at // sent["block_entries"]
+    if Encoding(sent["encoding"]) in _LEVELS:
+        return from_levels(data, sent["lows"][number], sent["scales"][number])
+    return data
