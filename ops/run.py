@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ops.methods import Method
 from ops.routing.transport import Transport
@@ -113,16 +113,19 @@ def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[flo
     return tuple(values)
 
 
-def links(
-    mbps: Sequence[float], delay_ms: Sequence[float], loss: Sequence[float], nb_workers: int
-) -> tuple[Link, ...]:
-    """Return the emulated link of every worker, in order of id."""
-    columns = (
-        per_worker(mbps, nb_workers, "link_mbps"),
-        per_worker(delay_ms, nb_workers, "link_delay_ms"),
-        per_worker(loss, nb_workers, "link_loss"),
-    )
-    return tuple(Link(*row) for row in zip(*columns, strict=True))
+def links(columns: Mapping[str, Sequence[float]], nb_workers: int) -> tuple[Link, ...]:
+    """Return the emulated link of every worker, in order of id.
+
+    Args:
+        columns: Field of Link -> one value, or one per worker.
+        nb_workers: How many there are.
+
+    Raises:
+        ConfigurationError: Another number of values.
+    """
+    spread = [per_worker(values, nb_workers, f"link_{name}") for name, values in columns.items()]
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*spread, strict=True))
+    return tuple(Link(**row) for row in rows)
 
 
 def limit_of(run: Run, reason: str | None) -> float | None:

@@ -10,7 +10,7 @@ from ops.collectives import THROUGH_PS
 from ops.options import Topic, choice, integer, number, numbers_per_worker
 from ops.rounds import LEVELS
 from ops.run import Run, links, per_worker
-from ops.types import ConfigurationError, Link
+from ops.types import BEST_EFFORT, ConfigurationError, Link
 
 FLAGS = flags.FLAGS
 
@@ -60,7 +60,29 @@ _EMULATION = Topic(
         numbers_per_worker("link_mbps", "0", "Megabit per second, each way; 0 is no limit."),
         numbers_per_worker("link_delay_ms", "0", "One-way delay in milliseconds."),
         numbers_per_worker(
-            "link_loss", "0", "Probability that a 1,448-byte segment is lost, below 1."
+            "link_loss",
+            "0",
+            "Probability that a 1,448-byte segment, or a datagram, is lost, below 1.",
+        ),
+        numbers_per_worker(
+            "link_queue_kb",
+            "0",
+            "On the way up, kilobytes (1,000 bytes) of datagrams that wait in one class of "
+            "service; further ones are dropped. 0 is no limit.",
+        ),
+        numbers_per_worker(
+            "link_reorder", "0", "Probability that a datagram arrives behind later ones."
+        ),
+        numbers_per_worker("link_duplicate", "0", "Probability that a datagram arrives twice."),
+        numbers_per_worker(
+            "link_background_mbps",
+            "0",
+            "Megabit per second of others' traffic on the way up, less than --link_mbps.",
+        ),
+        numbers_per_worker(
+            "link_background_class",
+            str(BEST_EFFORT),
+            "Its class of service, from 0, served first, to 7, that of all that is not marked.",
         ),
         numbers_per_worker(
             "slowdown", "1", "How many times slower than this machine a worker computes."
@@ -73,11 +95,19 @@ _EMULATION = Topic(
 TOPICS = (_WORKER, _EMULATION)
 
 
+_PREFIX = "link_"  # of the fields of Link
+_SMALLEST_QUEUE_KB = 2.0
+
 #: Flag of the topic above -> smallest and largest value that can be emulated.
-_LIMITS = {
+_LIMITS: dict[str, tuple[float, float]] = {
     "link_mbps": (0.0, 1e6),
     "link_delay_ms": (0.0, 60_000.0),
     "link_loss": (0.0, 0.95),
+    "link_queue_kb": (0.0, 1e9),
+    "link_reorder": (0.0, 1.0),
+    "link_duplicate": (0.0, 1.0),
+    "link_background_mbps": (0.0, 1e6),
+    "link_background_class": (0, BEST_EFFORT),
     "slowdown": (1.0, 1e6),
     "step_seconds": (0.0, 86_400.0),
 }
@@ -110,6 +140,7 @@ class WorkerFlags:
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
     """Refuse what cannot work, before anything heavy is imported; raises ConfigurationError."""
     read(run.nb_workers, given)
+    refuse_idle_links(run, given)
     if run.method.collective != THROUGH_PS:
         from worker.collective_peers import listening_address
 
@@ -152,10 +183,65 @@ def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[Device, .
                 raise ConfigurationError(
                     f"--{name}={value:g}: expected a number from {low:g} to {high:g}."
                 )
+    columns[_PREFIX + "background_class"] = _background_classes(columns)
+    names = [name for name in _LIMITS if name.startswith(_PREFIX)]
     rows = zip(
-        links(columns["link_mbps"], columns["link_delay_ms"], columns["link_loss"], nb_workers),
+        links({name[len(_PREFIX) :]: columns[name] for name in names}, nb_workers),
         per_worker(columns["slowdown"], nb_workers, "slowdown"),
         per_worker(columns["step_seconds"], nb_workers, "step_seconds"),
         strict=True,
     )
-    return tuple(Device(*row) for row in rows)
+    found = tuple(Device(*row) for row in rows)
+    for device in found:
+        _check_classes(device.link)
+    return found
+
+
+def refuse_idle_links(run: Run, given: flags.FlagValues = FLAGS) -> None:
+    """Refuse to emulate what nothing in the run would notice.
+
+    Raises:
+        ConfigurationError: Says which flag.
+    """
+    if run.method.router.uses_datagrams:
+        return
+    for link in (device.link for device in devices(run.nb_workers, given)):
+        idle = ["queue_kb"] if not link.background_mbps else []
+        for name in (*idle, "reorder", "duplicate"):
+            if getattr(link, name):
+                raise ConfigurationError(
+                    f"--{_PREFIX}{name}={getattr(link, name):g} is for datagrams, and this method "
+                    "sends none; leave it out, or choose a --router that sends some."
+                )
+
+
+def _background_classes(columns: dict[str, list[float]]) -> list[float]:
+    """Return the classes as whole numbers."""
+    classes = columns[_PREFIX + "background_class"]
+    for value in classes:
+        if value != int(value):
+            raise ConfigurationError(
+                f"--{_PREFIX}background_class={value:g}: expected a whole number from 0 to "
+                f"{BEST_EFFORT}."
+            )
+        if value != BEST_EFFORT and not any(columns[_PREFIX + "background_mbps"]):
+            raise ConfigurationError(
+                f"--{_PREFIX}background_class={value:g} without background traffic does nothing; "
+                f"add --{_PREFIX}background_mbps, or leave it out."
+            )
+    return [int(value) for value in classes]
+
+
+def _check_classes(link: Link) -> None:
+    """Refuse background traffic and queues that no link can have."""
+    name, value = _PREFIX + "background_mbps", link.background_mbps
+    if value and value >= link.mbps:
+        raise ConfigurationError(
+            f"--{name}={value:g}: expected less than the link carries (--link_mbps={link.mbps:g}), "
+            "or nothing that is less urgent ever passes."
+        )
+    if link.queue_kb and (not link.mbps or link.queue_kb < _SMALLEST_QUEUE_KB):
+        raise ConfigurationError(
+            f"--link_queue_kb={link.queue_kb:g} at --link_mbps={link.mbps:g}: expected at least "
+            f"{_SMALLEST_QUEUE_KB:g}, room for one datagram, and a link with a rate; 0 is no limit."
+        )

@@ -12,7 +12,7 @@ from cluster.simulator.speeds import StepTime
 from ops.collectives import THROUGH_PS
 from ops.options import Topic, comma_list, words
 from ops.run import Run
-from ops.types import ConfigurationError
+from ops.types import ConfigurationError, Link
 from ps import flags as ps_flags
 from worker import flags as worker_flags
 from worker.flags import Device
@@ -98,11 +98,13 @@ def read(run: Run) -> SimulatorFlags:
             f"take --collective={THROUGH_PS}."
         )
     own = worker_flags.read(run.nb_workers)
+    worker_flags.refuse_idle_links(run)
     devices = worker_flags.devices(run.nb_workers)
     text = FLAGS.sim_step_seconds or _step_seconds_of(devices)
     seconds = _per_shard("sim_server_seconds", 3600.0, run.nb_ps)
     mbps = _per_shard("sim_server_mbps", 1e6, run.nb_ps)
-    names = ("sim_server_seconds", "sim_server_mbps", "link_mbps", "link_delay_ms", "link_loss")
+    links = (f"link_{field.name}" for field in dataclasses.fields(Link))
+    names = ("sim_server_seconds", "sim_server_mbps", *links)
     return SimulatorFlags(
         devices=devices,
         step_times=speeds.parse(text, run.nb_workers),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 from absl import logging
 
 from cluster.simulator.clock import Clock
-from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
+from cluster.simulator.pipes import Pipe, carry, sizes_on_wire, way_up
 from cluster.simulator.shard import Port, Replied, SimulatedShard
 from ops import wire
 from ops.types import Link
@@ -47,7 +47,6 @@ class Streams:
         incarnation: This life of the worker; 0 while it is dead.
         life: This life or the last one.
         asked_at: When the last question to the shards was put, in virtual seconds.
-        sent_at: When the last byte of it was out.
     """
 
     def __init__(
@@ -63,14 +62,14 @@ class Streams:
         self.number, self._link, self._shards, self._clock = number, link, shards, clock
         self._decoders = decoders
         self._chunk_bytes = convert.chunk_bytes_for(link)
-        self._up = Pipe(link, seed)
+        self._up = way_up(clock, link, seed)
         total = sum(shard.layout.size for shard in shards)
         for shard in shards:
             part = Link(link.mbps * shard.layout.size / total, link.delay_ms, link.loss)
             down = Pipe(part, seed + 1 + shard.number)
             shard.ports[number] = Port(self.ear, down, self._chunk_bytes)
         self.incarnation = self.life = 0
-        self.asked_at = self.sent_at = 0.0
+        self.asked_at = 0.0
 
     def begin_life(self, listener: Listener) -> None:
         """Say Hello to shard 0; `listener` hears of everything that follows."""
@@ -136,6 +135,11 @@ class Streams:
         self.tell(0, event, sizes, counted=True)
 
     @property
+    def sent_at(self) -> float:
+        """When the last byte of that question was out, in virtual seconds."""
+        return self._up.free_at
+
+    @property
     def bytes_up(self) -> int:
         """Training bytes sent."""
         return self._up.num_bytes
@@ -174,7 +178,6 @@ class Streams:
         """Put a question that stays open until it is answered."""
         self._asked[shard] = (event, sizes)
         self.tell(shard, event, sizes, counted=True)
-        self.sent_at = self._up.free_at
 
     # -- joining ----------------------------------------------------------------------------
 
