@@ -1,0 +1,264 @@
+"""The receiving half: datagrams and reliable parts go in, whole steps come out.
+
+One object for each worker's session with a shard. It reads no clock and knows no sockets; one
+caller at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ops.routing import books as bookkeeping
+from ops.routing.assembled import Assembled, Rules
+from ops.routing.datagram_format import Session
+from ops.routing.late import Late
+from ops.routing.open_step import OpenStep
+from ops.routing.parsing import Arrivals, Parser
+from ops.routing.routed import Manifest
+from ops.routing.sequences import IN_TIME, LATE, Sequences, ahead
+from ops.routing.window import Window
+from ops.types import Block
+
+__all__ = ["Assembled", "Assembler"]
+
+_MODULUS = 1 << 32
+#: Bytes of a float32, which block sizes are given in.
+_ENTRY_BYTES = 4
+
+
+class Assembler:
+    """Puts one worker's steps together, in order.
+
+    A step opens with its first datagram or its first end marker; beside the one that is open one
+    more may come in. It is closed when its reliable parts are in and nothing that was announced is
+    missing, or the wait is over. Numbers of steps grow, but may skip some: what was begun and never
+    ended is forgotten.
+
+    Source: Diff-Reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021.
+    Differences: authenticated; every datagram counts once; late ones only up to an age; a bounded
+    wait if wanted.
+
+    Attributes:
+        books: Counters.
+    """
+
+    def __init__(self, session: Session, sizes: Sequence[int], rules: Rules) -> None:
+        """Begin a session.
+
+        Args:
+            session: Its id, key and worker.
+            sizes: Entries of the shard's slots.
+            rules: The router's.
+        """
+        self.books = bookkeeping.empty(rules.dgt_channels)
+        block_entries = max(1, rules.dgt_block_size // _ENTRY_BYTES)
+        self._rules = rules
+        self._parser = Parser(session, sizes, block_entries, rules.dgt_channels, self.books)
+        self._late = Late(sizes, rules.dgt_late_decay)
+        self._window = Window([0, *np.cumsum(np.array(sizes, np.int64)).tolist()], self.books)
+        self._closed: int | None = None  # the newest closed step, modulo 2**32
+        self._past: dict[int, Sequences] = {}  # closed steps that may still get late datagrams
+        self._newest: Assembled | None = None
+        self._blocks_per_datagram = 0.0  # of the last step that announced any
+
+    # -- datagrams --------------------------------------------------------------------------
+
+    def feed(self, datagrams: bytes | bytearray | memoryview, size: int, now: float) -> None:
+        """Take in what one receive call returned; never raises, whatever the bytes.
+
+        Args:
+            datagrams: One after the other; they may be overwritten afterwards.
+            size: Bytes of each; the last may be shorter.
+            now: By the caller's clock.
+        """
+        self._advance(now)
+        for arrivals in self._parser.arrivals(memoryview(datagrams), size):
+            self._take(arrivals)
+
+    def _take(self, arrivals: Arrivals) -> None:
+        if self._closed is not None and ahead(arrivals.step, self._closed) <= 0:
+            self._take_late(arrivals)
+            return
+        step = self._window.step_for(arrivals.step)
+        if isinstance(step, str):
+            self.books.dropped[step] += len(arrivals)
+            return
+        is_late = step.closed[arrivals.slots]
+        if is_late.any():  # its tensor is closed, the step is not
+            self._keep(arrivals.only(is_late), step.sequences, 1)
+            arrivals = arrivals.only(~is_late)
+        fresh = self._new(arrivals, step.sequences, IN_TIME)
+        if len(fresh):
+            step.place(fresh)
+
+    def _new(self, arrivals: Arrivals, sequences: Sequences, mark: int) -> Arrivals:
+        """Return those that did not come before."""
+        if not len(arrivals):
+            return arrivals
+        new, num_outside = sequences.take(arrivals.channel, arrivals.sequences, mark)
+        if new.all():
+            return arrivals
+        self.books.dropped["unannounced"] += num_outside
+        self.books.dropped["duplicate"] += len(new) - int(np.count_nonzero(new)) - num_outside
+        return arrivals.only(new)
+
+    # -- late datagrams ---------------------------------------------------------------------
+
+    def _take_late(self, arrivals: Arrivals) -> None:
+        """Handle datagrams of a step that is not open any more."""
+        first = self._window.first
+        awaited = (self._closed or 0) + 1 if first is None else first.number
+        self._keep(arrivals, self._past.get(arrivals.step), ahead(awaited, arrivals.step))
+
+    def _keep(self, arrivals: Arrivals, sequences: Sequences | None, age: int) -> None:
+        """Keep late datagrams for their slots' next closing; None: of a step of no use."""
+        reason = None
+        if self._rules.dgt_reception == "drop":
+            reason = "late"
+        elif age > self._rules.dgt_max_late:
+            reason = "too_old"
+        elif sequences is None:
+            reason = "abandoned"
+        if sequences is None or reason is not None:
+            self.books.dropped[reason or "abandoned"] += len(arrivals)
+            return
+        new = self._new(arrivals, sequences, LATE)
+        if len(new):
+            self._late.add(new, age)
+            self.books.num_late += len(new)
+
+    # -- the reliable part ------------------------------------------------------------------
+
+    def mark(self, step: int, blocks: Sequence[Block], manifest: Manifest, now: float) -> None:
+        """Take in the reliable part of a step, or of one tensor of it: the end marker.
+
+        What is here already is not taken in again. Older steps that were not ended are forgotten.
+
+        Args:
+            step: In full.
+            blocks: Reliable ones; each slot in one marker of the step at most.
+            manifest: What travels in datagrams for the same slots.
+            now: By the caller's clock.
+
+        Raises:
+            ValueError: The step is closed, or blocks and manifest do not fit the shard or what was
+                marked before.
+        """
+        self._advance(now)
+        number = step % _MODULUS
+        if self._closed is not None and ahead(number, self._closed) <= 0:
+            raise ValueError(f"step {step} is closed; expected a later one")
+        for each in manifest.channels:
+            if not 1 <= each.channel <= self._rules.dgt_channels:
+                raise ValueError(
+                    f"channel {each.channel}: expected 1 to {self._rules.dgt_channels}"
+                )
+        found = self._window.find(number) or self._window.begin(number)
+        if found.is_repeated(blocks):
+            return
+        found.mark(blocks, manifest, now, self._rules.dgt_wait_ms / 1000)
+        found.step = step
+        self._window.forget_before(found)
+        self._advance(now)
+
+    def end(self, step: int, now: float) -> None:
+        """Hear that all reliable parts of a step are in.
+
+        Raises:
+            ValueError: The step was never marked, or its announcements leave gaps.
+        """
+        found = self._window.find(step % _MODULUS)
+        if found is None or found.step is None:
+            raise ValueError(f"step {step} ends, but nothing of it was marked")
+        if not found.ended:
+            found.sequences.finish()
+            found.ended = True
+        self._advance(now)
+
+    def refuse(self, step: int) -> None:
+        """Hear that a closed step was not used: its worker has all of it back, late ones too."""
+        self._past.pop(step % _MODULUS, None)
+
+    # -- closing ----------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """Return when `close` is due; a moment in the past if it is; None: nothing is awaited."""
+        step = self._window.first
+        if step is None or not step.groups:
+            return None
+        waiting = [group for group in step.groups if not group.closed]
+        if not waiting:
+            return step.groups[-1].marked_at if step.ended else None
+        return min(
+            group.marked_at if step.is_complete(group) else group.deadline for group in waiting
+        )
+
+    def _advance(self, now: float) -> None:
+        """Close what is complete, or has waited long enough, of the oldest step."""
+        step = self._window.first
+        if step is None:
+            return
+        for group in step.groups:
+            if group.closed:
+                continue
+            complete = step.is_complete(group)
+            if complete or group.deadline <= now:
+                self.books.num_incomplete += not complete
+                self.books.dropped["whole"] += step.close(group, self._late)
+
+    def close(self, now: float) -> Assembled | None:
+        """Return the next step if it is complete or has waited long enough; call until None."""
+        self._advance(now)
+        step = self._window.first
+        if step is None or not step.ended or not all(group.closed for group in step.groups):
+            return None
+        step.close_rest(self._late)
+        self._window.remove_first()
+        self._newest = self._assembled(step)
+        self._closed = step.number
+        self._past[step.number] = step.sequences
+        oldest = self._rules.dgt_max_late if self._rules.dgt_reception == "diff" else 0
+        for number in list(self._past):
+            if ahead(step.number, number) >= oldest:
+                del self._past[number]
+        return self._newest
+
+    def again(self, step: int) -> Assembled | None:
+        """Return the newest closed step once more, if that is the one asked for."""
+        newest = self._newest
+        return newest if newest is not None and newest.step == step else None
+
+    def _assembled(self, step: OpenStep) -> Assembled:
+        """Enter a closed step into the books, and return it."""
+        announced, in_time = step.sequences.announced(), step.sequences.in_time()
+        for channel in announced:
+            self.books.num_announced[channel] += announced[channel]
+            self.books.num_arrived[channel] += in_time[channel]
+        self.books.num_closed += 1
+        num_announced, num_arrived = sum(announced.values()), sum(in_time.values())
+        sent = step.total(lambda manifest: manifest.num_blocks - manifest.num_skipped)
+        num_reliable = step.total(lambda manifest: manifest.num_reliable)
+        unreliable = sent - num_reliable - step.total(lambda manifest: manifest.num_dropped)
+        if num_announced:
+            self._blocks_per_datagram = max(0, unreliable) / num_announced
+        each = self._blocks_per_datagram
+        here = num_reliable + each * num_arrived
+        return Assembled(
+            step=step.step if step.step is not None else step.number,
+            blocks=step.blocks(),
+            flat=step.flat(),
+            fresh=_share(here, sent),
+            fill=_share(here + each * step.num_filled, sent),
+            mean_lateness=step.sum_of_ages / step.num_late if step.num_late else 0.0,
+            num_late=step.num_late,
+            announced=num_announced,
+            arrived=num_arrived,
+            bitmap=step.sequences.bitmap() if self._rules.dgt_error_feedback else None,
+        )
+
+
+def _share(part: float, whole: int) -> float:
+    """Return part / whole, within 0 and 1; 1 of nothing."""
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else 1.0

@@ -1,0 +1,134 @@
+"""Steps whose values travel partly in datagrams, made without the router."""
+
+import dataclasses
+
+import numpy as np
+
+from ops.routing.assembler import Assembler
+from ops.routing.datagrams import Sealed, Sealer, Session
+from ops.routing.routed import Encoding, Manifest, Unreliable
+from ops.types import Block, CodedValues, RangedBlock
+
+KEY = bytes(range(32))
+SESSION = Session(0x0123456789ABCDEF, KEY, 5)
+ENTRIES = 16  # of a block
+CHANNELS = 3
+MTU = 128  # room for 12 float32: a block is cut into 12 and 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    dgt_channels: int = CHANNELS
+    dgt_block_size: int = 4 * ENTRIES
+    dgt_reception: str = "diff"
+    dgt_wait_ms: float = 0.0
+    dgt_max_late: int = 5
+    dgt_late_decay: float = 1.0
+    dgt_error_feedback: bool = False
+
+
+def num_blocks(size):
+    return -(-size // ENTRIES)
+
+
+def dense_part(slot, values, blocks, channels, encoding=Encoding.FLOAT32, scales=None, lows=None):
+    count = num_blocks(len(values))
+    return Unreliable(
+        slot=slot,
+        size=len(values),
+        block_entries=ENTRIES,
+        blocks=np.array(blocks, np.int64),
+        channels=np.array(channels, np.uint8),
+        encoding=encoding,
+        indices=None,
+        data=values,
+        scales=np.ones(count, np.float32) if scales is None else scales,
+        lows=np.zeros(count, np.float32) if lows is None else lows,
+    )
+
+
+def sparse_part(slot, size, indices, values, blocks, channels, **others):
+    count = num_blocks(size)
+    dense = dense_part(slot, np.zeros(size, np.float32), blocks, channels)
+    usual = {"scales": np.ones(count, np.float32), "lows": np.zeros(count, np.float32)}
+    return dataclasses.replace(dense, indices=indices, data=values, **{**usual, **others})
+
+
+@dataclasses.dataclass
+class Step:
+    """What one push holds and how it travels: the first of a slot's blocks in datagrams."""
+
+    values: list  # per slot [size] float32
+    sealed: Sealed
+    blocks: list  # reliable ones
+    manifest: Manifest
+    step: int
+
+    def deliver(self, assembler, chosen=None, now=0.0):
+        """Feed datagrams one by one, all or those chosen, in the order given."""
+        datagrams = signed(self.sealed)
+        for number in range(len(datagrams)) if chosen is None else chosen:
+            assembler.feed(datagrams[number], len(datagrams[number]), now)
+
+    def finish(self, assembler, now=0.0):
+        """Mark and end the step; return what is closed."""
+        assembler.mark(self.step, self.blocks, self.manifest, now)
+        assembler.end(self.step, now)
+        return assembler.close(now)
+
+    def manifest_of(self, slot):
+        """Return what the end marker of one slot says."""
+        total = num_blocks(len(self.values[slot]))
+        return Manifest(self.sealed.by_slot.get(slot, ()), 0.5, total, 0, 1, 0)
+
+
+def signed(sealed):
+    """Return the datagrams: channels ascending, then by sequence number."""
+    datagrams = []
+    for batch in sealed.batches:
+        batch.sign(KEY)
+        data, size = bytes(batch.data), batch.size
+        datagrams += [data[start : start + size] for start in range(0, len(data), size)]
+    return datagrams
+
+
+def make_step(sealer, step, sizes, seed=0, reliable=1):
+    """Return a step of dense slots: all blocks but the last `reliable` ones in datagrams."""
+    rng = np.random.default_rng((seed, step))
+    values = [rng.standard_normal(size).astype(np.float32) for size in sizes]
+    parts, blocks = [], []
+    for slot, each in enumerate(values):
+        count = num_blocks(len(each))
+        some = rng.permutation(max(0, count - reliable))
+        if len(some):
+            channels = np.sort(rng.integers(1, CHANNELS + 1, len(some)))
+            parts.append(dense_part(slot, each, some, channels))
+        blocks.append(ranged(slot, each, np.arange(count) >= len(some)))
+    sealed = sealer.seal(step, parts)
+    total = sum(num_blocks(size) for size in sizes)
+    num_reliable = sum(int(block.present.sum()) for block in blocks)
+    manifest = Manifest(sealed.announced, 0.0, total, 0, num_reliable, 0)
+    return Step(values, sealed, blocks, manifest, step)
+
+
+def ranged(slot, values, present):
+    """Return the block of those ranges of a dense slot that are present."""
+    ranges = [values[start : start + ENTRIES] for start in range(0, len(values), ENTRIES)]
+    kept = [each for each, here in zip(ranges, present, strict=True) if here]
+    data = np.concatenate(kept) if kept else np.zeros(0, np.float32)
+    coded = CodedValues("float32", data)
+    return RangedBlock(slot, len(values), None, coded, ENTRIES, np.array(present, bool))
+
+
+def sparse_block(slot, size, indices, values):
+    return Block(slot, size, np.array(indices, np.int64), CodedValues("float32", values))
+
+
+def new_pair(sizes, **rules):
+    """Return both ends of a session."""
+    return Sealer(SESSION, MTU, CHANNELS), Assembler(SESSION, sizes, Rules(**rules))
+
+
+def dropped(assembler):
+    """Return why something was dropped, and how often."""
+    return {reason: count for reason, count in assembler.books.dropped.items() if count}
