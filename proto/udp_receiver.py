@@ -16,14 +16,19 @@ from absl import logging
 
 from proto import udp_filter, udp_sockets
 from proto.token_bucket import TokenBucket
+from proto.udp_run import Run
 
 #: Share of one core that datagrams nobody took may cost, all channels together ...
 REJECTED_SHARE = 0.2
 #: ... and each channel may spend so much of it in one go.
 _REJECTED_BURST_SECONDS = 2e-3
-_ROUND_BYTES = 256 << 10
-_ROUND_BUFFERS = 32
-_BUFFER_BYTES = 1 << 16
+_ROUND_BYTES = 192 << 10
+_ROUND_CALLS = 64
+#: A round that brings fewer datagrams is a small one. So many small ones are free, and then so many
+#: per second: each costs 0.1 ms, be there one datagram or ten.
+_SMALL_ROUND_DATAGRAMS = 16
+_FREE_SMALL_ROUNDS = 32
+_SMALL_ROUNDS_PER_SECOND = 1000
 _ANCILLARY_BYTES = 64
 _JOIN_SECONDS = 5.0
 
@@ -32,7 +37,7 @@ class Owner(Protocol):
     """Who is handed what arrives; all its methods run in the receiving thread."""
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
-        """Take datagrams of ``size`` bytes each; the last may be shorter.
+        """Take datagrams of ``size`` bytes each, one after the other; the last may be shorter.
 
         ``data`` is overwritten as soon as this returns.
 
@@ -74,8 +79,12 @@ class _Channel:
 class UdpReceiver:
     """Receives on one socket per channel, in one thread, which also runs the owner's timer.
 
-    In one round each channel that has something, the most important one first, is read for at
-    most 256 KiB or 32 buffers; then the timer has its turn. So no channel starves the others.
+    In one round each channel that has something, the most important one first, is read for about
+    192 KiB or 64 calls at most; then the timer has its turn. So no channel starves the others.
+
+    What comes in trickles is left to gather: rounds of fewer than 16 datagrams, once there have
+    been 32 of them in a short time, are taken 1 ms apart; that delays datagrams, or the timer, by
+    so much.
 
     **Floods.** The processor time that the thread spends on datagrams the owner does not take is
     charged to their channel. A channel that has used up its part leaves its socket alone until
@@ -93,6 +102,7 @@ class UdpReceiver:
         joining: Let the kernel join runs of datagrams into one buffer where it can.
         clock: Seconds; monotone.
         cpu_clock: Processor seconds of the calling thread.
+        sleep: Waits so many seconds.
 
     Raises:
         ConfigurationError: The address is not of this machine.
@@ -106,10 +116,12 @@ class UdpReceiver:
         joining: bool = True,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._owner = owner
         self._clock = clock
         self._cpu_clock = cpu_clock
+        self._sleep = sleep
         self._closed = False
         self.failure: Exception | None = None  # what ended the thread before its time
         share = REJECTED_SHARE / max(1, num_channels)
@@ -119,7 +131,8 @@ class UdpReceiver:
             _Channel(number, each, TokenBucket(share, _REJECTED_BURST_SECONDS))
             for number, each in enumerate(sockets, 1)
         ]
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._run = Run(_ROUND_BYTES)
+        self._small_rounds = TokenBucket(_SMALL_ROUNDS_PER_SECOND, _FREE_SMALL_ROUNDS)
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
@@ -192,8 +205,8 @@ class UdpReceiver:
         channels = [key.data for key, _ in ready if key.data is not None]
         if len(channels) < len(ready):
             self._drain_wakes()
-        for channel in sorted(channels, key=lambda channel: channel.number):
-            self._read(channel)
+        channels.sort(key=lambda channel: channel.number)
+        num_datagrams = sum([self._read(channel) for channel in channels])
         now = self._clock()
         for channel in self._channels:
             if channel.rests_until is not None and now >= channel.rests_until:
@@ -202,6 +215,10 @@ class UdpReceiver:
         deadline = self._owner.next_deadline()
         if deadline is not None and now >= deadline:
             self._owner.tick(now)
+        if 0 < num_datagrams < _SMALL_ROUND_DATAGRAMS:
+            self._small_rounds.take(now, 1)
+            if (pause := self._small_rounds.wait_seconds(now)) > 0:
+                self._sleep(pause)
 
     def _timeout(self) -> float | None:
         times = [c.rests_until for c in self._channels if c.rests_until is not None]
@@ -214,38 +231,48 @@ class UdpReceiver:
         with contextlib.suppress(BlockingIOError):
             self._wake_receiver.recv(4096)
 
-    def _read(self, channel: _Channel) -> None:
-        """Hand over one round's worth of a channel, then charge what was rejected."""
+    def _read(self, channel: _Channel) -> int:
+        """Hand over a round's worth of a channel and charge what nobody took; return its number."""
         started = self._cpu_clock()
-        num_bytes = num_datagrams = num_taken = 0
-        for _ in range(_ROUND_BUFFERS):
+        counts, run = channel.counts, self._run
+        datagrams_before, taken_before = counts.datagrams, counts.taken
+        enough_bytes = counts.num_bytes + _ROUND_BYTES
+        for _ in range(_ROUND_CALLS):
             try:
                 length, size = self._receive(channel.socket)
             except BlockingIOError:
                 break
             except ConnectionError:
                 continue  # an error report that some system hands to an unconnected socket
-            count = -(-length // size) if length else 1
-            num_datagrams += count
-            num_bytes += length
-            if length:
-                num_taken += self._owner.deliver(channel.number, self._buffer[:length], size)
-            if num_bytes >= _ROUND_BYTES:
+            counts.datagrams += -(-length // size) if length else 1
+            counts.num_bytes += length
+            if not run.fits(length, size):
+                self._hand_over(channel)
+                run.restart(length)
+            run.add(length, size)
+            if counts.num_bytes >= enough_bytes:
                 break
-        counts = channel.counts
-        counts.datagrams += num_datagrams
-        counts.num_bytes += num_bytes
-        counts.taken += num_taken
-        if num_datagrams > num_taken:
-            share = (num_datagrams - num_taken) / num_datagrams
+        self._hand_over(channel)
+        run.restart()
+        num_datagrams = counts.datagrams - datagrams_before
+        num_rejected = num_datagrams - (counts.taken - taken_before)
+        if num_rejected > 0:
+            share = num_rejected / num_datagrams
             self._charge(channel, share * (self._cpu_clock() - started))
+        return num_datagrams
+
+    def _hand_over(self, channel: _Channel) -> None:
+        if len(self._run):
+            channel.counts.taken += self._owner.deliver(
+                channel.number, self._run.data, self._run.size
+            )
 
     def _receive(self, receiver: socket.socket) -> tuple[int, int]:
-        """Fill the buffer; return the length of what came and of each datagram in it."""
+        """Write behind the run; return the length of what came and of each datagram in it."""
         if not self._joining:
-            length = receiver.recv_into(self._buffer)
+            length = receiver.recv_into(self._run.room)
             return length, length
-        length, ancillary, _, _ = receiver.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
+        length, ancillary, _, _ = receiver.recvmsg_into([self._run.room], _ANCILLARY_BYTES)
         for level, kind, value in ancillary:
             if level == udp_sockets.SOL_UDP and kind == udp_sockets.UDP_GRO:
                 return length, struct.unpack("=i", value)[0]

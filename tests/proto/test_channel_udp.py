@@ -2,20 +2,18 @@
 
 import contextlib
 import dataclasses
-import queue
 import socket
 
 import pytest
 
 from ops.types import ConfigurationError
-from proto import channel_udp, udp_connect, udp_receiver, udp_sockets
+from proto import channel_udp, udp_connect, udp_sockets
 from proto.channel_udp import Sending, UdpReceiver
 from proto.udp_marking import queue_priority, tos
+from tests.proto.udp_fakes import HOSTS, LINUX_ONLY, WAIT_SECONDS, Notes, poured, receiving
 
-WAIT_SECONDS = 20.0
 KEY = bytes(range(32))
 TOO_MANY = [number.to_bytes(8, "big") for number in range(1000)]  # for a filter of the kernel
-LINUX_ONLY = pytest.mark.skipif(not udp_sockets.ON_LINUX, reason="options of Linux")
 
 
 @dataclasses.dataclass
@@ -33,58 +31,6 @@ class FilledBatch:
 
     def sign(self, key):
         assert key == KEY
-
-
-class Notes:
-    """An owner that keeps copies of what it is handed."""
-
-    def __init__(self):
-        self.datagrams = queue.SimpleQueue()
-        self.ticks = queue.SimpleQueue()
-        self.deadline = None
-        self.share = 1
-
-    def deliver(self, channel, data, size):
-        count = -(-len(data) // size)
-        for start in range(0, len(data), size):
-            self.datagrams.put((channel, bytes(data[start : start + size])))
-        return count * self.share
-
-    def next_deadline(self):
-        return self.deadline
-
-    def tick(self, now):
-        self.deadline = None
-        self.ticks.put(now)
-
-    def take(self, count):
-        return [self.datagrams.get(timeout=WAIT_SECONDS) for _ in range(count)]
-
-
-def has_ipv6():
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-HOSTS = [
-    "127.0.0.1",
-    pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
-]
-
-
-@contextlib.contextmanager
-def receiving(channels=3, host="127.0.0.1", **options):
-    owner = Notes()
-    receiver = UdpReceiver(host, channels, owner, **options)
-    try:
-        receiver.start()
-        yield receiver, owner
-    finally:
-        receiver.close()
 
 
 @contextlib.contextmanager
@@ -239,93 +185,6 @@ def test_an_owner_that_fails_ends_the_thread_and_is_kept():
         receiver.wake()
         receiver._thread.join(WAIT_SECONDS)
         assert isinstance(receiver.failure, TypeError)
-
-
-class CpuClock:
-    """Every reading is so many seconds later than the one before."""
-
-    def __init__(self, step):
-        self.now, self.step = 0.0, step
-
-    def __call__(self):
-        self.now += self.step
-        return self.now
-
-
-def poured(receiver, count):
-    """Put datagrams into the first channel's buffer, as a flood does."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
-        each.connect(("127.0.0.1", receiver.ports[0]))
-        for _ in range(count):
-            each.send(b"x" * 80)
-
-
-@contextlib.contextmanager
-def stepped(share, seconds_per_round):
-    """A receiver whose rounds are run by hand, on clocks made here."""
-    owner = Notes()
-    owner.share = share
-    now = [100.0]
-    receiver = UdpReceiver(
-        "127.0.0.1", 2, owner, clock=lambda: now[0], cpu_clock=CpuClock(seconds_per_round)
-    )
-    owner.deadline = 0.0  # so that no round waits
-    owner.tick = lambda _: None
-    try:
-        yield receiver, now
-    finally:
-        receiver.close()
-
-
-def test_rejected_datagrams_make_their_channel_rest_until_time_has_paid():
-    cost = udp_receiver._REJECTED_BURST_SECONDS + 1e-3
-    with stepped(share=0, seconds_per_round=cost) as (receiver, now):
-        poured(receiver, 3 * udp_receiver._ROUND_BUFFERS)
-        receiver._round()
-        first = receiver.counts()[0]
-        assert (first.datagrams, first.rests) == (udp_receiver._ROUND_BUFFERS, 1)
-        rest = 1e-3 / (udp_receiver.REJECTED_SHARE / 2)  # of two channels
-        receiver._round()
-        now[0] += 0.99 * rest
-        receiver._round()
-        assert receiver.counts()[0].datagrams == first.datagrams
-        now[0] += 0.02 * rest
-        receiver._round()  # takes the channel up again
-        receiver._round()
-        assert receiver.counts()[0].datagrams == 2 * first.datagrams
-
-
-def test_a_resting_channel_holds_up_neither_the_others_nor_the_timer():
-    with stepped(share=0, seconds_per_round=1.0) as (receiver, _):
-        poured(receiver, 5)
-        receiver._round()
-        assert receiver.counts()[0].rests == 1
-        ticks = []
-        receiver._owner.tick = ticks.append
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
-            each.connect(("127.0.0.1", receiver.ports[1]))
-            each.send(b"y")
-        receiver._round()
-        assert receiver.counts()[1].datagrams == 1 and len(ticks) == 1
-
-
-def test_what_is_taken_never_makes_a_channel_rest():
-    with stepped(share=1, seconds_per_round=10.0) as (receiver, _):
-        for _ in range(3):
-            poured(receiver, 5)
-            receiver._round()
-        assert receiver.counts()[0].rests == 0
-        assert receiver.counts()[0].taken == 15
-
-
-def test_the_best_channel_is_read_first():
-    with stepped(share=1, seconds_per_round=0.0) as (receiver, _):
-        for port in reversed(receiver.ports):
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
-                each.connect(("127.0.0.1", port))
-                each.send(b"z")
-        receiver._round()
-        assert [channel for channel, _ in receiver._owner.take(2)] == [1, 2]
 
 
 @LINUX_ONLY

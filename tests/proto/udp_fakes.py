@@ -1,0 +1,73 @@
+"""An owner of a receiver, addresses of this machine, and what the tests of UDP share."""
+
+import contextlib
+import queue
+import socket
+
+import pytest
+
+from proto import udp_sockets
+from proto.channel_udp import UdpReceiver
+
+WAIT_SECONDS = 20.0
+LINUX_ONLY = pytest.mark.skipif(not udp_sockets.ON_LINUX, reason="options of Linux")
+
+
+class Notes:
+    """An owner that keeps copies of what it is handed."""
+
+    def __init__(self):
+        self.datagrams = queue.SimpleQueue()
+        self.ticks = queue.SimpleQueue()
+        self.deadline = None
+        self.share = 1
+
+    def deliver(self, channel, data, size):
+        count = -(-len(data) // size)
+        for start in range(0, len(data), size):
+            self.datagrams.put((channel, bytes(data[start : start + size])))
+        return count * self.share
+
+    def next_deadline(self):
+        return self.deadline
+
+    def tick(self, now):
+        self.deadline = None
+        self.ticks.put(now)
+
+    def take(self, count):
+        return [self.datagrams.get(timeout=WAIT_SECONDS) for _ in range(count)]
+
+
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+HOSTS = [
+    "127.0.0.1",
+    pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")),
+]
+
+
+@contextlib.contextmanager
+def receiving(channels=3, host="127.0.0.1", **options):
+    owner = Notes()
+    receiver = UdpReceiver(host, channels, owner, **options)
+    try:
+        receiver.start()
+        yield receiver, owner
+    finally:
+        receiver.close()
+
+
+def poured(receiver, count):
+    """Put datagrams into the first channel's buffer, as a flood does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+        each.connect(("127.0.0.1", receiver.ports[0]))
+        for _ in range(count):
+            each.send(b"x" * 80)
