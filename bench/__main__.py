@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from bench.table import Row, render
 
-PARTS = ("kernels", "positions", "coding", "transport", "loop", "links")
+PARTS = ("kernels", "positions", "coding", "transport", "datagrams", "loop", "links")
 #: Parts of real runs, whose length can be chosen.
 _TIMED = ("loop", "links")
 _PEERS = "peers"

@@ -1,0 +1,171 @@
+"""The receiving process of the datagram bench: ``python -m bench.datagram_end HOW``.
+
+Writes one line of JSON with its ports, then one with what arrived; ``stack`` before that one for
+each step that is whole. ``stack_plain`` is the same without joined datagrams, ``raw`` and
+``joined`` only receive. Standard input: for ``stack`` a line for each step with what its datagrams
+are, else nothing; its end ends the process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import sys
+import threading
+import time
+
+import numpy as np
+
+from ops.routing.assembler import Assembled, Assembler
+from ops.routing.datagram_format import FRAME_BYTES, Session
+from ops.routing.routed import Announced, Manifest
+from ops.types import CodedValues, RangedBlock
+from proto import process, udp_sockets
+from proto.channel_udp import UdpReceiver
+
+NUM_ENTRIES = 1_200_000
+BLOCK_BYTES = 4176  # three datagrams of 1,392 bytes of values
+NUM_BLOCKS = -(-NUM_ENTRIES * 4 // BLOCK_BYTES)
+CHANNELS = 3
+STEPS = 30
+MTU = 1472
+SESSION = Session(0x0123456789ABCDEF, bytes(range(32)), worker=0)
+DATAGRAMS_PER_STEP = -(-NUM_ENTRIES * 4 // (MTU - FRAME_BYTES))
+_SILENCE_SECONDS = 1.0
+
+
+def gradient(step: int) -> np.ndarray:
+    """Return what is sent in a step, [NUM_ENTRIES] float32."""
+    return np.arange(step, step + NUM_ENTRIES, dtype=np.float32)
+
+
+def last_block(step: int) -> RangedBlock:
+    """Return what is reliable of a step: the end of the tensor."""
+    present = np.zeros(NUM_BLOCKS, bool)
+    present[-1] = True
+    entries = BLOCK_BYTES // 4
+    values = gradient(step)[(NUM_BLOCKS - 1) * entries :]
+    return RangedBlock(0, NUM_ENTRIES, None, CodedValues("float32", values), entries, present)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What the assembler asks of a router: everything is waited for."""
+
+    dgt_channels: int = CHANNELS
+    dgt_block_size: int = BLOCK_BYTES
+    dgt_reception: str = "diff"
+    dgt_wait_ms: float = 1e3 * _SILENCE_SECONDS
+    dgt_max_late: int = 5
+    dgt_late_decay: float = 1.0
+    dgt_error_feedback: bool = False
+
+
+class Stack:
+    """A shard without a core: receives, authenticates, puts together."""
+
+    def __init__(self, joining: bool) -> None:
+        self._assembler = Assembler(SESSION, [NUM_ENTRIES], Rules())
+        self._lock = threading.Lock()
+        self.receiver = UdpReceiver("127.0.0.1", CHANNELS, self, joining)
+        self.first_at = self.first_cpu = 0.0
+        self.closed: list[Assembled] = []
+        self.done = threading.Event()
+        self.said: dict[str, float] = {}
+
+    def deliver(self, channel: int, data: memoryview, size: int) -> int:
+        if not self.first_at:
+            self.first_at, self.first_cpu = time.monotonic(), time.process_time()
+        with self._lock:
+            before = sum(self._assembler.books.num_datagrams)
+            self._assembler.feed(data, size, time.monotonic())
+            self._close()
+            return sum(self._assembler.books.num_datagrams) - before
+
+    def next_deadline(self) -> float | None:
+        with self._lock:
+            return self._assembler.next_deadline()
+
+    def tick(self, now: float) -> None:
+        with self._lock:
+            self._close(now)
+
+    def marked(self, step: int, announced: list[Announced]) -> None:
+        """Hear that the reliable part is in."""
+        manifest = Manifest(tuple(announced), 0.0, NUM_BLOCKS, 0, 1, 0)
+        block = last_block(step)
+        with self._lock:
+            self._assembler.mark(step, (block,), manifest, time.monotonic())
+            self._assembler.end(step, time.monotonic())
+            self._close()
+        self.receiver.wake()
+
+    def _close(self, now: float | None = None) -> None:
+        done = self._assembler.close(time.monotonic() if now is None else now)
+        if done is None:
+            return
+        self.closed.append(dataclasses.replace(done, blocks=(), flat=None))
+        _answer({"step": done.step})
+        if len(self.closed) == STEPS:
+            self.said = {
+                "end": time.monotonic(),
+                "cpu": time.process_time() - self.first_cpu,
+                "num_datagrams": sum(step.arrived for step in self.closed),
+                "lost": sum(step.announced - step.arrived for step in self.closed),
+                "right": bool(done.flat is not None and (done.flat == gradient(done.step)).all()),
+            }
+            self.done.set()
+
+
+def _answer(line: dict) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _run_stack(joining: bool) -> None:
+    stack = Stack(joining)
+    stack.receiver.start()
+    _answer({"ports": stack.receiver.ports})
+    for line in sys.stdin:
+        said = json.loads(line)
+        stack.marked(said["step"], [Announced(*each) for each in said["announced"]])
+    stack.done.wait(2 * _SILENCE_SECONDS)
+    _answer(stack.said)
+    stack.receiver.close()
+
+
+def _run_raw(joined: bool) -> None:
+    """Receive into one buffer until all is here or nothing comes any more: the limit."""
+    (receiver,) = udp_sockets.bind("127.0.0.1", 1)
+    if joined:
+        udp_sockets.join_received(receiver)
+    _answer({"ports": [receiver.getsockname()[1]]})
+    receiver.settimeout(None)
+    buffer = memoryview(bytearray(1 << 16))
+    num_bytes, wanted = receiver.recv_into(buffer), STEPS * DATAGRAMS_PER_STEP * MTU
+    first_cpu, end = time.process_time(), time.monotonic()
+    # A time-out in the kernel; Python's own costs another call for each datagram.
+    receiver.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVTIMEO, np.array([int(_SILENCE_SECONDS), 0]).tobytes()
+    )
+    while num_bytes < 0.999 * wanted:
+        try:
+            if joined:
+                num_bytes += receiver.recvmsg_into([buffer], 64)[0]
+            else:
+                num_bytes += receiver.recv_into(buffer)
+        except BlockingIOError:
+            break
+    end, cpu = time.monotonic(), time.process_time() - first_cpu
+    _answer({"end": end, "cpu": cpu, "num_datagrams": num_bytes / MTU})
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    process.keep_freed_memory()
+    how = sys.argv[1]
+    if how.startswith("stack"):
+        _run_stack(joining=how == "stack")
+    else:
+        _run_raw(how == "joined")
