@@ -66,7 +66,7 @@ def _measure() -> tuple[float, float]:
 
     from ops.weighting import Arrival
     from ops.wire import IndexChooser
-    from worker.exchange import push_message
+    from worker.push_messages import push_messages
 
     step, core, shard, decoder = _begun()
     chooser, gradient = IndexChooser(), np.zeros(core.spec.num_parameters, np.float32)
@@ -79,7 +79,7 @@ def _measure() -> tuple[float, float]:
         started = time.perf_counter()
         loss = step.gradients(images, labels, gradient)
         computed = time.perf_counter()
-        message, pieces = push_message(core.begin(gradient, _BATCH, loss), 0, 1, 1, chooser)
+        ((message, pieces),) = push_messages(core.begin(gradient, _BATCH, loss), 0, 1, 1, chooser)
         push = decoder.decode(1, message.push, memoryview(b"".join(pieces)))
         shard.apply([Arrival(1, push.update, shard.version)], shard.version)
         seconds.append((time.perf_counter() - computed, computed - started))

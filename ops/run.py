@@ -87,7 +87,9 @@ class Run:
     checkpoint_interval_seconds: float
     keep_checkpoints: int
     reconnect_timeout_seconds: float
-    transport: Transport = Transport()  # of datagrams, where the router sends any
+    transport: Transport = dataclasses.field(
+        default_factory=Transport
+    )  # of datagrams, where the router sends any
     top5: bool = False  # evaluations also tell whether the label is among the best five answers
     advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
 

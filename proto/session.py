@@ -49,6 +49,7 @@ class Session:
         hello: How to introduce oneself.
         max_payload_bytes: Larger replies are refused before anything is allocated.
         link: The worker's emulated up-link, if it has one.
+        dscp: Class of service that the stream's packets ask for; None: as the system has it.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class Session:
         hello: pb.Hello,
         max_payload_bytes: int,
         link: EmulatedSender | None = None,
+        dscp: int | None = None,
     ) -> None:
         self.address = address
         self._hello = hello
-        self._stream = ClientStream(address, link)
+        self._stream = ClientStream(address, link, dscp=dscp)
         given = hello.link
         self._chunk_bytes = convert.chunk_bytes_for(Link(given.mbps, given.delay_ms, given.loss))
         self._assembler = convert.Assembler(pb.ToClient, lambda message: max_payload_bytes)

@@ -14,6 +14,7 @@ from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ServerStream
 from ps import events
+from ps.reception import Receptions
 
 
 class Connection:
@@ -85,6 +86,7 @@ def reply_frames(
     members: Sequence[pb.Member],
     shared: SharedBlocks,
     connection: Connection,
+    reception: pb.Reception | None = None,
 ) -> Iterable[bytes]:
     """Make the frames of one reply (in a sending thread)."""
     message = pb.ToClient()
@@ -95,6 +97,8 @@ def reply_frames(
     body.stop, body.stop_reason, body.step = reply.stop, reply.stop_reason or "", reply.step
     body.members.extend(members)
     body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
+    if reception is not None:
+        body.reception.CopyFrom(reception)
     coded = [] if reply.operation is Operation.NONE else shared.coded(connection.chooser)
     pieces = convert.blocks_to_message(coded, body.blocks)
     if reply.aux is not None:
@@ -107,11 +111,15 @@ class Replies:
     """Turns the Reply actions of one batch into sends; equal updates are coded once."""
 
     def __init__(
-        self, layout: ShardLayout, generation: int, members: Callable[[], list[pb.Member]]
+        self,
+        layout: ShardLayout,
+        generation: int,
+        members: Callable[[], list[pb.Member]],
+        receptions: Receptions | None,
     ) -> None:
         """Start a batch; `members` says, when the first reply goes out, who does the next round."""
         self._layout, self._generation = layout, generation
-        self._find_members = members
+        self._find_members, self._receptions = members, receptions
         self._members: list[pb.Member] | None = None
         self._shared: dict[int, SharedBlocks] = {}
 
@@ -120,8 +128,10 @@ class Replies:
         if self._members is None:
             self._members = self._find_members()
         shared = self._shared.setdefault(id(reply.update), SharedBlocks(reply.update, self._layout))
+        receptions = self._receptions
+        came = receptions.outcome(reply.worker, reply.step) if receptions is not None else None
         make: Callable[[], Iterable[bytes]] = functools.partial(
-            reply_frames, reply, self._generation, self._members, shared, connection
+            reply_frames, reply, self._generation, self._members, shared, connection, came
         )
         connection.stream.send(make, counted=counted)
 

@@ -50,7 +50,6 @@ class Push:
     aux: Float32 | None = None  # [m] what is averaged over workers; to shard 0
     base_checksum: int | None = None  # CRC-32 of what the worker has of this shard
     num_bytes: int = 0  # of the update as it was coded
-    as_sent: bool = True  # nothing of it was lost on the way, and nothing older came with it
 
     @property
     def is_copy(self) -> bool:

@@ -119,7 +119,6 @@ class PushDecoder:
         update: Update,
         aux: Float32 | None,
         num_bytes: int,
-        as_sent: bool = True,
     ) -> events.Push:
         """Return a whole update as an event; the arguments are those of its fields.
 
@@ -144,7 +143,6 @@ class PushDecoder:
             aux=aux,
             base_checksum=push.base_checksum if push.HasField("base_checksum") else None,
             num_bytes=num_bytes,
-            as_sent=as_sent,
         )
 
     def _is_plain(self, described: Sequence[pb.Block]) -> bool:

@@ -126,17 +126,25 @@ class StreamReader:
         )
 
     def _push(self, push: pb.Push, payload: memoryview) -> None:
+        worker, beside = self._worker.id, self.server.datagrams
         try:
-            event = self.decoder.decode(self._worker.id, push, payload)
+            if beside is None:
+                self.server.queue.put(self.decoder.decode(worker, push, payload))
+            else:
+                beside.receptions.mark(worker, push, payload)
         except NonFinite as error:
-            self.server.queue.put(events.Refused(self._worker.id, "non_finite"))
+            self.server.queue.put(events.Refused(worker, "non_finite"))
             self._complain(pb.REASON_NON_FINITE, str(error), push.step)
-            return
         except convert.Malformed as error:
-            self.server.queue.put(events.Refused(self._worker.id, "malformed"))
+            self.server.queue.put(events.Refused(worker, "malformed"))
             self._complain(pb.REASON_MALFORMED, f"push of step {push.step}: {error}", push.step)
-            return
-        self.server.queue.put(event)
+
+    def _datagrams(self, datagrams: pb.Datagrams, payload: memoryview) -> None:
+        del payload
+        beside = self.server.datagrams
+        if beside is None or not datagrams.size:
+            raise convert.Malformed("datagrams in a run without, or of no size")
+        beside.receptions.take(memoryview(datagrams.data), datagrams.size)
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
         del payload
@@ -227,6 +235,7 @@ class StreamReader:
         (0, "hello"): _hello,
         (pb.ROLE_WORKER, "pull"): _pull,
         (pb.ROLE_WORKER, "push"): _push,
+        (pb.ROLE_WORKER, "datagrams"): _datagrams,
         (pb.ROLE_WORKER, "query"): _query,
         (pb.ROLE_WORKER, "heartbeat"): _heartbeat,
         (pb.ROLE_WORKER, "leave"): _leave,

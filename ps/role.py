@@ -156,6 +156,8 @@ class Shard:
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
         self.port = self.server.listen(own.bind, own.port)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
+        if (beside := self.server.datagrams) is not None:
+            beside.open(self.run.transport, own.bind)
 
     def _aux(self, shared: SharedModel) -> AuxMean:
         """Return what this shard averages beside the weights: on shard 0 alone, if anything."""
@@ -270,6 +272,8 @@ class Shard:
             metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)
         if self.server.server is not None:
             self.server.server.stop(0.5)
+        if self.server.datagrams is not None:
+            self.server.datagrams.close()
         if leader is not None and leader.lost_for_good:
             return EXIT_UNREACHABLE
         return EXIT_OF_STOP.get(reason, EXIT_DONE)

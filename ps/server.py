@@ -16,6 +16,7 @@ from proto.channel_grpc import Server, ServerStream, serve
 from ps import events
 from ps.connections import Connection, Connections, Replies
 from ps.core import PsCore
+from ps.datagram_port import DatagramPort
 from ps.epoch_words import message_of
 from ps.handshake import Identity
 from ps.pushes import PushDecoder
@@ -53,11 +54,16 @@ class ShardServer:
         self.core, self.layout, self.share = core, layout, share
         self.save, self.lease_seconds = save, lease_seconds
         self.max_streams = max_streams
+        self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         self.decoder = PushDecoder(layout, core.model.kind, core.model.kernels, core.aux.size)
+        self.datagrams: DatagramPort | None = None
+        if core.model.method.router.uses_datagrams:
+            sizes = [piece.size for piece in layout.slices]
+            put, say_no = self.queue.put, self._refuse
+            self.datagrams = DatagramPort(core, self.decoder, sizes, put, say_no)
         self.connections = Connections()
         self.identity: Identity | None = None  # None: not ready to be spoken to
         self.document = "{}"  # what Welcome tells supervisors and shards of the run
-        self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
         self.rounds = RoundsRelay()
         self.on_status: Callable[[], str] | None = None
@@ -141,9 +147,7 @@ class ShardServer:
             if now - before > _STALL_SECONDS:  # what was heard meanwhile still is in the queue
                 self._dispatch(self.core.handle(events.Stalled(now - before), now))
             before = now
-            deadline = min(
-                [*self._due, *(when for when in [self.core.next_deadline()] if when is not None)]
-            )
+            deadline = min([*self._due, *self._deadlines()])
             try:
                 item = self.queue.get(timeout=min(_LONGEST_WAIT_SECONDS, max(0.0, deadline - now)))
             except queue.Empty:
@@ -154,7 +158,16 @@ class ShardServer:
                 self._dispatch(self.core.handle(item, time.monotonic()))
             self._do_regular_work(time.monotonic())
 
+    def _deadlines(self) -> list[float]:
+        """Return when the core, and pushes that wait for datagrams, want a turn."""
+        wishes = [self.core.next_deadline()]
+        if self.datagrams is not None:
+            wishes.append(self.datagrams.receptions.next_deadline())
+        return [when for when in wishes if when is not None]
+
     def _do_regular_work(self, now: float) -> None:
+        if self.datagrams is not None:
+            self.datagrams.receptions.tick()
         if now >= self._due[0]:
             self._due[0] = now + _STATUS_INTERVAL_SECONDS
             self.publish_status()
@@ -172,7 +185,9 @@ class ShardServer:
                 supervisor.say(report)
 
     def _dispatch(self, actions: list[events.Action]) -> None:
-        replies = Replies(self.layout, self.core.config.generation, self._members)
+        generation = self.core.config.generation
+        receptions = self.datagrams.receptions if self.datagrams is not None else None
+        replies = Replies(self.layout, generation, self._members, receptions)
         for action in actions:
             if isinstance(action, events.Reply):
                 connection = self.connections.workers.get(action.worker)
@@ -215,6 +230,8 @@ class ShardServer:
             welcome.incarnation = action.incarnation
             welcome.last_applied_step = action.last_step
             welcome.knows_worker = action.knows_worker
+            if self.datagrams is not None:
+                self.datagrams.introduce(action.worker, action.incarnation, welcome)
         return pb.ToClient(welcome=welcome)
 
     def _refuse(self, action: events.Refuse) -> None:
@@ -244,6 +261,8 @@ class ShardServer:
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
         self._epoch = message_of(epoch, self.core.sync.groups)
+        if self.datagrams is not None:
+            self.queue.put(self.datagrams.end_sessions)  # after all epochs that come together
         if self.core.stop_reason is None:  # at the end everybody leaves
             logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
         for shard in self.connections.with_role(pb.ROLE_SHARD):

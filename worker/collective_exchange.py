@@ -212,6 +212,7 @@ class AmongWorkers(Exchange):
             shards=[self._copy.blocks() if hands_in else ()],
             base_versions=[goal.number - 1],
             generations=[goal.generation],
+            routed=(),
         )
         (reply,) = super().push(report)
         if reply is None:
@@ -226,7 +227,7 @@ class AmongWorkers(Exchange):
         """Ask shard 0 who is live and what version it is at."""
         at = self._replica.at
         question = pb.Pull(base_version=at.number, has_base=True, generation=at.generation)
-        self.shards[0].ask(pb.ToServer(pull=question))
+        self.shards[0].ask(lambda: [(pb.ToServer(pull=question), ())])
         reply = self._answer(0)
         if reply is None:  # only pushes are refused for what they hold
             raise PushRefused(pb.Refusal(message="shard 0 refused to say who is live"))

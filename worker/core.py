@@ -38,7 +38,7 @@ class ShardReply:
     stop: bool
     stop_reason: str = ""
     aux: Float32 | None = None  # [m] means over the workers; of shard 0
-    lost: Sequence[Lost] | None = None  # what of the push did not arrive, where the shard says so
+    lost: Sequence[Lost] | None = None  # of the push answered, as far as known; None: of none
     held_seconds: float = 0.0  # by the synchronisation rule
     staleness: int = 0  # of the push answered
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
 
 from ops import agreement, wire
 from ops.replies import Operation
+from ops.routing.routed import Lost
 from ops.run import Run
-from ops.types import ConfigurationError, Kind, Link, ModelSpec, ShardLayout, State
+from ops.types import ConfigurationError, Link, ModelSpec, ShardLayout, State
 from proto import convert
 from proto import thinwire_pb2 as pb
-from proto.channel_emulated import EmulatedSender, LinkModel
-from proto.framing import BytesLike
 from proto.session import payload_limit
 from worker.core import Outgoing, ShardReply
+from worker.push_messages import Spoken, push_messages
 from worker.shard_client import PushRefused, ShardClient
-
-_KINDS = {
-    Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
-    Kind.DELTA: pb.UPDATE_KIND_DELTA,
-    Kind.VALUES: pb.UPDATE_KIND_VALUES,
-}
+from worker.ways_out import WaysOut
 
 
 class Exchange:
@@ -50,7 +46,8 @@ class Exchange:
             aux_size: Values that are averaged by shard 0 beside the weights.
         """
         seed = run.seed * 1000 + id_worker
-        self.sender = EmulatedSender(LinkModel(link, seed)) if link.active else None
+        self._ways = ways = WaysOut(link, seed, run.transport, run.method.router)
+        self.sender = ways.sender
         self.nb_workers, self.iter_max = run.nb_workers, run.iter_max
         self.layouts = layouts
         self._epoch = 0  # newest membership epoch heard of
@@ -65,6 +62,8 @@ class Exchange:
                 self.sender,
                 run.reconnect_timeout_seconds,
                 closing,
+                ways.leg(id_worker),
+                ways.dscp,
             )
             for shard, address in enumerate(run.addresses)
         ]
@@ -79,7 +78,7 @@ class Exchange:
     def pull(self) -> list[ShardReply]:
         """Fetch the whole model."""
         for shard in self.shards:
-            shard.ask(pb.ToServer(pull=pb.Pull()))
+            shard.ask(_pull)
         return [self._decode(number, *shard.answer()) for number, shard in enumerate(self.shards)]
 
     def push(self, outgoing: Outgoing) -> list[ShardReply | None]:
@@ -92,8 +91,7 @@ class Exchange:
             ConfigurationError: A shard calls the push malformed.
         """
         for number, shard in enumerate(self.shards):
-            message, pieces = self._message(number, outgoing)
-            shard.ask(message, pieces)
+            shard.ask(functools.partial(self._messages, number, outgoing))
         return [self._answer(number) for number in range(len(self.shards))]
 
     def close(self, cause: str) -> None:
@@ -102,6 +100,7 @@ class Exchange:
             shard.say(pb.ToServer(leave=pb.Leave(cause=cause)))
         for shard in self.shards:
             shard.close()
+        self._ways.close()
 
     def save(self) -> State:
         """Return what outlives this process."""
@@ -132,17 +131,25 @@ class Exchange:
                 return self._decode(number, *shard.answer())
             except PushRefused as refusal:
                 if refusal.reason == pb.REASON_STALE_GENERATION:
-                    shard.ask(pb.ToServer(pull=pb.Pull()))
+                    shard.ask(_pull)
                     continue
                 if refusal.reason == pb.REASON_NON_FINITE:
                     return None
                 raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal
 
-    def _message(self, number: int, outgoing: Outgoing) -> tuple[pb.ToServer, list[BytesLike]]:
-        welcome = self.shards[number].welcome
-        epoch = max(self._epoch, welcome.epoch)
-        chooser = self._choosers[number]
-        return push_message(outgoing, number, welcome.incarnation, epoch, chooser)
+    def _messages(self, number: int, outgoing: Outgoing) -> list[Spoken]:
+        """Return what one shard is told of an exchange; after a reconnection once more."""
+        welcome, leg = self.shards[number].welcome, self.shards[number].leg
+        sealed = leg.seal(outgoing.step, outgoing.routed[number]) if leg is not None else None
+        return push_messages(
+            outgoing,
+            number,
+            welcome.incarnation,
+            max(self._epoch, welcome.epoch),
+            self._choosers[number],
+            sealed,
+            leg is not None and leg.marks_slots,
+        )
 
     def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
         self._epoch = max(self._epoch, reply.epoch)
@@ -168,38 +175,15 @@ class Exchange:
             stop_reason=reply.stop_reason,
             held_seconds=reply.held_seconds,
             staleness=reply.staleness,
+            lost=self._lost(number, reply),
         )
 
-
-def push_message(
-    outgoing: Outgoing, shard: int, incarnation: int, epoch: int, chooser: wire.IndexChooser
-) -> tuple[pb.ToServer, list[BytesLike]]:
-    """Return what one shard is told of an exchange, and the pieces of its payload.
-
-    Args:
-        outgoing: The exchange.
-        shard: Which of its parts.
-        incarnation: This life of the worker.
-        epoch: Newest membership epoch heard of.
-        chooser: This worker's, for this shard.
-    """
-    message = pb.ToServer()
-    push = message.push
-    push.incarnation = incarnation
-    push.step, push.kind = outgoing.step, _KINDS[outgoing.kind]
-    push.base_version = outgoing.base_versions[shard]
-    push.generation = outgoing.generations[shard]
-    push.epoch = epoch
-    push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
-    push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
-    if outgoing.base_checksums is not None:
-        push.base_checksum = outgoing.base_checksums[shard]
-    coded = [chooser.encode(block) for block in outgoing.shards[shard]]
-    pieces = convert.blocks_to_message(coded, push.blocks)
-    if shard == 0 and outgoing.aux is not None:
-        push.aux_count = len(outgoing.aux)
-        pieces.append(outgoing.aux.astype("<f4", copy=False).data)
-    return message, pieces
+    def _lost(self, number: int, reply: pb.Reply) -> list[Lost] | None:
+        """Return what of a push's datagrams is known to be lost; None answers a pull."""
+        leg = self.shards[number].leg
+        if leg is None or not reply.step:
+            return None
+        return leg.heard(reply.reception)
 
 
 class Heartbeat:
@@ -258,6 +242,10 @@ class Stopwatch:
         self.seconds[what] += seconds
         self._mark = now
         return seconds
+
+
+def _pull() -> list[Spoken]:
+    return [(pb.ToServer(pull=pb.Pull()), ())]
 
 
 def _hello(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from absl import logging
 
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender
 from proto.channel_grpc import ClientStream, StreamLost, Unreachable
-from proto.framing import BytesLike
 from proto.session import Refused, Session
+from worker.datagram_leg import DatagramLeg
+from worker.push_messages import Spoken
 
 _DIAL_SECONDS = 2.0  # of one attempt, so that a wish to stop is heard
 _FIRST_BACKOFF_SECONDS = 0.2
@@ -45,6 +46,8 @@ class ShardClient:
         link: EmulatedSender | None,
         reconnect_timeout_seconds: float,
         closing: threading.Event,
+        leg: DatagramLeg | None = None,
+        dscp: int | None = None,
     ) -> None:
         """Nothing is dialled yet.
 
@@ -55,14 +58,18 @@ class ShardClient:
             link: The worker's emulated up-link.
             reconnect_timeout_seconds: After this long without an answer, Unreachable.
             closing: Set when the worker is asked to stop.
+            leg: What goes in datagrams, if the method sends any.
+            dscp: Class of service that the stream's packets ask for.
         """
         self.address, self.hello, self._link = address, hello, link
+        self.leg, self._dscp = leg, dscp
         self._max_payload_bytes = max_payload_bytes
         self._patience_seconds = reconnect_timeout_seconds
         self._closing = closing
         self._progress_seconds = 30.0
         self._session: Session | None = None
-        self._asked: tuple[pb.ToServer, Sequence[BytesLike]] | None = None
+        self._make: Callable[[], list[Spoken]] = list  # makes what is asked
+        self._asked: list[Spoken] = []
         self._bytes_before = 0
         self._received_before = 0
         self._send_seconds_before = 0.0
@@ -74,7 +81,8 @@ class ShardClient:
         """Training bytes over all streams to this shard."""
         session = self._session
         open_bytes = session.stream.bytes_sent if session else 0
-        return self._bytes_before + open_bytes
+        beside = self.leg.bytes_sent if self.leg is not None else 0
+        return self._bytes_before + open_bytes + beside
 
     @property
     def bytes_received(self) -> int:
@@ -99,7 +107,9 @@ class ShardClient:
         deadline = time.monotonic() + self._patience_seconds
         backoff = _FIRST_BACKOFF_SECONDS
         while True:
-            session = Session(self.address, self.hello, self._max_payload_bytes, self._link)
+            session = Session(
+                self.address, self.hello, self._max_payload_bytes, self._link, self._dscp
+            )
             try:
                 remaining = max(0.5, deadline - time.monotonic())
                 self.welcome = session.open(min(_DIAL_SECONDS, remaining))
@@ -121,6 +131,8 @@ class ShardClient:
         self._progress_seconds = max(10.0, 3 * self.welcome.lease_seconds)
         self.hello.run_id = self.welcome.run_id
         self.hello.incarnation = self.welcome.incarnation
+        if self.leg is not None:
+            self.leg.opened(self.address, self.welcome)
         return self.welcome
 
     def say(self, message: pb.ToServer) -> None:
@@ -129,9 +141,15 @@ class ShardClient:
         if session is not None:
             session.say(message)
 
-    def ask(self, message: pb.ToServer, pieces: Sequence[BytesLike] = ()) -> None:
-        """Queue a pull or a push; `pieces` must not change until it is answered."""
-        self._asked = (message, pieces)
+    def ask(self, make: Callable[[], list[Spoken]]) -> None:
+        """Queue a pull or a push.
+
+        Args:
+            make: Makes the messages, again after a reconnection; the pieces of their payloads must
+                not change until they are answered.
+        """
+        self._make = make
+        self._asked = make()
         self._send()
 
     def answer(self) -> tuple[pb.Reply, memoryview]:
@@ -149,7 +167,7 @@ class ShardClient:
                 self._reconnect(error)
                 continue
             if answer is not None:
-                self._asked = None
+                self._asked = []
                 return answer
 
     @property
@@ -209,11 +227,13 @@ class ShardClient:
         """End the stream after what has been queued."""
         if self._session is not None:
             self._session.close()
+        if self.leg is not None:
+            self.leg.close()
 
     @property
     def _asked_step(self) -> int:
         """The step of the push in question; 0 of a pull, which no push has."""
-        return self._asked[0].push.step if self._asked is not None else 0
+        return self._asked[-1][0].push.step if self._asked else 0
 
     def answers(self, timeout_seconds: float) -> bool:
         """Return whether anything listens at the shard's address."""
@@ -226,13 +246,18 @@ class ShardClient:
         return True
 
     def _send(self) -> None:
-        if self._asked is None or self._session is None:
+        if self._session is None:
             return
-        message, pieces = self._asked
-        if message.WhichOneof("body") == "push":
-            self._session.send(message, pieces)
-        else:
-            self._session.say(message, counted=True)
+        leg = self.leg if self._asked_step else None
+        for datagrams in leg.before() if leg is not None else ():
+            self._session.say(datagrams, counted=True)
+        for message, pieces in self._asked:
+            if message.WhichOneof("body") == "push":
+                self._session.send(message, pieces)
+            else:
+                self._session.say(message, counted=True)
+        for datagrams in leg.after() if leg is not None else ():
+            self._session.say(datagrams, counted=True)
 
     def _receive(self) -> tuple[pb.Reply, memoryview] | None:
         if self._session is None:
@@ -246,8 +271,9 @@ class ShardClient:
         if body == "refusal" and message.refusal.step == self._asked_step:
             if message.refusal.reason == pb.REASON_NOT_MEMBER:
                 raise StreamLost(message.refusal.message)
-            if message.refusal.reason == pb.REASON_STALE_EPOCH and self._asked is not None:
-                self._asked[0].push.epoch = message.refusal.epoch
+            if message.refusal.reason == pb.REASON_STALE_EPOCH:
+                for asked, _ in self._asked:
+                    asked.push.epoch = message.refusal.epoch
                 self._send()
                 return None
             raise PushRefused(message.refusal)
@@ -261,6 +287,7 @@ class ShardClient:
             raise Unreachable(f"stopped while waiting for {self.address}") from error
         logging.warning("stream to %s lost (%s); reconnecting", self.address, error)
         self.connect()
+        self._asked = self._make()  # what seals datagrams may be another
         self._send()
 
     def _drop(self) -> None:

@@ -19,7 +19,7 @@ from proto import thinwire_pb2 as pb
 from ps import events
 from ps.pushes import NonFinite, PushDecoder
 from worker.core import Outgoing, ShardReply
-from worker.exchange import push_message
+from worker.push_messages import push_messages
 
 _PULL_SIZES = sizes_on_wire([convert.frame(pb.ToServer(pull=pb.Pull()))])
 
@@ -113,7 +113,7 @@ class Streams:
         """Push to every shard."""
         self.asked_at = self._clock.now
         for shard, decoder in enumerate(self._decoders):
-            message, pieces = push_message(
+            ((message, pieces),) = push_messages(
                 outgoing, shard, self.incarnation, self._epoch, self._choosers[shard]
             )
             sizes = sizes_on_wire(list(convert.frames(message, pieces, self._chunk_bytes)))

@@ -251,7 +251,6 @@ class Dgt(DgtChoices):
                     f"--value_dtype={value_dtype} with --{name}: both change values. Leave one of "
                     "them out."
                 )
-        raise ConfigurationError("--router=dgt is not wired yet; take --router=reliable.")
 
     def empty_choices(self, codec: Any) -> list[tuple[bool, str]]:
         """Return (applies, warning) for each choice that cannot make a difference."""

@@ -23,7 +23,7 @@ from ps.membership import Coordinator
 from ps.pushes import PushDecoder
 from tests.harness import KERNELS
 from worker.core import ShardReply, WorkerCore
-from worker.exchange import push_message
+from worker.push_messages import push_messages
 
 SPEC = ModelSpec((TensorSpec("kernel", (6, 5)), TensorSpec("b", (5,)), TensorSpec("one", (1,))))
 SIZE = SPEC.num_parameters
@@ -130,7 +130,7 @@ class World:
 
     def exchange(self, number, outgoing, num_lost):
         life = self.lives[number]
-        message, pieces = push_message(outgoing, 0, life.incarnation, 0, life.chooser)
+        ((message, pieces),) = push_messages(outgoing, 0, life.incarnation, 0, life.chooser)
         payload = memoryview(b"".join(pieces))
         push = self.decoder.decode(number, message.push, payload)
         while True:

@@ -12,7 +12,8 @@ from proto import convert
 from proto import thinwire_pb2 as pb
 from tests.command_line import given
 from tests.worker.test_core import SPEC, normed_core, numbers, start
-from worker.exchange import Exchange, push_message
+from worker.exchange import Exchange
+from worker.push_messages import push_messages
 
 
 def exchange(nb_ps=1, aux_size=3):
@@ -26,7 +27,7 @@ def test_a_push_ends_with_them_and_a_reply_brings_them_back():
     core = normed_core()
     start(core, numbers())
     outgoing = core.begin(numbers(1), 8, 1.0, np.float32([4, 5, 6]))
-    message, pieces = push_message(outgoing, 0, 1, 0, wire.IndexChooser())
+    ((message, pieces),) = push_messages(outgoing, 0, 1, 0, wire.IndexChooser())
     payload = b"".join(bytes(piece) for piece in pieces)
     assert message.push.aux_count == 3
     np.testing.assert_array_equal(np.frombuffer(payload[-12:], "<f4"), [4, 5, 6])
@@ -41,9 +42,10 @@ def test_other_shards_send_and_get_none():
     start(core, numbers())
     outgoing = core.begin(numbers(1), 8, 1.0, np.float32([4, 5, 6]))
     outgoing.shards.append(outgoing.shards[0])
+    outgoing.routed.append(outgoing.routed[0])
     outgoing.base_versions.append(0)
     outgoing.generations.append(0)
-    message, _ = push_message(outgoing, 1, 1, 0, wire.IndexChooser())
+    ((message, _),) = push_messages(outgoing, 1, 1, 0, wire.IndexChooser())
     assert message.push.aux_count == 0
     assert exchange(nb_ps=2)._decode(1, pb.Reply(), memoryview(b"")).aux is None
 

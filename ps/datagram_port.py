@@ -1,0 +1,117 @@
+"""A shard's side of the datagram path: sessions, sockets, and when pushes are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from ops.routing.datagram_format import HEADER, MAGIC
+from ops.routing.transport import Transport
+from proto import thinwire_pb2 as pb
+from proto.channel_udp import UdpReceiver
+from ps import events
+from ps.pushes import PushDecoder
+from ps.reception import Receptions
+
+if TYPE_CHECKING:
+    from ps.core import PsCore
+
+
+#: By which the kernel knows datagrams of open sessions.
+_START = MAGIC.to_bytes(4, "little")
+_SESSION_AT = HEADER.fields["session"][1] if HEADER.fields else 0
+
+
+class DatagramPort:
+    """What a shard has of datagrams; only where the router uses them.
+
+    Attributes:
+        receptions: The workers' sessions.
+
+    Args:
+        core: Whose pushes they belong to.
+        decoder: Of these pushes.
+        sizes: Entries of each slot.
+        put: Queues an event, or something to call, for the writer thread.
+        say_no: Refuses a push to its worker (writer thread).
+    """
+
+    def __init__(
+        self,
+        core: PsCore,
+        decoder: PushDecoder,
+        sizes: list[int],
+        put: Callable[[events.Event | Callable[[], None]], None],
+        say_no: Callable[[events.Refuse], None],
+    ) -> None:
+        self._core, self._put, self._say_no = core, put, say_no
+        self._router = core.model.method.router
+        self._receiver: UdpReceiver | None = None
+        self.receptions = Receptions(
+            decoder, sizes, self._router, put, self._refuse, lambda: put(_take_a_turn)
+        )
+
+    def open(self, transport: Transport, bind: str) -> None:
+        """Open a UDP port for each channel, unless datagrams come in the stream.
+
+        Raises:
+            ConfigurationError: The address is not of this machine.
+        """
+        if transport.dgt_drop_rate:
+            self.receptions.lose(transport.dgt_drop_rate, transport.dgt_drop_seed)
+        if transport.dgt_transport == "grpc":
+            return
+        self._receiver = UdpReceiver(bind, self._router.channels, self)
+        self._receiver.start()
+        logging.info("datagrams: UDP ports %s", ", ".join(map(str, self._receiver.ports)))
+
+    def introduce(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
+        """Tell a worker where its datagrams go, and what signs them."""
+        session = self.receptions.open(worker, incarnation)
+        self._admit()
+        welcome.datagrams.session, welcome.datagrams.key = session.id, session.key
+        welcome.datagrams.ports.extend(self._receiver.ports if self._receiver else ())
+
+    def end_sessions(self) -> None:
+        """End those of workers that have gone (writer thread)."""
+        self.receptions.keep(self._core.sync_state["live"])
+        self._admit()
+
+    def _admit(self) -> None:
+        """Have the kernel keep out what is of no session, where it can."""
+        if self._receiver is not None:
+            numbers = [number.to_bytes(8, "little") for number in self.receptions.numbers()]
+            self._receiver.admit(_START, _SESSION_AT, numbers)
+
+    def deliver(self, channel: int, data: memoryview, size: int) -> int:
+        """Take what a socket has received; see `proto.udp_receiver.Owner`."""
+        del channel
+        return self.receptions.take(data, size)
+
+    def next_deadline(self) -> float | None:
+        """Ask nothing of the receiving thread: the writer thread watches the time."""
+
+    def tick(self, now: float) -> None:
+        """Do nothing: see `next_deadline`."""
+
+    def close(self) -> None:
+        """End the receiving thread and close its sockets."""
+        if self._receiver is not None:
+            self._receiver.close()
+
+    def _refuse(self, worker: int, step: int, message: str) -> None:
+        """Refuse a push that turned out not to be finite when it was whole (any thread)."""
+
+        def refuse() -> None:
+            incarnation = self._core.members[worker].incarnation
+            epoch = self._core.membership.epoch
+            self._say_no(events.Refuse(worker, incarnation, "NON_FINITE", message, step, epoch))
+
+        self._put(events.Refused(worker, "non_finite"))
+        self._put(refuse)
+
+
+def _take_a_turn() -> None:
+    """Let the writer thread look at its deadlines again."""

@@ -1,0 +1,333 @@
+"""Datagrams of one shard's workers: whose they are, and when the push they belong to is whole.
+
+An `ops.routing` assembler puts each worker's pushes together. This directory of theirs hears the
+stream's readers, whoever receives datagrams, and the clock of the writer thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ops.routing.assembler import Assembled, Assembler
+from ops.routing.books import Books
+from ops.routing.datagram_format import HEADER, MAGIC, VERSION, Session
+from ops.routing.routed import Manifest
+from ops.types import Update
+from proto import manifests
+from proto import thinwire_pb2 as pb
+from proto.framing import Malformed
+from ps import events
+from ps.pushes import Contents, NonFinite, PushDecoder
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+_SESSION_BYTES, _KEY_BYTES = 8, 32
+
+
+@dataclasses.dataclass
+class _Head:
+    """What the stream has brought of the push that is being put together."""
+
+    push: pb.Push  # the newest message of it
+    aux: Float32 | None
+    num_bytes: int
+
+
+@dataclasses.dataclass
+class _Reception:
+    """One life of one worker."""
+
+    worker: int
+    incarnation: int
+    session: Session
+    assembler: Assembler
+    head: _Head | None = None
+    closed_step: int = 0  # of the newest whole push
+    outcome: pb.Reception | None = None  # of its datagrams
+    bytes_before: int = 0  # of datagrams, when it was whole
+
+
+class Receptions:
+    """Sessions of one shard's workers; thread-safe.
+
+    Args:
+        decoder: Of the shard's pushes.
+        sizes: Entries of each of its slots.
+        router: The policy; its `uses_datagrams` is true.
+        deliver: Takes each push that is whole.
+        refuse: Takes (worker, step, message) of one that is not finite.
+        wake: Called when `next_deadline` has come nearer.
+        entropy: Makes so many random bytes.
+        clock: Seconds; monotone.
+    """
+
+    def __init__(
+        self,
+        decoder: PushDecoder,
+        sizes: list[int],
+        router: Any,
+        deliver: Callable[[events.Event], None],
+        refuse: Callable[[int, int, str], None],
+        wake: Callable[[], None],
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._decoder, self._sizes, self._router = decoder, sizes, router
+        self._deliver, self._refuse, self._wake = deliver, refuse, wake
+        self._drop_rate, self._random = 0.0, np.random.default_rng(0)
+        self._entropy, self._clock = entropy, clock
+        self._lock = threading.Lock()
+        self._by_worker: dict[int, _Reception] = {}
+        self._by_session: dict[int, _Reception] = {}
+        self._dropped: collections.Counter[str] = collections.Counter()
+        self._closed: list[tuple[int, Books]] = []  # of sessions that have ended, by worker
+
+    def lose(self, rate: float, seed: int) -> None:
+        """Lose this fraction of datagrams on purpose from now on."""
+        self._drop_rate, self._random = rate, np.random.default_rng(seed)
+
+    # -- sessions ---------------------------------------------------------------------------
+
+    def open(self, worker: int, incarnation: int) -> Session:
+        """Return the session of a life of a worker; an earlier life's ends."""
+        with self._lock:
+            found = self._by_worker.get(worker)
+            if found is not None and found.incarnation == incarnation:
+                return found.session
+            self._close(worker)
+            number = int.from_bytes(self._entropy(_SESSION_BYTES), "little")
+            session = Session(number, self._entropy(_KEY_BYTES), worker)
+            assembler = Assembler(session, self._sizes, self._router)
+            reception = _Reception(worker, incarnation, session, assembler)
+            self._by_worker[worker] = self._by_session[number] = reception
+            return session
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the open sessions."""
+        with self._lock:
+            return list(self._by_session)
+
+    def keep(self, workers: Iterable[int]) -> None:
+        """End the sessions of all other workers."""
+        with self._lock:
+            for worker in set(self._by_worker) - set(workers):
+                self._close(worker)
+
+    def _close(self, worker: int) -> None:
+        reception = self._by_worker.pop(worker, None)
+        if reception is not None:
+            del self._by_session[reception.session.id]
+            self._closed.append((worker, reception.assembler.books))
+
+    # -- coming in --------------------------------------------------------------------------
+
+    def take(self, data: memoryview, size: int) -> int:
+        """Take in datagrams of `size` bytes, one after the other; the last may be shorter.
+
+        Whose they are is looked up before anything is spent on their contents.
+
+        Returns:
+            How many were for a session that is open.
+        """
+        if self._drop_rate:
+            return sum(self._take(piece, size) for piece in self._survivors(data, size))
+        return self._take(data, size)
+
+    def _survivors(self, data: memoryview, size: int) -> list[memoryview]:
+        pieces = [data[start : start + size] for start in range(0, len(data), size)]
+        lives = self._random.random(len(pieces)) >= self._drop_rate
+        self._dropped["on purpose"] += int(len(pieces) - lives.sum())
+        return [piece for piece, survives in zip(pieces, lives, strict=True) if survives]
+
+    def _take(self, data: memoryview, size: int) -> int:
+        heads = _heads(data, size)
+        count = len(heads)
+        self._dropped["truncated"] += -(-len(data) // size) - count
+        taken = 0
+        with self._lock:
+            for start, stop, session in _runs(heads):
+                reception = self._by_session.get(session)
+                if reception is None or not _all_are(heads[start:stop], reception.worker):
+                    taken += self._take_each(data, size, start, stop, heads, reception)
+                    continue
+                now = self._clock()
+                reception.assembler.feed(data[start * size : stop * size], size, now)
+                self._settle(reception, now)
+                taken += stop - start
+        return taken
+
+    def _take_each(
+        self,
+        data: memoryview,
+        size: int,
+        start: int,
+        stop: int,
+        heads: np.ndarray,
+        reception: _Reception | None,
+    ) -> int:
+        """Tell apart what a run of one session number is."""
+        run = heads[start:stop]
+        known = (run["magic"] == MAGIC) & (run["version"] == VERSION)
+        self._dropped["not Thinwire's"] += int((~known).sum())
+        if reception is None:
+            self._dropped["unknown session"] += int(known.sum())
+            return 0
+        own = known & (run["worker"] == reception.worker)
+        self._dropped["another worker's session"] += int((known & ~own).sum())
+        now = self._clock()
+        for number in np.flatnonzero(own) + start:
+            reception.assembler.feed(data[number * size : (number + 1) * size], size, now)
+        self._settle(reception, now)
+        return int(own.sum())
+
+    def mark(self, worker: int, push: pb.Push, payload: memoryview) -> None:
+        """Take in what the stream brings of a push.
+
+        Raises:
+            Malformed: It does not fit.
+            NonFinite: It holds NaN or infinity.
+        """
+        contents = self._decoder.read(push, payload, parts=True)
+        manifest = manifests.from_message(push.manifest)
+        with self._lock:
+            reception = self._by_worker.get(worker)
+            if reception is None or reception.incarnation != push.incarnation:
+                self._pass_on(worker, push, contents)  # for the core to refuse
+                return
+            self._mark(reception, push, contents, manifest)
+
+    def _pass_on(self, worker: int, push: pb.Push, contents: Contents) -> None:
+        update = self._decoder.flatten([])
+        if not push.more:
+            self._deliver(self._decoder.event(worker, push, update, contents.aux, 0))
+
+    def _mark(
+        self, reception: _Reception, push: pb.Push, contents: Contents, manifest: Manifest
+    ) -> None:
+        now = self._clock()
+        assembler = reception.assembler
+        if push.step <= reception.closed_step:
+            again = assembler.again(push.step)
+            if again is None:
+                self._pass_on(reception.worker, push, contents)  # older still: it was answered
+            elif not push.more:
+                reception.head = _Head(push, contents.aux, contents.num_bytes)
+                self._finish(reception, again)
+            return
+        before = reception.head
+        going_on = before is not None and before.push.step == push.step and before.push.more
+        total = contents.num_bytes + (before.num_bytes if before and going_on else 0)
+        reception.head = _Head(push, contents.aux, total)
+        try:
+            assembler.mark(push.step, contents.blocks, manifest, now)
+            if not push.more:
+                assembler.end(push.step, now)
+        except ValueError as error:
+            raise Malformed(str(error)) from error
+        self._settle(reception, now)
+        if reception.head is not None and not push.more:
+            self._wake()
+
+    # -- whole pushes -----------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` is due, if ever."""
+        with self._lock:
+            deadlines = [each.assembler.next_deadline() for each in self._by_worker.values()]
+        return min((when for when in deadlines if when is not None), default=None)
+
+    def tick(self) -> None:
+        """Hand over what has waited long enough."""
+        with self._lock:
+            now = self._clock()
+            for reception in self._by_worker.values():
+                self._settle(reception, now)
+
+    def _settle(self, reception: _Reception, now: float) -> None:
+        assembled = reception.assembler.close(now)
+        if assembled is not None:
+            self._finish(reception, assembled)
+
+    def _finish(self, reception: _Reception, assembled: Assembled) -> None:
+        head = reception.head
+        if head is None:
+            return
+        reception.head = None
+        reception.closed_step, reception.outcome = assembled.step, _outcome(assembled)
+        if assembled.flat is not None:
+            update = Update(None, assembled.flat)
+        else:
+            update = self._decoder.flatten(list(assembled.blocks))
+        num_bytes = sum(reception.assembler.books.num_bytes)
+        beside, reception.bytes_before = num_bytes - reception.bytes_before, num_bytes
+        try:
+            event = self._decoder.event(
+                reception.worker, head.push, update, head.aux, head.num_bytes + beside
+            )
+        except NonFinite as error:
+            reception.assembler.refuse(assembled.step)
+            self._refuse(reception.worker, head.push.step, str(error))
+            return
+        self._deliver(event)
+
+    def outcome(self, worker: int, step: int) -> pb.Reception | None:
+        """Return what became of a push's datagrams, if it is the worker's newest whole one."""
+        reception = self._by_worker.get(worker)  # one look: no lock
+        if reception is None or reception.closed_step != step:
+            return None
+        return reception.outcome
+
+    # -- books ------------------------------------------------------------------------------
+
+    def books(self) -> list[tuple[int, Books]]:
+        """Return the books of all sessions, by worker."""
+        with self._lock:
+            opened = [(who, each.assembler.books) for who, each in self._by_worker.items()]
+            return [*self._closed, *opened]
+
+    def strangers(self) -> dict[str, int]:
+        """Return how many datagrams were of no session, by reason."""
+        return dict(self._dropped)
+
+
+def _heads(data: memoryview, size: int) -> np.ndarray:
+    """Return the headers of whole enough datagrams, as a view."""
+    count = len(data) // size if size >= HEADER.itemsize else 0
+    if size >= HEADER.itemsize and len(data) - count * size >= HEADER.itemsize:
+        count += 1  # the last one, shorter
+    return np.ndarray((count,), HEADER, data, strides=(size,)) if count else np.empty(0, HEADER)
+
+
+def _runs(heads: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return (first, behind the last, session) of datagrams in a row with one session number."""
+    sessions = heads["session"]
+    edges = np.flatnonzero(sessions[1:] != sessions[:-1]) + 1
+    borders = [0, *edges.tolist(), len(heads)] if len(heads) else []
+    return [(start, stop, int(sessions[start])) for start, stop in itertools.pairwise(borders)]
+
+
+def _all_are(heads: np.ndarray, worker: int) -> bool:
+    """Return whether all of a run are what they should be before their tags are looked at."""
+    good = (heads["magic"] == MAGIC) & (heads["version"] == VERSION) & (heads["worker"] == worker)
+    return bool(good.all())
+
+
+def _outcome(assembled: Assembled) -> pb.Reception:
+    return pb.Reception(
+        announced=assembled.announced,
+        arrived=assembled.arrived,
+        late=assembled.num_late,
+        fresh=assembled.fresh,
+        filled=assembled.fill,
+        bitmap=assembled.bitmap or b"",
+    )

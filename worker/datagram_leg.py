@@ -1,0 +1,160 @@
+"""What a worker sends a shard in datagrams, beside the stream or in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from absl import logging
+
+from ops.routing.datagram_format import Session
+from ops.routing.datagrams import Batch, Sealed, Sealer
+from ops.routing.routed import Lost, Routed
+from ops.routing.transport import Transport
+from proto import thinwire_pb2 as pb
+from proto.channel_udp import ChannelCounts, DatagramSender
+
+#: Makes what sends to a shard: its host, its ports, the key of the session.
+Connect = Callable[[str, Sequence[int], bytes], DatagramSender]
+
+
+class DatagramLeg:
+    """One worker's datagrams to one shard.
+
+    They travel over UDP; or behind each push in the stream, where they can no longer be lost but
+    still be late; or, after too many of them were lost, before it, so that nothing is either.
+
+    Args:
+        worker: Its id.
+        channels: How many there are.
+        transport: Sizes and ways.
+        marks_slots: Whether each slot's part of a push ends its datagrams.
+        connect: Opens the way over UDP.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        channels: int,
+        transport: Transport,
+        marks_slots: bool,
+        connect: Connect,
+    ) -> None:
+        self._worker, self._channels, self._transport = worker, channels, transport
+        self.marks_slots = marks_slots
+        self._connect = connect
+        self._session: Session | None = None
+        self._sender: DatagramSender | None = None
+        self._sealer: Sealer | None = None
+        self._sealed: tuple[int, Sealed] | None = None  # of the step
+        self._counts_before = [ChannelCounts() for _ in range(channels)]
+        self._poor_steps = 0
+        self.fell_back = False
+        self.address = ""
+
+    def opened(self, address: str, welcome: pb.Welcome) -> None:
+        """Hear where datagrams go; a session that is known already goes on."""
+        said = welcome.datagrams
+        if self._session is not None and self._session.id == said.session:
+            return
+        self.close()
+        self.address = address
+        self._session = Session(said.session, said.key, self._worker)
+        mtu = self._transport.dgt_mtu
+        if said.ports and not self.fell_back:
+            host = address.rpartition(":")[0].strip("[]")
+            self._sender = self._connect(host, list(said.ports), said.key)
+            mtu = self._sender.mtu
+        self._sealer = Sealer(self._session, mtu, self._channels)
+        self._sealed = None
+
+    def seal(self, step: int, routed: Routed) -> Sealed:
+        """Return the datagrams of one exchange; the same again for the same session."""
+        if self._sealer is None:
+            raise ValueError("datagrams before the shard has said where they go")
+        if self._sealed is None or self._sealed[0] != step:
+            if self._sender is not None:
+                self._sealer.mtu = self._sender.mtu
+            self._sealed = step, self._sealer.seal(step, routed.unreliable)
+        return self._sealed[1]
+
+    def before(self) -> Iterable[pb.ToServer]:
+        """Return what goes into the stream ahead of the push."""
+        return self._in_stream() if self.fell_back else ()
+
+    def after(self) -> Iterable[pb.ToServer]:
+        """Send what goes beside the stream; return what goes into it behind the push."""
+        if self._sealed is None or self.fell_back:
+            return ()
+        if self._sender is None:
+            return self._in_stream()
+        step, sealed = self._sealed
+        self._sender.send(sealed.batches, step)
+        return ()
+
+    def _in_stream(self) -> Iterable[pb.ToServer]:
+        if self._sealed is None or self._session is None:
+            return
+        for batch in self._sealed[1].batches:
+            batch.sign(self._session.key)
+            self._count(batch)
+            yield pb.ToServer(datagrams=pb.Datagrams(size=batch.size, data=bytes(batch.data)))
+
+    def _count(self, batch: Batch) -> None:
+        counts = self._counts_before[batch.channel - 1]
+        counts.datagrams += batch.count  # their bytes are the stream's
+
+    def heard(self, reception: pb.Reception) -> list[Lost]:
+        """Take in what became of an exchange's datagrams; return what is known to be lost."""
+        self._judge(reception)
+        if self._sealed is None or not reception.bitmap:
+            return []
+        return self._sealed[1].lost(reception.bitmap)
+
+    def _judge(self, reception: pb.Reception) -> None:
+        """Give up on UDP where next to nothing comes through."""
+        if self._sender is None or not reception.announced:
+            return
+        transport, came = self._transport, reception.arrived + reception.late
+        poor = came < transport.dgt_fallback_fill * reception.announced
+        self._poor_steps = self._poor_steps + 1 if poor else 0
+        if not transport.dgt_fallback_steps or self._poor_steps < transport.dgt_fallback_steps:
+            return
+        self.fell_back = True
+        logging.warning(
+            "of the datagrams to %s fewer than %g %% came through in the last %d exchanges (a "
+            "firewall?); from now on they go in the stream, where none is lost",
+            self.address,
+            100 * transport.dgt_fallback_fill,
+            transport.dgt_fallback_steps,
+        )
+        self._end_sender()
+
+    def counts(self) -> tuple[ChannelCounts, ...]:
+        """Return what each channel has carried, channel 1 first."""
+        now = self._sender.counts() if self._sender is not None else ()
+        return tuple(
+            _sum(before, now[number]) if number < len(now) else before
+            for number, before in enumerate(self._counts_before)
+        )
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes on the wire, with IP and UDP headers; what goes in the stream counts there."""
+        return sum(counts.bytes_on_wire for counts in self.counts())
+
+    def close(self) -> None:
+        """Drop what waits and end."""
+        self._end_sender()
+        self._session = None
+
+    def _end_sender(self) -> None:
+        if self._sender is not None:
+            self._counts_before = list(self.counts())
+            self._sender.close()
+            self._sender = None
+
+
+def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:
+    return ChannelCounts(
+        *(a + b for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
+    )
