@@ -12,6 +12,14 @@ settings.register_profile("house", deadline=None, derandomize=True, print_blob=T
 settings.load_profile("house")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts nodes, so that no test of them is forgotten."""
+    for item in items:
+        if "nodes" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.processes)
+
+
 @pytest.fixture
 def nodes(tmp_path):
     """Return what starts real processes of one run in `tmp_path`, and reaps them."""

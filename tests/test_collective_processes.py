@@ -9,7 +9,7 @@ from ops.checkpoint import Checkpoints
 from tests.nodes import Nodes
 from tests.test_life_and_death import all_at_work
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.processes]
+pytestmark = pytest.mark.timeout(240)
 
 
 def final_model(folder, collective):

@@ -8,7 +8,7 @@ import pytest
 from ops.checkpoint import Checkpoints
 from tests.nodes import Nodes
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.processes]
 
 UPDATES = 400
 #: One worker, a codec that draws random numbers, no checkpoint but the one of an end.

@@ -111,7 +111,6 @@ def test_what_interrupts_the_advisor_ends_what_it_started(monkeypatch, tmp_path)
 
 
 @pytest.mark.product  # two clusters, one after the other: 20 s of two cores
-@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_links_of_real_processes(nodes):
     nodes.start("advisor", "--type_node=Advisor", "--nb_workers=1", "--link_mbps=10",

@@ -9,7 +9,6 @@ import pytest
 from cluster import on_ray
 from ops.types import ConfigurationError
 from tests.cluster.test_ssh import wait_for_none
-from tests.nodes import Nodes
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="no ray: install this project's extra `ray`"
@@ -25,22 +24,18 @@ def test_without_ray_it_says_so(monkeypatch):
 
 @needs_ray
 @pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGKILL])
-def test_a_cluster_in_actors(tmp_path, monkeypatch, number):
+def test_a_cluster_in_actors(nodes, tmp_path, monkeypatch, number):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    nodes = Nodes(tmp_path)
     nodes.start("cluster", "--type_node=Cluster", "--launcher=ray", "--ray_address=local",
                 f"--sync_dst_dir={tmp_path / 'code'}", "--nb_workers=2", "--method=asgd",
                 "--insecure", f"--iter_max={60 if number is None else 1_000_000}")  # fmt: skip
-    try:
-        if number is not None:
-            wait_for_pushes(nodes)
-            nodes.kill("cluster", number)
-        if number != signal.SIGKILL:
-            assert nodes.wait("cluster", 120) == (0 if number is None else 130)
-            assert nodes.summary()["stop_reason"] == ("interrupted" if number else "iter_max")
-        wait_for_none(nodes.run_dir)
-    finally:
-        nodes.reap()
+    if number is not None:
+        wait_for_pushes(nodes)
+        nodes.kill("cluster", number)
+    if number != signal.SIGKILL:
+        assert nodes.wait("cluster", 120) == (0 if number is None else 130)
+        assert nodes.summary()["stop_reason"] == ("interrupted" if number else "iter_max")
+    wait_for_none(nodes.run_dir)
 
 
 def wait_for_pushes(nodes):

@@ -11,17 +11,10 @@ import pytest
 from cluster.hosts import Host
 from cluster.remote import HostFailed, Ssh
 from tests.cluster.sshd import MISSING, SSHD, Sshd
-from tests.nodes import Nodes, free_port
+from tests.nodes import free_port
 
 needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh") is None, reason=MISSING)
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture
-def nodes(tmp_path):
-    started = Nodes(tmp_path)
-    yield started
-    started.reap()
 
 
 @pytest.fixture
