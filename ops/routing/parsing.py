@@ -163,38 +163,53 @@ class Parser:
         encoding = _ENCODINGS.get(code & ~SPARSE)
         count = int(words[0, _COUNT])
         size = raw.shape[1]
-        reason = None
         if encoding is None or flags:
-            reason = "encoding"
-        elif not 1 <= channel <= self._channels:
-            reason = "channel"
-        elif not count or form.FRAME_BYTES + form.payload_bytes(encoding, sparse, count) != size:
-            reason = "bounds"
-        if encoding is None or reason is not None:
-            self._books.dropped[reason or "encoding"] += len(words)
+            self._books.dropped["encoding"] += len(words)
+            return
+        if not 1 <= channel <= self._channels:
+            self._books.dropped["channel"] += len(words)
+            return
+        if not count or form.FRAME_BYTES + form.payload_bytes(encoding, sparse, count) != size:
+            self._books.dropped["bounds"] += len(words)
             return
         within = self._within(words, count, size, sparse)
         if within is not None:
             words, raw = words[within], raw[within]
+        decoded = self._decoded(words, raw, encoding, count, sparse) if len(words) else None
+        if decoded is None:
+            return
+        words, values, positions = decoded
+        self._books.num_datagrams[channel] += len(words)
+        self._books.num_bytes[channel] += len(words) * size
+        slots, offsets, sequences = words[:, [_SLOT, _OFFSET, _SEQUENCE]].astype(np.int64).T
+        step = int(words[0, _STEP])
+        yield Arrivals(channel, step, size, slots, offsets, sequences, values, positions)
+
+    def _decoded(
+        self,
+        words: NDArray[np.uint32],
+        raw: NDArray[np.uint8],
+        encoding: Encoding,
+        count: int,
+        sparse: bool,
+    ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
+        """Return what is legal: headers, values and, if sparse, positions; None: nothing is."""
         positions = None
         if sparse:
             positions = _positions(words, raw, count)
             good = _ascend(positions, words)
             if self._drop("gaps", good):
                 words, raw, positions = words[good], raw[good], positions[good]
+            if not len(words):
+                return None
         values = _values(words, raw, encoding, count)
         finite = np.isfinite(values)
-        if not finite.all():
-            good = np.logical_and.reduce(finite, axis=1)
-            self._drop("not_finite", good)
-            words, values = words[good], values[good]
-            positions = None if positions is None else positions[good]
-        if len(words):
-            self._books.num_datagrams[channel] += len(words)
-            self._books.num_bytes[channel] += len(words) * size
-            slots, offsets, sequences = words[:, [_SLOT, _OFFSET, _SEQUENCE]].astype(np.int64).T
-            step = int(words[0, _STEP])
-            yield Arrivals(channel, step, size, slots, offsets, sequences, values, positions)
+        if finite.all():
+            return words, values, positions
+        good = np.logical_and.reduce(finite, axis=1)
+        self._drop("not_finite", good)
+        positions = None if positions is None else positions[good]
+        return (words[good], values[good], positions) if good.any() else None
 
     def _within(
         self, words: NDArray[np.uint32], count: int, size: int, sparse: bool
