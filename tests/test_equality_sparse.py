@@ -16,7 +16,7 @@ def momentum_sgd(run, momentum, rate):
     return theta
 
 
-@pytest.mark.parametrize("down_codec", ["dense", "delta"])
+@pytest.mark.parametrize("down_codec", ["dense", "delta", "sparse", "auto"])
 @pytest.mark.parametrize("name", ["dgs", "dgc", "gd"])
 def test_everything_sent_without_momentum_is_asgd(name, down_codec):
     momenta = {"dgs": {"dgs_momentum": 0.0}, "dgc": {"dgc_momentum": 0.0}}.get(name, {})
