@@ -56,7 +56,7 @@ class Rules:
     dgt_channels: int = CHANNELS
     dgt_block_size: int = BLOCK_BYTES
     dgt_reception: str = "diff"
-    dgt_wait_ms: float = 1e3 * _SILENCE_SECONDS
+    dgt_wait_ms: float = 10_000.0
     dgt_max_late: int = 5
     dgt_late_decay: float = 1.0
     dgt_error_feedback: bool = False
@@ -130,7 +130,7 @@ def _run_stack(joining: bool) -> None:
     for line in sys.stdin:
         said = json.loads(line)
         stack.marked(said["step"], [Announced(*each) for each in said["announced"]])
-    stack.done.wait(2 * _SILENCE_SECONDS)
+    stack.done.wait(15.0)
     _answer(stack.said)
     stack.receiver.close()
 
