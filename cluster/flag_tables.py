@@ -112,6 +112,12 @@ _METHOD = Topic(
         integer(
             "resync_every", 0, "Every n-th of their replies is the whole model; 0: none.", low=0
         ),
+        integer(
+            "max_staleness",
+            0,
+            "With these a worker whose model is more updates old gets the whole one; 0: no limit.",
+            low=0,
+        ),
         integer("local_steps", 1, "H of --pacer=fixed.", low=1),
         choice(
             "collective",

@@ -29,6 +29,7 @@ class Choices(codecs.CodecChoices, DgtChoices):
     down_ratio: float | None = None  # of down codecs sparse and auto, like the next two
     down_value_dtype: str = "float32"
     resync_every: int = 0
+    max_staleness: int = 0
     local_steps: int = 1
     eps: str = "auto"  # of pacer esync, like the next three
     query: str = "blocking"

@@ -47,7 +47,7 @@ def refuse_idle(name: str, given: Mapping[str, Any]) -> None:
     if issubclass(REGISTRY[name], DownSparse):
         return
     usual = {field.name: field.default for field in dataclasses.fields(DownSparse)}
-    for setting in ("down_ratio", "down_value_dtype", "resync_every"):
+    for setting in ("down_ratio", "down_value_dtype", "resync_every", "max_staleness"):
         if given[setting] != usual[setting]:
             raise ConfigurationError(
                 f"--{setting}={given[setting]} is for --down_codec=sparse and auto, and this is "

@@ -32,6 +32,7 @@ class DownSparse:
         down_ratio: The fraction of each slice's entries that is sent, above 0; 1 and more is all.
         down_value_dtype: How values travel, one of ops.types.VALUE_DTYPES.
         resync_every: Every so many replies to a worker one is the whole model; 0: none is.
+        max_staleness: A worker whose base is more updates old is sent the whole model; 0: none is.
 
     Source: the server of DGS with secondary compression, Yan et al. (ICPP 2020); docs/METHOD.md,
     The way down.
@@ -42,6 +43,7 @@ class DownSparse:
     down_ratio: float | None = None
     down_value_dtype: str = "float32"
     resync_every: int = 0
+    max_staleness: int = 0
     per_worker: ClassVar[bool] = True
     leaves_own_out: ClassVar[bool] = False
 
@@ -55,6 +57,11 @@ class DownSparse:
             raise ConfigurationError(
                 f"--resync_every={self.resync_every}: expected a number of replies from 1 on, or "
                 "0 for no resynchronisation."
+            )
+        if self.max_staleness < 0:
+            raise ConfigurationError(
+                f"--max_staleness={self.max_staleness}: expected a number of updates from 1 on, or "
+                "0 for no limit."
             )
 
     @property
@@ -107,7 +114,8 @@ class DownSparse:
             return given
         if base != held["version"]:
             return held_copies.send_all(worker, shard, state)
-        if self.resync_every and held["replies"] + 1 >= self.resync_every:
+        is_due = self.resync_every and held["replies"] + 1 >= self.resync_every
+        if is_due or (self.max_staleness and shard.version - base > self.max_staleness):
             return held_copies.send_all(worker, shard, state, is_resync=True)
         ratio = self._ratio_for(asked, shard)
         return held_copies.send_largest(asked, shard, ratio, self.down_value_dtype, state)

@@ -11,8 +11,8 @@ from tests.harness import method
 
 def test_sparse_replies_are_set():
     arguments = ("--down_codec=sparse", "--down_ratio=0.05", "--down_value_dtype=int8")
-    codec = run_of(*arguments, "--resync_every=150").method.down_codec
-    assert codec == DownSparse(0.01, 0.05, "int8", 150)
+    codec = run_of(*arguments, "--resync_every=150", "--max_staleness=9").method.down_codec
+    assert codec == DownSparse(0.01, 0.05, "int8", 150, 9)
     assert codec.ratio == 0.05
 
 
@@ -32,6 +32,8 @@ def test_as_much_down_as_up_if_nothing_else_is_said():
         ("down_value_dtype", "float8"),
         ("resync_every", "-1"),
         ("resync_every", "1.5"),
+        ("max_staleness", "-1"),
+        ("max_staleness", "nan"),
     ],
 )
 def test_nonsense_is_refused_at_start(flag, value):
@@ -40,7 +42,9 @@ def test_nonsense_is_refused_at_start(flag, value):
 
 
 @pytest.mark.parametrize("down_codec", ["dense", "delta"])
-@pytest.mark.parametrize("flag", ["down_ratio=0.1", "down_value_dtype=int8", "resync_every=9"])
+@pytest.mark.parametrize(
+    "flag", ["down_ratio=0.1", "down_value_dtype=int8", "resync_every=9", "max_staleness=9"]
+)
 def test_what_nothing_would_use_is_refused(down_codec, flag):
     with pytest.raises(ConfigurationError) as caught:
         run_of("--method=asgd", f"--down_codec={down_codec}", f"--{flag}")

@@ -186,6 +186,18 @@ def test_every_nth_reply_is_the_whole_model():
     assert (counts["resyncs"], counts["sparse"], counts["full"]) == (2, 6, 2 + 2)
 
 
+@pytest.mark.parametrize(("others", "is_whole"), [(3, False), (4, True)])
+def test_a_very_stale_worker_is_sent_the_whole_model(others, is_whole):
+    world = World(sending(max_staleness=4))
+    world.push(1)
+    for _ in range(others):
+        world.push(2)
+    full, resyncs = (world.counts[name] for name in ("full", "resyncs"))
+    world.push(1)  # its own update is one more
+    assert world.counts["full"] - full == world.counts["resyncs"] - resyncs == is_whole
+    assert np.array_equal(world.base(1), world.theta) == is_whole
+
+
 def test_a_wrong_checksum_brings_the_whole_model(monkeypatch):
     monkeypatch.setattr(held_copies, "CHECKSUM_INTERVAL", 3)
     world = World(sending())
