@@ -10,9 +10,8 @@ import queue
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from absl import logging
 
 from data.chosen import load_chosen
@@ -21,7 +20,7 @@ from models.statistics import FlatVariables
 from ops import metrics
 from ops.run import DRAIN_SECONDS, EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run, finished_summary
 from ops.signals import heard_by
-from ops.types import ModelSpec, ShardLayout
+from ops.types import ModelSpec
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost, Unreachable
@@ -29,17 +28,13 @@ from proto.session import Refused, Session, payload_limit
 from supervisor import flags as supervisor_flags
 from supervisor.dashboard import Dashboard
 from supervisor.recorder import Recorder
-from supervisor.shard_stream import PROGRESS_SECONDS, Batches, ShardStream
-
-if TYPE_CHECKING:
-    from ops.types import Float32
+from supervisor.shard_stream import Batches, ShardStream
+from supervisor.view import Viewer
 
 _RETRY_SECONDS = 0.5
 _DIAL_SECONDS = 2.0  # of one attempt, so that Ctrl-C is heard
 _PLAIN_LINE_SECONDS = 10.0  # between two lines where there is no terminal
 _RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
-#: How long to ask again while shards in lockstep answer in the middle of a round.
-_SAME_VERSION_SECONDS = 2.0
 #: How long to wait for the last reports of a run that has ended.
 _END_SECONDS = 3.0
 
@@ -66,15 +61,6 @@ def main(run: Run) -> int:
     return _Watcher(run, shared.spec, num_statistics, recorder).watch()
 
 
-@dataclasses.dataclass(frozen=True)
-class _View:
-    """The whole model at one vector of versions."""
-
-    weights: Float32  # [num_parameters]
-    statistics: Float32 | None  # [m] moving statistics, where they are averaged
-    versions: list[int]
-
-
 class _Watcher:
     """One Supervisor process."""
 
@@ -83,6 +69,8 @@ class _Watcher:
         self.run, self.spec, self.recorder = run, spec, recorder
         self.own = supervisor_flags.read()
         self.layouts = run.method.placement.place(spec, run.nb_ps)
+        in_step = len(run.method.sync.groups) == 1
+        self._viewer = Viewer(spec, self.layouts, num_statistics, in_step)
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
         self.dashboard = Dashboard()
@@ -205,7 +193,7 @@ class _Watcher:
 
     def _evaluate(self, status: metrics.RunStatus, final: bool = False) -> int:
         """Pull and evaluate; return the version, or the last one if the pull failed."""
-        view = self._pull()
+        view = self._viewer.fetch(self.shards)
         if view is None:
             logging.warning(
                 "no answer to an evaluation pull; version %d is skipped", status.version
@@ -218,46 +206,6 @@ class _Watcher:
             logging.info("accuracy %.4f reaches the target %g", latest.accuracy, target)
             self.shards[0].session.say(pb.ToServer(halt=pb.Halt(cause="target_accuracy")))
         return view.versions[0]
-
-    def _pull(self) -> _View | None:
-        """Fetch the model; of shards that step together, at one version of all if they let us."""
-        in_step = len(self.run.method.sync.groups) == 1
-        deadline = time.monotonic() + _SAME_VERSION_SECONDS
-        while True:
-            view = self._pull_once()
-            mixed = view is not None and len(set(view.versions)) > 1
-            if not (mixed and in_step and time.monotonic() < deadline):
-                return view
-
-    def _pull_once(self) -> _View | None:
-        weights = np.empty(self.spec.num_parameters, np.float32)
-        versions, statistics = [], None
-        for shard in self.shards:
-            while not shard.replies.empty():  # of a pull that was given up
-                shard.replies.get()
-            shard.session.say(pb.ToServer(pull=pb.Pull(observe=True)))
-        for shard, layout in zip(self.shards, self.layouts, strict=True):
-            try:
-                answer = shard.replies.get(timeout=PROGRESS_SECONDS)
-            except queue.Empty:
-                answer = None
-            if answer is None:
-                return None
-            reply, payload = answer
-            payload, aux = convert.carve_aux(payload, reply.aux_count, (0, self.num_statistics))
-            statistics = aux if aux is not None else statistics
-            self._place(layout, reply, payload, weights)
-            versions.append(reply.version)
-        return _View(weights, statistics, versions)
-
-    def _place(
-        self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32
-    ) -> None:
-        sizes = [piece.size for piece in layout.slices]
-        for block in convert.blocks_from_message(reply.blocks, payload, sizes):
-            piece = layout.slices[block.slot]
-            start = self.spec.offsets[piece.tensor] + piece.start
-            weights[start : start + piece.size] = block.values.data
 
     # -- the end ----------------------------------------------------------------------------
 

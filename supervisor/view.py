@@ -1,0 +1,90 @@
+"""The whole model as a Supervisor sees it: fetched from every shard."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ops.types import ModelSpec, ShardLayout
+from proto import convert
+from proto import thinwire_pb2 as pb
+from supervisor.shard_stream import PROGRESS_SECONDS, ShardStream
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+#: How long to ask again while shards in lockstep answer in the middle of a round.
+_SAME_VERSION_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The whole model at one vector of versions."""
+
+    weights: Float32  # [num_parameters]
+    statistics: Float32 | None  # [m] moving statistics, where they are averaged
+    versions: list[int]
+
+
+class Viewer:
+    """Fetches the model from the shards.
+
+    Args:
+        spec: Of the whole model.
+        layouts: Of every shard.
+        num_statistics: Numbers in the moving statistics.
+        in_step: The shards apply updates in rounds, so that one version of all can be had.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, layouts: Sequence[ShardLayout], num_statistics: int, in_step: bool
+    ) -> None:
+        self._spec, self._layouts = spec, layouts
+        self._num_statistics, self._in_step = num_statistics, in_step
+
+    def fetch(self, shards: Sequence[ShardStream]) -> View | None:
+        """Return the model, or None if a shard does not answer.
+
+        Of shards that step together it is at one version of all, if they let us.
+        """
+        deadline = time.monotonic() + _SAME_VERSION_SECONDS
+        while True:
+            view = self._fetch_once(shards)
+            mixed = view is not None and len(set(view.versions)) > 1
+            if not (mixed and self._in_step and time.monotonic() < deadline):
+                return view
+
+    def _fetch_once(self, shards: Sequence[ShardStream]) -> View | None:
+        weights = np.empty(self._spec.num_parameters, np.float32)
+        versions, statistics = [], None
+        for shard in shards:
+            while not shard.replies.empty():  # of a pull that was given up
+                shard.replies.get()
+            shard.session.say(pb.ToServer(pull=pb.Pull(observe=True)))
+        for shard, layout in zip(shards, self._layouts, strict=True):
+            try:
+                answer = shard.replies.get(timeout=PROGRESS_SECONDS)
+            except queue.Empty:
+                answer = None
+            if answer is None:
+                return None
+            reply, payload = answer
+            payload, aux = convert.carve_aux(payload, reply.aux_count, (0, self._num_statistics))
+            statistics = aux if aux is not None else statistics
+            self._place(layout, reply, payload, weights)
+            versions.append(reply.version)
+        return View(weights, statistics, versions)
+
+    def _place(
+        self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32
+    ) -> None:
+        sizes = [piece.size for piece in layout.slices]
+        for block in convert.blocks_from_message(reply.blocks, payload, sizes):
+            piece = layout.slices[block.slot]
+            start = self._spec.offsets[piece.tensor] + piece.start
+            weights[start : start + piece.size] = block.values.data
