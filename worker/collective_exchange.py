@@ -10,17 +10,15 @@ takes the model and the optimizer's state from one that has not.
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
 
 from ops import wire
-from ops.collectives import THROUGH_PS
 from ops.down_codecs import Operation
-from ops.run import Diverged, Run
+from ops.run import Diverged
 from ops.types import ConfigurationError, Kind, State
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import PortInUse, Unreachable
@@ -47,26 +45,6 @@ _SLACK_BYTES = 1 << 20
 _MODELS_KEPT = 8
 _PAUSE_SECONDS = 0.2  # between two looks for a way on
 _STALL_SECONDS = 30.0
-
-
-def exchange_for(
-    run: Run, own: WorkerFlags, core: WorkerCore, closing: threading.Event
-) -> Exchange:
-    """Return the exchange that --collective asks for; nothing is dialled yet.
-
-    Args:
-        run: The run's settings.
-        own: This worker's settings.
-        core: Of this worker.
-        closing: Set when the worker is asked to stop.
-    """
-    made: Any = Exchange if run.method.collective == THROUGH_PS else AmongWorkers
-    exchange: Exchange = made(
-        run, own.id_worker, core.spec, core.layouts, own.device.link, closing, core.aux_size
-    )
-    if isinstance(exchange, AmongWorkers):
-        exchange.attach(own, core)
-    return exchange
 
 
 class AmongWorkers(Exchange):

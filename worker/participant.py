@@ -19,9 +19,9 @@ from ops.metrics import WorkerMetrics
 from ops.run import Diverged, Run
 from ops.types import ModelSpec
 from worker.asking import Asker
-from worker.collective_exchange import exchange_for
 from worker.core import Outgoing, ShardReply, WorkerCore
 from worker.exchange import Heartbeat, Stopwatch
+from worker.exchange_choice import exchange_for
 from worker.flags import WorkerFlags
 from worker.measure import REGISTRY, origin_of
 

@@ -19,9 +19,9 @@ from ps.membership import Coordinator
 from ps.server import ShardServer
 from tests.harness import KERNELS, SPEC, Softmax
 from worker.asking import Asker
-from worker.collective_exchange import exchange_for
 from worker.core import WorkerCore
 from worker.exchange import Heartbeat
+from worker.exchange_choice import exchange_for
 from worker.flags import Device, WorkerFlags
 from worker.shard_client import Halted
 
