@@ -32,6 +32,7 @@ def _measure() -> tuple[float, float]:
     from bench.peers import work
     from models.shared import SharedModel
     from ops import kernels, routing, wire
+    from ops.base_codecs import decoded
     from ops.compose import Choices, compose
     from ops.down_codecs import Operation
     from ops.run import ModelChoice
@@ -61,9 +62,9 @@ def _measure() -> tuple[float, float]:
         for block in outgoing.shards[0]:
             coded = chooser.encode(block)
             start = offsets[block.slot]
-            where = slice(None) if block.indices is None else block.indices
             target = core.base[start : start + block.size]
-            target[where] -= np.float32(_RATE) * core.kernels.dequantise(block.values)
+            where, values = decoded(block)
+            target[where] -= np.float32(_RATE) * values
             if number >= _UPDATES:
                 spent += len(coded.index_bytes)
                 entropy += entropy_bytes(block.size, coded.count)

@@ -22,6 +22,7 @@ from ops.types import (
     ModelSpec,
     Packet,
     State,
+    where_of,
 )
 
 if TYPE_CHECKING:
@@ -240,8 +241,7 @@ def decoded(block: Block) -> tuple[Any, Float32]:
     from ops.kernels.quantise import dequantise
 
     block = expanded(block)
-    where = slice(None) if block.indices is None else block.indices
-    return where, dequantise(block.values)
+    return where_of(block.indices), dequantise(block.values)
 
 
 def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ops.types import ConfigurationError, State, Update
+from ops.types import ConfigurationError, State, Update, where_of
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -109,7 +109,7 @@ class DcAsgd:
         if base is None:
             return arrival
         indices, values = arrival.update.indices, arrival.update.values
-        where = slice(None) if indices is None else indices
+        where = where_of(indices)
         values = context.kernels.compensate(values, context.theta[where], base[where], strength)
         return dataclasses.replace(arrival, update=Update(indices, values))
 
@@ -134,7 +134,7 @@ class DcAsgd:
         if owner not in means:
             means[owner] = np.zeros(len(context.theta), np.float32)
         indices, values = arrival.update.indices, arrival.update.values
-        where = slice(None) if indices is None else indices
+        where = where_of(indices)
         mean, strengths = context.kernels.adapt(
             means[owner][where], values, self.decay, self.strength
         )

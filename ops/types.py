@@ -122,6 +122,11 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 VALUE_DTYPES = tuple(VALUE_BYTES)
 
 
+def where_of(indices: Int64 | None) -> Int64 | slice:
+    """Return what selects the entries at these positions from an array; None means every entry."""
+    return slice(None) if indices is None else indices
+
+
 @dataclasses.dataclass(frozen=True)
 class Block:
     """One tensor (or, after routing, one slice of it) of a packet.
