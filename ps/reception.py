@@ -86,7 +86,7 @@ class Receptions:
         self._deliver, self._refuse, self._wake = deliver, refuse, wake
         self._drop_rate, self._random = 0.0, np.random.default_rng(0)
         self._entropy, self._clock = entropy, clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # whom pushes are delivered to may ask back
         self._by_worker: dict[int, _Reception] = {}
         self._by_session: dict[int, _Reception] = {}
         self._dropped: collections.Counter[str] = collections.Counter()

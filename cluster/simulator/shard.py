@@ -9,20 +9,26 @@ import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
+
 from cluster.simulator.clock import Clock
 from cluster.simulator.flags import Server
 from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
 from ops import wire
+from ops.routing.transport import Transport
 from ops.types import Link, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
 from ps import events
 from ps.connections import SharedBlocks, blocks_of, reply_frames
 from ps.core import PsCore
+from ps.pushes import NonFinite, PushDecoder
+from ps.reception import Receptions
 from worker.core import ShardReply
 
 #: What shard 0's records call this run.
 RUN_ID = "simulated"
+_ENTROPY = 71  # of session numbers and keys, which nobody attacks here
 
 
 @dataclasses.dataclass
@@ -33,6 +39,26 @@ class Port:
     down: Pipe
     chunk_bytes: int
     chooser: wire.IndexChooser = dataclasses.field(default_factory=wire.IndexChooser)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What the stream brings of a push that also has datagrams."""
+
+    worker: int
+    push: pb.Push
+    payload: memoryview
+
+
+@dataclasses.dataclass(frozen=True)
+class Datagrams:
+    """Datagrams that came in the stream."""
+
+    message: pb.Datagrams
+
+
+#: What may arrive at a shard.
+Arrival = events.Event | Part | Datagrams
 
 
 class SimulatedShard:
@@ -64,6 +90,34 @@ class SimulatedShard:
         self._seconds_per_push = server.seconds_per_push
         self._busy_until = 0.0
         self._tick_at: float | None = None
+        self.receptions: Receptions | None = None
+
+    def receive_datagrams(self, decoder: PushDecoder, transport: Transport) -> None:
+        """Put pushes together from now on; `decoder` is that of the shard's pushes."""
+        self.receptions = Receptions(
+            decoder,
+            [piece.size for piece in self.layout.slices],
+            self.core.model.method.router,
+            self.arrive,
+            self._refuse,
+            self._set_alarm,
+            np.random.default_rng([_ENTROPY, self.number]).bytes,
+            lambda: self.clock.now,
+        )
+        self.receptions.lose(transport.dgt_drop_rate, transport.dgt_drop_seed)
+        self._uses_ports = transport.dgt_transport == "udp"
+
+    def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
+        """Return what a welcomed worker hears of datagrams."""
+        welcome = pb.Welcome()
+        if self.receptions is not None:
+            router, session = (
+                self.core.model.method.router,
+                self.receptions.open(worker, incarnation),
+            )
+            welcome.datagrams.session, welcome.datagrams.key = session.id, session.key
+            welcome.datagrams.ports.extend(range(1, router.channels + 1 if self._uses_ports else 1))
+        return welcome
 
     def bytes_down(self) -> dict[int, int]:
         """Return training bytes sent to each worker."""
@@ -71,8 +125,11 @@ class SimulatedShard:
 
     # -- coming in --------------------------------------------------------------------------
 
-    def arrive(self, event: events.Event) -> None:
-        """Take in an event that has passed the network; it waits while the shard is busy."""
+    def arrive(self, event: Arrival) -> None:
+        """Take in what has passed the network; an event waits while the shard is busy."""
+        if isinstance(event, Part | Datagrams):
+            self._put_together(event)
+            return
         pushes = isinstance(event, events.Push)
         cost = self._seconds_per_push if pushes else 0.0
         self._busy_until = max(self._busy_until, self.clock.now) + cost
@@ -90,6 +147,21 @@ class SimulatedShard:
             self._say(_not_finite(event, self.core.membership.epoch), coded)
         self._set_alarm()
 
+    def _put_together(self, arrived: Part | Datagrams) -> None:
+        if self.receptions is None:
+            return
+        if isinstance(arrived, Datagrams):
+            self.receptions.take(memoryview(arrived.message.data), arrived.message.size)
+            return
+        try:
+            self.receptions.mark(arrived.worker, arrived.push, arrived.payload)
+        except NonFinite:
+            self.arrive(events.Refused(arrived.worker, "non_finite"))
+
+    def _refuse(self, worker: int, step: int, message: str) -> None:
+        del step, message
+        self.arrive(events.Refused(worker, "non_finite"))
+
     def observe(self) -> events.Reply:
         """Return the whole model, as an evaluation pull gets it."""
         actions = self.core.handle(events.Observe(0), self.clock.now)
@@ -97,7 +169,10 @@ class SimulatedShard:
 
     def _set_alarm(self) -> None:
         """See to it that the core gets a Tick when it wants one."""
-        deadline = self.core.next_deadline()
+        wishes = [self.core.next_deadline()]
+        if self.receptions is not None:
+            wishes.append(self.receptions.next_deadline())
+        deadline = min((when for when in wishes if when is not None), default=None)
         if deadline is None or not math.isfinite(deadline):
             return
         if self._tick_at is not None and self._tick_at <= deadline:
@@ -108,6 +183,8 @@ class SimulatedShard:
     def _tick(self, when: float) -> None:
         if when == self._tick_at:  # else an earlier one has taken its place
             self._tick_at = None
+            if self.receptions is not None:
+                self.receptions.tick()
             self.handle(events.Tick())
 
     # -- going out --------------------------------------------------------------------------
@@ -123,7 +200,12 @@ class SimulatedShard:
         update = action.update
         shared = coded.setdefault(id(update), SharedBlocks(update, self.layout))
         generation = self.core.config.generation
-        frames = list(reply_frames(action, generation, (), shared, port))  # type: ignore[arg-type]
+        came = None
+        if self.receptions is not None:
+            came = self.receptions.outcome(action.worker, action.step)
+        frames = list(
+            reply_frames(action, generation, (), shared, port, came)  # type: ignore[arg-type]
+        )
         reply = ShardReply(
             operation=action.operation,
             blocks=blocks_of(update, self.layout),
@@ -137,7 +219,7 @@ class SimulatedShard:
             held_seconds=action.held_seconds,
             staleness=action.staleness,
         )
-        replied = Replied(action.step, action.epoch, reply)
+        replied = Replied(action.step, action.epoch, reply, came)
         self.tell(action.worker, replied, sizes_on_wire(frames), counted=True)
 
     def _answer(self, action: events.Answer, coded: Any) -> None:
@@ -149,8 +231,14 @@ class SimulatedShard:
         self.tell(action.worker, action, [], counted=False)
 
     def _new_epoch(self, action: events.NewEpoch, coded: Any) -> None:
+        if self.receptions is not None:
+            self.clock.at(self.clock.now, self._end_sessions)  # after all epochs that come together
         for shard in self.followers:
             shard.handle(action.epoch)
+
+    def _end_sessions(self) -> None:
+        if self.receptions is not None:
+            self.receptions.keep(self.core.sync_state["live"])
 
     def _ended(self, action: events.Ended, coded: Any) -> None:
         if self.on_end is not None:
@@ -182,6 +270,7 @@ class Replied:
     step: int  # 0 answers a pull
     epoch: int
     reply: ShardReply
+    reception: pb.Reception | None = None  # what became of the push's datagrams
 
 
 def _not_finite(event: events.Refused, epoch: int) -> events.Refuse:

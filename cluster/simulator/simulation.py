@@ -73,6 +73,9 @@ class Simulation:
             PushDecoder(shard.layout, shard.core.model.kind, bodies, shard.core.aux.size)
             for shard in self.shards
         ]
+        for shard, decoder in zip(self.shards, decoders, strict=True):
+            if run.method.router.uses_datagrams:
+                shard.receive_datagrams(decoder, run.transport)
         self.workers = [
             SimulatedWorker(self._equipment(number, shard, decoders), trainer, self.clock)
             for number, shard in enumerate(take_shards(run, dataset), start=1)
@@ -173,8 +176,9 @@ class Simulation:
         run, device = self._run, self.own.devices[number - 1]
         draw = self.own.step_times[number - 1].sampler([run.seed, number])
         streams = Streams(
-            number, device.link, run.seed * 1000 + number, self.shards, decoders, self.clock
-        )
+            number, device.link, run.seed * 1000 + number, self.shards, decoders, self.clock,
+            run.method.router, run.transport,
+        )  # fmt: skip
         return Equipment(
             number=number,
             make_core=functools.partial(

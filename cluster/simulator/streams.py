@@ -10,17 +10,25 @@ from typing import Any, ClassVar, Protocol
 from absl import logging
 
 from cluster.simulator.clock import Clock
-from cluster.simulator.pipes import Pipe, carry, sizes_on_wire, way_up
-from cluster.simulator.shard import Port, Replied, SimulatedShard
+from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
+from cluster.simulator.shard import Arrival, Datagrams, Part, Port, Replied, SimulatedShard
+from cluster.simulator.ways import SimulatedWays
 from ops import wire
+from ops.routing import Reliable
+from ops.routing.transport import Transport
 from ops.types import Link
 from proto import convert
 from proto import thinwire_pb2 as pb
+from proto.framing import BytesLike
 from ps import events
 from ps.pushes import NonFinite, PushDecoder
 from worker.core import Outgoing, ShardReply
 from worker.push_messages import push_messages
 
+#: What a shard takes in, and the sizes of the frames that bring it.
+Spoken = tuple[Arrival, list[int]]
+
+_RELIABLE, _USUAL = Reliable(), Transport()
 _PULL_SIZES = sizes_on_wire([convert.frame(pb.ToServer(pull=pb.Pull()))])
 
 
@@ -57,12 +65,27 @@ class Streams:
         shards: Sequence[SimulatedShard],
         decoders: Sequence[PushDecoder],
         clock: Clock,
+        router: Any = _RELIABLE,
+        transport: Transport = _USUAL,
     ) -> None:
-        """Nothing is open yet; `seed` seeds the losses on the link."""
+        """Nothing is open yet.
+
+        Args:
+            number: Of the worker.
+            link: Its link.
+            seed: Of what befalls on it.
+            shards: All of them.
+            decoders: Of each shard's pushes.
+            clock: Virtual time.
+            router: The policy.
+            transport: How its datagrams travel.
+        """
         self.number, self._link, self._shards, self._clock = number, link, shards, clock
         self._decoders = decoders
         self._chunk_bytes = convert.chunk_bytes_for(link)
-        self._up = way_up(clock, link, seed)
+        self._ways = SimulatedWays(clock, link, seed, router, transport)
+        self._up = self._ways.up
+        self._legs = [self._ways.leg(number, shard) for shard in shards]
         total = sum(shard.layout.size for shard in shards)
         for shard in shards:
             part = Link(link.mbps * shard.layout.size / total, link.delay_ms, link.loss)
@@ -79,7 +102,8 @@ class Streams:
         self._epoch = 0
         self._welcomed: set[int] = set()
         self._choosers = [wire.IndexChooser() for _ in self._shards]
-        self._asked: dict[int, tuple[events.Event, list[int]]] = {}  # shard -> open question
+        self._asked: dict[int, Callable[[], list[Spoken]]] = {}  # shard -> makes its open question
+        self._steps: dict[int, int] = {}  # shard -> the push in question; 0: a pull
         self._replies: dict[int, ShardReply | None] = {}
         for shard in self._shards:
             shard.ports[self.number].chooser = wire.IndexChooser()
@@ -112,18 +136,36 @@ class Streams:
     def push(self, outgoing: Outgoing) -> None:
         """Push to every shard."""
         self.asked_at = self._clock.now
-        for shard, decoder in enumerate(self._decoders):
-            ((message, pieces),) = push_messages(
-                outgoing, shard, self.incarnation, self._epoch, self._choosers[shard]
-            )
-            sizes = sizes_on_wire(list(convert.frames(message, pieces, self._chunk_bytes)))
-            payload = memoryview(b"".join(pieces))
-            event: events.Event
-            try:
-                event = decoder.decode(self.number, message.push, payload)
-            except NonFinite:
-                event = events.Refused(self.number, "non_finite")
-            self._ask(shard, event, sizes)
+        for shard in range(len(self._shards)):
+            self._ask(shard, outgoing.step, functools.partial(self._say_push, shard, outgoing))
+
+    def _say_push(self, shard: int, outgoing: Outgoing) -> list[Spoken]:
+        """Return the messages of a push, and send its datagrams."""
+        leg = self._legs[shard]
+        sealed = leg.seal(outgoing.step, outgoing.routed[shard]) if leg is not None else None
+        messages = push_messages(
+            outgoing, shard, self.incarnation, self._epoch, self._choosers[shard], sealed,
+            leg is not None and leg.marks_slots,
+        )  # fmt: skip
+        spoken = [self._spoken(shard, message, pieces) for message, pieces in messages]
+        if leg is None:
+            return spoken
+        before = [self._spoken(shard, message, ()) for message in leg.before()]
+        after = [self._spoken(shard, message, ()) for message in leg.after()]
+        return [*before, *spoken, *after]
+
+    def _spoken(self, shard: int, message: pb.ToServer, pieces: Sequence[BytesLike]) -> Spoken:
+        """Return what a shard is to take in, and the sizes of the frames that bring it."""
+        if message.WhichOneof("body") == "datagrams":
+            return Datagrams(message.datagrams), sizes_on_wire([convert.frame(message)])
+        sizes = sizes_on_wire(list(convert.frames(message, pieces, self._chunk_bytes)))
+        payload = memoryview(b"".join(pieces))
+        if self._legs[shard] is not None:
+            return Part(self.number, message.push, payload), sizes
+        try:
+            return self._decoders[shard].decode(self.number, message.push, payload), sizes
+        except NonFinite:
+            return events.Refused(self.number, "non_finite"), sizes
 
     def query(self, query: pb.Query) -> None:
         """Tell the state server, on shard 0, how far this worker is."""
@@ -142,7 +184,8 @@ class Streams:
     @property
     def bytes_up(self) -> int:
         """Training bytes sent."""
-        return self._up.num_bytes
+        beside = sum(leg.bytes_sent for leg in self._legs if leg is not None)
+        return self._up.num_bytes + beside
 
     @property
     def bytes_down(self) -> int:
@@ -151,7 +194,7 @@ class Streams:
 
     # -- one way out, one way in ------------------------------------------------------------
 
-    def tell(self, shard: int, event: events.Event, sizes: list[int], counted: bool) -> None:
+    def tell(self, shard: int, event: Arrival, sizes: list[int], counted: bool) -> None:
         """Send anything to a shard: the one way from workers to shards."""
         there = self._shards[shard]
         hops = (self._up, there.up) if there.has_own_link else (self._up,)
@@ -162,7 +205,7 @@ class Streams:
         """Return what lets this life of the worker hear a message; later ones never do."""
         return functools.partial(self._hear, self.incarnation, shard, message)
 
-    def _deliver(self, incarnation: int, there: SimulatedShard, event: events.Event) -> None:
+    def _deliver(self, incarnation: int, there: SimulatedShard, event: Arrival) -> None:
         if self._lives(incarnation):
             there.arrive(event)
 
@@ -174,10 +217,17 @@ class Streams:
         """Whether this life goes on; what a shard sends to a dead worker is for nobody."""
         return 0 < incarnation == self.incarnation
 
-    def _ask(self, shard: int, event: events.Event, sizes: list[int]) -> None:
-        """Put a question that stays open until it is answered."""
-        self._asked[shard] = (event, sizes)
-        self.tell(shard, event, sizes, counted=True)
+    def _ask(self, shard: int, step: int, make: Callable[[], list[Spoken]]) -> None:
+        """Put a question that stays open until it is answered.
+
+        Args:
+            shard: To whom.
+            step: Of the push; 0 of a pull.
+            make: Makes the messages, anew whenever they are sent.
+        """
+        self._asked[shard], self._steps[shard] = make, step
+        for event, sizes in make():
+            self.tell(shard, event, sizes, counted=True)
 
     # -- joining ----------------------------------------------------------------------------
 
@@ -187,8 +237,11 @@ class Streams:
 
     def _welcome(self, shard: int, welcome: events.Welcome) -> None:
         self._epoch = max(self._epoch, welcome.epoch)
+        leg = self._legs[shard]
+        if leg is not None:
+            leg.opened("", self._shards[shard].introduction(self.number, self.incarnation))
         if shard in self._asked:  # said Hello again in the middle of a question
-            self._ask(shard, *self._asked[shard])
+            self._ask(shard, self._steps[shard], self._asked[shard])
         if shard in self._welcomed:
             return
         self._welcomed.add(shard)
@@ -200,7 +253,8 @@ class Streams:
             self._listener.joined(self._last_step)
 
     def _pull(self, shard: int) -> None:
-        self._ask(shard, events.Pull(self.number, self.incarnation, None, 0), _PULL_SIZES)
+        pull = events.Pull(self.number, self.incarnation, None, 0)
+        self._ask(shard, 0, lambda: [(pull, _PULL_SIZES)])
 
     # -- answers ----------------------------------------------------------------------------
 
@@ -211,7 +265,14 @@ class Streams:
     def _reply(self, shard: int, replied: Replied) -> None:
         if shard in self._asked and replied.step == self._asked_step(shard):
             self._epoch = max(self._epoch, replied.epoch)
-            self._settle(shard, replied.reply)
+            self._settle(shard, self._with_losses(shard, replied))
+
+    def _with_losses(self, shard: int, replied: Replied) -> ShardReply:
+        leg = self._legs[shard]
+        if leg is None or not replied.step:
+            return replied.reply
+        lost = leg.heard(replied.reception or pb.Reception())
+        return dataclasses.replace(replied.reply, lost=lost)
 
     def _refusal(self, shard: int, refusal: events.Refuse) -> None:
         asked = shard in self._asked
@@ -228,9 +289,8 @@ class Streams:
             self._listener.answered(None)
 
     def _send_with_epoch(self, shard: int, refusal: events.Refuse) -> None:
-        event, sizes = self._asked[shard]
-        if isinstance(event, events.Push):
-            self._ask(shard, dataclasses.replace(event, epoch=refusal.epoch), sizes)
+        self._epoch = max(self._epoch, refusal.epoch)
+        self._ask(shard, self._steps[shard], self._asked[shard])
 
     def _hello_again(self, shard: int, refusal: events.Refuse) -> None:
         del refusal
@@ -254,8 +314,7 @@ class Streams:
 
     def _asked_step(self, shard: int) -> int:
         """The step of the push in question; 0 of a pull."""
-        event = self._asked[shard][0]
-        return event.step if isinstance(event, events.Push) else 0
+        return self._steps[shard]
 
     _handlers: ClassVar[dict[type, Any]] = {
         events.Welcome: _welcome,

@@ -1,0 +1,76 @@
+"""One worker's ways up on the virtual clock: `worker.ways_out` without sockets and threads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from cluster.simulator.clock import Clock
+from cluster.simulator.datagrams import SimulatedSender
+from cluster.simulator.pipes import ClassPipe, Pipe, carry, way_up
+from cluster.simulator.shard import SimulatedShard
+from ops.routing.transport import Transport
+from ops.types import BEST_EFFORT, Link
+from proto import channel_udp
+from proto.channel_priority import class_of_channel
+from proto.channel_udp import DatagramSender, Sending
+from proto.priority_link import HEADER_BYTES
+from worker.datagram_leg import DatagramLeg
+
+
+class SimulatedWays:
+    """What a simulated worker's streams and datagrams share.
+
+    Attributes:
+        up: The way up.
+
+    Args:
+        clock: Virtual time.
+        link: The worker's link.
+        seed: Of what befalls on it.
+        router: The policy.
+        transport: How datagrams travel.
+    """
+
+    def __init__(
+        self, clock: Clock, link: Link, seed: int, router: Any, transport: Transport
+    ) -> None:
+        self._clock, self._router, self._transport = clock, router, transport
+        self._bucket = channel_udp.pacing(transport.dgt_pace_mbps)
+        priority = BEST_EFFORT
+        if router.channels:
+            priority = class_of_channel(transport.dgt_dscp, 0, router.channels)
+        self.up: Pipe | ClassPipe = way_up(clock, link, seed, router.channels > 0, priority)
+
+    def leg(self, worker: int, shard: SimulatedShard) -> DatagramLeg | None:
+        """Return what goes to one shard in datagrams; None where the method sends none."""
+        router = self._router
+        if not router.uses_datagrams:
+            return None
+        connect = functools.partial(self._connect, shard)
+        return DatagramLeg(worker, router.channels, self._transport, router.marks_slots, connect)
+
+    def _connect(
+        self, shard: SimulatedShard, host: str, ports: Sequence[int], key: bytes
+    ) -> DatagramSender:
+        del host
+        if not isinstance(self.up, ClassPipe):
+            raise TypeError("datagrams on a link without classes of service")
+        transport = self._transport
+        sending = Sending(key, transport.dgt_mtu, self._router.max_late, transport.dgt_dscp)
+        deliver = functools.partial(self._deliver, shard)
+        return SimulatedSender(self._clock, self.up, sending, len(ports), deliver, self._bucket)
+
+    def _deliver(self, shard: SimulatedShard, data: memoryview, size: int, channel: int) -> None:
+        """Let datagrams that have passed the worker's link pass the shard's own, if it has one."""
+        del channel
+        if shard.receptions is None:
+            return
+        take = functools.partial(shard.receptions.take, data, size)
+        if not shard.has_own_link:
+            take()
+            return
+        count = len(data) // size
+        num_bytes = len(data) + count * HEADER_BYTES
+        carry(self._clock, (shard.up,), (num_bytes,), True, take)
