@@ -162,7 +162,8 @@ class Method:
         delays = self.weighting if isinstance(self.weighting, DcAsgd) else None
         blind = delays is not None and delays.shares_backup  # acts on fresh updates too
         alone = one_group and not blind and not isinstance(self.weighting, weighting.Unweighted)
-        dense_up = not codecs.coding_of(self.codec).sends_fraction
+        coding = codecs.coding_of(self.codec)
+        dense_up = not coding.sends_fraction
         per_entry = isinstance(self.weighting, weighting.PerEntry)
         delta_down = isinstance(self.down_codec, down_codecs.DownDelta)
         return [
@@ -171,6 +172,8 @@ class Method:
              "nobody is stale."),
             (delays is not None and delays.strength == 0, "--dcasgd_lambda=0: nothing is "
              "compensated."),
+            (not dense_up and coding.compression_rate > 1, "--compression_rate above 1: it is the "
+             "fraction of entries kept, not how many times fewer are sent. All are sent, as by 1."),
             (per_entry and dense_up and not alone, "--weighting=per_entry with dense updates: "
              "every entry has the same staleness."),
             (delta_down and dense_up, "--down_codec=delta with dense updates: every entry "

@@ -110,7 +110,9 @@ class Distributed(LeavesInOrder):
         joined.assign()
         warn_of_other_rate("the optimizer's learning_rate", rate_of(model.optimizer), joined)
         model.optimizer = ServerOptimizer(model.optimizer, joined, self._exchange, self._finish)
-        model.jit_compile = False  # the exchange cannot be compiled by XLA
+        if model.jit_compile:
+            logging.warning("jit_compile is switched off: XLA cannot compile an exchange")
+        model.jit_compile = False
         model.train_step = _count_examples(model, model.optimizer)
         model.make_train_function(force=True)
 

@@ -83,3 +83,9 @@ def test_a_momentum_that_nobody_would_use_is_refused_with_local_steps_too():
         method("asgd", **chosen).check()
     chosen["overrides"] |= {"server_optimizer": "momentum"}
     assert method("asgd", **chosen).check() == []
+
+
+def test_a_fraction_above_1_is_warned_of():
+    assert method("dgs", compression_rate=1.0).check() == []
+    for name in ("dgs", "adacomp"):
+        assert "fraction of entries kept" in method(name, compression_rate=100.0).check()[0]

@@ -198,8 +198,10 @@ def test_models_that_cannot_be_distributed_are_refused():
         distribute(model, mode="asgd")
 
 
-def test_compile_after_distribute_is_refused():
-    with serving(mode="asgd") as (_, found), distribute(model := compiled(), found):
+def test_compile_after_distribute_is_refused(caplog):
+    model = compiled(jit_compile=True)
+    with serving(mode="asgd") as (_, found), distribute(model, found):
+        assert "jit_compile is switched off" in caplog.text
         with pytest.raises(ConfigurationError, match="twice"):
             distribute(model, found)
         assert not model.jit_compile
