@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ops.kernels.levels import from_levels
 from ops.routing import datagram_format as form
 from ops.routing.books import Books
 from ops.routing.datagram_format import Session
@@ -262,13 +263,11 @@ def _values(
     if encoding is Encoding.UINT4:
         coded = form.unpack_nibbles(coded, count)
     scales, lows = words[:, [_SCALE, _LOW]].view(np.float32).T[:, :, None]
+    if encoding is Encoding.FLOAT32 and (scales == 1).all():
+        return coded
     with np.errstate(all="ignore"):  # what comes out is looked at anyway
         if encoding in form.LEVELS:
-            values = coded.astype(np.float32)
-            values += np.float32(0.5)
-            values *= scales
-            values += lows
-            return values
+            return from_levels(coded, lows, scales)
         if encoding is Encoding.BFLOAT16:
             values = (coded.astype(np.uint32) << 16).view(np.float32)
         else:
