@@ -137,58 +137,43 @@ class Receptions:
         Whose they are is looked up before anything is spent on their contents.
 
         Returns:
-            How many were for a session that is open.
+            How many were worth it: genuine and not here before; or lost on purpose.
         """
-        if self._drop_rate:
-            return sum(self._take(piece, size) for piece in self._survivors(data, size))
-        return self._take(data, size)
-
-    def _survivors(self, data: memoryview, size: int) -> list[memoryview]:
+        if not self._drop_rate:
+            return self._take(data, size)
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         lives = self._random.random(len(pieces)) >= self._drop_rate
-        self._dropped["on purpose"] += int(len(pieces) - lives.sum())
-        return [piece for piece, survives in zip(pieces, lives, strict=True) if survives]
+        num_lost = int(len(pieces) - lives.sum())
+        self._dropped["on purpose"] += num_lost
+        left = [piece for piece, survives in zip(pieces, lives, strict=True) if survives]
+        return num_lost + self._take(memoryview(b"".join(left)), size)
 
     def _take(self, data: memoryview, size: int) -> int:
         heads = _heads(data, size)
-        count = len(heads)
-        self._dropped["truncated"] += -(-len(data) // size) - count
+        self._dropped["truncated"] += -(-len(data) // size) - len(heads)
         taken = 0
         with self._lock:
-            for start, stop, session in _runs(heads):
-                reception = self._by_session.get(session)
-                if reception is None or not _all_are(heads[start:stop], reception.worker):
-                    taken += self._take_each(data, size, start, stop, heads, reception)
-                    continue
-                now = self._clock()
-                reception.assembler.feed(data[start * size : stop * size], size, now)
-                self._settle(reception, now)
-                taken += stop - start
+            for start, stop, number in _runs(heads):
+                reception = self._by_session.get(number)
+                if reception is None:
+                    self._count_strangers(heads[start:stop])
+                else:
+                    taken += self._feed(reception, data[start * size : stop * size], size)
         return taken
 
-    def _take_each(
-        self,
-        data: memoryview,
-        size: int,
-        start: int,
-        stop: int,
-        heads: np.ndarray,
-        reception: _Reception | None,
-    ) -> int:
-        """Tell apart what a run of one session number is."""
-        run = heads[start:stop]
-        known = (run["magic"] == MAGIC) & (run["version"] == VERSION)
-        self._dropped["not Thinwire's"] += int((~known).sum())
-        if reception is None:
-            self._dropped["unknown session"] += int(known.sum())
-            return 0
-        own = known & (run["worker"] == reception.worker)
-        self._dropped["another worker's session"] += int((known & ~own).sum())
-        now = self._clock()
-        for number in np.flatnonzero(own) + start:
-            reception.assembler.feed(data[number * size : (number + 1) * size], size, now)
+    def _count_strangers(self, heads: np.ndarray) -> None:
+        ours = int(((heads["magic"] == MAGIC) & (heads["version"] == VERSION)).sum())
+        self._dropped["unknown session"] += ours
+        self._dropped["not Thinwire's"] += len(heads) - ours
+
+    def _feed(self, reception: _Reception, data: memoryview, size: int) -> int:
+        """Hand datagrams of a session on; return how many were genuine and not here before."""
+        books, now = reception.assembler.books, self._clock()
+        before = books.num_new
+        reception.assembler.feed(data, size, now)
+        taken = books.num_new - before
         self._settle(reception, now)
-        return int(own.sum())
+        return taken
 
     def mark(self, worker: int, push: pb.Push, payload: memoryview) -> None:
         """Take in what the stream brings of a push.
@@ -314,12 +299,6 @@ def _runs(heads: np.ndarray) -> list[tuple[int, int, int]]:
     edges = np.flatnonzero(sessions[1:] != sessions[:-1]) + 1
     borders = [0, *edges.tolist(), len(heads)] if len(heads) else []
     return [(start, stop, int(sessions[start])) for start, stop in itertools.pairwise(borders)]
-
-
-def _all_are(heads: np.ndarray, worker: int) -> bool:
-    """Return whether all of a run are what they should be before their tags are looked at."""
-    good = (heads["magic"] == MAGIC) & (heads["version"] == VERSION) & (heads["worker"] == worker)
-    return bool(good.all())
 
 
 def _outcome(assembled: Assembled) -> pb.Reception:

@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 
-from ops import codecs, down_codecs, pacing, sync, weighting
+from ops import codecs, down_codecs, pacing, routing, sync, weighting
 from ops.grouping import AutoGroups
 from ops.server_update import OPTIMIZERS
 from ops.types import VALUE_DTYPES, ConfigurationError
@@ -21,6 +21,7 @@ SEAMS = {
     "codec": list(codecs.REGISTRY),
     "value_dtype": list(VALUE_DTYPES),
     "down_codec": list(down_codecs.REGISTRY),
+    "router": list(routing.REGISTRY),
     "sync": ["bsp", "asp", "ssp", "gsp", "gsp+bound", "gsp+auto"],
     "weighting": list(weighting.REGISTRY),
     "server_optimizer": list(OPTIMIZERS),
@@ -33,7 +34,9 @@ assert {name.partition("+")[0] for name in SEAMS["sync"]} == set(sync.REGISTRY)
 def compose(mix):
     name, _, extra = mix["sync"].partition("+")
     pacer, local_steps = mix["pacer"]
-    overrides = {key: mix[key] for key in ("codec", "down_codec", "weighting", "server_optimizer")}
+    seams = ("codec", "down_codec", "router", "weighting", "server_optimizer")
+    overrides = {seam: mix[seam] for seam in seams}
+    parted = {"dgt_block_size": 8, "dgt_k": 0.3} if mix["router"] == "dgt" else {}
     chosen = method(
         "asgd",
         nb_workers=3,
@@ -45,6 +48,7 @@ def compose(mix):
         auto_groups=AutoGroups(12) if extra == "auto" else None,
         bound=2 if extra == "bound" or name == "ssp" else None,
         overrides=overrides | {"sync": name, "pacer": pacer},
+        **parted,
     )
     chosen.check()
     return chosen

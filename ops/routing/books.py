@@ -25,6 +25,8 @@ REASONS = {
     "duplicate": "came before",
     "whole": "late for a slot that now travels as a product of matrices",
 }
+#: Reasons that a replayed datagram is dropped for.
+_REPLAYED = ("too_new", "too_old", "abandoned", "unannounced", "duplicate")
 
 
 @dataclasses.dataclass
@@ -50,6 +52,11 @@ class Books:
     num_late: int = 0
     num_closed: int = 0
     num_incomplete: int = 0
+
+    @property
+    def num_new(self) -> int:
+        """Authentic datagrams that did not come before, of steps that take some."""
+        return sum(self.num_datagrams) - sum(self.dropped[reason] for reason in _REPLAYED)
 
 
 def empty(channels: int) -> Books:

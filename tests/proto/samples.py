@@ -78,6 +78,17 @@ def samples() -> dict[str, Message]:
         lease_seconds=10.5,
         document='{"seed": 1}',
     )
+    session = pb.DatagramSession(session=2**63 + 9, key=bytes(range(32)), ports=[40_001, 40_002])
+    manifest = pb.Manifest(
+        channels=[pb.Announced(channel=1, first=2**32 - 1, count=3)],
+        k=0.5,
+        num_blocks=10,
+        num_skipped=1,
+        num_reliable=5,
+        num_dropped=1,
+    )
+    parted = pb.Push(step=41, manifest=manifest, more=True)
+    came = pb.Reception(announced=3, arrived=2, late=1, fresh=0.5, filled=0.75, bitmap=b"\5")
     refusal = pb.Refusal(reason=pb.REASON_FULL, message="no room", step=41, epoch=2)
     groups = [pb.Group(workers=[1, 3]), pb.Group(workers=[2])]
     formed = [pb.Group(workers=[1, 4], steps=[41, 0]), pb.Group(workers=[2, 3], steps=[7, 1])]
@@ -128,6 +139,10 @@ def samples() -> dict[str, Message]:
         "to_client_refusal": pb.ToClient(refusal=refusal),
         "to_client_reply": pb.ToClient(reply=reply),
         "to_client_reply_held": pb.ToClient(reply=held),
+        "to_server_push_parted": pb.ToServer(push=parted),
+        "to_server_datagrams": pb.ToServer(datagrams=pb.Datagrams(size=2, data=b"\1\2\3\4")),
+        "to_client_welcome_datagrams": pb.ToClient(welcome=pb.Welcome(datagrams=session)),
+        "to_client_reply_reception": pb.ToClient(reply=pb.Reply(step=41, reception=came)),
         "to_client_reply_rest": pb.ToClient(reply=rest),
         "to_client_reply_members": pb.ToClient(reply=among),
         "to_server_push_values": pb.ToServer(push=values),
