@@ -13,7 +13,9 @@ KEY = bytes(range(32))
 SESSION = Session(0x0123456789ABCDEF, KEY, 5)
 ENTRIES = 16  # of a block
 CHANNELS = 3
+SIZES = [100, 16, 5, 64]  # of slots; blocks: 7 (the last short), 1, 1 (short), 4
 MTU = 128  # room for 12 float32: a block is cut into 12 and 4
+NOTHING = Manifest((), 0.0, 0, 0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,3 +134,41 @@ def new_pair(sizes, **rules):
 def dropped(assembler):
     """Return why something was dropped, and how often."""
     return {reason: count for reason, count in assembler.books.dropped.items() if count}
+
+
+def closed(assembler, step, now=0.0):
+    assembler.end(step, now)
+    return assembler.close(now)
+
+
+def dense(assembled):
+    return [block.values.data for block in assembled.blocks]
+
+
+def assert_values(assembled, expected):
+    assert [block.slot for block in assembled.blocks] == list(range(len(expected)))
+    for block, values in zip(assembled.blocks, expected, strict=True):
+        assert block.indices is None
+        assert block.size == len(values)
+        np.testing.assert_array_equal(block.values.data.view(np.uint32), values.view(np.uint32))
+
+
+def with_zeros(step, arrived):
+    """What a step means of which only some datagrams came: the reference."""
+    expected = []
+    for block in step.blocks:
+        each = np.zeros(block.size, np.float32)
+        present = np.repeat(block.present, ENTRIES)[: block.size]
+        each[present] = step.values[block.slot][present]
+        expected.append(each)
+    for number in arrived:
+        slot, offset, count, values = fields(signed(step.sealed)[number])
+        expected[slot][offset : offset + count] = values
+    return expected
+
+
+def fields(datagram):
+    """Slot, offset, count and float32 values of a dense datagram."""
+    slot = int.from_bytes(datagram[20:24], "little")
+    offset, count = (int.from_bytes(datagram[at : at + 4], "little") for at in (36, 40))
+    return slot, offset, count, np.frombuffer(datagram[64:-16], "<f4")
