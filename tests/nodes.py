@@ -38,6 +38,7 @@ class Nodes:
         self.folder = folder
         self.run_dir = folder / "run"
         self.port = free_port()
+        self.nb_ps = 1
         self.common: tuple[str, ...] = TINY
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -104,7 +105,9 @@ class Nodes:
         """
         deadline = time.monotonic() + seconds
         hello = pb.Hello(
-            protocol_version=convert.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR, num_shards=1
+            protocol_version=convert.PROTOCOL_VERSION,
+            role=pb.ROLE_SUPERVISOR,
+            num_shards=self.nb_ps,
         )
         status: metrics.RunStatus | None = None
         while time.monotonic() < deadline:

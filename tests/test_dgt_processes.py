@@ -1,0 +1,39 @@
+"""DGT with real processes: UDP on loopback, two shards, emulated links that lose, kill -9."""
+
+import pytest
+
+from tests.nodes import free_port
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def both_push(status):
+    return all(worker.pushes >= 20 for worker in status.workers) and len(status.workers) == 2
+
+
+def test_a_worker_and_a_shard_are_killed_and_come_back(nodes):
+    nodes.nb_ps, other = 2, free_port()
+    hosts = f"127.0.0.1:{nodes.port},127.0.0.1:{other}"
+    nodes.common = (
+        *nodes.common, "--nb_workers=2", "--nb_ps=2", f"--ps_hosts={hosts}", "--method=dgt",
+        "--iter_max=250", "--dgt_k=0.3", "--dgt_block_size=1024", "--dgt_wait_ms=20",
+        "--link_mbps=200", "--link_loss=0.02", "--link_reorder=0.05", "--link_duplicate=0.05",
+        "--checkpoint_interval_seconds=0.7",
+    )  # fmt: skip
+    for shard in (0, 1):
+        nodes.start(f"ps-{shard}", "--type_node=PS", f"--id_ps={shard}", "--linger_seconds=4")
+    for worker in (1, 2):
+        nodes.worker(worker)
+    nodes.watch(both_push)
+    nodes.kill("worker-2")
+    nodes.watch(lambda status: status.membership.left == 1)
+    nodes.worker(2)
+    nodes.watch(lambda status: status.membership.returned == 1)
+    nodes.kill("ps-1")
+    nodes.start("ps-1", "--type_node=PS", "--id_ps=1", "--linger_seconds=4")
+    assert [nodes.wait(name) for name in ("worker-1", "worker-2", "ps-0", "ps-1")] == [0] * 4
+    summary = nodes.summary()
+    assert summary["updates"] == 250
+    assert summary["stop_reason"] == "iter_max"
+    assert set(summary["rejected_pushes"]) <= {"generation"}  # of what the shard's end undid
+    assert "UDP ports" in nodes.output("ps-1")
