@@ -43,7 +43,7 @@ def test_what_the_page_shows_is_run_somewhere():
 
 @pytest.mark.processes
 def test_fit_and_a_loop_train_one_model(tmp_path):
-    flags = (f"--port={free_port()}", "--nb_workers=2", "--method=dgs", "--learning_rate=0.05")
+    flags = (f"--port={free_port()}", "--nb_workers=2", "--method=dgs", "--learning_rate=0.03")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
     started = {}
     for name, own in (
