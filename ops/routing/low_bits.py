@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Bits of a level -> how it travels.
 ENCODINGS = {16: Encoding.UINT16, 8: Encoding.UINT8, 4: Encoding.UINT4}
-_PIECE = 1 << 18  # entries coded at a time: buffers stay in cache
+_PIECE = 1 << 16  # entries coded at a time: buffers stay in cache
 
 
 @dataclasses.dataclass(frozen=True)
