@@ -171,7 +171,7 @@ class Receptions:
         books, now = reception.assembler.books, self._clock()
         before = books.num_new
         reception.assembler.feed(data, size, now)
-        taken = books.num_new - before
+        taken = max(0, books.num_new - before)  # below 0 where a step was forgotten
         self._settle(reception, now)
         return taken
 
