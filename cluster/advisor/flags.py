@@ -60,7 +60,7 @@ def check(run: Run) -> None:
 
     Raises:
         ConfigurationError: Emulated links or devices out of range, a launcher's flag out of place,
-            or sums among workers, which are not predicted.
+            advice that another Advisor gave, or sums among workers, which are not predicted.
     """
     worker_flags.devices(run.nb_workers)
     launch_flags.check()
@@ -68,6 +68,11 @@ def check(run: Run) -> None:
         raise ConfigurationError(
             f"--collective={run.method.collective}: an Advisor predicts exchanges with a PS only; "
             f"leave it out."
+        )
+    if FLAGS.advice:
+        raise ConfigurationError(
+            f"--advice={FLAGS.advice} is for the run that was advised on, and this is an Advisor; "
+            "leave it out."
         )
 
 
