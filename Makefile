@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 SHELL := /bin/bash
 export TF_CPP_MIN_LOG_LEVEL ?= 3
-# More than 4 do not help: the longest file is a quarter of the work.
+# A process takes up to 2.5 GB. The longest file is an eighth of the work.
 TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help

@@ -99,6 +99,7 @@ def _run_main(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.processes  # its time is measured: nothing else may run
 def test_help_is_instant():
     best, result = float("inf"), None
     for _ in range(8):
