@@ -113,21 +113,21 @@ class Assembler:
         self._keep(arrivals, self._past.get(arrivals.step), ahead(awaited, arrivals.step))
 
     def _keep(self, arrivals: Arrivals, sequences: Sequences | None, age: int) -> None:
-        """Keep late datagrams for their slots' next closing; None: of a step of no use."""
-        reason = None
-        if self._rules.dgt_reception == "drop":
-            reason = "late"
-        elif age > self._rules.dgt_max_late:
-            reason = "too_old"
-        elif sequences is None:
-            reason = "abandoned"
-        if sequences is None or reason is not None:
-            self.books.dropped[reason or "abandoned"] += len(arrivals)
+        """Count late datagrams, once each, and keep them for their slots' next closing.
+
+        With `dgt_reception` drop they are not kept. Without `sequences` they are of no use: their
+        step was never closed, or is forgotten.
+        """
+        if sequences is None or age > self._rules.dgt_max_late:
+            reason = "too_old" if age > self._rules.dgt_max_late else "abandoned"
+            self.books.dropped[reason] += len(arrivals)
             return
         new = self._new(arrivals, sequences, LATE)
-        if len(new):
+        self.books.num_late[arrivals.channel] += len(new)
+        if self._rules.dgt_reception == "drop":
+            self.books.dropped["late"] += len(new)
+        elif len(new):
             self._late.add(new, age)
-            self.books.num_late += len(new)
 
     # -- the reliable part ------------------------------------------------------------------
 
@@ -219,9 +219,8 @@ class Assembler:
         self._newest = self._assembled(step)
         self._closed = step.number
         self._past[step.number] = step.sequences
-        oldest = self._rules.dgt_max_late if self._rules.dgt_reception == "diff" else 0
         for number in list(self._past):
-            if ahead(step.number, number) >= oldest:
+            if ahead(step.number, number) >= self._rules.dgt_max_late:
                 del self._past[number]
         return self._newest
 
@@ -236,7 +235,6 @@ class Assembler:
         for channel in announced:
             self.books.num_announced[channel] += announced[channel]
             self.books.num_arrived[channel] += in_time[channel]
-        self.books.num_closed += 1
         num_announced, num_arrived = sum(announced.values()), sum(in_time.values())
         sent = step.total(lambda manifest: manifest.num_blocks - manifest.num_skipped)
         num_reliable = step.total(lambda manifest: manifest.num_reliable)
@@ -245,7 +243,7 @@ class Assembler:
             self._blocks_per_datagram = max(0, unreliable) / num_announced
         each = self._blocks_per_datagram
         here = num_reliable + each * num_arrived
-        return Assembled(
+        assembled = Assembled(
             step=step.step if step.step is not None else step.number,
             blocks=step.blocks(),
             flat=step.flat(),
@@ -257,6 +255,21 @@ class Assembler:
             arrived=num_arrived,
             bitmap=step.sequences.bitmap() if self._rules.dgt_error_feedback else None,
         )
+        self._enter(step, assembled)
+        return assembled
+
+    def _enter(self, step: OpenStep, assembled: Assembled) -> None:
+        books = self.books
+        books.num_closed += 1
+        books.num_late_used += step.num_late
+        books.sum_of_ages += step.sum_of_ages
+        books.blocks += step.total(lambda manifest: manifest.num_blocks)
+        books.blocks_skipped += step.total(lambda manifest: manifest.num_skipped)
+        books.blocks_reliable += step.total(lambda manifest: manifest.num_reliable)
+        books.blocks_dropped += step.total(lambda manifest: manifest.num_dropped)
+        books.sum_k += step.groups[-1].manifest.k
+        books.sum_fresh += assembled.fresh
+        books.sum_fill += assembled.fill
 
 
 def _share(part: float, whole: int) -> float:

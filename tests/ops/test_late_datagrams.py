@@ -96,8 +96,10 @@ def test_late_ones_are_dropped_if_asked(rules, reason):
     first.deliver(assembler)
     second, assembled = late_step(assembler, sealer, None, 2)
     assert_values(assembled, second.values)
-    assert dropped(assembler) == {reason: len(signed(first.sealed))}
-    assert assembler.books.num_late == 0
+    num_late = len(signed(first.sealed))
+    assert dropped(assembler) == {reason: num_late}
+    assert assembled.num_late == assembler.books.num_late_used == 0
+    assert sum(assembler.books.num_late) == (num_late if reason == "late" else 0)
 
 
 def test_late_dense_values_of_a_slot_that_is_sparse_now():
@@ -210,7 +212,7 @@ def test_a_tensor_closes_at_its_own_marker():
     in_time = [n for n in range(len(of_slot)) if n not in last]
     assert_values(assembled, with_zeros(step, in_time))
     assert assembled.arrived == len(of_slot) - 2
-    assert assembler.books.num_late == 2
+    assert sum(assembler.books.num_late) == 2
     second = make_step(sealer, 2, SIZES)
     second.deliver(assembler)
     late = second.finish(assembler)
