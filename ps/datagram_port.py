@@ -67,12 +67,17 @@ class DatagramPort:
         self._receiver.start()
         logging.info("datagrams: UDP ports %s", ", ".join(map(str, self._receiver.ports)))
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """UDP ports, channel 1 first; none where datagrams come in the stream."""
+        return self._receiver.ports if self._receiver is not None else ()
+
     def introduce(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
         """Tell a worker where its datagrams go, and what signs them."""
         session = self.receptions.open(worker, incarnation)
         self._admit()
         welcome.datagrams.session, welcome.datagrams.key = session.id, session.key
-        welcome.datagrams.ports.extend(self._receiver.ports if self._receiver else ())
+        welcome.datagrams.ports.extend(self.ports)
 
     def end_sessions(self) -> None:
         """End those of workers that have gone (writer thread)."""
