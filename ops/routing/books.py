@@ -73,6 +73,11 @@ class Books(Counts):
     sum_fresh: float = 0.0
     sum_fill: float = 0.0
 
+    @property
+    def num_new(self) -> int:
+        """Authentic datagrams that did not come before, of steps that take some."""
+        return sum(self.num_datagrams) - sum(self.dropped[reason] for reason in _REPLAYED)
+
 
 def empty(channels: int) -> Books:
     """Return the books of a session with this many channels beside the stream."""
