@@ -409,20 +409,22 @@ class Reply(_message.Message):
     def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Reception(_message.Message):
-    __slots__ = ("announced", "arrived", "late", "fresh", "filled", "bitmap")
+    __slots__ = ("announced", "arrived", "late", "came_late", "fresh", "filled", "bitmap")
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    CAME_LATE_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
     FILLED_FIELD_NUMBER: _ClassVar[int]
     BITMAP_FIELD_NUMBER: _ClassVar[int]
     announced: int
     arrived: int
     late: int
+    came_late: int
     fresh: float
     filled: float
     bitmap: bytes
-    def __init__(self, announced: _Optional[int] = ..., arrived: _Optional[int] = ..., late: _Optional[int] = ..., fresh: _Optional[float] = ..., filled: _Optional[float] = ..., bitmap: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, announced: _Optional[int] = ..., arrived: _Optional[int] = ..., late: _Optional[int] = ..., came_late: _Optional[int] = ..., fresh: _Optional[float] = ..., filled: _Optional[float] = ..., bitmap: _Optional[bytes] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("worker", "incarnation", "address")

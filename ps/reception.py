@@ -55,10 +55,14 @@ class _Reception:
     closed_step: int = 0  # of the newest whole push
     outcome: pb.Reception | None = None  # of its datagrams
     bytes_before: int = 0  # of datagrams, when it was whole
+    late_before: int = 0  # datagrams that had come late then
 
 
 class Receptions:
     """Sessions of one shard's workers; thread-safe.
+
+    Attributes:
+        on_closed: Hears (worker, step, books) of each step that is closed.
 
     Args:
         decoder: Of the shard's pushes.
@@ -248,7 +252,10 @@ class Receptions:
         if head is None:
             return
         reception.head = None
-        reception.closed_step, reception.outcome = assembled.step, _outcome(assembled)
+        late = sum(reception.assembler.books.num_late)
+        came_late, reception.late_before = late - reception.late_before, late
+        reception.closed_step = assembled.step
+        reception.outcome = _outcome(assembled, came_late)
         if assembled.flat is not None:
             update = Update(None, assembled.flat)
         else:
@@ -301,11 +308,12 @@ def _runs(heads: np.ndarray) -> list[tuple[int, int, int]]:
     return [(start, stop, int(sessions[start])) for start, stop in itertools.pairwise(borders)]
 
 
-def _outcome(assembled: Assembled) -> pb.Reception:
+def _outcome(assembled: Assembled, came_late: int) -> pb.Reception:
     return pb.Reception(
         announced=assembled.announced,
         arrived=assembled.arrived,
         late=assembled.num_late,
+        came_late=came_late,
         fresh=assembled.fresh,
         filled=assembled.fill,
         bitmap=assembled.bitmap or b"",

@@ -114,7 +114,7 @@ class DatagramLeg:
         """Give up on UDP where next to nothing comes through."""
         if self._sender is None or not reception.announced:
             return
-        transport, came = self._transport, reception.arrived + reception.late
+        transport, came = self._transport, reception.arrived + reception.came_late
         poor = came < transport.dgt_fallback_fill * reception.announced
         self._poor_steps = self._poor_steps + 1 if poor else 0
         if not transport.dgt_fallback_steps or self._poor_steps < transport.dgt_fallback_steps:

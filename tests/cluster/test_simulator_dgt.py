@@ -101,6 +101,14 @@ def test_where_nothing_arrives_datagrams_go_in_the_stream():
     assert all(leg.fell_back for leg in legs)
 
 
+def test_what_comes_late_and_is_dropped_has_come():
+    """A short wait is no firewall."""
+    simulation = dgt(dgt_k=0.0, dgt_reception="drop", transport=Transport(dgt_fallback_steps=5))
+    legs = [leg for worker in simulation.workers for leg in worker._streams._legs]
+    assert total(simulation, "num_arrived") == 0 < total(simulation, "num_late")
+    assert not any(leg.fell_back for leg in legs)
+
+
 def test_a_lossy_link_loses_what_the_books_say():
     simulation = dgt(links=(Link(1.0, 10, 0.2),), dgt_wait_ms=500.0, iter_max=150)
     announced, arrived = total(simulation, "num_announced"), total(simulation, "num_arrived")
