@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ops.datagram_counts import SentCounts
 from ops.documents import Document, parse_json, write_json_atomically
 
 __all__ = [
@@ -113,6 +114,7 @@ class WorkerMetrics(Document):
     non_finite: int = 0  # mini-batches whose gradient was not finite and was not pushed
     steps_per_second: float = 0.0  # local steps, recent
     labels: dict[int, int] = dataclasses.field(default_factory=dict)  # label -> its examples
+    datagrams: SentCounts | None = None  # in its own report; None where it sends none
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ from ops.routing.datagram_format import HEADER, MAGIC
 from ops.routing.transport import Transport
 from proto import thinwire_pb2 as pb
 from proto.channel_udp import UdpReceiver
-from ps import events
+from ps import datagram_accounts, events
+from ps.datagram_accounts import BY_THE_KERNEL, Received
 from ps.pushes import PushDecoder
 from ps.reception import Receptions
 
@@ -61,6 +62,8 @@ class DatagramPort:
         """
         if transport.dgt_drop_rate:
             self.receptions.lose(transport.dgt_drop_rate, transport.dgt_drop_seed)
+        if transport.dgt_info:
+            self.receptions.on_closed = datagram_accounts.tell
         if transport.dgt_transport == "grpc":
             return
         self._receiver = UdpReceiver(bind, self._router.channels, self)
@@ -78,6 +81,12 @@ class DatagramPort:
         self._admit()
         welcome.datagrams.session, welcome.datagrams.key = session.id, session.key
         welcome.datagrams.ports.extend(self.ports)
+
+    def received(self) -> Received:
+        """Return what was counted so far (any thread)."""
+        found = self.receptions.received()
+        counts = self._receiver.counts() if self._receiver is not None else ()
+        return found.beside(BY_THE_KERNEL, sum(each.kernel_drops or 0 for each in counts))
 
     def end_sessions(self) -> None:
         """End those of workers that have gone (writer thread)."""

@@ -25,7 +25,8 @@ from ops.types import Update
 from proto import manifests
 from proto import thinwire_pb2 as pb
 from proto.framing import Malformed
-from ps import events
+from ps import datagram_accounts, events
+from ps.datagram_accounts import Received
 from ps.pushes import Contents, NonFinite, PushDecoder
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Receptions:
         self._by_session: dict[int, _Reception] = {}
         self._dropped: collections.Counter[str] = collections.Counter()
         self._closed: list[tuple[int, Books]] = []  # of sessions that have ended, by worker
+        self.on_closed: Callable[[int, Assembled, Books], None] | None = None
 
     def lose(self, rate: float, seed: int) -> None:
         """Lose this fraction of datagrams on purpose from now on."""
@@ -245,6 +247,8 @@ class Receptions:
     def _settle(self, reception: _Reception, now: float) -> None:
         assembled = reception.assembler.close(now)
         if assembled is not None:
+            if self.on_closed is not None:
+                self.on_closed(reception.worker, assembled, reception.assembler.books)
             self._finish(reception, assembled)
 
     def _finish(self, reception: _Reception, assembled: Assembled) -> None:
@@ -287,9 +291,16 @@ class Receptions:
             opened = [(who, each.assembler.books) for who, each in self._by_worker.items()]
             return [*self._closed, *opened]
 
-    def strangers(self) -> dict[str, int]:
-        """Return how many datagrams were of no session, by reason."""
-        return dict(self._dropped)
+    def received(self) -> Received:
+        """Return a copy of all that was counted."""
+        with self._lock:
+            return datagram_accounts.received(self.books(), self._dropped)
+
+    def restore(self, before: Received) -> None:
+        """Go on counting from an earlier life of the shard."""
+        with self._lock:
+            self._closed.extend(before.workers.items())
+            self._dropped.update(before.dropped)
 
 
 def _heads(data: memoryview, size: int) -> np.ndarray:

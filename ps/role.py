@@ -24,6 +24,7 @@ from ps import events
 from ps import flags as ps_flags
 from ps.aux_mean import AuxMean
 from ps.core import PsCore
+from ps.datagram_accounts import Received
 from ps.flags import PsFlags
 from ps.follow import Leader
 from ps.handshake import Identity, hello_to_leader, identity
@@ -124,7 +125,8 @@ class Shard:
     def run_to_end(self) -> int:
         """Be the writer thread until the run has ended; return the exit code."""
         folder = run_dir.scalars_of(self.run.run_dir, _name(self.own.id_ps))
-        scalars = PsScalars(folder, self.core, self.server.connections.bytes_down)
+        bytes_down = self.server.connections.bytes_down
+        scalars = PsScalars(folder, self.core, bytes_down, self._received)
         scalars.start()
         try:
             self.server.run_until(self._over)
@@ -151,12 +153,13 @@ class Shard:
             self.run.lease_seconds,
             self.run.nb_workers + self.run.nb_ps + _SPARE_STREAMS,
         )
-        self.board = StatusBoard(self.run, self.spec, core, self.server)
+        self.board = StatusBoard(self.run, self.spec, core, self.server, self._received)
         self.server.reports = self.saved.reports
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
         self.port = self.server.listen(own.bind, own.port)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
         if (beside := self.server.datagrams) is not None:
+            beside.receptions.restore(self.saved.datagrams)
             beside.open(self.run.transport, own.bind)
 
     def _aux(self, shared: SharedModel) -> AuxMean:
@@ -239,7 +242,13 @@ class Shard:
 
     def _save(self, version: int, state: State) -> None:
         sent = self.server.connections.bytes_down()
-        self.saved.put(version, state, self.run_id, sent, self.server.reports.copy())
+        reports, came = self.server.reports.copy(), self._received() or Received()
+        self.saved.put(version, state, self.run_id, sent, reports, came)
+
+    def _received(self) -> Received | None:
+        """Return what has come in datagrams; None where the method sends none."""
+        beside = self.server.datagrams
+        return beside.received() if beside is not None else None
 
     def _hear(self, number: int, frame: Any) -> None:
         del frame

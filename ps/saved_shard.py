@@ -8,6 +8,7 @@ from ops.run import Run, is_finished, limit_of
 from ops.types import ConfigurationError, ModelSpec, State
 from proto import convert
 from proto import thinwire_pb2 as pb
+from ps.datagram_accounts import Received
 from ps.saver import Saver
 
 
@@ -62,6 +63,11 @@ class SavedShard:
         saved = self._found["bytes_down"] if self._found else {}
         return {int(worker): count for worker, count in saved.items()}
 
+    @property
+    def datagrams(self) -> Received:
+        """What was received in datagrams."""
+        return Received.from_dict(self._found["datagrams"] if self._found else {})
+
     def open(self) -> None:
         """Get ready to write."""
         self._saver = Saver(self._checkpoints)
@@ -73,6 +79,7 @@ class SavedShard:
         run_id: str,
         bytes_down: dict[int, int],
         reports: dict[tuple[int, int], str],
+        datagrams: Received,
     ) -> None:
         """Have this state written soon; never blocks.
 
@@ -82,6 +89,7 @@ class SavedShard:
             run_id: The run's identity.
             bytes_down: Bytes sent to each worker.
             reports: The newest document of each (role, id).
+            datagrams: What was received so.
         """
         self._saver.put(
             version,
@@ -93,6 +101,7 @@ class SavedShard:
                 "model": [[t.path, list(t.shape), t.dtype] for t in self._spec.tensors],
                 "bytes_down": {str(worker): count for worker, count in bytes_down.items()},
                 "reports": {f"{role}:{who}": text for (role, who), text in reports.items()},
+                "datagrams": datagrams.to_dict(),
             },
         )
 

@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 from absl import logging
 
+from ops.routing.books import Books
 from ops.scalars import ScalarFile
 from ps.core import PsCore
+from ps.datagram_accounts import Received, lost
 
 _INTERVAL_SECONDS = 2.0
 
@@ -24,17 +26,22 @@ class _Reading:
     version: int
     pushes: int
     staleness: int  # sum over these pushes
+    datagrams: Books | None  # of all workers; None: there are none
 
 
 class PsScalars:
     """Writes what a shard counts every two seconds; a bad disk ends it, not the run."""
 
     def __init__(
-        self, directory: pathlib.Path, core: PsCore, bytes_down: Callable[[], dict[int, int]]
+        self,
+        directory: pathlib.Path,
+        core: PsCore,
+        bytes_down: Callable[[], dict[int, int]],
+        received: Callable[[], Received | None] = lambda: None,
     ) -> None:
-        """Look at `core` and `bytes_down`; both must bear being read beside the writer thread."""
+        """Look at all of these; they must bear being read beside the writer thread."""
         self._file = ScalarFile(directory)
-        self._core, self._bytes_down = core, bytes_down
+        self._core, self._bytes_down, self._received = core, bytes_down, received
         self._before = self._read(time.monotonic())
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scalars", daemon=True)
@@ -62,13 +69,16 @@ class PsScalars:
             else None,
             "sync/staleness": (reading.staleness - before.staleness) / pushes if pushes else None,
             "net/bytes_down": sum(self._bytes_down().values()),
+            **_of_datagrams(before.datagrams, reading.datagrams),
         }
 
     def _read(self, now: float) -> _Reading:
         core = self._core
         delays = dict(core.accounts.staleness)  # in one piece, whatever the writer does meanwhile
         weighted = sum(delay * pushes for delay, pushes in delays.items())
-        return _Reading(now, core.version, sum(delays.values()), weighted)
+        received = self._received()
+        books = received.whole() if received is not None else None
+        return _Reading(now, core.version, sum(delays.values()), weighted, books)
 
     def _run(self) -> None:
         try:
@@ -77,3 +87,16 @@ class PsScalars:
             self._file.write(self.values(time.monotonic()), self._core.version)
         except OSError as error:
             logging.warning("no more TensorBoard scalars of this shard: %s", error)
+
+
+def _of_datagrams(before: Books | None, now: Books | None) -> dict[str, float | None]:
+    """Return means over the pushes since `before`, and what was lost over all."""
+    if before is None or now is None:
+        return {}
+    new = now.minus(before)
+    return {
+        "dgt/fresh_ratio": new.sum_fresh / new.num_closed if new.num_closed else None,
+        "dgt/fill_ratio": new.sum_fill / new.num_closed if new.num_closed else None,
+        "dgt/lateness": new.sum_of_ages / new.num_late_used if new.num_late_used else None,
+        "dgt/lost": lost(now),
+    }

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import collections
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ops import metrics
+from ops.datagram_counts import BLOCK, SentCounts
 from ops.run import Run
 from ops.types import ModelSpec
 from proto import thinwire_pb2 as pb
+from ps import datagram_accounts
 from ps.core import PsCore
+from ps.datagram_accounts import Received
 
 if TYPE_CHECKING:
     from ps.server import ShardServer
@@ -31,9 +35,17 @@ _OWN_FIELDS = (
 class StatusBoard:
     """Puts together what supervisors, summaries and following shards are told."""
 
-    def __init__(self, run: Run, spec: ModelSpec, core: PsCore, server: ShardServer) -> None:
-        """Look at `core` and `server` whenever asked (writer thread)."""
+    def __init__(
+        self,
+        run: Run,
+        spec: ModelSpec,
+        core: PsCore,
+        server: ShardServer,
+        received: Callable[[], Received | None] = lambda: None,
+    ) -> None:
+        """Look at `core`, `server` and `received` whenever asked (writer thread)."""
         self._run, self._spec, self._core, self._server = run, spec, core, server
+        self._received = received
 
     def about(self) -> dict[str, Any]:
         """Return what does not change during a run, for Welcome."""
@@ -53,6 +65,8 @@ class StatusBoard:
         model = self._core.model
         own |= {"weighting": model.memory(), "down": model.down_summary()}
         own["group_staleness"] = staleness
+        if (received := self._received()) is not None:
+            own["datagrams"] = received.in_short().to_dict()
         return json.dumps(own)
 
     def document(self) -> str:
@@ -96,6 +110,7 @@ class StatusBoard:
                 **core.state_server.summary(),
                 **self._over_shards("weighting", self._core.model.memory()),
                 **self._over_shards("down", self._core.model.down_summary()),
+                **self._datagrams(),
             },
             stop_reason=core.stop_reason,
         )
@@ -153,6 +168,20 @@ class StatusBoard:
                 total.update(_counts(text, block))
         return {block: dict(total)} if total["bytes"] else {}
 
+    def _datagrams(self) -> dict[str, Any]:
+        """Return what became of the datagrams, over all shards and workers; {} without any."""
+        own = self._received()
+        if own is None:
+            return {}
+        shards, sent = [own], {}
+        for (role, who), text in self._server.reports.copy().items():
+            if role == pb.ROLE_SHARD:
+                shards.append(_received(text))
+            elif who in self._core.members and (counts := _sent(text)) is not None:
+                sent[who] = counts
+        channels = self._run.method.router.channels
+        return {BLOCK: datagram_accounts.block(shards, sent, channels)}
+
     def _groups(self) -> dict[str, Any]:
         """Return who belongs together, and what each group has done on this shard and others."""
         core = self._core
@@ -189,6 +218,22 @@ def _own_counters(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return {name: getattr(report, name) for name in _OWN_FIELDS}
+
+
+def _sent(text: str) -> SentCounts | None:
+    """Take what a worker has sent in datagrams from its report."""
+    try:
+        return metrics.WorkerMetrics.from_json(text).datagrams
+    except ValueError:
+        return None
+
+
+def _received(text: str) -> Received:
+    """Take what came in datagrams from a following shard's report."""
+    try:
+        return Received.from_dict(metrics.parse_json(text)["datagrams"])
+    except (ValueError, KeyError, TypeError):
+        return Received()
 
 
 def _counts(text: str, name: str) -> dict[str, int]:
