@@ -107,8 +107,8 @@ class Dgt(DgtChoices):
 
     @property
     def uses_datagrams(self) -> bool:
-        """Whether a shard opens ports for datagrams."""
-        return self.divides and not self.dgt_send_drop
+        """Whether a shard puts a push together; also where a sender throws its datagrams away."""
+        return self.divides
 
     @property
     def channels(self) -> int:

@@ -93,6 +93,18 @@ def test_nothing_arrives_and_training_ends(reception):
     assert 0 < moved.sum() < moved.size  # the last blocks alone are reliable
 
 
+@pytest.mark.parametrize("nb_ps", [1, 2])
+@pytest.mark.parametrize("marker", ["step", "tensor"])
+def test_what_senders_throw_away_is_zero_at_the_shards(nb_ps, marker):
+    control = dgt(nb_ps=nb_ps, dgt_send_drop=True, dgt_marker=marker)
+    deaf = Transport(dgt_drop_rate=1.0, dgt_fallback_steps=0)
+    np.testing.assert_array_equal(
+        weights(control), weights(dgt(nb_ps=nb_ps, dgt_marker=marker, transport=deaf))
+    )
+    assert total(control, "num_announced") == total(control, "num_datagrams") == 0
+    assert total(control, "blocks_dropped") > 0
+
+
 def test_where_nothing_arrives_datagrams_go_in_the_stream():
     deaf = Link(1.0, 10, 0.0, queue_kb=0.0)
     blocked = Transport(dgt_drop_rate=0.999, dgt_fallback_steps=5)
