@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,10 @@ from ops.codecs import NonFiniteUpdate
 from ops.low_rank import expanded
 from ops.methods import Method
 from ops.replies import Operation
-from ops.routing import positions, split
-from ops.routing.routed import Lost, RouteContext, Routed
-from ops.types import Block, EncodeContext, Kind, ModelSpec, Packet, ShardLayout, State
+from ops.routing import positions
+from ops.routing.routed import Lost, Routed
+from ops.types import Block, Kind, ModelSpec, Packet, ShardLayout, State
+from worker.packing import Packing
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -109,13 +109,8 @@ class WorkerCore:
         self.stop_reason = ""
         self.versions = [0] * len(layouts)
         self.generations = [-1] * len(layouts)
-        self._rng = np.random.default_rng(seed)
-        self._codec_state = method.codec.init(spec, kernels)
-        self._router_state = method.router.init(layouts)
-        self._seed, self._number = seed[0], seed[-1]
+        self._packing = Packing(spec, layouts, method, kernels, seed)
         self._offsets = spec.offsets
-        self._last_packet: Packet | None = None
-        self._sent: list[tuple[Block, ...]] = []  # of the last exchange, per shard
         self.local_steps = 0  # since the last exchange
         self._saved_round: State | None = None
         self._saved_slots: State | None = None
@@ -157,12 +152,12 @@ class WorkerCore:
 
     def _outgoing(self, packet: Packet) -> Outgoing:
         self.step += 1
-        self._sent = split(packet, self.layouts)
         loss = float(np.mean(self._losses))
+        routed = self._packing.route(packet, self.step, loss)
         return Outgoing(
             step=self.step,
             kind=packet.kind,
-            shards=self._sent,
+            shards=self._packing.sent,
             base_versions=list(self.versions),
             generations=list(self.generations),
             samples=self._samples,
@@ -171,19 +166,8 @@ class WorkerCore:
             loss=loss,
             aux=self._aux() if self.aux_size else None,
             base_checksums=self._checksums(),
-            routed=self._route(loss),
+            routed=routed,
         )
-
-    def _route(self, loss: float) -> list[Routed]:
-        """Part what goes to each shard by class of service."""
-        router = self.method.router
-        context = RouteContext(self.step, loss, self._seed, self._number, self.kernels)
-        self._router_state = router.begin(self._router_state, context)
-        routed = []
-        for shard, blocks in enumerate(self._sent):
-            part, self._router_state = router.cut(shard, blocks, self._router_state, context)
-            routed.append(part)
-        return routed
 
     def _checksums(self) -> list[int] | None:
         """Return what lets the shards see that their copies of this base are right."""
@@ -206,11 +190,10 @@ class WorkerCore:
     def receive(self, shard: int, reply: ShardReply) -> None:
         """Apply one shard's reply to the base model."""
         if reply.operation is Operation.SET_REST:
-            self._change_base(shard, map(expanded, self._sent[shard]), adds=True)
+            self._change_base(shard, map(expanded, self._packing.sent[shard]), adds=True)
         self._change_base(shard, reply.blocks, adds=reply.operation is Operation.ADD)
         if reply.lost is not None:
-            router = self.method.router
-            self._router_state = router.undelivered(shard, reply.lost, self._router_state)
+            self._packing.settle(shard, reply.lost)
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
         if shard == 0:
             self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
@@ -268,12 +251,7 @@ class WorkerCore:
 
     def undelivered(self) -> None:
         """Hear that the last packet was refused; who has a residual takes it back."""
-        if self._last_packet is None:
-            return
-        codec, router = self.method.codec, self.method.router
-        self._codec_state = codec.undelivered(self._last_packet, self._codec_state)
-        for shard in range(len(self.layouts)):
-            self._router_state = router.undelivered(shard, None, self._router_state)
+        self._packing.undelivered()
 
     def save(self) -> State:
         """Return what outlives this process; local steps not yet pushed included."""
@@ -281,9 +259,7 @@ class WorkerCore:
             "round": self._round() if self.local_steps else None,
             "slots": self.method.local.save(self._local) if self._local else {},
             "step": self.step,
-            "codec": self._codec_state,
-            "router": self._router_state,
-            "rng": json.dumps(self._rng.bit_generator.state),
+            **self._packing.save(),
         }
 
     def restore(self, state: State, last_applied_step: int) -> bool:
@@ -295,12 +271,10 @@ class WorkerCore:
         Returns:
             Whether the codec's state was used.
         """
-        self._rng.bit_generator.state = json.loads(state["rng"])
         self._saved_slots = state["slots"]
         fits = state["step"] == last_applied_step
+        self._packing.restore(state, fits)
         if fits:
-            self._codec_state = state["codec"]
-            self._router_state = state["router"]
             self._saved_round = state["round"]
         self.step = last_applied_step
         return fits
@@ -331,17 +305,5 @@ class WorkerCore:
         return self.weights - self.base if self.method.takes_local_steps else gradient
 
     def _encode(self, values: Float32) -> Packet:
-        tensors = [
-            values[start:stop]
-            for start, stop in zip(self._offsets, self._offsets[1:], strict=False)
-        ]
-        context = EncodeContext(
-            step=self.step + 1,
-            learning_rate=self.learning_rate,
-            rng=self._rng,
-            kernels=self.kernels,
-            epoch=self.samples_of_run / self._num_examples if self._num_examples else 0.0,
-        )
-        packet, self._codec_state = self.method.codec.encode(tensors, self._codec_state, context)
-        self._last_packet = dataclasses.replace(packet, kind=self.method.kind)
-        return self._last_packet
+        epoch = self.samples_of_run / self._num_examples if self._num_examples else 0.0
+        return self._packing.encode(values, self.step + 1, self.learning_rate, epoch)
