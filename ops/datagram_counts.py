@@ -62,3 +62,9 @@ class SentCounts(Counts):
     num_bytes: list[int] = dataclasses.field(default_factory=list)  # on the wire, with all headers
     unsent: dict[str, int] = dataclasses.field(default_factory=dict)  # datagrams, by reason
     fallen_back: int = 0  # shards that now get everything in the stream
+
+    def after(self, before: SentCounts | None) -> SentCounts:
+        """Return the totals with those of earlier lives of the worker."""
+        if before is None:
+            return self
+        return dataclasses.replace(before.plus(self), fallen_back=self.fallen_back)

@@ -66,7 +66,7 @@ class SavedShard:
     @property
     def datagrams(self) -> Received:
         """What was received in datagrams."""
-        return Received.from_dict(self._found["datagrams"] if self._found else {})
+        return Received.from_dict(self._found.get("datagrams", {}) if self._found else {})
 
     def open(self) -> None:
         """Get ready to write."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from ops import agreement, wire
+from ops.datagram_counts import SentCounts
 from ops.replies import Operation
 from ops.routing.routed import Lost
 from ops.run import Run
@@ -16,6 +17,7 @@ from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.session import payload_limit
 from worker.core import Outgoing, ShardReply
+from worker.datagram_totals import totals_of
 from worker.push_messages import Spoken, push_messages
 from worker.shard_client import PushRefused, ShardClient
 from worker.ways_out import WaysOut
@@ -67,6 +69,13 @@ class Exchange:
             )
             for shard, address in enumerate(run.addresses)
         ]
+        self._totals = totals_of(
+            id_worker,
+            [shard.leg for shard in self.shards],
+            run.method.router.channels,
+            lambda: self.bytes_up,
+            run.transport.dgt_info,
+        )
 
     def join(self) -> list[pb.Welcome]:
         """Say Hello to every shard; shard 0 names this life of the worker for the others."""
@@ -90,9 +99,14 @@ class Exchange:
         Raises:
             ConfigurationError: A shard calls the push malformed.
         """
+        if self._totals is not None:
+            self._totals.note(outgoing.routed)
         for number, shard in enumerate(self.shards):
             shard.ask(functools.partial(self._messages, number, outgoing))
-        return [self._answer(number) for number in range(len(self.shards))]
+        replies = [self._answer(number) for number in range(len(self.shards))]
+        if self._totals is not None:
+            self._totals.tell(outgoing.step)
+        return replies
 
     def close(self, cause: str) -> None:
         """Say farewell to every shard."""
@@ -113,6 +127,11 @@ class Exchange:
     def bytes_up(self) -> int:
         """Training bytes sent."""
         return sum(shard.bytes_sent for shard in self.shards)
+
+    @property
+    def datagrams(self) -> SentCounts | None:
+        """What this process has sent by channel; None where the method knows no channels."""
+        return self._totals.counts() if self._totals is not None else None
 
     @property
     def bytes_down(self) -> int:

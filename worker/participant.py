@@ -244,6 +244,7 @@ class Participant:
     def metrics(self) -> WorkerMetrics:
         """Return what this worker counts itself, over all its lives."""
         seconds, before = self.stopwatch.seconds, self.before
+        datagrams = self.exchange.datagrams
         elapsed = max(1e-9, time.monotonic() - self.started_at)
         return WorkerMetrics(
             id=self.own.id_worker,
@@ -257,6 +258,7 @@ class Participant:
             non_finite=before.non_finite + self.num_non_finite,
             steps_per_second=self.num_steps / elapsed,
             labels=self.labels,
+            datagrams=datagrams.after(before.datagrams) if datagrams is not None else None,
         )
 
     def _report(self) -> str:

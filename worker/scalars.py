@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from absl import logging
 
+from ops.datagram_counts import SentCounts
 from ops.metrics import WorkerMetrics
 from ops.scalars import ScalarFile
 
@@ -24,6 +25,7 @@ class WorkerScalars:
         self._file: ScalarFile | None = ScalarFile(directory)
         self._clock = clock
         self._written_at, self._steps = clock(), 0
+        self._datagrams = SentCounts()  # when last written
 
     def note(
         self, counted: WorkerMetrics, loss: float | None, num_steps: int, version: int
@@ -46,6 +48,7 @@ class WorkerScalars:
             "time/encode_seconds": counted.encode_seconds,
             "time/wait_seconds": counted.wait_seconds,
             "net/bytes_up": counted.bytes_up,
+            **self._of_datagrams(counted.datagrams),
         }
         self._written_at, self._steps = self._clock(), num_steps
         try:
@@ -53,3 +56,13 @@ class WorkerScalars:
         except OSError as error:
             self._file = None
             logging.warning("no more TensorBoard scalars of this worker: %s", error)
+
+    def _of_datagrams(self, counts: SentCounts | None) -> dict[str, float | None]:
+        """Return the mean k of the exchanges since the last time, and all bytes by channel."""
+        if counts is None:
+            return {}
+        new, self._datagrams = counts.minus(self._datagrams), counts
+        values: dict[str, float | None] = {"dgt/k": new.sum_k / new.pushes if new.pushes else None}
+        for channel, num_bytes in enumerate(counts.num_bytes):
+            values[f"dgt/bytes_channel_{channel}"] = num_bytes
+        return values

@@ -44,7 +44,7 @@ class Records:
     ) -> None:
         self._run, self._own, self._recorder, self._simulation = run, own, recorder, simulation
         self._boards = [
-            StatusBoard(run, simulation.spec, shard.core, shard)  # type: ignore[arg-type]
+            StatusBoard(run, simulation.spec, shard.core, shard, shard.received)  # type: ignore[arg-type]
             for shard in simulation.shards
         ]
         self.dashboard = Dashboard()

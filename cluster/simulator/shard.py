@@ -19,9 +19,10 @@ from ops.routing.transport import Transport
 from ops.types import Link, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
-from ps import events
+from ps import datagram_accounts, events
 from ps.connections import SharedBlocks, blocks_of, reply_frames
 from ps.core import PsCore
+from ps.datagram_accounts import Received
 from ps.pushes import NonFinite, PushDecoder
 from ps.reception import Receptions
 from worker.core import ShardReply
@@ -105,7 +106,13 @@ class SimulatedShard:
             lambda: self.clock.now,
         )
         self.receptions.lose(transport.dgt_drop_rate, transport.dgt_drop_seed)
+        if transport.dgt_info:
+            self.receptions.on_closed = datagram_accounts.tell
         self._uses_ports = transport.dgt_transport == "udp"
+
+    def received(self) -> Received | None:
+        """Return what has come in datagrams; None where the method sends none."""
+        return self.receptions.received() if self.receptions is not None else None
 
     def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
         """Return what a welcomed worker hears of datagrams."""

@@ -14,6 +14,7 @@ from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
 from cluster.simulator.shard import Arrival, Datagrams, Part, Port, Replied, SimulatedShard
 from cluster.simulator.ways import SimulatedWays
 from ops import wire
+from ops.datagram_counts import SentCounts
 from ops.routing import Reliable
 from ops.routing.transport import Transport
 from ops.types import Link
@@ -23,6 +24,7 @@ from proto.framing import BytesLike
 from ps import events
 from ps.pushes import NonFinite, PushDecoder
 from worker.core import Outgoing, ShardReply
+from worker.datagram_totals import totals_of
 from worker.push_messages import push_messages
 
 #: What a shard takes in, and the sizes of the frames that bring it.
@@ -86,6 +88,9 @@ class Streams:
         self._ways = SimulatedWays(clock, link, seed, router, transport)
         self._up = self._ways.up
         self._legs = [self._ways.leg(number, shard) for shard in shards]
+        self._totals = totals_of(
+            number, self._legs, router.channels, lambda: self.bytes_up, transport.dgt_info
+        )
         total = sum(shard.layout.size for shard in shards)
         for shard in shards:
             part = Link(link.mbps * shard.layout.size / total, link.delay_ms, link.loss)
@@ -136,6 +141,8 @@ class Streams:
     def push(self, outgoing: Outgoing) -> None:
         """Push to every shard."""
         self.asked_at = self._clock.now
+        if self._totals is not None:
+            self._totals.note(outgoing.routed)
         for shard in range(len(self._shards)):
             self._ask(shard, outgoing.step, functools.partial(self._say_push, shard, outgoing))
 
@@ -186,6 +193,11 @@ class Streams:
         """Training bytes sent."""
         beside = sum(leg.bytes_sent for leg in self._legs if leg is not None)
         return self._up.num_bytes + beside
+
+    @property
+    def datagrams(self) -> SentCounts | None:
+        """What was sent by channel; None where the method knows no channels."""
+        return self._totals.counts() if self._totals is not None else None
 
     @property
     def bytes_down(self) -> int:
@@ -309,6 +321,8 @@ class Streams:
         del self._asked[shard]
         self._replies[shard] = reply
         if not self._asked:
+            if self._totals is not None and self._steps[0]:
+                self._totals.tell(self._steps[0])
             replies, self._replies = self._replies, {}
             self._listener.replied([replies[number] for number in range(len(self._shards))])
 

@@ -197,6 +197,7 @@ class SimulatedWorker:
             non_finite=self._num_non_finite,
             steps_per_second=self._num_steps / now if now else 0.0,
             labels=self._own.shard.label_counts,
+            datagrams=self._streams.datagrams,
         ).to_json()
 
     def rounds(self) -> list[str]:

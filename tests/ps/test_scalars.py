@@ -2,6 +2,8 @@
 
 import pytest
 
+from ops.routing import books
+from ps.datagram_accounts import received
 from ps.scalars import PsScalars
 from tests.harness import method
 from tests.ops.test_scalars import read
@@ -34,6 +36,24 @@ def test_rates_and_means_are_those_since_the_last_time(tmp_path):
     assert later["train/updates_per_second"] == pytest.approx(1.0)
     assert later["sync/staleness"] == 0
     assert scalars.values(start + 4.0)["sync/staleness"] is None
+
+
+def test_datagrams_since_the_last_time_and_lost_in_all(tmp_path):
+    core = core_of(method("asgd", nb_workers=1))
+    book = books.empty(1)
+    scalars = PsScalars(tmp_path, core, dict, lambda: received([(1, book)], {}))
+    start = scalars._before.at
+    book.num_closed, book.sum_fresh, book.sum_fill = 2, 1.5, 1.6
+    book.num_announced[1], book.num_arrived[1] = 10, 7
+    first = scalars.values(start + 2.0)
+    assert (first["dgt/fresh_ratio"], first["dgt/fill_ratio"]) == (0.75, 0.8)
+    assert first["dgt/lost"] == 3 and first["dgt/lateness"] is None
+    book.num_closed, book.sum_fresh = 3, 2.5
+    book.num_late[1], book.num_late_used, book.sum_of_ages = 2, 2, 3
+    later = scalars.values(start + 4.0)
+    assert (later["dgt/fresh_ratio"], later["dgt/lateness"], later["dgt/lost"]) == (1.0, 1.5, 1)
+    assert scalars.values(start + 6.0)["dgt/fresh_ratio"] is None
+    assert "dgt/lost" not in scalars_of(core, tmp_path).values(start)
 
 
 def test_the_thread_writes_at_the_end(tmp_path):
