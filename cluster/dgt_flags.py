@@ -113,7 +113,7 @@ TOPIC = Topic(
             low=0,
             high=1_000_000,
         ),
-        number("dgt_fallback_fill", 0.1, "Fewer than this fraction.", low=0.0, high=1.0),
+        number("dgt_fallback_fill", 0.01, "Fewer than this fraction.", low=0.0, high=1.0),
     ),
 )  # fmt: skip
 
