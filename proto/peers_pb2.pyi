@@ -39,14 +39,16 @@ class FromPeer(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_thinwire_pb2.Refusal, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., chunk: _Optional[_Union[_thinwire_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class Greeting(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "worker")
+    __slots__ = ("protocol_version", "run_id", "worker", "proof")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: str
     worker: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., worker: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., worker: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("view", "generation", "round", "number", "payload_bytes", "payload")

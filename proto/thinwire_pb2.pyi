@@ -31,6 +31,9 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_STARTING: _ClassVar[Reason]
     REASON_FULL: _ClassVar[Reason]
     REASON_STALE_GENERATION: _ClassVar[Reason]
+    REASON_IDENTITY: _ClassVar[Reason]
+    REASON_TOKEN: _ClassVar[Reason]
+    REASON_LIMIT: _ClassVar[Reason]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -87,6 +90,9 @@ REASON_TOPOLOGY: Reason
 REASON_STARTING: Reason
 REASON_FULL: Reason
 REASON_STALE_GENERATION: Reason
+REASON_IDENTITY: Reason
+REASON_TOKEN: Reason
+REASON_LIMIT: Reason
 INDEX_CODING_DENSE: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
 INDEX_CODING_RICE: IndexCoding
@@ -187,7 +193,7 @@ class EmulatedLink(_message.Message):
     def __init__(self, mbps: _Optional[float] = ..., delay_ms: _Optional[float] = ..., loss: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address")
+    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address", "proof")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +205,7 @@ class Hello(_message.Message):
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: Role
     id: int
@@ -210,7 +217,8 @@ class Hello(_message.Message):
     shard: int
     num_shards: int
     peer_address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams")
