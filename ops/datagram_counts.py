@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from ops.documents import Document
@@ -34,6 +34,12 @@ def total(counts: Iterable[_Counts], start: _Counts) -> _Counts:
     for each in counts:
         start = start.plus(each)
     return start
+
+
+def rows_of(block: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return a list of rows in the block that another program has written; what is none is not."""
+    rows = block.get(name)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _sum(one: Any, other: Any, sign: int = 1) -> Any:

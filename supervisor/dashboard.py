@@ -14,11 +14,14 @@ from typing import Any
 
 from absl import logging
 
+from ops.datagram_counts import BLOCK, rows_of
 from ops.metrics import Evaluation, RunStatus, WorkerMetrics
 
 _BAR_CELLS = 20  # as wide as Keras draws it
 _RATE_WINDOW = 20  # statuses behind the rate that the ETA is made of
 _MOST_WORKERS_SHOWN = 32
+_COLUMNS = ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited")
+_DATAGRAM_COLUMNS = ("fresh", "fill")
 _STATE_STYLES = {
     "waiting": "yellow",
     "training": "green",
@@ -101,14 +104,26 @@ def plain_line(progress: Progress) -> str:
     head = f"update {status.version}" + (f"/{status.iter_max}" if status.iter_max else "")
     states = collections.Counter(worker.state for worker in status.workers)
     workers = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    beside = [f"fresh {_ratio(_datagrams(status).get('fresh'))}"] if _datagrams(status) else []
     traffic = f"up {format_bytes(status.bytes_up)} - down {format_bytes(status.bytes_down)}"
-    parts = [head, _times(progress), *_measures(progress), traffic, f"workers: {workers or 'none'}"]
-    return " - ".join(parts)
+    parts = [head, _times(progress), *_measures(progress), *beside, traffic]
+    return " - ".join([*parts, f"workers: {workers or 'none'}"])
 
 
 def worker_rows(status: RunStatus) -> list[tuple[str, ...]]:
-    """Return the cells of the workers' table: id, state, clock, lag, rate, loss, up, down, wait."""
-    return [_worker_row(worker) for worker in status.workers[:_MOST_WORKERS_SHOWN]]
+    """Return the cells of the workers' table: id, state, clock, lag, rate, loss, up, down, wait.
+
+    Where there are datagrams, each also has its fresh and its fill ratio.
+    """
+    rows = [_worker_row(worker) for worker in status.workers[:_MOST_WORKERS_SHOWN]]
+    if not (block := _datagrams(status)):
+        return rows
+    known = {each.get("id"): each for each in rows_of(block, "workers")}
+    found = [known.get(worker.id, {}) for worker in status.workers]
+    return [
+        (*row, *(_ratio(of_worker.get(name)) for name in _DATAGRAM_COLUMNS))
+        for row, of_worker in zip(rows, found, strict=False)
+    ]
 
 
 def render(progress: Progress) -> Any:
@@ -121,7 +136,7 @@ def render(progress: Progress) -> Any:
     present = sum(worker.state != "left" for worker in status.workers)
     title = Text(f"{status.method} · {present} of {status.nb_workers} workers", style="bold")
     table = Table(title=title, title_justify="left", pad_edge=False, box=None)
-    for name in ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited"):
+    for name in (*_COLUMNS, *(_DATAGRAM_COLUMNS if _datagrams(status) else ())):
         table.add_column(
             name, justify="left" if name == "state" else "right", header_style="dim", no_wrap=True
         )
@@ -236,6 +251,15 @@ def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
         format_bytes(worker.bytes_down),
         format_duration(worker.wait_seconds),
     )
+
+
+def _datagrams(status: RunStatus) -> dict[str, Any]:
+    """Return the figures of datagrams; empty where the method sends none."""
+    return status.policies.get(BLOCK, {})
+
+
+def _ratio(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, int | float) else "-"
 
 
 def _three_digits(value: float) -> str:

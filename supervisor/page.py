@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from supervisor.dashboard import format_bytes, format_duration
+from supervisor import cells, datagram_table
 
-_ABSENT = "–"
 _STYLE = """
 :root { color-scheme: light dark; --page: #f4f5f8; --card: #ffffff; --text: #1c2330;
   --muted: #667085; --line: #e3e6ed; --accent: #1f6fd6; --tint: #eaf1fc; }
@@ -85,6 +83,8 @@ def run_page(run: RunSection, curves: Sequence[Picture]) -> str:
     body += ["<h2>Accuracy and what it cost</h2>", _pictures(curves, "curves")]
     body += ["<h2>Staleness, time and data</h2>", _pictures(run.pictures)]
     body += ["<h2>Workers</h2>", _workers_table(run.summary["workers"])]
+    if beside := datagram_table.tables(run.summary):
+        body += ["<h2>Datagrams</h2>", beside]
     body += ["<h2>Composition</h2>", _seams_table([run])]
     return _page(run.name, body)
 
@@ -97,7 +97,7 @@ def comparison_page(runs: Sequence[RunSection], curves: Sequence[Picture]) -> st
     body += ["<h2>Accuracy and what it cost</h2>", _pictures(curves, "curves")]
     body += ["<h2>Composition</h2>", _seams_table(runs)]
     for run in runs:
-        body += [f"<h2>{_text(run.name)}</h2>", _pictures(run.pictures)]
+        body += [f"<h2>{cells.text(run.name)}</h2>", _pictures(run.pictures)]
     return _page(title, body)
 
 
@@ -106,7 +106,7 @@ def _page(title: str, body: Sequence[str]) -> str:
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_text(title)} · Thinwire</title>\n<style>{_STYLE}</style>\n</head>",
+            f"<title>{cells.text(title)} · Thinwire</title>\n<style>{_STYLE}</style>\n</head>",
             "<body><main>",
             *body,
             "</main></body>\n</html>\n",
@@ -115,15 +115,15 @@ def _page(title: str, body: Sequence[str]) -> str:
 
 
 def _header(title: str, line: str) -> str:
-    return f"<header><h1>{_text(title)}</h1><p>{_text(line)}</p></header>"
+    return f"<header><h1>{cells.text(title)}</h1><p>{cells.text(line)}</p></header>"
 
 
 def _one_line(summary: Mapping[str, Any]) -> str:
     words = [
         str(summary.get("method")),
-        f"{_count(summary.get('nb_workers'))} workers",
-        f"{_count(summary.get('num_parameters'))} parameters",
-        f"{_count(summary.get('updates'))} updates",
+        f"{cells.count(summary.get('nb_workers'))} workers",
+        f"{cells.count(summary.get('num_parameters'))} parameters",
+        f"{cells.count(summary.get('updates'))} updates",
         f"ended by {summary.get('stop_reason')}",
     ]
     return " · ".join(words)
@@ -131,15 +131,18 @@ def _one_line(summary: Mapping[str, Any]) -> str:
 
 def _tiles(summary: Mapping[str, Any]) -> str:
     tiles = [
-        (_percent(summary.get("test_accuracy")), "test accuracy at the end"),
-        (_duration(summary.get("seconds")), "training time"),
-        (_rate(summary.get("updates_per_second")), "updates per second"),
-        (_size(_traffic(summary)), "over the network"),
-        (_times(summary.get("compression_up")), "less sent up than dense"),
-        (_times(summary.get("compression_down")), "less sent down than dense"),
+        (cells.percent(summary.get("test_accuracy")), "test accuracy at the end"),
+        (cells.duration(summary.get("seconds")), "training time"),
+        (cells.rate(summary.get("updates_per_second")), "updates per second"),
+        (cells.size(_traffic(summary)), "over the network"),
+        (cells.times(summary.get("compression_up")), "less sent up than dense"),
+        (cells.times(summary.get("compression_down")), "less sent down than dense"),
     ]
-    cells = [f'<div class="tile"><b>{_text(v)}</b><span>{_text(t)}</span></div>' for v, t in tiles]
-    return f'<div class="tiles">{"".join(cells)}</div>'
+    shown = [
+        f'<div class="tile"><b>{cells.text(value)}</b><span>{cells.text(title)}</span></div>'
+        for value, title in tiles
+    ]
+    return f'<div class="tiles">{"".join(shown)}</div>'
 
 
 def _pictures(pictures: Sequence[Picture], kind: str = "") -> str:
@@ -148,7 +151,7 @@ def _pictures(pictures: Sequence[Picture], kind: str = "") -> str:
 
 def _figure(picture: Picture) -> str:
     light, dark = (_data_uri(picture.themes[theme]) for theme in ("light", "dark"))
-    title = _text(picture.title)
+    title = cells.text(picture.title)
     return (
         f"<figure><figcaption>{title}</figcaption><picture>"
         f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
@@ -163,38 +166,50 @@ def _data_uri(png: bytes) -> str:
 def _summary_table(runs: Sequence[RunSection]) -> str:
     """One row a run; the best value of a column is marked when there is something to compare."""
     columns = _summary_columns([run.summary for run in runs])
-    rows: list[list[str]] = [[f"<th>{_text(run.name)}</th>"] for run in runs]
+    rows: list[list[str]] = [[f"<th>{cells.text(run.name)}</th>"] for run in runs]
     for column in columns:
         values = [column.value(run.summary) for run in runs]
-        known = [value for value in values if _is_number(value)]
+        known = [value for value in values if cells.is_number(value)]
         best = column.better(known) if column.better and len(set(known)) > 1 else None
         for row, value in zip(rows, values, strict=True):
             mark = ' class="best"' if best is not None and value == best else ""
-            row.append(f"<td{mark}>{_text(column.show(value))}</td>")
-    return _table(["run", *(column.title for column in columns)], ["".join(row) for row in rows])
+            row.append(f"<td{mark}>{cells.text(column.show(value))}</td>")
+    heads = ["run", *(column.title for column in columns)]
+    return cells.table(heads, ["".join(row) for row in rows])
 
 
 def _summary_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
     columns = [
         _Column("method", lambda s: s.get("method"), str),
-        _Column("final accuracy", lambda s: s.get("test_accuracy"), _percent, max),
-        _Column("best accuracy", lambda s: s.get("best_test_accuracy"), _percent, max),
-        _Column("time", lambda s: s.get("seconds"), _duration, min),
+        _Column("final accuracy", lambda s: s.get("test_accuracy"), cells.percent, max),
+        _Column("best accuracy", lambda s: s.get("best_test_accuracy"), cells.percent, max),
+        _Column("time", lambda s: s.get("seconds"), cells.duration, min),
     ]
     columns += [_mark_column(mark) for mark in _shown_marks(summaries)]
     return [
         *columns,
-        _Column("up", lambda s: s.get("bytes_up"), _size, min),
-        _Column("down", lambda s: s.get("bytes_down"), _size, min),
-        _Column("less up", lambda s: s.get("compression_up"), _times, max),
-        _Column("less down", lambda s: s.get("compression_down"), _times, max),
-        _Column("updates", lambda s: s.get("updates"), _count),
-        _Column("updates/s", lambda s: s.get("updates_per_second"), _rate, max),
-        _Column("samples/s", lambda s: s.get("samples_per_second"), _rate, max),
-        _Column("staleness mean", lambda s: s["staleness"].get("mean"), _rate),
-        _Column("p95", lambda s: s["staleness"].get("p95"), _count),
-        _Column("workers", lambda s: s.get("nb_workers"), _count),
-        _Column("ended by", lambda s: s.get("stop_reason"), lambda v: str(v or _ABSENT)),
+        _Column("up", lambda s: s.get("bytes_up"), cells.size, min),
+        _Column("down", lambda s: s.get("bytes_down"), cells.size, min),
+        _Column("less up", lambda s: s.get("compression_up"), cells.times, max),
+        _Column("less down", lambda s: s.get("compression_down"), cells.times, max),
+        *_datagram_columns(summaries),
+        _Column("updates", lambda s: s.get("updates"), cells.count),
+        _Column("updates/s", lambda s: s.get("updates_per_second"), cells.rate, max),
+        _Column("samples/s", lambda s: s.get("samples_per_second"), cells.rate, max),
+        _Column("staleness mean", lambda s: s["staleness"].get("mean"), cells.rate),
+        _Column("p95", lambda s: s["staleness"].get("p95"), cells.count),
+        _Column("workers", lambda s: s.get("nb_workers"), cells.count),
+        _Column("ended by", lambda s: s.get("stop_reason"), lambda v: str(v or cells.ABSENT)),
+    ]
+
+
+def _datagram_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
+    """Return two columns where any of the runs sent datagrams."""
+    if not any(map(datagram_table.block_of, summaries)):
+        return []
+    return [
+        _Column("fresh", lambda s: datagram_table.block_of(s).get("fresh"), cells.percent, max),
+        _Column("fill", lambda s: datagram_table.block_of(s).get("fill"), cells.percent, max),
     ]
 
 
@@ -209,7 +224,7 @@ def _mark_column(mark: str) -> _Column:
         cost = summary["time_to_accuracy"].get(mark)
         return cost.get("seconds") if isinstance(cost, dict) else None
 
-    return _Column(f"time to {mark}", seconds, _duration, min)
+    return _Column(f"time to {mark}", seconds, cells.duration, min)
 
 
 def _seams_table(runs: Sequence[RunSection]) -> str:
@@ -217,69 +232,33 @@ def _seams_table(runs: Sequence[RunSection]) -> str:
     seams = dict.fromkeys(name for run in runs for name in run.summary["seams"])
     rows = []
     for seam in seams:
-        values = [str(run.summary["seams"].get(seam, _ABSENT)) for run in runs]
-        cells = "".join(f"<td>{_text(value)}</td>" for value in values)
-        rows.append((len(set(values)) > 1, f"<th>{_text(seam)}</th>{cells}"))
+        values = [str(run.summary["seams"].get(seam, cells.ABSENT)) for run in runs]
+        shown = "".join(f"<td>{cells.text(value)}</td>" for value in values)
+        rows.append((len(set(values)) > 1, f"<th>{cells.text(seam)}</th>{shown}"))
     heads = ["seam", *(run.name for run in runs)]
-    return _table(heads, [row for _, row in rows], "words", [differs for differs, _ in rows])
+    return cells.table(heads, [row for _, row in rows], "words", [differs for differs, _ in rows])
 
 
 def _workers_table(workers: Sequence[Mapping[str, Any]]) -> str:
     shown: list[tuple[str, str, Callable[[Any], str]]] = [
         ("state", "state", str),
-        ("pushes", "pushes", _count),
-        ("samples", "samples", _count),
-        ("up", "bytes_up", _size),
-        ("down", "bytes_down", _size),
-        ("compute", "compute_seconds", _duration),
-        ("encode", "encode_seconds", _duration),
-        ("send", "send_seconds", _duration),
-        ("wait", "wait_seconds", _duration),
+        ("pushes", "pushes", cells.count),
+        ("samples", "samples", cells.count),
+        ("up", "bytes_up", cells.size),
+        ("down", "bytes_down", cells.size),
+        ("compute", "compute_seconds", cells.duration),
+        ("encode", "encode_seconds", cells.duration),
+        ("send", "send_seconds", cells.duration),
+        ("wait", "wait_seconds", cells.duration),
     ]
     rows = [
-        f"<th>worker {_text(row.get('id'))}</th>"
-        + "".join(f"<td>{_text(show(row.get(key)))}</td>" for _, key, show in shown)
+        f"<th>worker {cells.text(row.get('id'))}</th>"
+        + "".join(f"<td>{cells.text(show(row.get(key)))}</td>" for _, key, show in shown)
         for row in workers
     ]
-    return _table(["worker", *(title for title, _, _ in shown)], rows)
-
-
-def _table(
-    heads: Sequence[str], rows: Sequence[str], kind: str = "", differs: Sequence[bool] = ()
-) -> str:
-    head = "".join(f"<th>{_text(name)}</th>" for name in heads)
-    marks = [*differs, *[False] * (len(rows) - len(differs))]
-    body = "".join(
-        f"<tr{' class=differs' if mark else ''}>{row}</tr>"
-        for row, mark in zip(rows, marks, strict=True)
-    )
-    return (
-        f'<div class="table"><table class="{kind}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _shown(write: Callable[[float], str]) -> Callable[[Any], str]:
-    """Show what is unknown, or no number, as a dash."""
-    return lambda value: write(value) if _is_number(value) else _ABSENT
-
-
-_percent = _shown(lambda value: f"{100 * value:.1f} %")
-_duration = _shown(lambda value: f"{value:.1f} s" if value < 59.95 else format_duration(value))
-_size = _shown(format_bytes)
-_times = _shown(lambda value: f"{value:,.0f}×" if value >= 99.5 else f"{value:.1f}×")
-_rate = _shown(lambda value: f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}")
-_count = _shown(lambda value: f"{value:,}")
+    return cells.table(["worker", *(title for title, _, _ in shown)], rows)
 
 
 def _traffic(summary: Mapping[str, Any]) -> Any:
     parts = [summary.get("bytes_up"), summary.get("bytes_down")]
-    return sum(parts) if all(map(_is_number, parts)) else None
+    return sum(parts) if all(map(cells.is_number, parts)) else None

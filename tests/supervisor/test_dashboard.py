@@ -17,7 +17,7 @@ from supervisor.dashboard import (
     progress_line,
     render,
 )
-from tests.supervisor.samples import make_evaluation, make_status, make_worker
+from tests.supervisor.samples import DATAGRAMS, make_evaluation, make_status, make_worker
 
 
 def drawn(renderable, width=120):
@@ -61,6 +61,28 @@ def test_table_shows_each_worker():
     assert "2 of 4 workers" in text and "suspect" in text
     (row,) = [line for line in text.splitlines() if " training " in line]
     assert " ".join(row.split()) == "1 training 200 0 12.5 1.3493 1.80 MB 6.00 MB 4s"
+
+
+def test_where_there_are_datagrams_their_ratios_are_shown():
+    status = make_status(policies={"dgt": DATAGRAMS})
+    assert " - fresh 0.93 - up 7.20 MB - " in plain_line(Progress(status))
+    lines = drawn(render(Progress(status))).splitlines()
+    assert lines[1].split()[-3:] == ["waited", "fresh", "fill"]
+    rows = {line.split()[0]: line.split()[-2:] for line in lines[2:6]}
+    assert rows == {"1": ["0.91", "0.97"], "2": ["0.92", "0.97"], "3": ["0.93", "0.97"],
+                    "4": ["-", "-"]}  # fmt: skip
+
+
+def test_where_there_are_none_there_is_no_column():
+    assert "fresh" not in plain_line(Progress(make_status()))
+    assert "fresh" not in drawn(render(Progress(make_status())))
+
+
+@pytest.mark.parametrize("block", [{"pushes": 0}, {"workers": 3, "fresh": None}, {"workers": [1]}])
+def test_figures_that_are_not_known_are_a_dash(block):
+    status = make_status(policies={"dgt": block})
+    assert " - fresh - - up " in plain_line(Progress(status))
+    assert drawn(render(Progress(status))).splitlines()[2].split()[-2:] == ["-", "-"]
 
 
 def test_a_narrow_terminal_and_a_crowd_still_fit():

@@ -13,7 +13,7 @@ from ops.metrics import Histogram
 from ops.types import ConfigurationError
 from supervisor import figures, page
 from supervisor.report import distinct_names, load_run, main, write_comparison, write_report
-from tests.supervisor.samples import write_run
+from tests.supervisor.samples import DATAGRAMS, write_run
 
 LIGHT = figures.THEMES["light"]
 WORKER = {
@@ -75,6 +75,37 @@ def test_comparison_is_one_file_with_every_run(run_dir, tmp_path):
     assert all(link.startswith("data:") for link in reader.links)
     assert reader.text.count("Accuracy against traffic") == 1
     assert reader.text.count("Staleness of the updates") == 2
+
+
+def test_the_report_shows_what_became_of_the_datagrams(run_dir, tmp_path):
+    path = write_report(write_run(tmp_path / "dgt", policies={"dgt": DATAGRAMS}))
+    text = [cell for cell in Reader(path.read_text(encoding="utf-8")).text if cell]
+    assert text.count("Datagrams") == 1
+    row = text[text.index("channel 1") :]
+    assert row[1:8] == ["2,499", "1,201", "1.77 MB", "1,200", "1,100", "60", "40"]
+    whole = text[text.index("all") :]
+    assert whole[1:8] == ["160", "0.500", "93.2 %", "95.0 %", "1.25 steps", "60", "40"]
+    assert "duplicate 7 · unknown session 2" in text and text.count("fell back") == 1
+    without = Reader(write_report(run_dir).read_text(encoding="utf-8")).text
+    assert "Datagrams" not in without
+
+
+def test_a_comparison_with_datagrams_has_two_more_columns(run_dir):
+    run = page.RunSection("reliable", load_run(run_dir).summary, [])
+    other = page.RunSection("parted", run.summary | {"dgt": DATAGRAMS}, [])
+    text = page.comparison_page([run, other], [])
+    assert "<th>fresh</th><th>fill</th>" in text
+    assert "<td>93.2 %</td><td>95.0 %</td>" in text and "<td>–</td><td>–</td>" in text
+    assert "<th>fresh</th>" not in page.comparison_page([run], [])
+
+
+@pytest.mark.parametrize(
+    "block", [3, [], {}, {"channels": 1, "workers": [2], "dropped": []}, {"fresh": "<b>"}]
+)
+def test_damaged_figures_of_datagrams_are_dashes(run_dir, block):
+    run = page.RunSection("odd", load_run(run_dir).summary | {"dgt": block}, [])
+    assert "<b>" not in page.run_page(run, []).partition("<h2>Workers")[2]
+    assert page.comparison_page([run], [])
 
 
 def test_the_best_value_of_a_column_is_marked(run_dir):
