@@ -113,7 +113,7 @@ def test_other_routers_have_no_block():
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_info_is_a_line_for_each_step(caplog, asked):
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="absl"):
         dgt(nb_ps=1, iter_max=5, transport=Transport(dgt_info=asked))
     sent = [line for line in caplog.messages if re.match(r"worker \d, step \d+: k 0\.4", line)]
     closed = [line for line in caplog.messages if re.match(r"worker \d, step \d+: fresh", line)]
@@ -122,7 +122,7 @@ def test_info_is_a_line_for_each_step(caplog, asked):
 
 
 def test_a_dropping_sender_says_so(caplog):
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="absl"):
         simulation = dgt(choices={"dgt_send_drop": True}, transport=Transport(dgt_info=True))
     block, counts = block_of(simulation), simulation.workers[0]._streams.datagrams
     assert block["announced"] == block["lost"] == 0 < block["blocks"]["dropped"]

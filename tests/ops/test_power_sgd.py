@@ -165,7 +165,6 @@ def test_the_range_of_float32(size, dtype):
         ("powersgd", {"value_dtype": "int4"}, "'int4'"),
         ("powersgd", {"error_feedback": True}, "no effect with --codec=powersgd"),
         ("powersgd", {"warmup_epochs": 2}, "no effect with --codec=powersgd"),
-        ("powersgd", {"dense_below": 9}, "no effect with --codec=powersgd"),
         ("topk", {"powersgd_rank": 4}, "--powersgd_rank=4 has no effect.*--codec=powersgd"),
     ],
 )

@@ -100,7 +100,7 @@ def test_more_late_than_announced_is_no_gain():
 
 def test_a_closed_step_is_a_line(caplog):
     assembled = Assembled(7, (), None, 0.9, 0.95, 1.5, 2, 10, 8, None)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="absl"):
         datagram_accounts.tell(3, assembled, BOOKS)
     assert caplog.messages == [
         "worker 3, step 7: fresh 0.900, fill 0.950, 8 of 10 datagrams in time, 2 late ones used "

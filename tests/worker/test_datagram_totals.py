@@ -69,7 +69,7 @@ def test_a_sender_without_datagrams_has_its_stream():
 def test_a_line_says_what_is_new(caplog):
     sent = iter([5000, 6500])
     totals = totals_of(4, TWO_LEGS, 2, lambda: next(sent), True)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="absl"):
         for step in (1, 2):
             totals.note(ROUTED)
             totals.tell(step)
