@@ -90,7 +90,8 @@ class DatagramPort:
 
     def end_sessions(self) -> None:
         """End those of workers that have gone (writer thread)."""
-        self.receptions.keep(self._core.sync_state["live"])
+        state = self._core.sync_state
+        self.receptions.keep([*state["live"], *state["joining"]])
         self._admit()
 
     def _admit(self) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ops.types import Float32
 
 _SESSION_BYTES, _KEY_BYTES = 8, 32
+#: No life of a worker has this number. Who pushes without a session is to say Hello again.
+_NO_LIFE = 0
 
 
 @dataclasses.dataclass
@@ -57,6 +59,7 @@ class _Reception:
     outcome: pb.Reception | None = None  # of its datagrams
     bytes_before: int = 0  # of datagrams, when it was whole
     late_before: int = 0  # datagrams that had come late then
+    was_kept: bool = False  # once, as a member's
 
 
 class Receptions:
@@ -124,10 +127,20 @@ class Receptions:
             return list(self._by_session)
 
     def keep(self, workers: Iterable[int]) -> None:
-        """End the sessions of all other workers."""
+        """End the sessions of members that are none any more.
+
+        Who has just said Hello may not be a member yet: news of that may come later.
+
+        Args:
+            workers: All members, those included that enter with the next round.
+        """
+        members = set(workers)
         with self._lock:
-            for worker in set(self._by_worker) - set(workers):
-                self._close(worker)
+            for worker, reception in list(self._by_worker.items()):
+                if worker in members:
+                    reception.was_kept = True
+                elif reception.was_kept:
+                    self._close(worker)
 
     def _close(self, worker: int) -> None:
         reception = self._by_worker.pop(worker, None)
@@ -193,14 +206,16 @@ class Receptions:
         with self._lock:
             reception = self._by_worker.get(worker)
             if reception is None or reception.incarnation != push.incarnation:
-                self._pass_on(worker, push, contents)  # for the core to refuse
+                self._pass_on(worker, push, contents, _NO_LIFE)
                 return
             self._mark(reception, push, contents, manifest)
 
-    def _pass_on(self, worker: int, push: pb.Push, contents: Contents) -> None:
+    def _pass_on(self, worker: int, push: pb.Push, contents: Contents, incarnation: int) -> None:
+        """Let the core say no to a push of which nothing is here; it must not take it for empty."""
         update = self._decoder.flatten([])
         if not push.more:
-            self._deliver(self._decoder.event(worker, push, update, contents.aux, 0))
+            event = self._decoder.event(worker, push, update, contents.aux, 0)
+            self._deliver(dataclasses.replace(event, incarnation=incarnation))
 
     def _mark(
         self, reception: _Reception, push: pb.Push, contents: Contents, manifest: Manifest
@@ -210,7 +225,8 @@ class Receptions:
         if push.step <= reception.closed_step:
             again = assembler.again(push.step)
             if again is None:
-                self._pass_on(reception.worker, push, contents)  # older still: it was answered
+                # Older still: it was answered.
+                self._pass_on(reception.worker, push, contents, push.incarnation)
             elif not push.more:
                 reception.head = _Head(push, contents.aux, contents.num_bytes)
                 self._finish(reception, again)

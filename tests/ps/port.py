@@ -1,0 +1,141 @@
+"""A shard's datagram port without sockets, threads and time, and the workers that talk to it."""
+
+import dataclasses
+
+import numpy as np
+
+from ops import wire
+from ops.routing.transport import Transport
+from proto import thinwire_pb2 as pb
+from ps import events
+from ps.datagram_port import DatagramPort
+from tests.harness import MiniRun, MiniWorker, method
+from worker.core import Outgoing
+from worker.datagram_leg import DatagramLeg
+from worker.push_messages import push_messages
+
+#: Two entries a block, two of the toy's seven fat blocks reliable: all else is in datagrams.
+SMALL = {"dgt_block_size": 8, "dgt_k": 0.0}
+
+
+class Port:
+    """A port around a real core; `turn` is what the writer thread does."""
+
+    def __init__(self, nb_workers=3, **choices):
+        self.run = MiniRun(method("dgt", nb_workers, **SMALL | choices), iter_max=10**6)
+        self.core, self.decoder = self.run.shards[0], self.run.decoders[0]
+        self.core.membership.lease_seconds = 1e9
+        self.queue, self.refusals, self.replies, self.welcomes = [], [], [], {}
+        sizes = [piece.size for piece in self.run.layouts[0].slices]
+        self.port = DatagramPort(
+            self.core, self.decoder, sizes, self.queue.append, self.refusals.append
+        )
+        self.now, self.entropy = 0.0, np.random.default_rng(3)
+        self.receptions = self.port.receptions
+        self.receptions._clock = lambda: self.now
+        self.pushed = []  # events that the core has heard
+
+    def turn(self):
+        """Handle what is queued, and what follows from it."""
+        while self.queue:
+            item = self.queue.pop(0)
+            if callable(item):
+                item()
+                continue
+            if isinstance(item, events.Push):
+                self.pushed.append(item)
+            self.dispatch(self.core.handle(item, self.now))
+        return self
+
+    def dispatch(self, actions):
+        for action in actions:
+            if isinstance(action, events.Reply):
+                self.replies.append(action)
+            elif isinstance(action, events.Refuse):
+                self.refusals.append(action)
+            elif isinstance(action, events.Welcome):
+                self.welcomes[action.incarnation] = welcome = pb.Welcome()
+                self.port.introduce(action.worker, action.incarnation, welcome)
+            elif isinstance(action, events.NewEpoch):
+                self.queue.append(self.port.end_sessions)
+
+    def join(self, number, incarnation=None, reconnects=False):
+        """Let a life of a worker in; return its end of the path."""
+        incarnation = incarnation or number * 1000
+        self.queue.append(events.Join(number, incarnation, reconnects, "peer"))
+        self.turn()
+        return Talker(self, number, incarnation, self.welcomes[incarnation])
+
+    @property
+    def theta(self):
+        return self.core.model.theta.copy()
+
+    def books(self, number):
+        return [books for worker, books in self.receptions.books() if worker == number]
+
+    def dropped(self):
+        """Why datagrams were dropped, of sessions and of none."""
+        found = self.receptions.received()
+        return dict(found.whole().dropped) | found.dropped
+
+
+class Talker:
+    """One life of a worker: its core, its leg, and its messages as the stream brings them."""
+
+    def __init__(self, port, number, incarnation, welcome):
+        self.port, self.number, self.incarnation = port, number, incarnation
+        router = port.run.method.router
+        self.leg = DatagramLeg(
+            number, router.channels, Transport(dgt_transport="grpc"), router.marks_slots, None
+        )
+        self.leg.opened("peer:1", welcome)
+        self.core = MiniWorker(number, port.run).core
+        self.welcome = welcome
+
+    def begin(self, gradient=None, step=None):
+        """Return one exchange of this worker, of ones unless a gradient [28] is given."""
+        values = np.ones(28, np.float32) if gradient is None else gradient
+        outgoing = self.core.begin(values, 8, 0.5)
+        core = self.port.core
+        outgoing = dataclasses.replace(
+            outgoing, base_versions=[core.version], generations=[core.config.generation]
+        )
+        return outgoing if step is None else dataclasses.replace(outgoing, step=step)
+
+    def messages(self, outgoing: Outgoing, **fields):
+        """Return (push, payload) of what the stream brings."""
+        sealed = self.leg.seal(outgoing.step, outgoing.routed[0])
+        epoch = self.port.core.membership.epoch
+        spoken = push_messages(
+            outgoing, 0, self.incarnation, epoch, wire.IndexChooser(), sealed, self.leg.marks_slots
+        )
+        found = []
+        for message, pieces in spoken:
+            for name, value in fields.items():
+                setattr(message.push, name, value)
+            payload = b"".join(bytes(piece) for piece in pieces)
+            message.push.payload_bytes = len(payload)
+            found.append((message.push, memoryview(payload)))
+        return found
+
+    def datagrams(self, outgoing: Outgoing):
+        """Return [(data, size)] of the exchange, signed."""
+        self.leg.seal(outgoing.step, outgoing.routed[0])
+        return [(bytes(each.datagrams.data), each.datagrams.size) for each in self.leg.after()]
+
+    def send(self, outgoing: Outgoing):
+        """Send the datagrams of an exchange."""
+        return sum(
+            self.port.receptions.take(memoryview(data), size)
+            for data, size in self.datagrams(outgoing)
+        )
+
+    def mark(self, outgoing: Outgoing, **fields):
+        """Send the reliable part of an exchange, and let the writer thread have its turn."""
+        for push, payload in self.messages(outgoing, **fields):
+            self.port.receptions.mark(self.number, push, payload)
+        self.port.turn()
+
+    def push(self, outgoing: Outgoing):
+        self.send(outgoing)
+        self.mark(outgoing)
