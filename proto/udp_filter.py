@@ -6,6 +6,7 @@ for it. It is a classic BPF program on a socket of one's own, which needs no pri
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import socket
 import struct
@@ -58,19 +59,34 @@ def attach(udp_socket: socket.socket, instructions: list[_Instruction]) -> bool:
     """Let a program decide from now on what a socket receives; it takes an earlier one's place.
 
     Returns:
-        Whether it does. If not, as there is no such filter here or the program is too long, all
-        datagrams are received.
+        Whether it does. If not, as there is no such filter here or the program is too long for the
+        kernel, all datagrams are received.
     """
     if not ON_LINUX:
         return False
+    if len(instructions) <= _MOST_INSTRUCTIONS:
+        if _set(udp_socket, instructions):
+            return True
+        # The kernel's memory for filters must hold the earlier one too until this has its place.
+        _detach(udp_socket)
+        if _set(udp_socket, instructions):
+            return True
+    _detach(udp_socket)
+    return False
+
+
+def _set(udp_socket: socket.socket, instructions: list[_Instruction]) -> bool:
     raw = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
     kept = ctypes.create_string_buffer(raw)
     description = struct.pack("@HP", len(instructions), ctypes.addressof(kept))
     try:
-        if len(instructions) <= _MOST_INSTRUCTIONS:
-            udp_socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, description)
-            return True
-        udp_socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        udp_socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, description)
     except OSError:
-        pass  # refused, or there was none to take away
-    return False
+        return False
+    return True
+
+
+def _detach(udp_socket: socket.socket) -> None:
+    """Take an earlier program away: what it does not know it would keep out."""
+    with contextlib.suppress(OSError):  # there is none
+        udp_socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

@@ -43,7 +43,7 @@ class SendingSocket(Protocol):
 class Sending:
     """How one worker sends to one shard."""
 
-    key: bytes  # signs the datagrams
+    key: bytes = dataclasses.field(repr=False)  # signs the datagrams
     mtu: int = 1472  # bytes of the largest datagram
     max_late: int = 5  # steps after which waiting datagrams are worth nothing
     scheme: str = "cs"  # see udp_marking.tos

@@ -226,3 +226,18 @@ def test_the_kernel_keeps_out_what_is_for_nobody(host):
             assert not receiver.admit(b"DGT1", 8, TOO_MANY)
             each.send(b"all come in")
             assert owner.take(1) == [(1, b"all come in")]
+
+
+@LINUX_ONLY
+@pytest.mark.parametrize("num_workers", [300, 400, 600, 800])
+def test_new_workers_are_heard_where_the_kernel_has_no_room_for_a_longer_filter(num_workers):
+    """Its memory for filters may be spent long before the longest program it knows."""
+    numbers = [number.to_bytes(8, "little") for number in range(num_workers)]
+    one_more = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with receiving(1) as (receiver, owner), one_more as each:
+        each.connect(("127.0.0.1", receiver.ports[0]))
+        assert receiver.admit(b"DGT1", 8, numbers[:200])
+        receiver.admit(b"DGT1", 8, numbers)
+        newest = b"DGT1" + b"...." + numbers[-1] + b"rest"
+        each.send(newest)
+        assert owner.take(1) == [(1, newest)]
