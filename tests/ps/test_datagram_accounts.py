@@ -10,6 +10,7 @@ from ops.routing import books
 from ops.routing.assembled import Assembled
 from ps import datagram_accounts
 from ps.datagram_accounts import Received, block, received
+from tests.ps.port import Port
 
 #: Two channels beside the stream.
 BOOKS = dataclasses.replace(
@@ -38,6 +39,30 @@ def test_what_was_received_travels_and_is_kept():
     assert Received.from_dict(json.loads(found.to_json())) == found
     assert found.beside("truncated", 2).dropped == {"truncated": 3}
     assert found.beside("kept out", 0) == found
+
+
+def test_a_shard_that_comes_back_goes_on_counting():
+    before = one_push().port.received()
+    assert before.workers[1].num_closed == 1 and before.dropped == {"unknown session": 1}
+    saved = json.loads(before.to_json())
+    again = one_push(Received.from_dict(saved)).port.received()
+    assert again.workers[1] == before.workers[1].plus(before.workers[1])
+    assert again.dropped == {"unknown session": 2}
+
+
+def one_push(before=None):
+    """Return a port of one worker that has pushed, after a stranger's datagram."""
+    port = Port(nb_workers=1)
+    if before is not None:
+        port.receptions.restore(before)
+    worker = port.join(1)
+    outgoing = worker.begin()
+    data, size = worker.datagrams(outgoing)[0]
+    foreign = bytearray(data[:size])
+    foreign[8] ^= 1  # the first byte of the session's number
+    assert port.receptions.take(memoryview(foreign), size) == 0
+    worker.push(outgoing)
+    return port
 
 
 def test_a_crowd_is_told_in_one():
