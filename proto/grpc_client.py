@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
 
+from ops.credentials import NO_CREDENTIALS, Credentials
+from proto import credentials as trust
 from proto.channel_emulated import EmulatedSender
 from proto.grpc_common import (
     METHOD,
@@ -51,6 +53,8 @@ class ClientStream:
         keepalive_seconds: A shard silent for twice as long is lost.
         service: Whose Session to open.
         dscp: Class of service of what is sent, 0..63; None: the system's own.
+        credentials: Of this node.
+        server_name: What the server's certificate must name; None: the host of `address`.
     """
 
     def __init__(
@@ -60,8 +64,13 @@ class ClientStream:
         keepalive_seconds: float = 20.0,
         service: str = SERVICE,
         dscp: int | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
+        server_name: str | None = None,
     ) -> None:
         self.address = address
+        self._credentials, self._server_name = credentials, server_name
+        self._nonce = trust.new_nonce()
+        self._answer: dict[str, Any] = {}  # metadata
         self._service = service
         self._link = link
         self._options = [
@@ -105,26 +114,21 @@ class ClientStream:
 
         Raises:
             Unreachable: No shard accepted the stream in time.
+            NotTrusted: One of the two does not accept the other's certificate, or the shard does
+                not prove that it has the token.
         """
         deadline = time.monotonic() + timeout_seconds
-        channel = grpc.insecure_channel(self.address, options=self._options)
-        try:
-            grpc.channel_ready_future(channel).result(timeout=timeout_seconds)
-        except grpc.FutureTimeoutError:
-            channel.close()
-            raise Unreachable(
-                f"nothing answers at {self.address}; is the parameter "
-                "server running, and are --ip_PS and --port right?"
-            ) from None
+        channel = self._connect(timeout_seconds)
         call = channel.stream_stream(
-            f"/{self._service}/{METHOD}", request_serializer=None, response_deserializer=None
-        )(self._requests())
+            self._method, request_serializer=None, response_deserializer=None
+        )(self._requests(), metadata=((trust.NONCE, self._nonce),))
         self._channel = channel
         name = f"reader {self.address}"
         self._reader = threading.Thread(target=self._read, args=(call,), name=name, daemon=True)
         self._reader.start()
         settled = self._settled.wait(max(0.0, deadline - time.monotonic()))
         if settled and self._accepted:
+            self._check_server()
             return
         call.cancel()
         self._reader.join()
@@ -133,6 +137,51 @@ class ClientStream:
         raise Unreachable(
             f"a process at {self.address} accepts connections but not this stream: {reason}"
         )
+
+    def prove(self, words: Sequence[str]) -> bytes:
+        """Return the proof that this node has the token, if the shard asks for one.
+
+        Args:
+            words: What the first message claims.
+        """
+        theirs, token = self._answer.get(trust.NONCE, b""), self._credentials.token
+        return trust.client_proof(token, self._nonce, theirs, words) if token and theirs else b""
+
+    @property
+    def _method(self) -> str:
+        return f"/{self._service}/{METHOD}"
+
+    def _connect(self, timeout_seconds: float) -> grpc.Channel:
+        """Return a channel that stands; raises as `open` does."""
+        channel = trust.open_channel(
+            self.address, self._credentials, self._options, self._server_name
+        )
+        try:
+            grpc.channel_ready_future(channel).result(timeout=timeout_seconds)
+            return channel
+        except grpc.FutureTimeoutError:
+            reason = trust.why_unreachable(channel, self._method)
+            channel.close()
+        if trust.is_distrust(reason):
+            raise trust.NotTrusted(
+                f"{self.address} is not trusted: {reason}. Its certificate must name this address "
+                "and be of the authority in --tls_ca"
+            )
+        hint = ""
+        if trust.is_hung_up(reason):
+            hint = " (something listens there, and hangs up: does it want TLS, or not want this "
+            hint += "node's certificate? --tls_cert, --tls_key, --tls_ca)"
+        raise Unreachable(
+            f"nothing answers at {self.address}{hint}; is the parameter "
+            "server running, and are --ip_PS and --port right?"
+        )
+
+    def _check_server(self) -> None:
+        try:
+            trust.check_server(self.address, self._credentials, self._nonce, self._answer)
+        except trust.NotTrusted:
+            self.close(0.0)
+            raise
 
     def send(self, frames: Frames, counted: bool = True) -> None:
         """Queue frames, in order and without a break between them; never blocks.
@@ -171,7 +220,7 @@ class ClientStream:
     def _read(self, call: Any) -> None:  # grpc.Call and an iterator
         reason = "the shard ended the stream"
         try:
-            call.initial_metadata()
+            self._answer = {name: value for name, value in call.initial_metadata() or ()}
             self._accepted = call.is_active()
             self._settled.set()
             for data in call:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from absl import logging
 
+from ops.credentials import NOT_PROTECTED, Protection
 from ops.types import ConfigurationError
 from proto.framing import MAX_MESSAGE_BYTES
 
@@ -71,22 +72,44 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def check_bind(address: str, insecure: bool) -> None:
-    """Refuse to listen beyond this machine unless the user asked for it.
+def check_bind(
+    address: str, insecure: bool, protection: Protection = NOT_PROTECTED, flag: str = "ip_PS"
+) -> None:
+    """Refuse to listen beyond this machine for strangers unless the user asked for it.
+
+    Args:
+        address: To listen at.
+        insecure: Whether the user asked for it.
+        protection: Of those who listen there.
+        flag: Names the address, for the message.
 
     Raises:
-        ConfigurationError: The address is not a loopback address and ``insecure`` is off.
+        ConfigurationError: Others reach the address, and nothing keeps strangers out.
     """
     if is_loopback(address):
         return
+    if protection.authenticated:
+        if not protection.encrypted:
+            logging.warning(
+                "listening on %s with a token alone: strangers are not let in, but whoever can "
+                "listen to the network reads weights and updates; TLS (--tls_cert) encrypts them",
+                address,
+            )
+        return
+    what = (
+        "encrypted, but not authenticated" if protection.encrypted
+        else "neither encrypted nor authenticated"
+    )  # fmt: skip
     if not insecure:
         raise ConfigurationError(
-            f"--ip_PS={address} is reachable from other machines and the connection is neither "
-            "encrypted nor authenticated; bind 127.0.0.1, or add --insecure if every machine that "
-            "can reach this address is trusted"
+            f"--{flag}={address} is reachable from other machines and the connection is {what}; "
+            "bind 127.0.0.1, give certificates (--tls_cert, --tls_key, --tls_ca) or a token "
+            "(--token_file), or add --insecure if every machine that can reach this address is "
+            "trusted"
         )
     logging.warning(
-        "listening on %s with --insecure: no encryption, no authentication; whoever reaches this "
-        "address can read and change the model",
+        "listening on %s with --insecure, %s; whoever reaches this address can read and change "
+        "the model",
         address,
+        what,
     )

@@ -16,7 +16,9 @@ from absl import logging
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ops.types import ConfigurationError, Link
+from proto import credentials as trust
 from proto.channel_emulated import EmulatedSender, LinkModel
+from proto.door import Door
 from proto.grpc_common import (
     METHOD,
     SERVICE,
@@ -40,8 +42,16 @@ class ServerStream:
     ``incoming`` is for one thread; everything else may be called from any thread.
     """
 
-    def __init__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
+    def __init__(
+        self,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+        evidence: trust.Evidence,
+    ) -> None:
         self._requests = requests
+        self.evidence = evidence
+        self.introduced = False  # whether it has said Hello, or has ended
+        self._num_made = self._num_to_make = 0
         self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
         self._sender: EmulatedSender | None = None
         self._lost = threading.Event()
@@ -66,6 +76,11 @@ class ServerStream:
         """Whether the stream has ended; what is sent now goes nowhere."""
         return self._lost.is_set()
 
+    @property
+    def num_waiting(self) -> int:
+        """How many messages are still to be made, because the client does not take more."""
+        return self._num_to_make - self._num_made
+
     def incoming(self) -> Iterator[bytes]:
         """Yield frames until the client closes its half, or the stream ends in any way."""
         with contextlib.suppress(grpc.RpcError):
@@ -81,6 +96,8 @@ class ServerStream:
             counted: Whether they are training bytes; an evaluation pull's reply is not.
         """
         if not self._lost.is_set():
+            if callable(frames):  # by one thread alone, so that this counts
+                self._num_to_make += 1
             self._outgoing.put((frames, counted, time.monotonic()))
 
     def pace(self, link: Link, share: float, seed: int) -> None:
@@ -114,6 +131,7 @@ class ServerStream:
         while (outgoing := self._outgoing.get()) is not None:
             frames, counted, ready_at = outgoing
             if callable(frames):
+                self._num_made += 1
                 frames, ready_at = frames(), time.monotonic()
             for data in frames:
                 size = wire_bytes(len(data))
@@ -173,25 +191,48 @@ class Server:
 class _Sessions:
     """Runs the handler of each Session and bounds their number."""
 
-    def __init__(self, handler: Callable[[ServerStream], None], max_streams: int) -> None:
-        self._handler = handler
+    def __init__(
+        self, handler: Callable[[ServerStream], None], max_streams: int, door: Door
+    ) -> None:
+        self._handler, self._door = handler, door
         self._room = threading.Semaphore(max_streams)
         self._max_streams = max_streams
 
     def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        if not self._room.acquire(blocking=False):
-            context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"all {self._max_streams} streams of this shard are taken",
-            )
+        peer = context.peer()
+        refusal = self._take_room(peer)
+        if refusal is not None:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         try:
-            stream = ServerStream(requests, context)
-            context.send_initial_metadata(())  # tells the client that the stream stands
-            name = f"reader {stream.peer}"
-            threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
+            yield from self._converse(requests, context)
+        finally:
+            self._door.leave(peer)
+            self._room.release()
+
+    def _take_room(self, peer: str) -> str | None:
+        """Count a stream in; return why it cannot be."""
+        if not self._room.acquire(blocking=False):
+            full = f"all {self._max_streams} streams of this shard are taken"
+            self._door.note("no_room", peer, full)
+            return full
+        refusal = self._door.enter(peer)
+        if refusal is not None:
+            self._room.release()
+        return refusal
+
+    def _converse(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        evidence, answer = trust.meet(context, self._door.credentials)
+        stream = ServerStream(requests, context, evidence)
+        context.send_initial_metadata(answer)  # tells the client that the stream stands
+        name = f"reader {stream.peer}"
+        threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
+        self._door.await_hello(stream)
+        try:
             yield from stream.responses()
         finally:
-            self._room.release()
+            self._door.introduced(stream)
 
     def _read(self, stream: ServerStream) -> None:
         try:
@@ -210,6 +251,7 @@ def serve(
     keepalive_seconds: float = 20.0,
     service: str = SERVICE,
     dscp: int | None = None,
+    door: Door | None = None,
 ) -> Server:
     """Listen, and run ``handler`` in a thread of its own for each stream.
 
@@ -224,6 +266,7 @@ def serve(
         keepalive_seconds: A client silent for twice as long is lost.
         service: Whose Session is served.
         dscp: Class of service of what is sent, 0..63; None: the system's own.
+        door: Who is let in; None: everybody.
 
     Raises:
         PortInUse: Another process has the port, or the address is not of this machine.
@@ -233,14 +276,15 @@ def serve(
     server = grpc.server(
         executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
     )
-    session = grpc.stream_stream_rpc_method_handler(_Sessions(handler, max_streams))
+    door = door or Door()
+    session = grpc.stream_stream_rpc_method_handler(_Sessions(handler, max_streams, door))
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
     )
     health_servicer = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     try:
-        bound = server.add_insecure_port(host_and_port(address, port))
+        bound = trust.add_port(server, host_and_port(address, port), door.credentials)
     except RuntimeError as error:
         raise PortInUse(_why_not_bound(address, port)) from error
     result = Server(server, bound, health_servicer)

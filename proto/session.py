@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ops.credentials import NO_CREDENTIALS, Credentials
 from ops.types import Link, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender
 from proto.channel_grpc import ClientStream, NoProgress, StreamLost
+from proto.credentials import NotTrusted, words_of
 from proto.framing import BytesLike
 
 #: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
@@ -50,6 +52,7 @@ class Session:
         max_payload_bytes: Larger replies are refused before anything is allocated.
         link: The worker's emulated up-link, if it has one.
         dscp: Class of service that the stream's packets ask for; None: as the system has it.
+        credentials: Of this node.
     """
 
     def __init__(
@@ -59,10 +62,11 @@ class Session:
         max_payload_bytes: int,
         link: EmulatedSender | None = None,
         dscp: int | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         self.address = address
         self._hello = hello
-        self._stream = ClientStream(address, link, dscp=dscp)
+        self._stream = ClientStream(address, link, dscp=dscp, credentials=credentials)
         given = hello.link
         self._chunk_bytes = convert.chunk_bytes_for(Link(given.mbps, given.delay_ms, given.loss))
         self._assembler = convert.Assembler(pb.ToClient, lambda message: max_payload_bytes)
@@ -77,10 +81,15 @@ class Session:
 
         Raises:
             Unreachable: Nothing answers in time.
-            Refused: The shard says no.
+            Refused: The shard says no, or is not trusted itself.
             StreamLost: The stream broke, or what answers is not a Thinwire shard.
         """
-        self._stream.open(timeout_seconds)
+        try:
+            self._stream.open(timeout_seconds)
+        except NotTrusted as error:
+            refusal = pb.Refusal(reason=pb.REASON_IDENTITY, message=str(error))
+            raise Refused(refusal) from error
+        self._hello.proof = self._stream.prove(words_of(self._hello))
         self.say(pb.ToServer(hello=self._hello))
         deadline = time.monotonic() + _HELLO_TIMEOUT_SECONDS
         while True:
