@@ -20,7 +20,9 @@ def _fraction(value: Any) -> str:
 
 
 def _yes(value: Any) -> str:
-    return "fell back" if value is True else ""
+    if value is True:
+        return "fell back"
+    return "no" if value is False else ""
 
 
 _CHANNEL: _Shown = (
