@@ -55,6 +55,10 @@ class DatagramSender(Protocol):
     def mtu(self) -> int:
         """Bytes of the largest datagram that passes; may fall while the path is learnt."""
 
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the sending before its time; nothing is sent any more."""
+
     def send(self, batches: Sequence[Batch], step: int) -> None:
         """Queue batches of one step behind earlier ones of their channels; never blocks.
 

@@ -50,6 +50,7 @@ class DatagramPort:
         self._core, self._put, self._say_no = core, put, say_no
         self._router = core.model.method.router
         self._receiver: UdpReceiver | None = None
+        self._kept_out = 0  # by the kernel, from receivers that have failed
         self.receptions = Receptions(
             decoder, sizes, self._router, put, self._refuse, lambda: put(_take_a_turn)
         )
@@ -84,9 +85,23 @@ class DatagramPort:
 
     def received(self) -> Received:
         """Return what was counted so far (any thread)."""
-        found = self.receptions.received()
-        counts = self._receiver.counts() if self._receiver is not None else ()
-        return found.beside(BY_THE_KERNEL, sum(each.kernel_drops or 0 for each in counts))
+        kept_out = self._kept_out + _kept_out(self._receiver)
+        return self.receptions.received().beside(BY_THE_KERNEL, kept_out)
+
+    def turn(self) -> None:
+        """Do what time has made due (writer thread)."""
+        self.receptions.tick()
+        receiver = self._receiver
+        if receiver is None or receiver.failure is None:
+            return
+        logging.error(
+            "datagrams are not received any more (%r); workers are to send them in the stream",
+            receiver.failure,
+        )
+        receiver.close()
+        self._kept_out += _kept_out(receiver)
+        self._receiver = None
+        self.receptions.end_all()  # they say Hello again, and hear of no ports
 
     def end_sessions(self) -> None:
         """End those of workers that have gone (writer thread)."""
@@ -126,6 +141,11 @@ class DatagramPort:
 
         self._put(events.Refused(worker, "non_finite"))
         self._put(refuse)
+
+
+def _kept_out(receiver: UdpReceiver | None) -> int:
+    counts = receiver.counts() if receiver is not None else ()
+    return sum(each.kernel_drops or 0 for each in counts)
 
 
 def _take_a_turn() -> None:

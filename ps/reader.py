@@ -144,7 +144,7 @@ class StreamReader:
         beside = self.server.datagrams
         if beside is None or not datagrams.size:
             raise convert.Malformed("datagrams in a run without, or of no size")
-        beside.receptions.take(memoryview(datagrams.data), datagrams.size)
+        beside.receptions.take_from_stream(memoryview(datagrams.data), datagrams.size)
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
         del payload

@@ -102,7 +102,7 @@ class Receptions:
         self.on_closed: Callable[[int, Assembled, Books], None] | None = None
 
     def lose(self, rate: float, seed: int) -> None:
-        """Lose this fraction of datagrams on purpose from now on."""
+        """Lose this fraction of what `take` gets on purpose from now on."""
         self._drop_rate, self._random = rate, np.random.default_rng(seed)
 
     # -- sessions ---------------------------------------------------------------------------
@@ -140,7 +140,24 @@ class Receptions:
                 if worker in members:
                     reception.was_kept = True
                 elif reception.was_kept:
-                    self._close(worker)
+                    self._end(worker)
+
+    def end_all(self) -> None:
+        """End all sessions; whoever pushes next is told to say Hello again."""
+        with self._lock:
+            for worker in list(self._by_worker):
+                self._end(worker)
+
+    def _end(self, worker: int) -> None:
+        """End a session; a push that is being put together will never be whole: refuse it."""
+        head = self._by_worker[worker].head
+        self._close(worker)
+        if head is None or head.push.more:
+            return
+        try:
+            self._pass_on(worker, head.push, head.aux, _NO_LIFE)
+        except NonFinite as error:
+            self._refuse(worker, head.push.step, str(error))
 
     def _close(self, worker: int) -> None:
         reception = self._by_worker.pop(worker, None)
@@ -159,19 +176,21 @@ class Receptions:
             How many were worth it: genuine and not here before; or lost on purpose.
         """
         if not self._drop_rate:
-            return self._take(data, size)
+            return self.take_from_stream(data, size)
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
-        lives = self._random.random(len(pieces)) >= self._drop_rate
-        num_lost = int(len(pieces) - lives.sum())
-        self._dropped["on purpose"] += num_lost
+        with self._lock:
+            lives = self._random.random(len(pieces)) >= self._drop_rate
+            num_lost = int(len(pieces) - lives.sum())
+            self._dropped["on purpose"] += num_lost
         left = [piece for piece, survives in zip(pieces, lives, strict=True) if survives]
-        return num_lost + self._take(memoryview(b"".join(left)), size)
+        return num_lost + self.take_from_stream(memoryview(b"".join(left)), size)
 
-    def _take(self, data: memoryview, size: int) -> int:
+    def take_from_stream(self, data: memoryview, size: int) -> int:
+        """Take in datagrams that came where nothing is lost, on purpose neither; as `take`."""
         heads = _heads(data, size)
-        self._dropped["truncated"] += -(-len(data) // size) - len(heads)
         taken = 0
         with self._lock:
+            self._dropped["truncated"] += -(-len(data) // size) - len(heads)
             for start, stop, number in _runs(heads):
                 reception = self._by_session.get(number)
                 if reception is None:
@@ -206,15 +225,15 @@ class Receptions:
         with self._lock:
             reception = self._by_worker.get(worker)
             if reception is None or reception.incarnation != push.incarnation:
-                self._pass_on(worker, push, contents, _NO_LIFE)
+                self._pass_on(worker, push, contents.aux, _NO_LIFE)
                 return
             self._mark(reception, push, contents, manifest)
 
-    def _pass_on(self, worker: int, push: pb.Push, contents: Contents, incarnation: int) -> None:
+    def _pass_on(self, worker: int, push: pb.Push, aux: Float32 | None, incarnation: int) -> None:
         """Let the core say no to a push of which nothing is here; it must not take it for empty."""
         update = self._decoder.flatten([])
         if not push.more:
-            event = self._decoder.event(worker, push, update, contents.aux, 0)
+            event = self._decoder.event(worker, push, update, aux, 0)
             self._deliver(dataclasses.replace(event, incarnation=incarnation))
 
     def _mark(
@@ -226,7 +245,7 @@ class Receptions:
             again = assembler.again(push.step)
             if again is None:
                 # Older still: it was answered.
-                self._pass_on(reception.worker, push, contents, push.incarnation)
+                self._pass_on(reception.worker, push, contents.aux, push.incarnation)
             elif not push.more:
                 reception.head = _Head(push, contents.aux, contents.num_bytes)
                 self._finish(reception, again)

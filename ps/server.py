@@ -167,7 +167,7 @@ class ShardServer:
 
     def _do_regular_work(self, now: float) -> None:
         if self.datagrams is not None:
-            self.datagrams.receptions.tick()
+            self.datagrams.turn()
         if now >= self._due[0]:
             self._due[0] = now + _STATUS_INTERVAL_SECONDS
             self.publish_status()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from absl import logging
@@ -46,6 +48,7 @@ class DatagramLeg:
         self._sender: DatagramSender | None = None
         self._sealer: Sealer | None = None
         self._sealed: tuple[int, Sealed] | None = None  # of the step
+        self._lock = threading.RLock()  # another thread asks for the counts
         self._counts_before = [ChannelCounts() for _ in range(channels)]
         self._poor_steps = 0
         self.fell_back = False
@@ -60,7 +63,10 @@ class DatagramLeg:
         self.address = address
         self._session = Session(said.session, said.key, self._worker)
         mtu = self._transport.dgt_mtu
-        if said.ports and not self.fell_back:
+        by_udp = self._transport.dgt_transport == "udp"
+        if by_udp and not said.ports:
+            self._fall_back("%s has no UDP ports for datagrams", address)
+        if by_udp and not self.fell_back:
             host = address.rpartition(":")[0].strip("[]")
             self._sender = self._connect(host, list(said.ports), said.key)
             mtu = self._sender.mtu
@@ -79,6 +85,9 @@ class DatagramLeg:
 
     def before(self) -> Iterable[pb.ToServer]:
         """Return what goes into the stream ahead of the push."""
+        failure = self._sender.failure if self._sender is not None else None
+        if failure is not None:
+            self._fall_back("datagrams to %s cannot be sent: %r", self.address, failure)
         return self._in_stream() if self.fell_back else ()
 
     def after(self) -> Iterable[pb.ToServer]:
@@ -119,23 +128,30 @@ class DatagramLeg:
         self._poor_steps = self._poor_steps + 1 if poor else 0
         if not transport.dgt_fallback_steps or self._poor_steps < transport.dgt_fallback_steps:
             return
-        self.fell_back = True
-        logging.warning(
+        self._fall_back(
             "of the datagrams to %s fewer than %g %% came through in the last %d exchanges (a "
-            "firewall?); from now on they go in the stream, where none is lost",
+            "firewall?)",
             self.address,
             100 * transport.dgt_fallback_fill,
             transport.dgt_fallback_steps,
         )
+
+    def _fall_back(self, why: str, *details: object) -> None:
+        """Use the stream from now on, and say so once."""
+        if not self.fell_back:
+            now = "from now on they go in the stream, where none is lost"
+            logging.warning(f"{why}; {now}", *details)
+        self.fell_back = True
         self._end_sender()
 
     def counts(self) -> tuple[ChannelCounts, ...]:
         """Return what each channel has carried, channel 1 first."""
-        now = self._sender.counts() if self._sender is not None else ()
-        return tuple(
-            _sum(before, now[number]) if number < len(now) else before
-            for number, before in enumerate(self._counts_before)
-        )
+        with self._lock:
+            now = self._sender.counts() if self._sender is not None else ()
+            return tuple(
+                _sum(before, now[number]) if number < len(now) else dataclasses.replace(before)
+                for number, before in enumerate(self._counts_before)
+            )
 
     @property
     def bytes_sent(self) -> int:
@@ -148,10 +164,11 @@ class DatagramLeg:
         self._session = None
 
     def _end_sender(self) -> None:
-        if self._sender is not None:
-            self._counts_before = list(self.counts())
-            self._sender.close()
-            self._sender = None
+        if self._sender is None:
+            return
+        self._sender.close()  # what it carries to the end still counts
+        with self._lock:
+            self._counts_before, self._sender = list(self.counts()), None
 
 
 def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:

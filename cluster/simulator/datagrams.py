@@ -36,6 +36,8 @@ class SimulatedSender:
         bucket: Paces all senders of the worker; None: what the link takes.
     """
 
+    failure: Exception | None = None  # there is no thread that could fail
+
     def __init__(
         self,
         clock: Clock,

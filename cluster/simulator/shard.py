@@ -158,7 +158,8 @@ class SimulatedShard:
         if self.receptions is None:
             return
         if isinstance(arrived, Datagrams):
-            self.receptions.take(memoryview(arrived.message.data), arrived.message.size)
+            message = arrived.message
+            self.receptions.take_from_stream(memoryview(message.data), message.size)
             return
         try:
             self.receptions.mark(arrived.worker, arrived.push, arrived.payload)

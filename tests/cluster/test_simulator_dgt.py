@@ -111,6 +111,8 @@ def test_where_nothing_arrives_datagrams_go_in_the_stream():
     simulation = dgt(links=(deaf,), transport=blocked, dgt_k=0.0)
     legs = [leg for worker in simulation.workers for leg in worker._streams._legs]
     assert all(leg.fell_back for leg in legs)
+    steps_in_stream = UPDATES - blocked.dgt_fallback_steps - 1
+    assert total(simulation, "num_arrived") >= steps_in_stream * 3  # of three workers, none lost
 
 
 def test_what_comes_late_and_is_dropped_has_come():

@@ -66,6 +66,11 @@ class Port:
         self.turn()
         return Talker(self, number, incarnation, self.welcomes[incarnation])
 
+    def tick(self):
+        """Let time have its turn."""
+        self.port.turn()
+        self.turn()
+
     @property
     def theta(self):
         return self.core.model.theta.copy()
@@ -139,3 +144,66 @@ class Talker:
     def push(self, outgoing: Outgoing):
         self.send(outgoing)
         self.mark(outgoing)
+
+
+def started(port):
+    """Return three workers of a run that has begun."""
+    workers = [port.join(number) for number in (1, 2, 3)]
+    for each in workers:
+        port.queue.append(events.Pull(each.number, each.incarnation, None, 0))
+    port.turn()
+    return workers
+
+
+def alone(**choices):
+    """Return a shard with one worker."""
+    port = Port(nb_workers=1, **choices)
+    worker = port.join(1)
+    port.queue.append(events.Pull(1, worker.incarnation, None, 0))
+    port.turn()
+    return port, worker
+
+
+def values_of(event):
+    """What a push stands for, [28]."""
+    found = np.zeros(28, np.float32)
+    found[slice(None) if event.update.indices is None else event.update.indices] = (
+        event.update.values
+    )
+    return found
+
+
+def ramp(scale=1.0):
+    return np.arange(1, 29, dtype=np.float32) * np.float32(scale)
+
+
+def hostile(rng, good, old):
+    """Return (data, size, number) of one buffer of datagrams that nobody may take.
+
+    Args:
+        rng: Decides.
+        good: Buffers of the open step, (data, size), to be damaged.
+        old: Buffers of a closed step, to be replayed.
+    """
+    data, size = good[rng.integers(len(good))]
+    whole = bytearray(data)
+    kind = rng.integers(6)
+    if kind == 0:  # noise
+        size = int(rng.integers(1, 1500))
+        whole = bytearray(rng.bytes(size * int(rng.integers(1, 20))))
+    elif kind == 1:  # cut off, or with something behind it
+        size = int(rng.integers(1, size))
+        whole = whole[: size * (len(whole) // size)]
+    elif kind == 2:  # a bit of each turned
+        for start in range(0, len(whole), size):
+            whole[start + int(rng.integers(size))] ^= 1 << int(rng.integers(8))
+    elif kind == 3:  # seen before
+        data, size = old[rng.integers(len(old))]
+        whole = bytearray(data)
+    elif kind == 4:  # of another session
+        for start in range(0, len(whole), size):
+            whole[start + 8 : start + 16] = rng.bytes(8)
+    else:  # signed by nobody who knows the key
+        for start in range(0, len(whole), size):
+            whole[start + size - 16 : start + size] = rng.bytes(16)
+    return bytes(whole), size, -(-len(whole) // size)
