@@ -11,8 +11,9 @@ from absl import logging
 
 from cluster.simulator.clock import Clock
 from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
-from cluster.simulator.shard import Arrival, Datagrams, Part, Port, Replied, SimulatedShard
+from cluster.simulator.shard import Arrival, Port, Replied, SimulatedShard
 from cluster.simulator.ways import SimulatedWays
+from cluster.simulator.wording import Spoken, Wording
 from ops import wire
 from ops.datagram_counts import SentCounts
 from ops.routing import Reliable
@@ -20,15 +21,10 @@ from ops.routing.transport import Transport
 from ops.types import Link
 from proto import convert
 from proto import thinwire_pb2 as pb
-from proto.framing import BytesLike
 from ps import events
-from ps.pushes import NonFinite, PushDecoder
+from ps.pushes import PushDecoder
 from worker.core import Outgoing, ShardReply
 from worker.datagram_totals import totals_of
-from worker.push_messages import push_messages
-
-#: What a shard takes in, and the sizes of the frames that bring it.
-Spoken = tuple[Arrival, list[int]]
 
 _RELIABLE, _USUAL = Reliable(), Transport()
 _PULL_SIZES = sizes_on_wire([convert.frame(pb.ToServer(pull=pb.Pull()))])
@@ -83,11 +79,14 @@ class Streams:
             transport: How its datagrams travel.
         """
         self.number, self._link, self._shards, self._clock = number, link, shards, clock
-        self._decoders = decoders
-        self._chunk_bytes = convert.chunk_bytes_for(link)
+        chunk_bytes = convert.chunk_bytes_for(link)
         self._ways = SimulatedWays(clock, link, seed, router, transport)
         self._up = self._ways.up
         self._legs = [self._ways.leg(number, shard) for shard in shards]
+        self._wordings = [
+            Wording(number, shard, decoder, leg, chunk_bytes)
+            for shard, (decoder, leg) in enumerate(zip(decoders, self._legs, strict=True))
+        ]
         self._totals = totals_of(
             number, self._legs, router.channels, lambda: self.bytes_up, transport.dgt_info
         )
@@ -95,7 +94,7 @@ class Streams:
         for shard in shards:
             part = Link(link.mbps * shard.layout.size / total, link.delay_ms, link.loss)
             down = Pipe(part, seed + 1 + shard.number)
-            shard.ports[number] = Port(self.ear, down, self._chunk_bytes)
+            shard.ports[number] = Port(self.ear, down, chunk_bytes)
         self.incarnation = self.life = 0
         self.asked_at = 0.0
 
@@ -106,7 +105,8 @@ class Streams:
         self._listener = listener
         self._epoch = 0
         self._welcomed: set[int] = set()
-        self._choosers = [wire.IndexChooser() for _ in self._shards]
+        for wording in self._wordings:
+            wording.begin_life()
         self._asked: dict[int, Callable[[], list[Spoken]]] = {}  # shard -> makes its open question
         self._steps: dict[int, int] = {}  # shard -> the push in question; 0: a pull
         self._replies: dict[int, ShardReply | None] = {}
@@ -147,32 +147,7 @@ class Streams:
             self._ask(shard, outgoing.step, functools.partial(self._say_push, shard, outgoing))
 
     def _say_push(self, shard: int, outgoing: Outgoing) -> list[Spoken]:
-        """Return the messages of a push, and send its datagrams."""
-        leg = self._legs[shard]
-        sealed = leg.seal(outgoing.step, outgoing.routed[shard]) if leg is not None else None
-        messages = push_messages(
-            outgoing, shard, self.incarnation, self._epoch, self._choosers[shard], sealed,
-            leg is not None and leg.marks_slots,
-        )  # fmt: skip
-        spoken = [self._spoken(shard, message, pieces) for message, pieces in messages]
-        if leg is None:
-            return spoken
-        before = [self._spoken(shard, message, ()) for message in leg.before()]
-        after = [self._spoken(shard, message, ()) for message in leg.after()]
-        return [*before, *spoken, *after]
-
-    def _spoken(self, shard: int, message: pb.ToServer, pieces: Sequence[BytesLike]) -> Spoken:
-        """Return what a shard is to take in, and the sizes of the frames that bring it."""
-        if message.WhichOneof("body") == "datagrams":
-            return Datagrams(message.datagrams), sizes_on_wire([convert.frame(message)])
-        sizes = sizes_on_wire(list(convert.frames(message, pieces, self._chunk_bytes)))
-        payload = memoryview(b"".join(pieces))
-        if self._legs[shard] is not None:
-            return Part(self.number, message.push, payload), sizes
-        try:
-            return self._decoders[shard].decode(self.number, message.push, payload), sizes
-        except NonFinite:
-            return events.Refused(self.number, "non_finite"), sizes
+        return self._wordings[shard].push(outgoing, self.incarnation, self._epoch)
 
     def query(self, query: pb.Query) -> None:
         """Tell the state server, on shard 0, how far this worker is."""
@@ -239,6 +214,8 @@ class Streams:
         """
         self._asked[shard], self._steps[shard] = make, step
         for event, sizes in make():
+            self.tell(shard, event, sizes, counted=True)
+        for event, sizes in self._wordings[shard].behind() if step else ():
             self.tell(shard, event, sizes, counted=True)
 
     # -- joining ----------------------------------------------------------------------------
