@@ -35,7 +35,8 @@ def connect(
 ) -> UdpSender:
     """Return a sender to the ports of a shard, channel 1 first.
 
-    Where the route is known to carry no datagram of ``sending.mtu`` bytes, the mtu is halved.
+    Where the route is known to carry only smaller datagrams than ``sending.mtu``, they are as large
+    as it carries, but no smaller than half of that.
 
     Args:
         host: Of the shard.
@@ -50,23 +51,17 @@ def connect(
     """
     sockets = udp_sockets.connect(host, ports, sending.scheme)
     limit = udp_sockets.path_limit(sockets[0]) if sockets else None
-    mtu = sending.mtu
-    if limit is not None and limit < mtu:
-        mtu //= 2
-    if limit is not None and limit < mtu:
+    mtu = sending.mtu if limit is None else min(sending.mtu, limit)
+    if mtu < sending.mtu // 2:
         for each in sockets:
             each.close()
         raise ConfigurationError(
             f"--dgt_mtu={sending.mtu} does not pass to {host}, nor does half of it: the route "
-            f"carries {limit} bytes; set --dgt_mtu={limit} or less"
+            f"carries {mtu} bytes; set --dgt_mtu={mtu} or less"
         )
     if mtu < sending.mtu:
-        logging.warning(
-            "--dgt_mtu=%d does not pass to %s, whose route carries %d bytes; %d is used",
-            sending.mtu,
-            host,
-            limit,
-            mtu,
+        logging.info(
+            "--dgt_mtu=%d does not pass to %s: datagrams have %d bytes", sending.mtu, host, mtu
         )
     family = sockets[0].family if sockets else socket.AF_INET
     sending = dataclasses.replace(

@@ -115,10 +115,22 @@ def test_unknown_hosts_are_named():
 
 
 @LINUX_ONLY
-def test_an_mtu_that_the_route_does_not_carry_is_halved_or_refused(monkeypatch):
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_usual_mtu_fits_an_ethernet_of_either_family(host, monkeypatch):
+    """1,500 bytes less the headers: 1,472 over IPv4, 1,452 over IPv6."""
+    family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+    limit = 1500 - udp_sockets.overhead_bytes(family)
+    monkeypatch.setattr(udp_sockets, "path_limit", lambda _: limit)
+    with receiving(1, host=host) as (receiver, _):
+        sender = udp_connect.connect(host, receiver.ports, Sending(KEY))
+        assert sender.mtu == {28: 1472, 48: 1452}[1500 - limit]
+        sender.close()
+
+
+def test_an_mtu_that_the_route_does_not_carry_is_lowered_or_refused(monkeypatch):
     monkeypatch.setattr(udp_sockets, "path_limit", lambda _: 800)
     with receiving(1) as (receiver, _), sending(receiver, mtu=1472) as sender:
-        assert sender.mtu == 736
+        assert sender.mtu == 800
     with pytest.raises(ConfigurationError, match="--dgt_mtu=800 or less"):
         udp_connect.connect("127.0.0.1", (9,), Sending(KEY, mtu=1602))
 
