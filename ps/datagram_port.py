@@ -66,6 +66,11 @@ class DatagramPort:
         if transport.dgt_info:
             self.receptions.on_closed = datagram_accounts.tell
         if transport.dgt_transport == "grpc":
+            if self._router.needs_datagrams_first:
+                logging.warning(
+                    "--dgt_transport=grpc sends unreliable blocks behind each push, and with "
+                    "--dgt_reception=drop and --dgt_wait_ms=0 none of them is used; give a wait."
+                )
             return
         self._receiver = UdpReceiver(bind, self._router.channels, self)
         self._receiver.start()

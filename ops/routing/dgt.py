@@ -121,6 +121,11 @@ class Dgt(DgtChoices):
         return self.dgt_max_late if self.dgt_reception == "diff" else 0
 
     @property
+    def needs_datagrams_first(self) -> bool:
+        """Whether what comes behind the reliable part is never used."""
+        return self.dgt_reception == "drop" and not self.dgt_wait_ms
+
+    @property
     def marks_slots(self) -> bool:
         """Whether each slot's reliable part announces its own datagrams."""
         return self.dgt_marker == "tensor"

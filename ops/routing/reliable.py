@@ -17,6 +17,7 @@ class Reliable:
     uses_datagrams: ClassVar[bool] = False  # whether a shard opens ports for datagrams
     channels: ClassVar[int] = 0  # for datagrams
     max_late: ClassVar[int] = 0
+    needs_datagrams_first: ClassVar[bool] = False
     marks_slots: ClassVar[bool] = False
     delivers_all: ClassVar[bool] = True  # what arrives is what was sent, to the last bit
 

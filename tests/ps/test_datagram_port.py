@@ -19,8 +19,8 @@ WAIT_SECONDS = 20.0
 
 
 @contextlib.contextmanager
-def opened(host="127.0.0.1", **transport):
-    port = Port(nb_workers=1, dgt_wait_ms=WAIT_SECONDS * 1000)
+def opened(host="127.0.0.1", choices=None, **transport):
+    port = Port(nb_workers=1, **{"dgt_wait_ms": WAIT_SECONDS * 1000} | (choices or {}))
     port.port.open(Transport(**transport), host)
     try:
         yield port
@@ -101,3 +101,16 @@ def test_in_the_stream_alone_there_are_no_ports():
     with opened(dgt_transport="grpc") as port:
         worker = port.join(1)
         assert not worker.welcome.datagrams.ports and worker.welcome.datagrams.key
+
+
+@pytest.mark.parametrize(
+    ("choices", "useless"),
+    [
+        ({"dgt_reception": "drop", "dgt_wait_ms": 0.0}, True),
+        ({"dgt_reception": "drop", "dgt_wait_ms": 5.0}, False),
+        ({"dgt_reception": "diff", "dgt_wait_ms": 0.0}, False),
+    ],
+)
+def test_what_comes_behind_the_push_and_is_never_waited_for_is_warned_of(choices, useless, caplog):
+    with opened(choices=choices, dgt_transport="grpc"):
+        assert ("give a wait" in caplog.text) == useless
