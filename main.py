@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from cluster import flag_tables, launch_flags, tf_config
+from cluster import flag_tables, launch_flags, security_flags, tf_config
 from cluster import flags as run_flags
 from cluster.advisor import flags as advisor_flags
 from cluster.simulator import flags as simulator_flags
@@ -201,6 +201,7 @@ def define_flags() -> None:
     flags.DEFINE_enum("type_node", "Worker", list(ROLES), "What to be.", module_name="Run")
     for room in (
         flag_tables,
+        security_flags,
         ps_flags,
         worker_flags,
         supervisor_flags,

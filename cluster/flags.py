@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import flags
 
-from cluster import dgt_flags
+from cluster import dgt_flags, security_flags
 from data import usual
 from data.fractions import read_fractions
 from ops import advice, among_workers, grouping
@@ -100,6 +100,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         ),
         "transport": dgt_flags.transport(given, router),
         "schedule": Schedule(given.learning_rate, parse_drops(given.lr_schedule)),
+        "credentials": security_flags.credentials(given),
     }
     return Run(**settings)
 

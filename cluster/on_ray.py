@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from cluster import keeper, launch_flags
+from cluster import keeper, launch_flags, security_flags
 from cluster.code_place import code_place
 from cluster.kept import KeptProcess, exit_code, keeper_command, start_here
 from cluster.launch import Node, threads_of
@@ -183,7 +183,7 @@ class RayLauncher:
             for shard, each in enumerate(shards)
         )  # fmt: skip
         for address in dict.fromkeys(each.address for each in shards):
-            check_bind(address, FLAGS.insecure)
+            check_bind(address, FLAGS.insecure, security_flags.protection(FLAGS))
         if self._code.archive is not None:
             one_each = {found.ray_node: role for role, found in self._found.items()}
             archive = self._ray.put(self._code.archive)

@@ -25,6 +25,7 @@ _PROBE = pathlib.Path(__file__).resolve().parent / "host_probe.py"
 _PROBE_MARK = "thinwire-probe "
 #: After the user's own options: the first value of an option counts.
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5",
+            "-o", "SendEnv=THINWIRE_TOKEN",  # for hosts that accept it
             "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")  # fmt: skip
 _PROBE_SECONDS = 30.0
 _COPY_SECONDS = 600.0

@@ -14,7 +14,7 @@ import socket
 
 from absl import flags
 
-from cluster import launch_flags
+from cluster import launch_flags, security_flags
 from cluster.code_place import code_place
 from cluster.hosts import Host, parse_hosts, place
 from cluster.kept import KeptProcess, keeper_command, start_here
@@ -163,7 +163,7 @@ class SshLauncher:
                     "reach it; write an address that all hosts reach, or set --interface."
                 )
         for bind in dict.fromkeys(self._binds):
-            check_bind(bind, FLAGS.insecure)
+            check_bind(bind, FLAGS.insecure, security_flags.protection(FLAGS))
 
 
 def prepare(run: Run) -> SshLauncher:

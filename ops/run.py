@@ -7,6 +7,7 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from ops.credentials import NO_CREDENTIALS, Credentials
 from ops.methods import Method
 from ops.routing.transport import Transport
 from ops.schedule import Schedule
@@ -92,6 +93,7 @@ class Run:
     )  # of datagrams, where the router sends any
     top5: bool = False  # evaluations also tell whether the label is among the best five answers
     advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
+    credentials: Credentials = NO_CREDENTIALS  # of this node
 
     @property
     def nb_ps(self) -> int:

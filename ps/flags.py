@@ -17,7 +17,7 @@ TOPICS = (
         "Parameter server",
         (
             integer("id_ps", 0, "Which shard this is, 0..nb_ps-1.", low=0),
-            switch("insecure", "Allow a PS to listen beyond this machine without encryption."),
+            switch("insecure", "Allow listening beyond this machine to whoever comes."),
             number(
                 "start_timeout_seconds",
                 600.0,
@@ -52,7 +52,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
 
     Raises:
         ConfigurationError: A shard that the run does not have, or an address beyond this machine
-            without --insecure.
+            without certificates, token or --insecure.
     """
     from proto.channel_grpc import check_bind
 
@@ -61,7 +61,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
         raise ConfigurationError(
             f"--id_ps={own.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, --ps_hosts)."
         )
-    check_bind(own.bind, own.insecure)
+    check_bind(own.bind, own.insecure, run.credentials.protection)
 
 
 def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from absl import logging
 
+from ops.credentials import NO_CREDENTIALS, Credentials
 from ops.types import ShardLayout
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost, Unreachable
@@ -34,6 +35,7 @@ class Leader:
         progress_seconds: float,
         put: Callable[[events.Event], None],
         report: Callable[[], str],
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         """Prepare to follow.
 
@@ -44,7 +46,9 @@ class Leader:
             progress_seconds: Shard 0 silent for longer is dialled again.
             put: Queues an event for the core.
             report: Makes this shard's metrics document.
+            credentials: Of this shard.
         """
+        self._credentials = credentials
         self._address, self._hello, self._layout = address, hello, layout
         self._progress_seconds, self._put, self._report = progress_seconds, put, report
         self._session: Session | None = None
@@ -62,7 +66,12 @@ class Leader:
         deadline = time.monotonic() + timeout_seconds
         told = False
         while True:
-            session = Session(self._address, self._hello, payload_limit(self._layout))
+            session = Session(
+                self._address,
+                self._hello,
+                payload_limit(self._layout),
+                credentials=self._credentials,
+            )
             try:
                 welcome = session.open(min(_DIAL_SECONDS, max(1.0, deadline - time.monotonic())))
             except (StreamLost, Unreachable, Refused) as error:

@@ -6,16 +6,16 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from absl import logging
-
 from ops.types import Link
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ServerStream
+from proto.credentials import part_of, words_of
 from proto.session import payload_limit
 from ps import events
 from ps.connections import Connection
 from ps.handshake import judge
+from ps.limits import Allowance
 from ps.pushes import NonFinite, PushDecoder
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class StreamReader:
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
         self.number = 0  # of an observer
+        self.allowance = Allowance(stream, server.door.limits)
         self._renewed_at = 0.0
         limit = payload_limit(server.layout, server.core.aux.size)
         self.assembler = convert.Assembler(pb.ToServer, lambda message: limit)
@@ -64,7 +65,7 @@ class StreamReader:
             pass
         except convert.Malformed as error:
             self._complain(pb.REASON_MALFORMED, f"malformed message: {error}")
-            logging.warning("%s: malformed message: %.2000s", self.stream.peer, error)
+            self.server.door.note("malformed", self.stream.peer, f"malformed message: {error}")
         finally:
             self._forget()
 
@@ -78,6 +79,8 @@ class StreamReader:
             return
         message, payload = complete
         body = message.WhichOneof("body")
+        if (beyond := self.allowance.exceeded(body)) is not None:
+            self._turn_away(beyond[0], (pb.REASON_LIMIT, beyond[1]))
         if connection is None and body != "hello":
             raise convert.Malformed(f"{body} before hello")
         handler = self._handlers.get((connection.role if connection else 0, body))
@@ -89,15 +92,18 @@ class StreamReader:
 
     def _hello(self, hello: pb.Hello, payload: memoryview) -> None:
         del payload
-        mine = self.server.identity
+        mine, door = self.server.identity, self.server.door
+        stranger = door.judge(self.stream, part_of(hello), hello.proof, words_of(hello))
+        if stranger is not None:
+            self._complain(*stranger)
+            raise _Bye
         if mine is None:
             self._complain(pb.REASON_STARTING, "this PS has not reached shard 0 yet; try again.")
             raise _Bye
         refusal = judge(hello, mine)
         if refusal is not None:
-            self._complain(*refusal)
-            logging.warning("refused %s: %.2000s", self.stream.peer, refusal[1])
-            raise _Bye
+            self._turn_away("hello", refusal)
+        door.introduced(self.stream)
         if hello.role == pb.ROLE_WORKER:
             self._meet_worker(hello)
         else:
@@ -221,6 +227,12 @@ class StreamReader:
         message = message[:_LONGEST_COMPLAINT]
         refusal = pb.Refusal(reason=reason, message=message, step=step)  # type: ignore[arg-type]
         self.stream.send((convert.frame(pb.ToClient(refusal=refusal)),), counted=False)
+
+    def _turn_away(self, why: str, refusal: tuple[int, str]) -> None:
+        """End the stream; `why` is the name under which it is counted."""
+        self._complain(*refusal)
+        self.server.door.note(why, self.stream.peer, refusal[1])
+        raise _Bye
 
     def _forget(self) -> None:
         connection = self.connection

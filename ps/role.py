@@ -28,14 +28,13 @@ from ps.datagram_accounts import Received
 from ps.flags import PsFlags
 from ps.follow import Leader
 from ps.handshake import Identity, hello_to_leader, identity
+from ps.limits import door_of, most_streams
 from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
 from ps.saved_shard import SavedShard
 from ps.scalars import PsScalars
 from ps.server import ShardServer
 from ps.status import StatusBoard
-
-_SPARE_STREAMS = 16
 
 
 def main(run: Run) -> int:
@@ -151,8 +150,9 @@ class Shard:
             share,
             self._save,
             self.run.lease_seconds,
-            self.run.nb_workers + self.run.nb_ps + _SPARE_STREAMS,
+            most_streams(self.run),
         )
+        self.server.door = door_of(self.run)
         self.board = StatusBoard(self.run, self.spec, core, self.server, self._received)
         self.server.reports = self.saved.reports
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
@@ -205,6 +205,7 @@ class Shard:
             max(10.0, 2 * self.run.lease_seconds),
             self.server.queue.put,
             self.board.shard_document,
+            self.run.credentials,
         )
         welcome = leader.connect(self.run.reconnect_timeout_seconds)
         self.run_id = welcome.run_id

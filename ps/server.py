@@ -13,6 +13,7 @@ from ops.grouping import format_groups, uneven
 from ops.types import Kind, ShardLayout, State
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import Server, ServerStream, serve
+from proto.door import Door
 from ps import events
 from ps.connections import Connection, Connections, Replies
 from ps.core import PsCore
@@ -53,7 +54,7 @@ class ShardServer:
     ) -> None:
         self.core, self.layout, self.share = core, layout, share
         self.save, self.lease_seconds = save, lease_seconds
-        self.max_streams = max_streams
+        self.max_streams, self.door = max_streams, Door()
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         self.decoder = PushDecoder(layout, core.model.kind, core.model.kernels, core.aux.size)
         self.datagrams: DatagramPort | None = None
@@ -79,7 +80,7 @@ class ShardServer:
         Raises:
             proto.channel_grpc.PortInUse: Somebody else has it.
         """
-        self.server = serve(bind, port, self._read, self.max_streams)
+        self.server = serve(bind, port, self._read, self.max_streams, door=self.door)
         return self.server.port
 
     def open_for(self, identity: Identity, document: str) -> None:

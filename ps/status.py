@@ -64,7 +64,7 @@ class StatusBoard:
         staleness = self._core.accounts.groups.histograms()
         model = self._core.model
         own |= {"weighting": model.memory(), "down": model.down_summary()}
-        own["group_staleness"] = staleness
+        own["group_staleness"], own["refused_peers"] = staleness, self._server.door.refused
         if (received := self._received()) is not None:
             own["datagrams"] = received.in_short().to_dict()
         return json.dumps(own)
@@ -111,6 +111,7 @@ class StatusBoard:
                 **self._over_shards("weighting", self._core.model.memory()),
                 **self._over_shards("down", self._core.model.down_summary()),
                 **self._datagrams(),
+                **self._refused_peers(),
             },
             stop_reason=core.stop_reason,
         )
@@ -196,6 +197,14 @@ class StatusBoard:
             **core.regrouping.summary(),
         }
         return block | ({"histograms_of_shards": others} if others else {})
+
+    def _refused_peers(self) -> dict[str, dict[str, int]]:
+        """Return how many clients were refused or cut off, by reason; {} without any."""
+        total = collections.Counter(self._server.door.refused)
+        for (role, _), text in self._server.reports.copy().items():
+            if role == pb.ROLE_SHARD:
+                total.update(_counts(text, "refused_peers"))
+        return {"refused_peers": dict(total)} if total else {}
 
     def _rejected(self) -> dict[str, Any]:
         return {"rejected": dict(self._core.accounts.rejected)}

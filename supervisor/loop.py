@@ -109,6 +109,7 @@ class _Watcher:
                     self.run.addresses[number],
                     self._hello(number),
                     payload_limit(layout, self.num_statistics),
+                    credentials=self.run.credentials,
                 )
                 try:
                     remaining = max(0.5, deadline - time.monotonic())

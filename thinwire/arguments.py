@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from cluster import flag_tables, tf_config
+from cluster import flag_tables, security_flags, tf_config
 from cluster import flags as run_flags
 from ops.collectives import THROUGH_PS
 from ops.methods import METHODS
@@ -34,7 +34,12 @@ _MODES = {"gradient_sgd": "dgs", "aji": "gd", "sgd": LOCAL, LOCAL: LOCAL}
 #: Method -> its flag for the momentum that lives on the worker.
 _MOMENTUM_FLAGS = {"dgs": "dgs_momentum", "dgc": "dgc_momentum"}
 
-_TOPICS = (*flag_tables.TOPICS, *ps_flags.TOPICS, *worker_flags.TOPICS)
+_TOPICS = (
+    *flag_tables.TOPICS,
+    *security_flags.TOPICS,
+    *ps_flags.TOPICS,
+    *worker_flags.TOPICS,
+)
 _OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
 _PREPARED = {topic.title: [option.name for option in topic.options] for topic in _TOPICS}
 

@@ -22,6 +22,7 @@ from ops.run import Diverged
 from ops.types import ConfigurationError, Kind, State
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import PortInUse, Unreachable
+from proto.door import Door
 from proto.framing import chunk_bytes_for
 from proto.grpc_common import host_and_port
 from proto.session import Refused
@@ -59,12 +60,17 @@ class AmongWorkers(Exchange):
         self._mailbox = Mailbox(_MODELS_KEPT * size + _SLACK_BYTES)
         link, me = own.device.link, own.id_worker
         self._server = PeerServer(
-            self._mailbox, self._replica.answer, size + _SLACK_BYTES, pace_of(link)
+            self._mailbox,
+            self._replica.answer,
+            size + _SLACK_BYTES,
+            pace_of(link),
+            Door(self.credentials),
         )
         model_bytes = self._replica.num_bytes + _SLACK_BYTES
         chunk = chunk_bytes_for(link)
-        self._parts = Peers(me, self.sender, chunk, model_bytes)
-        self._asks = Peers(me, self.sender, chunk, model_bytes)  # not behind what waits there
+        to_peers = me, self.sender, chunk, model_bytes, self.credentials
+        self._parts = Peers(*to_peers)
+        self._asks = Peers(*to_peers)  # not behind what waits there
         self._aggregator = Aggregator(
             method.collective, me, self._parts, self._mailbox, self._look_why
         )
@@ -81,7 +87,8 @@ class AmongWorkers(Exchange):
         Raises:
             ConfigurationError: The port is taken, or others than this machine would reach it.
         """
-        host = listening_address(self.shards[0].address, self._own.insecure)
+        protection = self.credentials.protection
+        host = listening_address(self.shards[0].address, self._own.insecure, protection)
         try:
             port = self._server.listen(host, self._own.peer_port, self.nb_workers)
         except PortInUse as error:

@@ -6,11 +6,13 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ops.credentials import NO_CREDENTIALS, NOT_PROTECTED, Credentials, Protection
 from ops.types import ConfigurationError
 from proto import convert
 from proto import peers_pb2 as peers
 from proto.channel_emulated import EmulatedSender
 from proto.channel_grpc import ClientStream, NoProgress, StreamLost, Unreachable, is_loopback
+from proto.credentials import NotTrusted, part_of_worker, server_name_of_worker
 from proto.grpc_common import PEER_SERVICE
 from worker.collective_mailbox import Member
 
@@ -28,14 +30,24 @@ class _Conversation:
     """One stream to one peer."""
 
     def __init__(self, member: Member, greeting: peers.Greeting, sender: EmulatedSender | None,
-                 max_payload_bytes: int) -> None:  # fmt: skip
+                 max_payload_bytes: int, credentials: Credentials) -> None:  # fmt: skip
         self.member = member
-        self.stream = ClientStream(member.address, sender, service=PEER_SERVICE)
+        self.stream = ClientStream(
+            member.address,
+            sender,
+            service=PEER_SERVICE,
+            credentials=credentials,
+            server_name=server_name_of_worker(member.worker),
+        )
         self._assembler = convert.Assembler(peers.FromPeer, lambda message: max_payload_bytes)
         try:
             self.stream.open(_DIAL_SECONDS)
         except Unreachable as error:
             raise PeerLost(f"worker {member.worker} at {member.address} does not answer") from error
+        except NotTrusted as error:
+            raise PeerLost(f"worker {member.worker}: {error}") from error
+        words = (part_of_worker(greeting.worker), greeting.run_id)
+        greeting.proof = self.stream.prove(words)
         self.stream.send((convert.frame(peers.ToPeer(greeting=greeting)),))
 
     def receive(self, progress_seconds: float) -> tuple[peers.Holding, memoryview] | None:
@@ -64,7 +76,12 @@ class Peers:
     """The streams that this worker has opened to others; for one thread."""
 
     def __init__(
-        self, worker: int, sender: EmulatedSender | None, chunk_bytes: int, max_model_bytes: int
+        self,
+        worker: int,
+        sender: EmulatedSender | None,
+        chunk_bytes: int,
+        max_model_bytes: int,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         """Dial nobody yet.
 
@@ -73,7 +90,9 @@ class Peers:
             sender: Its emulated up-link, if it has one.
             chunk_bytes: Most bulk bytes of one message.
             max_model_bytes: Of weights and optimizer slots that a peer hands out.
+            credentials: Of this worker.
         """
+        self._credentials = credentials
         self._worker, self._sender, self._chunk_bytes = worker, sender, chunk_bytes
         self._max_model_bytes = max_model_bytes
         self._open: dict[Member, _Conversation] = {}
@@ -157,7 +176,9 @@ class Peers:
                 run_id=self.run_id,
                 worker=self._worker,
             )
-            conversation = _Conversation(member, greeting, self._sender, self._max_model_bytes)
+            conversation = _Conversation(
+                member, greeting, self._sender, self._max_model_bytes, self._credentials
+            )
             self._open[member] = conversation
         return conversation
 
@@ -168,12 +189,15 @@ class Peers:
         self._closed_bytes_received += conversation.stream.bytes_received
 
 
-def listening_address(shard_address: str, insecure: bool) -> str:
+def listening_address(
+    shard_address: str, insecure: bool, protection: Protection = NOT_PROTECTED
+) -> str:
     """Return this machine's address on the way to shard 0, for peers to dial; no byte is sent.
 
     Args:
         shard_address: host:port of shard 0.
-        insecure: Whether others than this machine may reach it.
+        insecure: Whether whoever reaches it may come.
+        protection: Against those who do.
 
     Raises:
         ConfigurationError: They would and may not, or there is no way to shard 0.
@@ -191,10 +215,11 @@ def listening_address(shard_address: str, insecure: bool) -> str:
             f"--ip_PS or --ps_hosts: there is no way to {shard_address} ({error}), so a worker "
             "cannot tell its own address to others."
         ) from error
-    if not (insecure or is_loopback(address)):
+    if not (insecure or protection.authenticated or is_loopback(address)):
         raise ConfigurationError(
             f"with --collective a worker listens to the others, here at {address}, neither "
-            "encrypted nor authenticated; add --insecure if every machine that can reach this "
-            "address is trusted, or take --collective=ps."
+            "encrypted nor authenticated; give certificates (--tls_cert, --tls_key, --tls_ca) or "
+            "a token (--token_file), add --insecure if every machine that can reach this address "
+            "is trusted, or take --collective=ps."
         )
     return address

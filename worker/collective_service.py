@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import logging
-
 from ops.types import Link
 from proto import convert
 from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ServerStream
+from proto.credentials import part_of_worker
+from proto.door import Door
 from proto.framing import BytesLike
 from proto.grpc_common import PEER_SERVICE
 from proto.grpc_server import serve
@@ -33,6 +33,7 @@ class PeerServer:
         answer: Answerer,
         max_part_bytes: int,
         pace: Callable[[ServerStream], None] = lambda stream: None,
+        door: Door | None = None,
     ) -> None:
         """Listen to nobody yet.
 
@@ -41,7 +42,9 @@ class PeerServer:
             answer: Says what this worker holds; called in the streams' threads.
             max_part_bytes: Larger parts are refused before anything is allocated.
             pace: Makes a new stream keep to this worker's emulated link.
+            door: Who is let in; None: everybody.
         """
+        self._door = door or Door()
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
@@ -57,7 +60,12 @@ class PeerServer:
             proto.channel_grpc.PortInUse: Somebody else has it, or the address is not of here.
         """
         self._server = serve(
-            address, port, self._read, nb_workers + _SPARE_STREAMS, service=PEER_SERVICE
+            address,
+            port,
+            self._read,
+            nb_workers + _SPARE_STREAMS,
+            service=PEER_SERVICE,
+            door=self._door,
         )
         return int(self._server.port)
 
@@ -92,7 +100,7 @@ class PeerServer:
                 if complete is not None:
                     sender = self._take(stream, sender, *complete)
         except convert.Malformed as error:
-            logging.warning("peer %s: malformed message: %.2000s", stream.peer, error)
+            self._door.note("malformed", stream.peer, f"malformed message: {error}")
         finally:
             self._streams.remove(stream)
             if sender:
@@ -122,8 +130,11 @@ class PeerServer:
 
     def _greet(self, stream: ServerStream, greeting: peers.Greeting) -> int:
         version, mine = greeting.protocol_version, convert.PROTOCOL_VERSION
-        refusal = None
-        if version != mine:
+        refusal, part = None, part_of_worker(greeting.worker)
+        stranger = self._door.judge(stream, part, greeting.proof, (part, greeting.run_id))
+        if stranger is not None:
+            reason, refusal = stranger
+        elif version != mine:
             reason = pb.REASON_PROTOCOL_VERSION
             refusal = f"protocol_version: this worker speaks {mine}, the peer {version}"
         elif greeting.run_id != self.run_id:
@@ -132,9 +143,11 @@ class PeerServer:
         elif not greeting.worker:
             reason, refusal = pb.REASON_ID_RANGE, "worker: expected an id from 1"
         if refusal is None:
+            self._door.introduced(stream)
             self._heard.append(greeting.worker)
             return greeting.worker
-        message = peers.FromPeer(refusal=pb.Refusal(reason=reason, message=refusal))
+        say_no = pb.Refusal(reason=reason, message=refusal)  # type: ignore[arg-type]
+        message = peers.FromPeer(refusal=say_no)
         stream.send((convert.frame(message),), counted=False)
         raise convert.Malformed(refusal)
 

@@ -51,7 +51,7 @@ class Exchange:
         self._ways = ways = WaysOut(link, seed, run.transport, run.method.router)
         self.sender = ways.sender
         self.nb_workers, self.iter_max = run.nb_workers, run.iter_max
-        self.layouts = layouts
+        self.layouts, self.credentials = layouts, run.credentials
         self._epoch = 0  # newest membership epoch heard of
         self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
         self._aux_sizes = [aux_size, *[0] * (len(layouts) - 1)]
@@ -66,6 +66,7 @@ class Exchange:
                 closing,
                 ways.leg(id_worker),
                 ways.dscp,
+                run.credentials,
             )
             for shard, address in enumerate(run.addresses)
         ]

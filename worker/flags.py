@@ -144,7 +144,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
     if run.method.collective != THROUGH_PS:
         from worker.collective_peers import listening_address
 
-        listening_address(run.addresses[0], given.insecure)
+        listening_address(run.addresses[0], given.insecure, run.credentials.protection)
 
 
 def read(nb_workers: int, given: flags.FlagValues = FLAGS) -> WorkerFlags:

@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 from absl import logging
 
+from ops.credentials import NO_CREDENTIALS, Credentials
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender
 from proto.channel_grpc import ClientStream, StreamLost, Unreachable
+from proto.credentials import NotTrusted
 from proto.session import Refused, Session
 from worker.datagram_leg import DatagramLeg
 from worker.push_messages import Spoken
@@ -48,6 +50,7 @@ class ShardClient:
         closing: threading.Event,
         leg: DatagramLeg | None = None,
         dscp: int | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         """Nothing is dialled yet.
 
@@ -60,9 +63,10 @@ class ShardClient:
             closing: Set when the worker is asked to stop.
             leg: What goes in datagrams, if the method sends any.
             dscp: Class of service that the stream's packets ask for.
+            credentials: Of this worker.
         """
         self.address, self.hello, self._link = address, hello, link
-        self.leg, self._dscp = leg, dscp
+        self.leg, self._dscp, self._credentials = leg, dscp, credentials
         self._max_payload_bytes = max_payload_bytes
         self._patience_seconds = reconnect_timeout_seconds
         self._closing = closing
@@ -108,8 +112,9 @@ class ShardClient:
         backoff = _FIRST_BACKOFF_SECONDS
         while True:
             session = Session(
-                self.address, self.hello, self._max_payload_bytes, self._link, self._dscp
-            )
+                self.address, self.hello, self._max_payload_bytes, self._link, self._dscp,
+                self._credentials,
+            )  # fmt: skip
             try:
                 remaining = max(0.5, deadline - time.monotonic())
                 self.welcome = session.open(min(_DIAL_SECONDS, remaining))
@@ -237,10 +242,10 @@ class ShardClient:
 
     def answers(self, timeout_seconds: float) -> bool:
         """Return whether anything listens at the shard's address."""
-        probe = ClientStream(self.address)
+        probe = ClientStream(self.address, credentials=self._credentials)
         try:
             probe.open(timeout_seconds)
-        except Unreachable:
+        except (Unreachable, NotTrusted):
             return False
         probe.close(0.0)
         return True

@@ -52,7 +52,8 @@ class Flags:
     def __init__(self, **given):
         defaults = {"interface": None, "ssh_options": "", "port": 2223, "ps_hosts": [],
                     "insecure": True, "ip_PS": "127.0.0.1", "sync_dst_dir": None, "model": None,
-                    "remote_python": None}  # fmt: skip
+                    "remote_python": None, "tls_cert": None, "tls_ca": None,
+                    "token_file": None}  # fmt: skip
         self.values = {
             name: types.SimpleNamespace(
                 value=value, present=name in given, default=defaults.get(name)

@@ -24,7 +24,7 @@ class Stream:
     def __init__(self, server, frames=()):
         self.server, self.frames = server, frames
         self.peer, self.lost, self.bytes_sent, self.num_read = "fuzz", False, 0, 0
-        self.closed = False
+        self.closed, self.introduced, self.num_waiting = False, False, 0
         self._assembler = convert.Assembler(pb.ToClient, lambda message: 1 << 20)
         self.received = []
 

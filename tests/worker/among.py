@@ -7,6 +7,7 @@ import types
 import numpy as np
 
 from ops import agreement, routing
+from ops.credentials import NO_CREDENTIALS
 from ops.routing.transport import Transport
 from ops.run import DataChoice, Diverged
 from ops.schedule import Budget, Schedule
@@ -58,6 +59,7 @@ class Shard:
             method=method, nb_workers=self.nb_workers, nb_ps=1, seed=1, iter_max=iter_max,
             addresses=(f"127.0.0.1:{self.port}",), reconnect_timeout_seconds=20.0,
             data=DataChoice("toy", None, "unit", "iid", None), transport=Transport(),
+            credentials=NO_CREDENTIALS,
         )  # fmt: skip
         self.closing = threading.Event()
         self.server.open_for(
