@@ -6,7 +6,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ops import among_workers, codecs, down_codecs, pacing, placement, routing, sync, weighting
+from ops import (
+    aggregate,
+    among_workers,
+    codecs,
+    down_codecs,
+    pacing,
+    placement,
+    routing,
+    sync,
+    weighting,
+)
 from ops.collectives import THROUGH_PS
 from ops.grouping import AutoGroups
 from ops.local_update import LocalUpdate
@@ -56,6 +66,8 @@ class Choices(codecs.CodecChoices, DgtChoices):
     placement: str = "hash"
     ps_speeds: tuple[float, ...] = ()
     collective: str = THROUGH_PS
+    aggregate: str = aggregate.Mean.name
+    trim_fraction: float | None = None  # of trimmed_mean
 
 
 def compose(choices: Choices) -> Method:
@@ -90,6 +102,7 @@ def compose(choices: Choices) -> Method:
         bn_sync=choices.bn_sync,
         placement=_placement(choices),
         collective=choices.collective,
+        aggregate=_aggregate(choices),
     )
     return method
 
@@ -129,6 +142,22 @@ def _placement(choices: Choices) -> placement.Placement:
             f"--placement=speed, and this is --placement={choices.placement}; change one."
         )
     return _pick(placement.REGISTRY, choices.placement, choices)  # type: ignore[no-any-return]
+
+
+def _aggregate(choices: Choices) -> aggregate.Aggregate:
+    name, fraction = choices.aggregate, choices.trim_fraction
+    if name not in aggregate.REGISTRY:
+        raise ConfigurationError(
+            f"--aggregate={name!r}: expected one of {', '.join(aggregate.REGISTRY)}."
+        )
+    if fraction is None:
+        return aggregate.REGISTRY[name]()
+    if name != aggregate.TrimmedMean.name:
+        raise ConfigurationError(
+            f"--trim_fraction={fraction:g} is for --aggregate=trimmed_mean, and this is "
+            f"--aggregate={name}; change one."
+        )
+    return aggregate.TrimmedMean(fraction)
 
 
 def _local(choices: Choices) -> LocalUpdate:

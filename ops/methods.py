@@ -9,7 +9,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ops import among_workers, codecs, down_codecs, pacing, placement, routing, sync, weighting
+from ops import (
+    aggregate,
+    among_workers,
+    codecs,
+    down_codecs,
+    pacing,
+    placement,
+    routing,
+    sync,
+    weighting,
+)
 from ops.collectives import THROUGH_PS
 from ops.dc_asgd import DcAsgd
 from ops.grouping import uneven
@@ -88,6 +98,8 @@ class Method:
     local: LocalUpdate  # between two exchanges, where changes of weights travel
     bn_sync: bool  # BatchNorm's moving statistics are averaged over the workers
     collective: str = THROUGH_PS  # who sums: the PS, or the workers by one of ops.collectives
+    # What the updates of one release are merged into.
+    aggregate: aggregate.Aggregate = dataclasses.field(default_factory=aggregate.Mean)
 
     @property
     def kind(self) -> Kind:
@@ -108,7 +120,8 @@ class Method:
 
         Raises:
             ConfigurationError: The pacer's updates are not what the codec sends, or the
-                weighting cannot weigh them, or the PS cannot step with them.
+                weighting cannot weigh them, the rule of release cannot merge them, or the PS
+                cannot step with them.
         """
         if self.codec.kind is Kind.DELTA and self.takes_local_steps:
             raise ConfigurationError(
@@ -126,6 +139,7 @@ class Method:
         self._refuse_server_choices()
         self._refuse_local_choices()
         found = [text for empty, text in self._empty_choices() if empty]
+        found += aggregate.check(self)
         warning = uneven(self.sync.groups)
         return [*found, warning] if warning else found
 
@@ -202,11 +216,13 @@ class Method:
             ("server", self.server),
             ("local", self.local),
             ("placement", self.placement),
+            ("aggregate", self.aggregate),
         )
         rows = [(seam, self.seams[seam]) for seam in SEAMS]
         rows.append(("bn_sync", str(self.bn_sync)))
         rows.append(("placement", self.placement.name))
         rows.append(("collective", self.collective))
+        rows.append(("aggregate", self.aggregate.name))
         rows += [
             (f"{seam}.{name}", str(value))
             for seam, policy in policies

@@ -34,6 +34,8 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_IDENTITY: _ClassVar[Reason]
     REASON_TOKEN: _ClassVar[Reason]
     REASON_LIMIT: _ClassVar[Reason]
+    REASON_OUTLIER: _ClassVar[Reason]
+    REASON_QUARANTINED: _ClassVar[Reason]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -93,6 +95,8 @@ REASON_STALE_GENERATION: Reason
 REASON_IDENTITY: Reason
 REASON_TOKEN: Reason
 REASON_LIMIT: Reason
+REASON_OUTLIER: Reason
+REASON_QUARANTINED: Reason
 INDEX_CODING_DENSE: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
 INDEX_CODING_RICE: IndexCoding
@@ -255,16 +259,18 @@ class DatagramSession(_message.Message):
     def __init__(self, session: _Optional[int] = ..., key: _Optional[bytes] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("reason", "message", "step", "epoch")
+    __slots__ = ("reason", "message", "step", "epoch", "retry_after_seconds")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     reason: Reason
     message: str
     step: int
     epoch: int
-    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    retry_after_seconds: float
+    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class Block(_message.Message):
     __slots__ = ("slot", "count", "coding", "coding_parameter", "index_bytes", "value_dtype", "scale", "value_coding", "value_bytes")

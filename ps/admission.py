@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ps import events
+from ps import events, refusals
 from ps.members import Member
 
 if TYPE_CHECKING:
@@ -16,6 +17,30 @@ def member_of(core: PsCore, event: events.Pull | events.Push | events.Query) -> 
     member = core.members.get(event.worker)
     admitted = core.membership.admits(event.worker, event.incarnation)
     return member if admitted else None
+
+
+def turn_away(core: PsCore, event: events.Pull | events.Push, step: int) -> events.Refuse:
+    """Refuse what a worker that is no member asks, or sends as this step."""
+    epoch = core.membership.epoch
+    if (seconds := seconds_out(core, event.worker)) > 0:
+        return refusals.quarantined(event, step, seconds, epoch)
+    return refusals.not_member(event.worker, event.incarnation, step, epoch)
+
+
+def seconds_out(core: PsCore, worker: int) -> float:
+    """Return how long a worker that was put out may not come yet; at the run's end it may."""
+    return 0.0 if core.stop_reason is not None else core.guard.seconds_left(worker)
+
+
+def take_pending(core: PsCore, workers: Sequence[int]) -> list[events.Push]:
+    """Return what the members of a complete round have pushed, but for what was refused since."""
+    found = []
+    for worker in workers:
+        member = core.members[worker]
+        push, member.pending = member.pending, None
+        if push is not None and not core.guard.has_refused(worker, push.step):
+            found.append(push)
+    return found
 
 
 def usable_base(core: PsCore, event: events.Pull | events.Push) -> int | None:

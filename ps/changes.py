@@ -34,7 +34,8 @@ def _let_leave(core: PsCore, worker: int) -> list[events.Action]:
     core.model.forget(worker)
     core.state_server.left(worker)
     core.regrouping.left(worker)
-    if waiting := member.pending or member.early:
+    waiting = member.pending or member.early
+    if waiting and not core.guard.has_refused(worker, waiting.step):
         core.accounts.reject("left", worker)
         member.last_step = waiting.step - 1  # so that a retry counts
     told: list[events.Action] = []

@@ -6,18 +6,19 @@ no lock. gRPC, the simulator and the tests feed it the same events.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ops.methods import Method
-from ops.replies import Asked, Handed, Operation
+from ops.replies import Handed, Operation
 from ops.sync import SyncRule
 from ops.types import State
 from ops.weighting import Arrival
-from ps import admission, changes, durable, events, refusals
+from ps import admission, answers, changes, durable, events, offences, refusals
 from ps.accounts import Accounts
 from ps.aux_mean import AuxMean
 from ps.deadlines import Deadlines
+from ps.guard import Guard
 from ps.members import CoreConfig, Member
 from ps.membership import Change, Membership
 from ps.mirror_model import model_for
@@ -59,6 +60,7 @@ class PsCore:
         self.stop_reason: str | None = None
         self.started = not sync.waits_for_start
         self.accounts = Accounts()
+        self.guard = Guard(config.guards)
         self.members: dict[int, Member] = {}
         self.sync_state = sync.init()
         self._spent = False  # a following shard has applied all it is to apply
@@ -82,6 +84,7 @@ class PsCore:
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
         """Take in one event; return what is to be done about it, in order."""
+        self.guard.elapse(now)
         actions = self._handlers[type(event)](self, event, now)
         return [*actions, *self._expire(now)]
 
@@ -96,6 +99,8 @@ class PsCore:
         epoch = self.membership.epoch
         if not 1 <= event.worker <= self.config.nb_workers:
             return [refusals.id_out_of_range(event, self.config.nb_workers, epoch)]
+        if (seconds := admission.seconds_out(self, event.worker)) > 0:
+            return [refusals.quarantined(event, 0, seconds, epoch)]
         holder = self.membership.holder(event)
         if holder is not None:
             return [refusals.id_taken(event, holder, epoch)]
@@ -104,7 +109,7 @@ class PsCore:
         actions: list[events.Action] = []
         # An epoch each: where a life takes over another's id, other shards must see that one go.
         for change in self.membership.join(event, now):
-            actions += self._change([change], now)
+            actions += self.change([change], now)
         welcome = events.Welcome(
             event.worker,
             event.incarnation,
@@ -118,18 +123,18 @@ class PsCore:
     def _pull(self, event: events.Pull, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
         if (member := admission.member_of(self, event)) is None:
-            epoch = self.membership.epoch
-            return [refusals.not_member(event.worker, event.incarnation, 0, epoch)]
+            return [admission.turn_away(self, event, 0)]
         self.deadlines.begin(now)
         admission.note_lost_updates(self, event)
         member.question, member.asked_at = (0, admission.usable_base(self, event)), now
-        return self._answer([event.worker], now)
+        return answers.give(self, [event.worker], now)
 
     def _push(self, event: events.Push, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
         if (member := admission.member_of(self, event)) is None:
-            epoch = self.membership.epoch
-            return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
+            return [admission.turn_away(self, event, event.step)]
+        if self.guard.has_refused(event.worker, event.step):
+            return [refusals.outlier(event, "refused before", self.membership.epoch)]
         self.deadlines.begin(now)
         admission.note_lost_updates(self, event)
         usable, member.asked_at = admission.usable_base(self, event), now
@@ -139,7 +144,7 @@ class PsCore:
         if event.is_copy or event.step <= member.last_step or self.stop_reason:
             member.question = (event.step, usable)
             member.free = member.free or bool(self.stop_reason)
-            return self._answer([event.worker], now)
+            return answers.give(self, [event.worker], now)
         if not admission.epoch_fits(self, event):
             return [refusals.stale_epoch(event, self.membership.epoch)]
         if usable is None:
@@ -152,7 +157,7 @@ class PsCore:
         self.early.add(event.worker)
         member.last_step = event.step
         self.regrouping.pushed(event, now)
-        return self._settle(now)
+        return [*offences.judge(self, event, member, now), *self._settle(now)]
 
     def _query(self, event: events.Query, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
@@ -168,11 +173,11 @@ class PsCore:
 
     def _observe(self, event: events.Observe, now: float) -> list[events.Action]:
         whole = Handed(Operation.FULL, self.model.whole(), self.version, "full")
-        reply = self._reply(0, 0, whole, now)
+        reply = answers.reply_of(self, 0, 0, whole, now)
         return [events.View(event.observer, reply)]
 
     def _leave(self, event: events.Leave, now: float) -> list[events.Action]:
-        actions = self._change(list(self.membership.leave(event.worker, event.incarnation)), now)
+        actions = self.change(list(self.membership.leave(event.worker, event.incarnation)), now)
         diverged = event.cause == "diverged" and not self.sync_state["live"]
         return [*actions, *(self._end("diverged", now) if diverged else [])]
 
@@ -180,12 +185,12 @@ class PsCore:
         self.started = self.started or event.started
         self.regrouping.hear(event, self.sync.groups)
         # Settle in any case: a push may have waited for just this number.
-        return [*self._change(list(self.membership.follow(event)), now), *self._settle(now)]
+        return [*self.change(list(self.membership.follow(event)), now), *self._settle(now)]
 
     def _refused(self, event: events.Refused, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
         self.accounts.reject(event.reason, event.worker)
-        return []
+        return offences.offend(self, event.worker, event.reason, now)
 
     def _stop(self, event: events.Stop, now: float) -> list[events.Action]:
         """End the run; an interrupted one first takes in what is on its way."""
@@ -201,7 +206,7 @@ class PsCore:
         idle = [w for w, member in self.members.items() if member.question and not member.pending]
         for worker in idle:
             self.members[worker].free = True
-        return self._answer(idle, now)
+        return answers.give(self, idle, now)
 
     def _note_presence(
         self, event: events.Alive | events.Lost | events.Stalled, now: float
@@ -217,7 +222,7 @@ class PsCore:
 
     def _expire(self, now: float) -> list[events.Action]:
         """Do what time has made due."""
-        actions = self._change(list(self.membership.expire(now)), now)
+        actions = self.change(list(self.membership.expire(now)), now)
         if self.deadlines.start_is_due(now):
             self.started = True
             actions += [*changes.publish(self), *self._settle(now)]
@@ -229,7 +234,7 @@ class PsCore:
             actions += self._snapshot_if_new()
         return actions
 
-    def _change(self, turnover: Sequence[Change], now: float) -> list[events.Action]:
+    def change(self, turnover: Sequence[Change], now: float) -> list[events.Action]:
         """Carry a change of membership into the rule, and tell the other shards."""
         if not turnover:
             return []
@@ -248,7 +253,7 @@ class PsCore:
                 actions += self._release(workers, now)
             for worker in free:
                 self.members[worker].free = True
-            actions += self._answer(free, now)
+            actions += answers.give(self, free, now)
             if not released and not free:
                 if (told := self.regrouping.turn(self, now)) is None:
                     return actions
@@ -267,11 +272,9 @@ class PsCore:
 
     def _release(self, workers: tuple[int, ...], now: float) -> list[events.Action]:
         """Apply one complete round."""
-        pushes = [push for worker in workers if (push := self.members[worker].pending) is not None]
-        for worker in workers:
-            self.members[worker].pending = None
+        pushes = admission.take_pending(self, workers)
         self.state_server.released(workers)
-        if self.stop_reason is not None or self._spent:
+        if not pushes or self.stop_reason is not None or self._spent:
             return []
         arrivals = [Arrival(p.worker, p.update, p.base_version, p.step) for p in pushes]
         version, live = self.version, self.sync_state["live"]
@@ -282,6 +285,7 @@ class PsCore:
             if push.worker in kept_workers:
                 self.model.samples += push.samples
                 self.accounts.applied(push, version, group)
+                self.guard.applied(push.worker)
                 self.members[push.worker].staleness = version - push.base_version
             else:
                 self.accounts.reject("stale", push.worker)
@@ -295,47 +299,6 @@ class PsCore:
             return []
         return self._end(reason, now) if reason else []
 
-    def _answer(self, workers: Iterable[int], now: float) -> list[events.Action]:
-        """Reply to those of the workers that have asked and may go on.
-
-        Workers of which the down codec says so get the same arrays.
-        """
-        replies: list[events.Action] = []
-        gathered: dict[Hashable, Handed] = {}
-        for worker in workers:
-            member = self.members[worker]
-            if member.question is None or not (member.free or self.stop_reason):
-                continue
-            (step, base), member.question = member.question, None
-            asked = Asked(worker, step, base, member.push_bytes)
-            share = self.model.share_of(asked)
-            handed = gathered.get(share) or self.model.gather(asked)
-            gathered[share] = handed
-            self.model.hand_out(worker, handed)
-            member.base_version = handed.version
-            waited = now - member.asked_at if step else 0.0
-            self.regrouping.answered(worker, step, now)
-            self.accounts.replied(self.sync.name_of(worker), waited)
-            replies.append(self._reply(worker, step, handed, now))
-        return replies
-
-    def _reply(self, worker: int, step: int, handed: Handed, now: float) -> events.Reply:
-        member = self.members.get(worker) or Member(asked_at=now)  # an observer has none
-        return events.Reply(
-            worker=worker,
-            step=step,
-            operation=handed.operation,
-            update=handed.update,
-            version=handed.version,
-            epoch=self.membership.epoch,
-            learning_rate=self.model.learning_rate,
-            samples=self.samples,
-            stop_reason=self.deadlines.drain_reason or self.stop_reason,
-            held_seconds=now - member.asked_at,
-            staleness=member.staleness if step else 0,
-            aux=self.aux.mean if worker else self.aux.statistics,
-        )
-
     def _end(self, reason: str, now: float) -> list[events.Action]:
         if self.stop_reason is not None:
             return []
@@ -345,7 +308,11 @@ class PsCore:
         self.deadlines.end_drain()
         self.accounts.ended_at = now
         who = [worker for worker, member in self.members.items() if member.question]
-        return [*self._answer(who, now), *self._snapshot_if_new(force=True), events.Ended(reason)]
+        return [
+            *answers.give(self, who, now),
+            *self._snapshot_if_new(force=True),
+            events.Ended(reason),
+        ]
 
     def _snapshot_if_new(self, force: bool = False) -> list[events.Action]:
         if self.version == self._snapshot_version and not force:

@@ -24,6 +24,7 @@ def save(core: PsCore) -> State:
         "accounts": core.accounts.save(),
         "membership": core.membership.save(),
         "stop_reason": core.stop_reason,
+        "guard": core.guard.save(),
         "formed_groups": core.regrouping.save(core.sync.groups),
     }
 
@@ -39,6 +40,8 @@ def restore(core: PsCore, state: State) -> None:
     core.aux.restore(state["aux"])
     core.accounts.restore(state["accounts"], core.version)
     core.membership.restore(state["membership"])
+    if "guard" in state:  # else of an earlier version, which guarded against nothing
+        core.guard.restore(state["guard"])
     if state["formed_groups"]:
         core.regrouping.restore(parse_groups(state["formed_groups"]), core)
 

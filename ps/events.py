@@ -186,6 +186,7 @@ class Refuse:
     message: str
     step: int
     epoch: int
+    retry_after_seconds: float = 0.0  # of a Hello: when to say it again
 
 
 @dataclasses.dataclass(frozen=True)

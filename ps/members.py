@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ops.guards import Guards
 from ops.schedule import Budget, Schedule
 from ps import events
 
@@ -20,6 +21,7 @@ class CoreConfig:
     start_timeout_seconds: float = 600.0  # then a synchronous run starts with those present
     snapshot_interval_seconds: float = 10.0
     offsets: tuple[int, ...] = ()  # where each slice begins in the shard; none: it is one slice
+    guards: Guards = dataclasses.field(default_factory=Guards)
 
 
 @dataclasses.dataclass

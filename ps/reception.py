@@ -311,6 +311,13 @@ class Receptions:
             return
         self._deliver(event)
 
+    def drop(self, worker: int, step: int) -> None:
+        """Hear that a whole push was refused: what of it comes late is not used either."""
+        with self._lock:
+            reception = self._by_worker.get(worker)
+            if reception is not None:
+                reception.assembler.refuse(step)
+
     def outcome(self, worker: int, step: int) -> pb.Reception | None:
         """Return what became of a push's datagrams, if it is the worker's newest whole one."""
         reception = self._by_worker.get(worker)  # one look: no lock

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ps.events import Join, Push, Refuse
+import dataclasses
+
+from ps.events import Join, Pull, Push, Refuse
 
 
 def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Refuse:
@@ -23,6 +25,22 @@ def not_member(worker: int, incarnation: int, step: int, epoch: int) -> Refuse:
     """Refuse a push (or, with step 0, a pull) of a worker that is not, or no longer, a member."""
     message = "the lease of this worker had run out; it must say Hello again."
     return Refuse(worker, incarnation, "NOT_MEMBER", message, step, epoch)
+
+
+def outlier(push: Push, why: str, epoch: int) -> Refuse:
+    """Refuse an update that is too large; the worker takes the model and goes on."""
+    message = f"the update of step {push.step} is an outlier: {why}; it was not applied."
+    return Refuse(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
+
+
+def quarantined(asks: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Refuse:
+    """Refuse whoever was put out; it may say Hello again when its term is over."""
+    message = (
+        f"worker {asks.worker} was put out for what it sent (--quarantine_after); it may come back "
+        f"in {seconds:.3g} s."
+    )
+    refusal = Refuse(asks.worker, asks.incarnation, "QUARANTINED", message, step, epoch)
+    return dataclasses.replace(refusal, retry_after_seconds=seconds)
 
 
 def stale_generation(push: Push, version: int, generation: int, epoch: int) -> Refuse:

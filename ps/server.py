@@ -241,7 +241,10 @@ class ShardServer:
             message=action.message,
             step=action.step,
             epoch=action.epoch,
+            retry_after_seconds=action.retry_after_seconds,
         )
+        if action.reason == "OUTLIER" and self.datagrams is not None:
+            self.datagrams.receptions.drop(action.worker, action.step)
         hello = self._welcomes.pop(action.incarnation, None) if action.step == 0 else None
         connection = hello or self.connections.workers.get(action.worker)
         if connection is not None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from ops import held_copies, own_entries
 from ops.handed_out import HandedOut
-from ops.merge import mean_update
 from ops.methods import Method
 from ops.replies import Asked, Handed, ShardView
 from ops.schedule import Budget, Schedule
@@ -102,7 +101,8 @@ class ShardModel:
         kept, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
         if not kept:
             return kept
-        merged = mean_update([arrival.update for arrival in kept], len(self.theta))
+        updates = [arrival.update for arrival in kept]
+        merged = self.method.aggregate.merge(updates, len(self.theta))
         lone = self._lone(arrivals)
         before = own_entries.values_at(lone, self.theta)
         touched, self._server = self.method.server.apply(

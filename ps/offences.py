@@ -1,0 +1,44 @@
+"""What a shard does about pushes that are too large, and about workers that keep on offending."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ps import events, refusals
+from ps.guard import OUTLIER
+from ps.members import Member
+
+if TYPE_CHECKING:
+    from ps.core import PsCore
+
+
+def judge(core: PsCore, push: events.Push, member: Member, now: float) -> list[events.Action]:
+    """Refuse a push that has just been taken in if it is too large.
+
+    It stays in its round, which it completes as any push does, but nothing of it is applied: no
+    group waits for a worker that sends nothing else. The worker is told at once; the model that it
+    then asks for comes when its round is over.
+    """
+    why = core.guard.excess(push)
+    if why is None:
+        return []
+    core.guard.refuse(push)
+    member.question = None
+    core.accounts.reject(OUTLIER, push.worker)
+    told = refusals.outlier(push, why, core.membership.epoch)
+    return [told, *offend(core, push.worker, OUTLIER, now)]
+
+
+def offend(core: PsCore, worker: int, reason: str, now: float) -> list[events.Action]:
+    """Count an offence; put a worker out that has offended too often.
+
+    That is shard 0's to do, by what it sees itself; the others hear of it as of any leaving.
+    """
+    core.guard.count(worker, reason)
+    if not core.membership.leads or core.membership.state_of(worker) == "left":
+        return []
+    if not core.guard.offend(worker):
+        return []
+    core.guard.put_out(worker)
+    incarnation = core.members[worker].incarnation
+    return core.change(list(core.membership.leave(worker, incarnation)), now)
