@@ -156,7 +156,7 @@ class Shard:
         self.board = StatusBoard(self.run, self.spec, core, self.server, self._received)
         self.server.reports = self.saved.reports
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
-        self.port = self.server.listen(own.bind, own.port)
+        self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
         if (beside := self.server.datagrams) is not None:
             beside.receptions.restore(self.saved.datagrams)

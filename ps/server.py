@@ -13,6 +13,7 @@ from ops.grouping import format_groups, uneven
 from ops.types import Kind, ShardLayout, State
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import Server, ServerStream, serve
+from proto.channel_udp import stream_dscp
 from proto.door import Door
 from ps import events
 from ps.connections import Connection, Connections, Replies
@@ -80,7 +81,9 @@ class ShardServer:
         Raises:
             proto.channel_grpc.PortInUse: Somebody else has it.
         """
-        self.server = serve(bind, port, self._read, self.max_streams, door=self.door)
+        channels = self.core.model.method.router.channels
+        dscp = stream_dscp(marks, channels) if channels else None
+        self.server = serve(bind, port, self._read, self.max_streams, dscp=dscp, door=self.door)
         return self.server.port
 
     def open_for(self, identity: Identity, document: str) -> None:

@@ -10,9 +10,12 @@ import pytest
 
 from ops.routing.transport import Transport
 from proto import udp_filter
+from proto.channel_grpc import ClientStream
 from ps.datagram_accounts import BY_THE_KERNEL
+from tests.proto.test_grpc_dscp import connections
 from tests.proto.udp_fakes import HOSTS
 from tests.ps.port import Port
+from tests.ps.streams import Shard
 
 LINUX_ONLY = pytest.mark.skipif(not udp_filter.ON_LINUX, reason="a filter of Linux")
 WAIT_SECONDS = 20.0
@@ -114,3 +117,20 @@ def test_in_the_stream_alone_there_are_no_ports():
 def test_what_comes_behind_the_push_and_is_never_waited_for_is_warned_of(choices, useless, caplog):
     with opened(choices=choices, dgt_transport="grpc"):
         assert ("give a wait" in caplog.text) == useless
+
+
+@LINUX_ONLY
+@pytest.mark.parametrize(
+    ("method", "marks", "tos"),
+    [("dgt", "cs", 96), ("dgt", "compact", 160), ("dgt", "off", 0), ("asgd", "cs", 0)],
+)
+def test_replies_have_the_mark_of_the_reliable_stream(method, marks, tos):
+    server = Shard(method).server
+    port = server.listen("127.0.0.1", 0, marks)
+    stream = ClientStream(f"127.0.0.1:{port}")
+    try:
+        stream.open(WAIT_SECONDS)
+        assert connections(port) == {True: tos, False: 0}
+    finally:
+        stream.close(0.0)
+        server.server.stop()
