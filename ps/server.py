@@ -75,8 +75,13 @@ class ShardServer:
         self._due = [time.monotonic()] * 2
         self.server: Server | None = None
 
-    def listen(self, bind: str, port: int) -> int:
+    def listen(self, bind: str, port: int, marks: str = "off") -> int:
         """Start to listen; return the port.
+
+        Args:
+            bind: The address.
+            port: 0: a free one.
+            marks: How priorities are marked, where the router has channels beside the stream.
 
         Raises:
             proto.channel_grpc.PortInUse: Somebody else has it.
