@@ -50,7 +50,7 @@ MODELS: Mapping[str, Model] = {
     "wide_cnn": Model(
         ("--model=bench/wide_cnn.py", "--batch_size=64", "--learning_rate=0.05",
          "--step_seconds=0.05"),
-        updates=60, evaluate_every=5, target=0.70,
+        updates=50, evaluate_every=5, target=0.65,
     ),
 }  # fmt: skip
 #: With 3 channels the stream has CS3 = class 4, channels CS2, CS1, CS0 = classes 5, 6, 7: the

@@ -15,7 +15,7 @@ Results = Mapping[Case, Entry]
 
 _SMOOTHED = 3  # evaluations, of whose mean the target is asked: one alone jumps by a point or two
 _HEAD = ("arm", "k", "s to target", "reliable / it", "step p50, s", "p99", "fresh", "fill",
-         "MB a push", "accuracy", "by seed")  # fmt: skip
+         "MB a push", "accuracy", "beside reliable, points", "by seed")  # fmt: skip
 
 
 def tables(found: Results) -> str:
@@ -31,30 +31,35 @@ def tables(found: Results) -> str:
 
 
 def _rows(found: Results, model: str, link: str) -> Iterator[list[str]]:
-    baseline = to_target(found, case(model, link, "reliable", ""))
     for arm, k in [(name, k) for name, one in ARMS.items() for k in one.ks]:
         here = [one for one in sorted(found) if (one.model, one.link, one.arm, one.k)
                 == (model, link, arm, k)]  # fmt: skip
-        if not here:
-            continue
-        reached = [seconds for one in here if (seconds := to_target(found, one)) is not None]
-        first = to_target(found, here[0])
-        ratio = "-" if None in (baseline, first) else f"{baseline / first:.2f}"  # type: ignore[operator]
-        steps = sorted(step for one in here for step in step_seconds(found[one]))
-        finals = [learned["final"][0] for one in here if (learned := _learned(found, one))]
-        late = len(reached) < len(here)
-        yield [
-            arm,
-            k or "-",
-            "not reached" if late else f"{statistics.mean(reached):.1f}",
-            ratio,
-            f"{quantile(steps, 0.5):.3f}",
-            f"{quantile(steps, 0.99):.3f}",
-            *(_mean(found, here, name) for name in ("fresh", "fill")),
-            f"{statistics.mean(found[one]['push_bytes'] for one in here) / 1e6:.2f}",
-            f"{statistics.mean(finals):.4f}" if finals else "-",
-            ", ".join(f"{final:.4f}" for final in finals) if len(finals) > 1 else "",
-        ]
+        if here:
+            yield _row(found, here)
+
+
+def _row(found: Results, here: Sequence[Case]) -> list[str]:
+    """Return the cells of one arm, of all its seeds; ratios and differences are seed by seed."""
+    beside = [case(one.model, one.link, "reliable", "", one.seed) for one in here]
+    reached, other = ([to_target(found, one) for one in ones] for ones in (here, beside))
+    ratios = [b / a for a, b in zip(reached, other, strict=True) if a and b]
+    finals, others = ([_final(found, one) for one in ones] for ones in (here, beside))
+    known = [final for final in finals if final is not None]
+    points = [100 * (a - b) for a, b in zip(finals, others, strict=True) if a and b]
+    steps = sorted(step for one in here for step in step_seconds(found[one]))
+    return [
+        here[0].arm,
+        here[0].k or "-",
+        "not reached" if None in reached else _mean(reached, ".1f"),
+        _mean(ratios, ".2f"),
+        f"{quantile(steps, 0.5):.3f}",
+        f"{quantile(steps, 0.99):.3f}",
+        *(_mean([found[one][name] for one in here], ".2f") for name in ("fresh", "fill")),
+        _mean([found[one]["push_bytes"] / 1e6 for one in here], ".2f"),
+        _mean(known, ".4f"),
+        _mean(points, "+.1f"),
+        ", ".join(f"{final:.4f}" for final in known) if len(known) > 1 else "",
+    ]
 
 
 def to_target(found: Results, one: Case) -> float | None:
@@ -118,9 +123,15 @@ def _learned(found: Results, one: Case) -> Entry | None:
     return found.get(case(one.model, "free", alike, one.k if alike == one.arm else "", one.seed))
 
 
-def _mean(found: Results, here: Sequence[Case], name: str) -> str:
-    values = [found[one][name] for one in here if found[one][name] is not None]
-    return f"{statistics.mean(values):.2f}" if values else "-"
+def _final(found: Results, one: Case) -> float | None:
+    """Return the accuracy at the end on all test images."""
+    learned = _learned(found, one)
+    return float(learned["final"][0]) if learned else None
+
+
+def _mean(values: Sequence[float | None], layout: str) -> str:
+    known = [value for value in values if value is not None]
+    return format(statistics.mean(known), layout) if known else "-"
 
 
 def _line(cells: Sequence[str]) -> str:
