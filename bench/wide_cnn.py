@@ -1,4 +1,4 @@
-"""A wider CNN for the DGT bench: 10,438,026 parameters, nearly all in one layer.
+"""A wider CNN for the DGT bench: 10,441,546 parameters, nearly all in one layer.
 
 ``--model=bench/wide_cnn.py --dataset=fashion_mnist``
 """
