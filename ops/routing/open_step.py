@@ -109,9 +109,14 @@ class OpenStep:
         """Take in the reliable part of the step or of one tensor.
 
         Raises:
-            ValueError: It does not fit the shard, or repeats a slot.
+            ValueError: It does not fit the shard, repeats a slot, or is one part too many.
         """
         self._check(blocks)
+        if len(self.groups) > len(self.closed):
+            raise ValueError(
+                f"{len(self.groups) + 1} parts of one step; expected at most one for each of "
+                f"{len(self.closed)} slots and one more"
+            )
         self.sequences.announce(manifest.channels)
         slots = np.array([block.slot for block in blocks], np.int64)
         self.groups.append(Group(tuple(blocks), slots, manifest, now, now + wait))

@@ -87,6 +87,19 @@ def test_announcements_of_tensors_that_leave_gaps_are_malformed():
     assert not port.turn().pushed
 
 
+def test_parts_without_end_are_malformed():
+    """They would be kept until a last one comes, which never does."""
+    port, worker = alone(dgt_marker="tensor", dgt_wait_ms=1000.0)
+    push, _ = worker.messages(worker.begin())[0]
+    push.payload_bytes = 0
+    del push.blocks[:], push.manifest.channels[:]
+    with pytest.raises(Malformed, match="parts of one step"):
+        for _ in range(10):
+            port.receptions.mark(1, push, memoryview(b""))
+    worker.push(worker.begin(ramp()))
+    np.testing.assert_array_equal(values_of(port.pushed[-1]), ramp())
+
+
 def test_a_manifest_that_counts_more_blocks_than_there_are_is_only_a_wrong_count():
     port, worker = alone()
     push, payload = worker.messages(worker.begin())[0]
