@@ -30,6 +30,8 @@ _WAITING_INTERVAL_SECONDS = 3.0
 _LONGEST_WAIT_SECONDS = 0.5
 #: A turn of the loop that took so much longer means that the process was stopped, or starved.
 _STALL_SECONDS = 1.0
+#: A push refused for these reasons does not come again; nor is what comes late of it wanted.
+_GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
 
 
 class ShardServer:
@@ -251,7 +253,7 @@ class ShardServer:
             epoch=action.epoch,
             retry_after_seconds=action.retry_after_seconds,
         )
-        if action.reason == "OUTLIER" and self.datagrams is not None:
+        if action.reason in _GIVEN_UP and self.datagrams is not None:
             self.datagrams.receptions.drop(action.worker, action.step)
         hello = self._welcomes.pop(action.incarnation, None) if action.step == 0 else None
         connection = hello or self.connections.workers.get(action.worker)

@@ -11,6 +11,7 @@ import pytest
 from ops.routing.transport import Transport
 from proto import udp_filter
 from proto.channel_grpc import ClientStream
+from ps import events
 from ps.datagram_accounts import BY_THE_KERNEL
 from tests.proto.test_grpc_dscp import connections
 from tests.proto.udp_fakes import HOSTS
@@ -134,3 +135,15 @@ def test_replies_have_the_mark_of_the_reliable_stream(method, marks, tos):
     finally:
         stream.close(0.0)
         server.server.stop()
+
+
+@pytest.mark.parametrize(
+    ("reason", "given_up"),
+    [("STALE_GENERATION", True), ("OUTLIER", True), ("STALE_EPOCH", False), ("NOT_MEMBER", False)],
+)
+def test_what_comes_late_of_a_push_that_was_given_up_is_not_used(reason, given_up):
+    """The worker has all of it back, or forgets it; a push that comes again has not been."""
+    server, dropped = Shard("dgt").server, []
+    server.datagrams.receptions.drop = lambda *push: dropped.append(push)
+    server._refuse(events.Refuse(2, 2000, reason, "made here", 7, 1))
+    assert dropped == ([(2, 7)] if given_up else [])
