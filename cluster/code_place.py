@@ -17,6 +17,8 @@ from ops.types import ConfigurationError
 FLAGS = flags.FLAGS
 #: What a node needs; its packages are the host's own.
 ROOMS = ("cluster", "data", "models", "ops", "proto", "ps", "supervisor", "thinwire", "worker")
+#: Flags that name files which stay here: no node reads the one, the other holds a secret.
+_NOT_SENT = ("hosts_file", "token_file")
 #: Folder of the files that flags name, beside the code.
 _SENT = "sent"
 
@@ -57,7 +59,7 @@ def _named_files() -> dict[str, pathlib.Path]:
         name: pathlib.Path(str(FLAGS[name].value))
         for name in FLAGS
         if (name == "model" or name.endswith("_file"))
-        and name != "hosts_file"
+        and name not in _NOT_SENT
         and FLAGS[name].present
         and FLAGS[name].value is not None
     }
