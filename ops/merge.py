@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ops.kernels.positions import union
 from ops.types import Update
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _touched(updates: Sequence[Update]) -> Int64 | None:
     index_sets = [update.indices for update in updates if update.indices is not None]
     if len(index_sets) < len(updates):
         return None
-    return np.unique(np.concatenate(index_sets))
+    return union(index_sets)
 
 
 def _row(update: Update, touched: Int64 | None, size: int) -> Float32:

@@ -178,12 +178,12 @@ def _touched(arrivals: Sequence[Arrival]) -> Any:
     """Return the union of the arrivals' positions as int32, or None when one is dense."""
     import numpy as np
 
+    from ops.kernels.positions import union
+
     sets = [arrival.update.indices for arrival in arrivals]
     if any(indices is None for indices in sets):
         return None
-    if len(sets) == 1:
-        return sets[0].astype(np.int32)  # type: ignore[union-attr]
-    return np.unique(np.concatenate(sets)).astype(np.int32)  # type: ignore[arg-type]
+    return union(sets).astype(np.int32)  # type: ignore[arg-type]
 
 
 Weighting = Unweighted | Inverse | PerEntry | DcAsgd

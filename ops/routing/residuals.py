@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ops.kernels.levels import from_levels
+from ops.kernels.positions import union
 from ops.kernels.quantise import dequantise
 from ops.routing.routed import Encoding, Lost, Unreliable
 from ops.types import Block, CodedValues, State
@@ -79,20 +80,10 @@ def _united(indices: Int64, values: Float32, owed: Int64) -> tuple[Int64, Float3
     """Return the positions of both, ascending, and the values there: 0 where only owed."""
     if not owed.size:
         return indices, values
-    both = _union(indices, owed)
+    both = union([indices, owed])
     spread = np.zeros(both.size, np.float32)
     spread[np.searchsorted(both, indices)] = values
     return both, spread
-
-
-def _union(one: Int64, other: Int64) -> Int64:
-    """Return what is in any of two ascending arrays, ascending.
-
-    Not np.union1d: that hashes, and takes a hundred times as long where both are sorted already.
-    """
-    both = np.concatenate([one, other])
-    both.sort(kind="stable")
-    return both[np.diff(both, prepend=-1) > 0]
 
 
 def keep_errors(kept: State, block: Block, entries: Int64 | None, errors: Float32) -> None:
@@ -131,7 +122,7 @@ def settle(kept: State, lost: tuple[Lost, ...]) -> None:
             continue
         kept["residual"][slot][at] += _values_at(sent, at)
         kept["holds"][slot] = True
-        kept["owed"][slot] = _union(kept["owed"][slot], at)
+        kept["owed"][slot] = union([kept["owed"][slot], at])
     begin(kept)
 
 
