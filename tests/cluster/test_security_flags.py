@@ -3,7 +3,7 @@
 import pytest
 from absl import flags
 
-from cluster import security_flags
+from cluster import code_place, security_flags
 from cluster.flags import read_run
 from cluster.launch import environment, given_flags
 from ops.credentials import NO_CREDENTIALS
@@ -131,3 +131,12 @@ def test_a_cluster_passes_paths_on_and_no_secret(folder, monkeypatch):
 def test_the_token_is_no_flag():
     with pytest.raises(flags.Error, match="token_file"), given("--token=secret"):
         pass
+
+
+def test_secrets_are_not_copied_to_hosts(folder, monkeypatch):
+    monkeypatch.setattr(code_place, "pack", lambda files: repr(files).encode())
+    with given(
+        "--type_node=Cluster", "--sync_dst_dir=x", f"--token_file={folder}/token", *tls(folder)
+    ):
+        place = code_place.code_place()
+    assert not place.flags and place.archive == b"{}"
