@@ -6,7 +6,7 @@ import re
 
 import data
 import models
-from cluster import codec_flags, dgt_flags
+from cluster import codec_flags, dgt_flags, guard_flags
 from ops import codecs, collectives, down_codecs, pacing, placement, routing, sync, weighting
 from ops.collectives import THROUGH_PS
 from ops.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
@@ -299,4 +299,13 @@ _STOP = Topic(
     ),
 )
 
-TOPICS = (_RUN, _METHOD, codec_flags.TOPIC, _SEAMS, dgt_flags.TOPIC, _MODEL_AND_DATA, _STOP)
+TOPICS = (
+    _RUN,
+    _METHOD,
+    codec_flags.TOPIC,
+    _SEAMS,
+    dgt_flags.TOPIC,
+    guard_flags.TOPIC,
+    _MODEL_AND_DATA,
+    _STOP,
+)

@@ -16,6 +16,7 @@ from data.fractions import read_fractions
 from ops import advice, among_workers, grouping
 from ops.collectives import THROUGH_PS
 from ops.compose import Choices, compose
+from ops.guards import Guards
 from ops.methods import METHODS, SEAMS, Method
 from ops.options import Option, Rule, Topic
 from ops.placement import BySpeed
@@ -99,6 +100,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
             given.top5, given.dataset, None if given.model else given.nb_classes
         ),
         "transport": dgt_flags.transport(given, router),
+        "guards": _guards(given),
         "schedule": Schedule(given.learning_rate, parse_drops(given.lr_schedule)),
         "credentials": security_flags.credentials(given),
     }
@@ -201,6 +203,17 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
                 f"--{name}={given[name].value} is for workers that sum among themselves, and this "
                 f"is --collective={THROUGH_PS}; change one."
             )
+
+
+def _guards(given: flags.FlagValues) -> Guards:
+    guards = Guards(**_named_like_fields(given, Guards))
+    if guards.active and given.collective != THROUGH_PS:
+        raise ConfigurationError(
+            f"--collective={given.collective}: the PS sees no updates that it could guard against; "
+            "leave out --max_update_norm, --update_norm_factor and --quarantine_after, or take "
+            f"--collective={THROUGH_PS}."
+        )
+    return guards
 
 
 def _groups(given: flags.FlagValues) -> dict[str, Any]:

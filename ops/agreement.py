@@ -28,4 +28,5 @@ def shard_settings(run: Run) -> list[tuple[str, str]]:
         ("lr_schedule", str(run.schedule.drops)),
         ("iter_max", str(run.iter_max)),
         ("epochs", str(run.epochs)),
+        *((name, str(value)) for name, value in vars(run.guards).items()),
     ]

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from ops.credentials import NO_CREDENTIALS, Credentials
+from ops.guards import Guards
 from ops.methods import Method
 from ops.routing.transport import Transport
 from ops.schedule import Schedule
@@ -91,6 +92,7 @@ class Run:
     transport: Transport = dataclasses.field(
         default_factory=Transport
     )  # of datagrams, where the router sends any
+    guards: Guards = dataclasses.field(default_factory=Guards)  # against faulty devices
     top5: bool = False  # evaluations also tell whether the label is among the best five answers
     advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
     credentials: Credentials = NO_CREDENTIALS  # of this node

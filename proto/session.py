@@ -31,6 +31,7 @@ class Refused(Exception):
         self.reason: int = refusal.reason
         self.step: int = refusal.step
         self.epoch: int = refusal.epoch
+        self.retry_after_seconds: float = refusal.retry_after_seconds
 
 
 def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:

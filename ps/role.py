@@ -182,6 +182,7 @@ class Shard:
             start_timeout_seconds=self._start_timeout_seconds(),
             snapshot_interval_seconds=run.checkpoint_interval_seconds,
             offsets=self.layout.offsets,
+            guards=run.guards,
         )
         rule = method.sync
         membership: Coordinator | Follower

@@ -65,6 +65,8 @@ class StatusBoard:
         model = self._core.model
         own |= {"weighting": model.memory(), "down": model.down_summary()}
         own["group_staleness"], own["refused_peers"] = staleness, self._server.door.refused
+        if guards := self._core.guard.summary():
+            own["guards"] = guards["refused"]
         if (received := self._received()) is not None:
             own["datagrams"] = received.in_short().to_dict()
         return json.dumps(own)
@@ -111,6 +113,7 @@ class StatusBoard:
                 **self._over_shards("weighting", self._core.model.memory()),
                 **self._over_shards("down", self._core.model.down_summary()),
                 **self._datagrams(),
+                **self.guards(),
                 **self._refused_peers(),
             },
             stop_reason=core.stop_reason,
@@ -182,6 +185,18 @@ class StatusBoard:
                 sent[who] = counts
         channels = self._run.method.router.channels
         return {BLOCK: datagram_accounts.block(shards, sent, channels)}
+
+    def guards(self) -> dict[str, Any]:
+        """Return what guards have refused, over all shards, and whom shard 0 put out."""
+        block = self._core.guard.summary()
+        if not block:
+            return {}
+        refused = {why: collections.Counter(by) for why, by in block["refused"].items()}
+        for (role, _), text in self._server.reports.copy().items():
+            if role == pb.ROLE_SHARD:
+                for reason, counts in _tables(text, "guards").items():
+                    refused.setdefault(reason, collections.Counter()).update(counts)
+        return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
     def _groups(self) -> dict[str, Any]:
         """Return who belongs together, and what each group has done on this shard and others."""

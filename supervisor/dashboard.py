@@ -105,6 +105,7 @@ def plain_line(progress: Progress) -> str:
     states = collections.Counter(worker.state for worker in status.workers)
     workers = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     beside = [f"fresh {_ratio(_datagrams(status).get('fresh'))}"] if _datagrams(status) else []
+    beside += _refused(status)
     traffic = f"up {format_bytes(status.bytes_up)} - down {format_bytes(status.bytes_down)}"
     parts = [head, _times(progress), *_measures(progress), *beside, traffic]
     return " - ".join([*parts, f"workers: {workers or 'none'}"])
@@ -147,6 +148,7 @@ def render(progress: Progress) -> Any:
     hidden = len(status.workers) - _MOST_WORKERS_SHOWN
     if hidden > 0:
         parts.append(Text(f"… and {hidden} more", style="dim"))
+    parts += [Text(line, style="yellow") for line in _refused(status)]
     return Group(*parts, Text(progress_line(progress), no_wrap=True, overflow="ellipsis"))
 
 
@@ -251,6 +253,18 @@ def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
         format_bytes(worker.bytes_down),
         format_duration(worker.wait_seconds),
     )
+
+
+def _refused(status: RunStatus) -> list[str]:
+    """Return a line of whom guards have refused and put out; none where they did nothing."""
+    block = status.policies.get("guards", {})
+    counts = [
+        f"{sum(by.values())} {reason} of worker {', '.join(sorted(by, key=int))}"
+        for reason, by in block.get("refused", {}).items()
+    ]
+    if quarantines := sum(block.get("quarantines", {}).values()):
+        counts.append(f"{quarantines} quarantines")
+    return [f"refused: {', '.join(counts)}"] if counts else []
 
 
 def _datagrams(status: RunStatus) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ops.run import Diverged
 from ops.types import ConfigurationError, State
 from ops.wrappers import WarmUp
 from thinwire.arguments import Settings
-from worker.core import Outgoing, ShardReply
+from worker.core import Outgoing, ShardReply, taken
 from worker.participant import Participant
 from worker.shard_client import Halted
 from worker.train_step import clip, decay
@@ -201,7 +201,7 @@ class Joined:
             outgoing = part.take_in(gradient, samples, loss, statistics, started) or part.due()
             if outgoing is not None:
                 replies = part.exchange_round(outgoing, lambda weights: None)
-            applied = outgoing is None or replies[0] is not None
+            applied = outgoing is None or taken(replies)
         except NonFiniteUpdate as error:
             part.skip(error)
         except Halted:

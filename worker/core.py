@@ -41,6 +41,7 @@ class ShardReply:
     lost: Sequence[Lost] | None = None  # of the push answered, as far as known; None: of none
     held_seconds: float = 0.0  # by the synchronisation rule
     staleness: int = 0  # of the push answered
+    refused: bool = False  # the push was too large; this is the model without it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Outgoing:
     aux: Float32 | None = None  # [m] what shard 0 averages over the workers
     base_checksums: list[int] | None = None  # of what each shard handed out, now and then
     routed: Sequence[Routed] = ()  # per shard: how it travels; none: all on the stream
+
+
+def taken(replies: Sequence[ShardReply | None]) -> bool:
+    """Return whether shard 0 has taken a push in, by the replies of all shards to it."""
+    return replies[0] is not None and not replies[0].refused
 
 
 def aligned(size: int) -> Float32:
@@ -248,6 +254,24 @@ class WorkerCore:
         if slots and (fits or self.method.local.outlives_rounds):
             self._local = self.method.local.restore(slots, self.weights, self._local)
         return self.weights
+
+    def note_refusals(self, replies: Sequence[ShardReply | None]) -> None:
+        """Hear which shards have not taken the last push in; None: it was not finite."""
+        outliers = [shard for shard, reply in enumerate(replies) if reply and reply.refused]
+        if outliers:
+            self._forget(outliers)
+        elif replies[0] is None:
+            self.undelivered()
+
+    def _forget(self, shards: Iterable[int]) -> None:
+        """Drop what is kept back: whatever made the last push too large is in there as well.
+
+        A residual, or a velocity, would send it again and again, a part at a time.
+        """
+        self._packing.forget(shards)
+        if self._local:
+            forgetful = dataclasses.replace(self.method.local, opt_state="reset")
+            self._local = forgetful.restart(self.weights, self._local)
 
     def undelivered(self) -> None:
         """Hear that the last packet was refused; who has a residual takes it back."""

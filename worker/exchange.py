@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import time
 from collections.abc import Callable
+
+from absl import logging
 
 from ops import agreement, wire
 from ops.datagram_counts import SentCounts
@@ -21,6 +24,9 @@ from worker.datagram_totals import totals_of
 from worker.push_messages import Spoken, push_messages
 from worker.shard_client import PushRefused, ShardClient
 from worker.ways_out import WaysOut
+
+#: Refusals of a push after which a worker goes on with the shard's model.
+_PULL_AGAIN = (pb.REASON_STALE_GENERATION, pb.REASON_OUTLIER)
 
 
 class Exchange:
@@ -95,7 +101,8 @@ class Exchange:
         """Push to every shard, then wait for every answer.
 
         Returns:
-            One reply per shard; None where the push was refused as not finite.
+            One reply per shard; None where the push was refused as not finite. Where it was
+            refused for its size, the model that the shard then gave.
 
         Raises:
             ConfigurationError: A shard calls the push malformed.
@@ -145,12 +152,17 @@ class Exchange:
         return max(shard.send_seconds for shard in self.shards)
 
     def _answer(self, number: int) -> ShardReply | None:
-        shard = self.shards[number]
+        shard, is_outlier = self.shards[number], False
         while True:
             try:
-                return self._decode(number, *shard.answer())
+                reply = self._decode(number, *shard.answer())
+                return dataclasses.replace(reply, refused=is_outlier)
             except PushRefused as refusal:
-                if refusal.reason == pb.REASON_STALE_GENERATION:
+                if refusal.reason in _PULL_AGAIN:
+                    is_outlier = refusal.reason == pb.REASON_OUTLIER
+                    if is_outlier:
+                        logging.log_every_n_seconds(logging.WARNING, "%s: %s", 60, shard.address,
+                                                    refusal)  # fmt: skip
                     shard.ask(_pull)
                     continue
                 if refusal.reason == pb.REASON_NON_FINITE:

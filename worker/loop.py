@@ -22,7 +22,7 @@ from ops.signals import heard_by
 from proto.channel_grpc import Unreachable
 from worker import durable
 from worker import flags as worker_flags
-from worker.core import Outgoing
+from worker.core import Outgoing, taken
 from worker.flags import WorkerFlags
 from worker.participant import Participant
 from worker.scalars import WorkerScalars
@@ -170,7 +170,7 @@ class Worker:
     def _exchange(self, outgoing: Outgoing) -> bool:
         """Push, wait, take over the model; return whether shard 0 took the push."""
         replies = self.part.exchange_round(outgoing, self._take_over, self.shard.cursor.epoch)
-        return replies[0] is not None
+        return taken(replies)
 
     def _take_over(self, weights: Any) -> None:
         self.step.set_weights(weights)

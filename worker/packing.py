@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class Packing:
         seed: Sequence[int],
     ) -> None:
         self._method, self._kernels, self._layouts = method, kernels, layouts
+        self._spec = spec
         self._offsets = spec.offsets
         self._seed, self._number = seed[0], seed[-1]
         self._rng = np.random.default_rng(seed)
@@ -100,6 +101,12 @@ class Packing:
         self._codec_state = codec.undelivered(self._last_packet, self._codec_state)
         for shard in range(len(self._layouts)):
             self._router_state = router.undelivered(shard, None, self._router_state)
+
+    def forget(self, shards: Iterable[int]) -> None:
+        """Hear that shards refused the last packet as too large; nothing is kept back of it."""
+        self._codec_state = self._method.codec.init(self._spec, self._kernels)
+        for shard in shards:
+            self.settle(shard, ())
 
     def save(self) -> State:
         """Return what outlives this process."""

@@ -211,8 +211,7 @@ class Participant:
         for number, reply in enumerate(replies):
             if reply is not None:
                 self.core.receive(number, reply)
-        if replies[0] is None:
-            self.core.undelivered()
+        self.core.note_refusals(replies)
         take_over(self.core.restart_from_base())
         self.asker.begin_round(self.core.step + 1, self.step_seconds)
         self.measure.note_exchange(seconds + self.stopwatch.lap("compute"))
@@ -226,7 +225,7 @@ class Participant:
             logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
 
     def note_outcome(self, applied: bool) -> None:
-        """Hear whether the newest mini-batch could be used.
+        """Hear whether the newest mini-batch could be used: finite, and not refused for its size.
 
         Raises:
             Diverged: The last MAX_NON_FINITE could not.
@@ -235,8 +234,9 @@ class Participant:
         if self._non_finite_in_a_row > MAX_NON_FINITE:
             raise Diverged(
                 f"{self._non_finite_in_a_row} mini-batches in a row had NaN or infinite "
-                "gradients; the model has diverged. Lower --learning_rate (now "
-                f"{self.core.learning_rate:g})."
+                "gradients, or were refused for their size; the model has diverged, or this "
+                f"device is faulty. Lower --learning_rate (now {self.core.learning_rate:g}), or "
+                "look at --max_update_norm and --update_norm_factor if they are in use."
             )
 
     # -- what others hear ---------------------------------------------------------------------

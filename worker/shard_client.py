@@ -22,7 +22,7 @@ _DIAL_SECONDS = 2.0  # of one attempt, so that a wish to stop is heard
 _FIRST_BACKOFF_SECONDS = 0.2
 _LAST_BACKOFF_SECONDS = 5.0
 #: A Hello refused for these reasons may be accepted a little later.
-_TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL)
+_TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
 
 
 class PushRefused(Exception):
@@ -79,6 +79,7 @@ class ShardClient:
         self._send_seconds_before = 0.0
         self.welcome = pb.Welcome()
         self.halt_cause = ""
+        self._back_at: float | None = None  # put out until then; the stream stands
 
     @property
     def bytes_sent(self) -> int:
@@ -123,6 +124,10 @@ class ShardClient:
                 if isinstance(error, Refused) and error.reason not in _TRANSIENT:
                     raise
                 session.close(0.0)
+                if isinstance(error, Refused) and error.retry_after_seconds > 0:
+                    logging.warning("%s", error)
+                    self._closing.wait(error.retry_after_seconds)
+                    deadline = time.monotonic() + self._patience_seconds
                 if self._closing.is_set() or time.monotonic() + backoff >= deadline:
                     raise Unreachable(str(error)) from error
                 if backoff == _FIRST_BACKOFF_SECONDS:
@@ -273,7 +278,13 @@ class ShardClient:
             return message.reply, payload
         if body == "halt" and self.hello.shard == 0:  # the end of the run is shard 0's to declare
             self.halt_cause = message.halt.cause
+        if self._back_at is not None:
+            self._stay_out(self._back_at)
         if body == "refusal" and message.refusal.step == self._asked_step:
+            if message.refusal.reason == pb.REASON_QUARANTINED:
+                logging.warning("%s", message.refusal.message)
+                self._back_at = time.monotonic() + message.refusal.retry_after_seconds
+                return None
             if message.refusal.reason == pb.REASON_NOT_MEMBER:
                 raise StreamLost(message.refusal.message)
             if message.refusal.reason == pb.REASON_STALE_EPOCH:
@@ -283,6 +294,13 @@ class ShardClient:
                 return None
             raise PushRefused(message.refusal)
         return None
+
+    def _stay_out(self, until: float) -> None:
+        """Say Hello again when the term is over; hear of the run's end before."""
+        if self.halt_cause:
+            raise Halted(self.halt_cause)
+        if time.monotonic() >= until:
+            raise StreamLost("the time that this worker was put out for is over")
 
     def _reconnect(self, error: StreamLost) -> None:
         self._drop()
@@ -296,6 +314,7 @@ class ShardClient:
         self._send()
 
     def _drop(self) -> None:
+        self._back_at = None
         if self._session is None:
             return
         self._bytes_before += self._session.stream.bytes_sent

@@ -6,7 +6,7 @@ import dataclasses
 
 from absl import flags
 
-from cluster.simulator import outages, speeds
+from cluster.simulator import garbage, outages, speeds
 from cluster.simulator.outages import Outage
 from cluster.simulator.speeds import StepTime
 from ops.collectives import THROUGH_PS
@@ -38,6 +38,12 @@ TOPICS = (
                 "",
                 "Who dies when: WORKER@SECONDS-SECONDS, such as 2@30-60,3@45: worker 2 is killed "
                 "at 30 s and started again at 60 s, worker 3 is killed for good.",
+            ),
+            words(
+                "sim_garbage",
+                "",
+                "Faulty devices: WORKER:NORM, such as 4:1e6: worker 4 sends noise of this L2 norm "
+                "in the place of every gradient, to see what --max_update_norm and its like do.",
             ),
             comma_list(
                 "sim_server_seconds",
@@ -78,6 +84,7 @@ class SimulatorFlags:
     start_timeout_seconds: float
     settings: dict[str, str]  # as given, for the records
     weight_decay: float = 0.0  # coupled, as on a worker
+    garbage: dict[int, float] = dataclasses.field(default_factory=dict)  # worker -> norm of noise
 
 
 def check(run: Run) -> None:
@@ -117,9 +124,11 @@ def read(run: Run) -> SimulatorFlags:
         settings={
             "step_seconds": _shortened(text),
             "failures": _shortened(FLAGS.sim_failures),
+            "garbage": _shortened(FLAGS.sim_garbage),
             **{name: _shortened(",".join(FLAGS[name].value)) for name in names},
         },
         weight_decay=own.weight_decay,
+        garbage=garbage.parse(FLAGS.sim_garbage, run.nb_workers),
     )
 
 

@@ -85,6 +85,7 @@ class SimulatedShard:
         self.on_end: Callable[[str], None] | None = None
         self.on_groups: Callable[[events.Regrouped], None] | None = None
         self.identity = types.SimpleNamespace(run_id=RUN_ID)
+        self.door = types.SimpleNamespace(refused={})  # where nobody uninvited comes
         self.connections = self  # with bytes_down, what a status document asks of a real shard
         self.up, self.down = (Pipe(Link(server.mbps)) for _ in range(2))
         self.has_own_link = server.mbps > 0
@@ -235,6 +236,11 @@ class SimulatedShard:
         sizes = sizes_on_wire([convert.frame(pb.ToClient(answer=answer))])
         self.tell(action.worker, action, sizes, counted=True)
 
+    def _refusal(self, action: events.Refuse, coded: Any) -> None:
+        if action.reason == "OUTLIER" and self.receptions is not None:
+            self.receptions.drop(action.worker, action.step)
+        self._say(action, coded)
+
     def _say(self, action: events.Welcome | events.Refuse, coded: Any) -> None:
         self.tell(action.worker, action, [], counted=False)
 
@@ -263,7 +269,7 @@ class SimulatedShard:
         events.Reply: _reply,
         events.Answer: _answer,
         events.Welcome: _say,
-        events.Refuse: _say,
+        events.Refuse: _refusal,
         events.NewEpoch: _new_epoch,
         events.Ended: _ended,
         events.Regrouped: _regrouped,

@@ -12,6 +12,7 @@ from absl import logging
 
 from cluster.simulator.clock import Clock
 from cluster.simulator.flags import SimulatorFlags
+from cluster.simulator.garbage import trainer_of
 from cluster.simulator.shard import SimulatedShard
 from cluster.simulator.streams import Streams
 from cluster.simulator.trainer import Trainer
@@ -77,7 +78,11 @@ class Simulation:
             if run.method.router.uses_datagrams:
                 shard.receive_datagrams(decoder, run.transport)
         self.workers = [
-            SimulatedWorker(self._equipment(number, shard, decoders), trainer, self.clock)
+            SimulatedWorker(
+                self._equipment(number, shard, decoders),
+                trainer_of(number, trainer, own.garbage),
+                self.clock,
+            )
             for number, shard in enumerate(take_shards(run, dataset), start=1)
         ]
 
@@ -158,6 +163,7 @@ class Simulation:
             start_timeout_seconds=self.own.start_timeout_seconds,
             snapshot_interval_seconds=math.inf,
             offsets=layout.offsets,
+            guards=run.guards,
         )
         membership: Coordinator | Follower = Coordinator(run.nb_workers, run.lease_seconds)
         rule, aux = run.method.sync, AuxMean()

@@ -110,6 +110,7 @@ class Streams:
         self._asked: dict[int, Callable[[], list[Spoken]]] = {}  # shard -> makes its open question
         self._steps: dict[int, int] = {}  # shard -> the push in question; 0: a pull
         self._replies: dict[int, ShardReply | None] = {}
+        self._outliers: set[int] = set()  # shards that have refused the newest push for its size
         for shard in self._shards:
             shard.ports[self.number].chooser = wire.IndexChooser()
         self._hello(0)
@@ -141,6 +142,7 @@ class Streams:
     def push(self, outgoing: Outgoing) -> None:
         """Push to every shard."""
         self.asked_at = self._clock.now
+        self._outliers.clear()
         if self._totals is not None:
             self._totals.note(outgoing.routed)
         for shard in range(len(self._shards)):
@@ -254,7 +256,8 @@ class Streams:
     def _reply(self, shard: int, replied: Replied) -> None:
         if shard in self._asked and replied.step == self._asked_step(shard):
             self._epoch = max(self._epoch, replied.epoch)
-            self._settle(shard, self._with_losses(shard, replied))
+            reply = self._with_losses(shard, replied)
+            self._settle(shard, dataclasses.replace(reply, refused=shard in self._outliers))
 
     def _with_losses(self, shard: int, replied: Replied) -> ShardReply:
         leg = self._legs[shard]
@@ -271,7 +274,7 @@ class Streams:
         if remedy is None:
             logging.error("worker %d is refused: %s", self.number, refusal.message)
             self._listener.refused()
-        elif asked:
+        elif asked or refusal.reason == "QUARANTINED":
             remedy(self, shard, refusal)
         elif refusal.reason == "NOT_MEMBER":  # to a query: nothing else is open then
             self._hello(shard, reconnects=True)
@@ -288,6 +291,21 @@ class Streams:
     def _pull_again(self, shard: int, refusal: events.Refuse) -> None:
         del refusal
         self._pull(shard)
+
+    def _pull_for_outlier(self, shard: int, refusal: events.Refuse) -> None:
+        del refusal
+        self._outliers.add(shard)
+        self._pull(shard)
+
+    def _come_back(self, shard: int, refusal: events.Refuse) -> None:
+        """Say Hello again when the term is over, if this life lasts so long."""
+        life = self.incarnation
+
+        def come_back() -> None:
+            if self._lives(life):
+                self._hello(shard, reconnects=True)
+
+        self._clock.at(self._clock.now + refusal.retry_after_seconds, come_back)
 
     def _do_without(self, shard: int, refusal: events.Refuse) -> None:
         del refusal
@@ -318,4 +336,6 @@ class Streams:
         "NOT_MEMBER": _hello_again,
         "STALE_GENERATION": _pull_again,
         "NON_FINITE": _do_without,
+        "OUTLIER": _pull_for_outlier,
+        "QUARANTINED": _come_back,
     }

@@ -18,7 +18,7 @@ from ops.codecs import NonFiniteUpdate
 from ops.rounds import Origin
 from ops.types import State
 from ps import events
-from worker.core import Outgoing, ShardReply, WorkerCore
+from worker.core import Outgoing, ShardReply, WorkerCore, taken
 from worker.measure import Measure
 from worker.participant import MAX_NON_FINITE
 
@@ -102,7 +102,7 @@ class SimulatedWorker:
         if self.core.stopped:
             return
         if self._non_finite_in_a_row > MAX_NON_FINITE:
-            logging.warning("worker %d: gradients stay non-finite; it gives up", self.number)
+            logging.warning("worker %d: what it sends stays unusable; it gives up", self.number)
             self.leave("diverged")
             return
         self._measure.begin_step()
@@ -160,8 +160,8 @@ class SimulatedWorker:
             if reply is not None:
                 self.core.receive(number, reply)
         self._book(replies)
-        if replies[0] is None:
-            self.core.undelivered()
+        self.core.note_refusals(replies)
+        if not taken(replies):
             self._non_finite_in_a_row += 1
         else:
             self._non_finite_in_a_row = 0

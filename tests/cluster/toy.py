@@ -93,6 +93,7 @@ def simulated_of(
     failures="",
     servers=(IDEAL,),
     trainer=None,
+    garbage=None,
     **settings,
 ):
     """Build a simulation; what is given once serves every worker or shard."""
@@ -108,6 +109,7 @@ def simulated_of(
         measure="rounds",
         start_timeout_seconds=600.0,
         settings={},
+        garbage=garbage or {},
     )
     return Simulation(run, own, trainer or ToyTrainer(), dataset(), KERNELS)
 
