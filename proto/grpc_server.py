@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from typing import Any
 
 import grpc
@@ -18,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ops.types import ConfigurationError, Link
 from proto import credentials as trust
 from proto.channel_emulated import EmulatedSender, LinkModel
+from proto.daemon_threads import DaemonThreads
 from proto.door import Door
 from proto.grpc_common import (
     METHOD,
@@ -144,27 +144,6 @@ class ServerStream:
                 yield data
 
 
-class _DaemonThreads(futures.Executor):
-    """One daemon thread per call: a stream holds its thread for life, and none outlives main.
-
-    The standard pool joins its threads at exit, so a process that fails without stopping its
-    server would never end.
-    """
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a call in a thread of its own; see futures.Executor."""
-        future: futures.Future[Any] = futures.Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001 - handed to whoever holds the future
-                future.set_exception(error)
-
-        threading.Thread(target=run, name="grpc-call", daemon=True).start()
-        return future
-
-
 class Server:
     """A listening shard; made by `serve`."""
 
@@ -272,7 +251,7 @@ def serve(
         PortInUse: Another process has the port, or the address is not of this machine.
     """
     options = [*channel_options(keepalive_seconds, dscp), ("grpc.so_reuseport", 0)]
-    executor: Any = _DaemonThreads()
+    executor: Any = DaemonThreads()
     server = grpc.server(
         executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
     )
