@@ -55,6 +55,7 @@ class Checkpoints:
             raise ValueError(f"keep is {keep}, expected at least 1 checkpoint to keep")
         self.directory = pathlib.Path(directory)
         self.keep = keep
+        self.num_skipped = 0  # damaged ones, newer than what was loaded
 
     def save(self, step: int, state: State) -> pathlib.Path:
         """Write ``state`` so that it is on disk, whole, when this returns.
@@ -98,10 +99,12 @@ class Checkpoints:
 
         A damaged one is logged as a warning and the one before it is tried.
         """
+        self.num_skipped = 0
         for _, path in reversed(self._found()):
             try:
                 return load(path)
             except DamagedCheckpointError as error:
+                self.num_skipped += 1
                 _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
         return None
 

@@ -27,8 +27,11 @@ EXIT_INTERRUPTED = 130
 DRAIN_SECONDS = 5.0
 
 #: Why a run stopped -> the exit code of its nodes; every other reason is a run that is done.
-EXIT_OF_STOP = {"interrupted": EXIT_INTERRUPTED, "diverged": EXIT_DIVERGED}
-
+EXIT_OF_STOP = {
+    "interrupted": EXIT_INTERRUPTED,
+    "diverged": EXIT_DIVERGED,
+    "journal_failed": EXIT_CONFIGURATION,  # a PS's disk does not take what is to be kept
+}
 
 #: Stop reasons of a run that reached an end of its own.
 END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")

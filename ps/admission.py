@@ -65,8 +65,9 @@ def epoch_fits(core: PsCore, push: events.Push) -> bool:
 
 
 def note_lost_updates(core: PsCore, event: events.Pull | events.Push) -> None:
-    """A worker that saw a later version of the last life proves how much a crash lost."""
-    last_life = event.generation == core.config.generation - 1
+    """A worker that saw a later version of an undone life proves how much a crash lost."""
+    lives_ago = core.config.generation - event.generation
+    last_life = 1 <= lives_ago <= core.config.generations_undone
     seen = event.base_version
     if last_life and seen is not None and seen <= core.config.budget.iter_max:
         core.accounts.note_lost_updates(seen)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ops.replies import Operation
 from ops.types import Block, State, Update
@@ -50,6 +50,10 @@ class Push:
     aux: Float32 | None = None  # [m] what is averaged over workers; to shard 0
     base_checksum: int | None = None  # CRC-32 of what the worker has of this shard
     num_bytes: int = 0  # of the update as it was coded
+    # The wire's message and the pieces of its payload, for a journal; None: not kept.
+    coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
 
     @property
     def is_copy(self) -> bool:

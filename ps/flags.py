@@ -6,11 +6,14 @@ import dataclasses
 
 from absl import flags
 
-from ops.options import Topic, integer, number, switch
+from ops.options import Topic, choice, integer, number, switch
 from ops.run import Run
 from ops.types import ConfigurationError
 
 FLAGS = flags.FLAGS
+
+#: --journal values.
+JOURNAL = ("auto", "on", "off")
 
 TOPICS = (
     Topic(
@@ -30,6 +33,13 @@ TOPICS = (
                 "How long a finished PS waits for workers and Supervisor to say farewell.",
                 low=0.0,
             ),
+            choice(
+                "journal",
+                "auto",
+                "Whether a PS writes down what it is told, so that nothing acknowledged is lost "
+                "when it dies; auto: where a push is below a tenth of the model.",
+                JOURNAL,
+            ),
         ),
     ),
 )
@@ -45,6 +55,7 @@ class PsFlags:
     insecure: bool
     start_timeout_seconds: float
     linger_seconds: float
+    journal: str = "auto"
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
@@ -74,4 +85,5 @@ def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags
         insecure=given.insecure,
         start_timeout_seconds=given.start_timeout_seconds,
         linger_seconds=given.linger_seconds,
+        journal=given.journal,
     )

@@ -17,6 +17,7 @@ class CoreConfig:
     schedule: Schedule
     nb_workers: int
     generation: int = 0
+    generations_undone: int = 1  # before it, whose last updates may be lost
     max_seconds: float | None = None  # from the first pull
     start_timeout_seconds: float = 600.0  # then a synchronous run starts with those present
     snapshot_interval_seconds: float = 10.0

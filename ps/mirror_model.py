@@ -83,6 +83,14 @@ class MirrorModel(ShardModel):
         super().restore(state)
         self._copied_version = self.version
 
+    def save_under_way(self) -> State:
+        """Return which version the weights are of."""
+        return {"copied_version": self._copied_version}
+
+    def restore_under_way(self, state: State) -> None:
+        """Take back what `save_under_way` gave, after `restore`."""
+        self._copied_version = state["copied_version"]
+
 
 def model_for(method: Method, theta: Float32, kernels: Any, config: CoreConfig) -> ShardModel:
     """Return the model of a shard that steps itself, or of one whose workers do."""

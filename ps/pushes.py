@@ -65,10 +65,15 @@ class Contents:
 
 
 class PushDecoder:
-    """Decodes pushes for one shard."""
+    """Decodes pushes for one shard.
+
+    Attributes:
+        keeps_coded: Whether events keep the messages that they were made of.
+    """
 
     def __init__(self, layout: ShardLayout, kind: Kind, kernels: Any, aux_count: int = 0) -> None:
         """Remember what every push must fit; `aux_count` values come with each."""
+        self.keeps_coded = False
         self._aux_count = aux_count
         self._layout, self._kind, self._kernels = layout, kind, kernels
         self._sizes = [piece.size for piece in layout.slices]
@@ -85,7 +90,11 @@ class PushDecoder:
             raise convert.Malformed(f"step {push.step}: a part of an update, in a run without")
         contents = self.read(push, payload)
         update = contents.plain or self.flatten(contents.blocks)
-        return self.event(worker, push, update, contents.aux, contents.num_bytes)
+        event = self.event(worker, push, update, contents.aux, contents.num_bytes)
+        if not self.keeps_coded:
+            return event
+        push.ClearField("payload")  # it is in the other argument as well
+        return dataclasses.replace(event, coded=(push, (payload,)))
 
     def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> Contents:
         """Check and decode one message, but for finiteness.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import signal
@@ -28,6 +29,8 @@ from ps.datagram_accounts import Received
 from ps.flags import PsFlags
 from ps.follow import Leader
 from ps.handshake import Identity, hello_to_leader, identity
+from ps.journal_records import Coder
+from ps.keeping import Keeping
 from ps.limits import door_of, most_streams
 from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
@@ -96,7 +99,12 @@ class Shard:
         flat = shared.flat()
         theta = np.concatenate([flat[at] for at in routing.positions(self.spec, self.layout)])
         budget = _examples_of_run(run, shared, examples)
-        self.core = self._core(theta, budget, self._aux(shared))
+        self.bodies = kernels.load(run.kernels, on_gpu=has_gpu(run))
+        make = functools.partial(self._made, theta, shared)
+        coder = Coder(self.layout, run.method, self.bodies, self._aux(shared).size)
+        self.keeping = Keeping(run, own.journal, self.saved, coder, self.spec)
+        self.keeping.replay(make)
+        self.core = make(self._config(budget), run.lease_seconds)
         if self.saved.core:
             self.core.restore(self.saved.core)
 
@@ -115,6 +123,7 @@ class Shard:
             return False
         self.saved.open()
         self._listen()
+        self.keeping.begin(self.server)
         self.leader = None if self.leads else self._join_leader()
         self._open()
         self._save(core.version, core.snapshot())  # the new generation must survive a crash
@@ -170,28 +179,34 @@ class Shard:
         statistics = FlatVariables(shared.statistics if method.bn_sync else [])
         return AuxMean(statistics.read(), method.num_averaged(self.spec.num_parameters))
 
-    def _core(self, theta: Any, examples: int | None, aux: AuxMean) -> PsCore:
-        run, method = self.run, self.run.method
-        generation = self.saved.core["generation"] + 1 if self.saved.core else 0
-        config = CoreConfig(
+    def _config(self, examples: int | None) -> CoreConfig:
+        run = self.run
+        return CoreConfig(
             budget=Budget(run.iter_max, examples),
             schedule=run.schedule,
             nb_workers=run.nb_workers,
-            generation=generation,
+            generation=self.saved.generation,
+            generations_undone=self.saved.generations_undone,
             max_seconds=run.max_seconds if self.leads else None,
             start_timeout_seconds=self._start_timeout_seconds(),
             snapshot_interval_seconds=run.checkpoint_interval_seconds,
             offsets=self.layout.offsets,
             guards=run.guards,
         )
+
+    def _made(
+        self, theta: Any, shared: SharedModel, config: CoreConfig, lease_seconds: float
+    ) -> PsCore:
+        """Return a core that has been told nothing; `theta` is copied."""
+        method = self.run.method
         rule = method.sync
         membership: Coordinator | Follower
         if self.leads:
-            membership = Coordinator(run.nb_workers, run.lease_seconds)
+            membership = Coordinator(config.nb_workers, lease_seconds)
         else:  # leave to go on is shard 0's alone to give
-            membership, rule = Follower(run.nb_workers), SyncRule(rule.groups)
-        bodies = kernels.load(run.kernels, on_gpu=has_gpu(run))
-        return PsCore(config, method, theta, bodies, membership, rule, aux)
+            membership, rule = Follower(config.nb_workers), SyncRule(rule.groups)
+        aux = self._aux(shared)
+        return PsCore(config, method, theta.copy(), self.bodies, membership, rule, aux)
 
     def _start_timeout_seconds(self) -> float:
         """A run that goes on waits only as long as workers take to come back."""
@@ -245,7 +260,9 @@ class Shard:
     def _save(self, version: int, state: State) -> None:
         sent = self.server.connections.bytes_down()
         reports, came = self.server.reports.copy(), self._received() or Received()
-        self.saved.put(version, state, self.run_id, sent, reports, came)
+        journaled = self.server.journaled
+        state, begun = journaled.consistent(state), journaled.begin()
+        self.saved.put(version, state, self.run_id, sent, reports, came, begun)
 
     def _received(self) -> Received | None:
         """Return what has come in datagrams; None where the method sends none."""
@@ -276,11 +293,12 @@ class Shard:
         reason = self.core.stop_reason or "interrupted"
         if leader is not None:
             leader.close()
-        self._save(self.core.version, self.core.snapshot())
-        self.saved.flush()
-        if self.leads and not self.server.connections.was_evaluated:
-            summary = metrics.summarise(self.board.status(), [])
-            metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)
+        try:
+            self._leave_behind()
+        except OSError as error:
+            if self.server.journaled.failure is None:
+                raise
+            logging.error("the last snapshot, too, cannot be written: %s", error)
         if self.server.server is not None:
             self.server.server.stop(0.5)
         if self.server.datagrams is not None:
@@ -288,3 +306,12 @@ class Shard:
         if leader is not None and leader.lost_for_good:
             return EXIT_UNREACHABLE
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
+
+    def _leave_behind(self) -> None:
+        """Write the last snapshot, and a summary if nobody else does."""
+        self.server.journaled.close()
+        self._save(self.core.version, self.core.snapshot())
+        self.saved.flush()
+        if self.leads and not self.server.connections.was_evaluated:
+            summary = metrics.summarise(self.board.status(), [])
+            metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)

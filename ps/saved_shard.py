@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from absl import logging
+
 from ops import agreement, run_dir
 from ops.checkpoint import Checkpoints
 from ops.run import Run, is_finished, limit_of
 from ops.types import ConfigurationError, ModelSpec, State
 from proto import convert
 from proto import thinwire_pb2 as pb
+from ps import journal
 from ps.datagram_accounts import Received
+from ps.journal import Journal, Place
+from ps.journal_records import Coder
+from ps.replay import MakeCore, Replayed, replay
 from ps.saver import Saver
 
 
@@ -26,9 +32,12 @@ class SavedShard:
 
     def __init__(self, run: Run, name: str, spec: ModelSpec) -> None:
         self._run, self._spec = run, spec
-        folder = run_dir.checkpoints_of(run.run_dir, name)
-        self._checkpoints = Checkpoints(folder, keep=run.keep_checkpoints)
+        self.folder = run_dir.checkpoints_of(run.run_dir, name)
+        self._checkpoints = Checkpoints(self.folder, keep=run.keep_checkpoints)
         self._found = self._load()
+        self._replayed: Replayed | None = None
+        # First files of the journals that the newest snapshots need, the newest last.
+        self._needed: list[int | None] = [self._found.get("journal") if self._found else None]
 
     @property
     def core(self) -> State | None:
@@ -68,9 +77,61 @@ class SavedShard:
         """What was received in datagrams."""
         return Received.from_dict(self._found.get("datagrams", {}) if self._found else {})
 
+    @property
+    def recovered(self) -> State:
+        """What journals had brought back when it was saved."""
+        nothing = {"replayed": 0, "cuts": []}
+        return self._found.get("recovered", nothing) if self._found else nothing
+
+    @property
+    def generation(self) -> int:
+        """Of the life that begins now: higher than any before, snapshots that are damaged too."""
+        before = self._found["core"]["generation"] if self._found else -1
+        if self._replayed is not None:
+            before = max(before, self._replayed.generation)
+        return before + 1 + self._checkpoints.num_skipped
+
+    @property
+    def generations_undone(self) -> int:
+        """How many generations back updates may be lost."""
+        return self.generation - self._found["core"]["generation"] if self._found else 1
+
+    def replay(self, make: MakeCore, coder: Coder) -> Replayed | None:
+        """Bring what was found up to what a journal says; None where there is none.
+
+        Args:
+            make: Makes cores.
+            coder: Of the shard's events.
+        """
+        if self._found is None or self._found.get("journal") is None:
+            return None
+        found, ended = self._found, self._found["core"]["stop_reason"]
+        come = replay(self.folder, found["core"], found["soft"], found["journal"], make, coder)
+        found["core"], self._replayed = come.core, come
+        if come.core["stop_reason"] != ended:
+            found["limit"] = come.limits.get(come.core["stop_reason"])
+        logging.info("the journal brought back %d events", come.num_records)
+        if come.damage:
+            logging.warning("the journal was cut: %s", come.damage)
+        return come
+
     def open(self) -> None:
         """Get ready to write."""
-        self._saver = Saver(self._checkpoints)
+        self._saver = Saver(self._checkpoints, self._cut)
+
+    def new_journal(self, coder: Coder, model_bytes: int) -> Journal:
+        """Return a journal that goes on from the one that was found."""
+        end: Place | None = self._replayed.place if self._replayed is not None else None
+        return Journal(self.folder, coder, model_bytes, end)
+
+    def _cut(self, state: State) -> None:
+        """Remove what neither the newest snapshot needs nor the one to fall back to."""
+        self._needed = [*self._needed, state.get("journal")][-min(2, self._run.keep_checkpoints) :]
+        needed = [number for number in self._needed if number is not None]
+        try:
+            journal.remove_before(self.folder, min(needed, default=1 << 62))
+        except OSError as error:
+            logging.warning("cannot remove an old journal: %s", error)
 
     def put(
         self,
@@ -80,6 +141,7 @@ class SavedShard:
         bytes_down: dict[int, int],
         reports: dict[tuple[int, int], str],
         datagrams: Received,
+        begun: State | None = None,
     ) -> None:
         """Have this state written soon; never blocks.
 
@@ -90,6 +152,7 @@ class SavedShard:
             bytes_down: Bytes sent to each worker.
             reports: The newest document of each (role, id).
             datagrams: What was received so.
+            begun: What `ps.journaled` says of the journal that goes on from here, if one does.
         """
         self._saver.put(
             version,
@@ -102,6 +165,7 @@ class SavedShard:
                 "bytes_down": {str(worker): count for worker, count in bytes_down.items()},
                 "reports": {f"{role}:{who}": text for (role, who), text in reports.items()},
                 "datagrams": datagrams.to_dict(),
+                **(begun or {}),
             },
         )
 

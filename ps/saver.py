@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from absl import logging
 
@@ -13,9 +14,11 @@ from ops.types import State
 class Saver:
     """A background writer of checkpoints."""
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        """Start the thread."""
-        self._checkpoints = checkpoints
+    def __init__(
+        self, checkpoints: Checkpoints, on_saved: Callable[[State], None] = lambda state: None
+    ) -> None:
+        """Start the thread; it calls `on_saved` with each state that is safely on disk."""
+        self._checkpoints, self._on_saved = checkpoints, on_saved
         self._wake = threading.Condition()
         self._next: tuple[int, State] | None = None
         self._busy = False
@@ -47,6 +50,7 @@ class Saver:
                 (version, state), self._next, self._busy = self._next, None, True
             try:
                 self._checkpoints.save(version, state)
+                self._on_saved(state)
                 self.failure = None
             except Exception as error:  # noqa: BLE001 - flush() hands it on
                 self.failure = error

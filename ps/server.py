@@ -21,6 +21,7 @@ from ps.core import PsCore
 from ps.datagram_port import DatagramPort
 from ps.epoch_words import message_of
 from ps.handshake import Identity
+from ps.journaled import JournaledCore
 from ps.pushes import PushDecoder
 from ps.reader import StreamReader
 from ps.rounds import RoundsRelay
@@ -56,6 +57,7 @@ class ShardServer:
         max_streams: int,
     ) -> None:
         self.core, self.layout, self.share = core, layout, share
+        self.journaled = JournaledCore(core)
         self.save, self.lease_seconds = save, lease_seconds
         self.max_streams, self.door = max_streams, Door()
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
@@ -121,7 +123,7 @@ class ShardServer:
         def lose() -> None:
             if self.connections.drop_worker(connection):
                 lost = events.Lost(connection.id, connection.incarnation)
-                self._dispatch(self.core.handle(lost, time.monotonic()))
+                self._dispatch(self.journaled.handle(lost, time.monotonic()))
 
         self.queue.put(lose)
 
@@ -156,7 +158,7 @@ class ShardServer:
         while not finished():
             now = time.monotonic()
             if now - before > _STALL_SECONDS:  # what was heard meanwhile still is in the queue
-                self._dispatch(self.core.handle(events.Stalled(now - before), now))
+                self._dispatch(self.journaled.handle(events.Stalled(now - before), now))
             before = now
             deadline = min([*self._due, *self._deadlines()])
             try:
@@ -166,7 +168,7 @@ class ShardServer:
             if callable(item):
                 item()
             else:
-                self._dispatch(self.core.handle(item, time.monotonic()))
+                self._dispatch(self.journaled.handle(item, time.monotonic()))
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:

@@ -221,6 +221,17 @@ class ShardModel:
         self._counts.update(state["down_counts"])
         self._handed_out.restore(state["handed_out"])
 
+    def save_under_way(self) -> State:
+        """Return what only a shard that goes on without a break knows of its workers.
+
+        Last replies, and entries that workers add by themselves; the arrays never change.
+        """
+        return _of_workers(self._down)
+
+    def restore_under_way(self, state: State) -> None:
+        """Take back what `save_under_way` gave, after `restore`."""
+        _take_back(self._down, state)
+
 
 def _durable(state: State) -> State:
     """Leave out working memory, at any depth."""
@@ -229,6 +240,17 @@ def _durable(state: State) -> State:
         for key, value in state.items()
         if key != _SCRATCH
     }
+
+
+def _of_workers(state: State) -> State:
+    """Return working memory that decides what workers are answered, in place; no plain buffers."""
+    found: State = {}
+    for key, value in state.items():
+        if key == _SCRATCH:
+            found[key] = {name: item for name, item in value.items() if isinstance(item, dict)}
+        elif isinstance(value, dict) and (inner := _of_workers(value)):
+            found[key] = inner
+    return found
 
 
 def _take_back(state: State, saved: State) -> None:

@@ -115,6 +115,7 @@ class StatusBoard:
                 **self._datagrams(),
                 **self.guards(),
                 **self._refused_peers(),
+                **self._server.journaled.summary(),
             },
             stop_reason=core.stop_reason,
         )
