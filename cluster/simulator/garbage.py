@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from data.chosen import Shard
 from ops.types import ConfigurationError, State
 
 if TYPE_CHECKING:
     from cluster.simulator.trainer import Step, Trainer
+    from data.chosen import Shard
     from ops.types import Float32
 
 _ENTROPY = 97
@@ -26,6 +24,8 @@ class GarbageTrainer:
     """
 
     def __init__(self, inner: Trainer, norm: float, number: int) -> None:
+        import numpy as np  # not by those who only read flags
+
         self._inner, self._norm = inner, norm
         self._rng = np.random.default_rng([_ENTROPY, number])
         self.gradient = inner.gradient
@@ -36,6 +36,8 @@ class GarbageTrainer:
 
     def step(self, weights: Float32, statistics: Float32, shard: Shard, local: State) -> Step:
         """Compute the next mini-batch's gradient for nothing; see Trainer.step."""
+        import numpy as np
+
         step = self._inner.step(weights, statistics, shard, local)
         noise = self._rng.standard_normal(len(self.gradient), np.float32)
         np.multiply(noise, np.float32(self._norm / np.linalg.norm(noise)), out=self.gradient)
