@@ -23,6 +23,7 @@ from ps import datagram_accounts, events
 from ps.connections import SharedBlocks, blocks_of, reply_frames
 from ps.core import PsCore
 from ps.datagram_accounts import Received
+from ps.journaled import JournaledCore
 from ps.pushes import NonFinite, PushDecoder
 from ps.reception import Receptions
 from worker.core import ShardReply
@@ -86,6 +87,7 @@ class SimulatedShard:
         self.on_groups: Callable[[events.Regrouped], None] | None = None
         self.identity = types.SimpleNamespace(run_id=RUN_ID)
         self.door = types.SimpleNamespace(refused={})  # where nobody uninvited comes
+        self.journaled = JournaledCore(core)  # into no journal: a simulation is repeated
         self.connections = self  # with bytes_down, what a status document asks of a real shard
         self.up, self.down = (Pipe(Link(server.mbps)) for _ in range(2))
         self.has_own_link = server.mbps > 0
