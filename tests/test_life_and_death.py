@@ -88,6 +88,7 @@ def test_the_supervisor_may_die_and_return(nodes):
     "method", ["adacomp", pytest.param("bsp", marks=LONG), pytest.param("esync", marks=LONG)]
 )
 def test_a_killed_ps_goes_on_from_its_last_snapshot(nodes, method):
+    nodes.common = (*nodes.common, "--journal=off")
     nodes.cluster(2, f"--method={method}", "--iter_max=900", "--checkpoint_interval_seconds=0.7")
     nodes.watch(lambda status: status.version >= 200 and all_at_work(status))
     nodes.kill("ps")
