@@ -1,5 +1,6 @@
 """What holds for every test: quiet TensorFlow, no GPU, repeatable random examples."""
 
+import logging
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -18,6 +19,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "nodes" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.processes)
+
+
+@pytest.fixture(autouse=True)
+def loudness():
+    """Undo what a test's command line does to absl's log level, which others read the log at."""
+    absl = logging.getLogger("absl")
+    before = absl.level
+    yield
+    absl.setLevel(before)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_a_variable_speaks_where_its_flag_is_not_given(
     variable, text, name, value, monkeypatch, caplog
 ):
     monkeypatch.setenv(variable, text)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="absl"):
         run = run_of()
     found = vars(run.method.router) | vars(run.transport)
     assert found[name] == value
@@ -110,7 +110,7 @@ def test_every_variable_is_documented():
 
 def test_a_flag_beats_a_variable(monkeypatch, caplog):
     monkeypatch.setenv("DMLC_K", "0.5")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="absl"):
         assert run_of("--dgt_k=0.8").method.router.dgt_k == 0.8
     assert "--dgt_k=0.8 wins over DMLC_K=0.5" in caplog.text
 
@@ -129,7 +129,7 @@ def test_what_a_variable_said_is_handed_on_like_a_flag(monkeypatch):
 def test_variables_are_not_read_for_another_router(monkeypatch, caplog):
     monkeypatch.setenv("DMLC_K", "nonsense")
     monkeypatch.setenv("SUDO_PASSWD", "secret")
-    with caplog.at_level(logging.INFO), given("--method=bsp"):
+    with caplog.at_level(logging.INFO, logger="absl"), given("--method=bsp"):
         read_run()
     assert "DMLC_K" not in caplog.text and "SUDO_PASSWD" not in caplog.text
 
@@ -148,13 +148,13 @@ def test_a_bad_variable_is_named(variable, text, monkeypatch):
 @pytest.mark.parametrize("variable", dgt_flags.NOT_READ)
 def test_what_means_nothing_here_is_told_and_its_value_is_not(variable, monkeypatch, caplog):
     monkeypatch.setenv(variable, "secret-5")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="absl"):
         assert run_of().method.router == Dgt()
     assert f"{variable} is not read" in caplog.text and "secret" not in caplog.text
 
 
 def test_the_switch_of_the_original_does_not_choose_the_router(monkeypatch, caplog):
     monkeypatch.setenv("ENABLE_DGT", "0")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="absl"):
         assert run_of().method.router == Dgt()
     assert "ENABLE_DGT=0 is not heeded" in caplog.text
