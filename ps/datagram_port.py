@@ -11,7 +11,7 @@ from ops.routing.datagram_format import HEADER, MAGIC
 from ops.routing.transport import Transport
 from proto import thinwire_pb2 as pb
 from proto.channel_udp import UdpReceiver
-from ps import datagram_accounts, events
+from ps import events
 from ps.datagram_accounts import BY_THE_KERNEL, Received
 from ps.pushes import PushDecoder
 from ps.reception import Receptions
@@ -61,10 +61,7 @@ class DatagramPort:
         Raises:
             ConfigurationError: The address is not of this machine.
         """
-        if transport.dgt_drop_rate:
-            self.receptions.lose(transport.dgt_drop_rate, transport.dgt_drop_seed)
-        if transport.dgt_info:
-            self.receptions.on_closed = datagram_accounts.tell
+        self.receptions.obey(transport)
         if transport.dgt_transport == "grpc":
             if self._router.needs_datagrams_first:
                 logging.warning(
@@ -83,10 +80,8 @@ class DatagramPort:
 
     def introduce(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
         """Tell a worker where its datagrams go, and what signs them."""
-        session = self.receptions.open(worker, incarnation)
+        self.receptions.introduce(worker, incarnation, self.ports, welcome)
         self._admit()
-        welcome.datagrams.session, welcome.datagrams.key = session.id, session.key
-        welcome.datagrams.ports.extend(self.ports)
 
     def received(self) -> Received:
         """Return what was counted so far (any thread)."""

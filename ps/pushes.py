@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ops import wire
-from ops.types import Block, Kind, ShardLayout, Update
+from ops.types import Block, Kind, ShardLayout, Update, where_of
 from proto import convert
 from proto import thinwire_pb2 as pb
 from ps import events
@@ -190,8 +190,7 @@ class PushDecoder:
         for block in blocks:
             start = self._offsets[block.slot]
             target = flat[start : start + block.size]
-            where = slice(None) if block.indices is None else block.indices
-            target[where] = self._kernels.dequantise(block.values)
+            target[where_of(block.indices)] = self._kernels.dequantise(block.values)
         if all_dense:
             return Update(None, flat)
         touched = self._positions(blocks)

@@ -21,6 +21,7 @@ from ops.routing.assembler import Assembled, Assembler
 from ops.routing.books import Books
 from ops.routing.datagram_format import HEADER, MAGIC, VERSION, Session
 from ops.routing.routed import Manifest
+from ops.routing.transport import Transport
 from ops.types import Update
 from proto import manifests
 from proto import thinwire_pb2 as pb
@@ -101,6 +102,11 @@ class Receptions:
         self._closed: list[tuple[int, Books]] = []  # of sessions that have ended, by worker
         self.on_closed: Callable[[int, Assembled, Books], None] | None = None
 
+    def obey(self, transport: Transport) -> None:
+        """Lose and tell what a run's settings ask for."""
+        self.lose(transport.dgt_drop_rate, transport.dgt_drop_seed)
+        self.on_closed = datagram_accounts.tell if transport.dgt_info else None
+
     def lose(self, rate: float, seed: int) -> None:
         """Lose this fraction of what `take` gets on purpose from now on."""
         self._drop_rate, self._random = rate, np.random.default_rng(seed)
@@ -120,6 +126,14 @@ class Receptions:
             reception = _Reception(worker, incarnation, session, assembler)
             self._by_worker[worker] = self._by_session[number] = reception
             return session
+
+    def introduce(
+        self, worker: int, incarnation: int, ports: Iterable[int], welcome: pb.Welcome
+    ) -> None:
+        """Tell a life of a worker where its datagrams go, and what signs them."""
+        session, said = self.open(worker, incarnation), welcome.datagrams
+        said.session, said.key = session.id, session.key
+        said.ports.extend(ports)
 
     def numbers(self) -> list[int]:
         """Return the numbers of the open sessions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from supervisor.dashboard import format_bytes, format_duration
@@ -32,6 +32,26 @@ def table(
         f'<div class="table"><table class="{kind}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+#: Title of a column, key of its figure, and how that is written.
+Shown = Sequence[tuple[str, str, Callable[[Any], str]]]
+
+
+def figures(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: Shown) -> str:
+    """Return a table with a figure in each cell.
+
+    Args:
+        head: of the column of names.
+        rows: a name and its figures.
+        shown: the other columns.
+    """
+    lines = [
+        f"<th>{text(name)}</th>"
+        + "".join(f"<td>{text(show(row.get(key)))}</td>" for _, key, show in shown)
+        for name, row in rows
+    ]
+    return table([head, *(title for title, _, _ in shown)], lines)
 
 
 def text(value: Any) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ops.datagram_counts import BLOCK, rows_of
 from supervisor import cells
-
-_Shown = Sequence[tuple[str, str, Callable[[Any], str]]]  # title, key, how it is written
 
 
 def _steps(value: Any) -> str:
@@ -25,7 +23,7 @@ def _yes(value: Any) -> str:
     return "no" if value is False else ""
 
 
-_CHANNEL: _Shown = (
+_CHANNEL: cells.Shown = (
     ("blocks", "blocks", cells.count),
     ("sent", "datagrams_sent", cells.count),
     ("bytes sent", "bytes_sent", cells.size),
@@ -34,7 +32,7 @@ _CHANNEL: _Shown = (
     ("late", "late", cells.count),
     ("lost", "lost", cells.count),
 )
-_WORKER: _Shown = (
+_WORKER: cells.Shown = (
     ("pushes", "pushes", cells.count),
     ("k", "k", _fraction),
     ("fresh", "fresh", cells.percent),
@@ -65,9 +63,9 @@ def tables(summary: Mapping[str, Any]) -> str:
     workers += [(f"worker {row.get('id')}", row) for row in rows_of(block, "workers")]
     return "\n".join(
         [
-            _table("channel", channels, _CHANNEL),
+            cells.figures("channel", channels, _CHANNEL),
             "<br>",
-            _table("worker", workers, _WORKER),
+            cells.figures("worker", workers, _WORKER),
             "<br>",
             _reasons(block),
         ]
@@ -96,12 +94,3 @@ def _listed(counts: Any) -> str:
 
 def _spaced(name: Any) -> str:
     return str(name).replace("_", " ")
-
-
-def _table(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: _Shown) -> str:
-    lines = [
-        f"<th>{cells.text(name)}</th>"
-        + "".join(f"<td>{cells.text(show(row.get(key)))}</td>" for _, key, show in shown)
-        for name, row in rows
-    ]
-    return cells.table([head, *(title for title, _, _ in shown)], lines)

@@ -240,7 +240,7 @@ def _seams_table(runs: Sequence[RunSection]) -> str:
 
 
 def _workers_table(workers: Sequence[Mapping[str, Any]]) -> str:
-    shown: list[tuple[str, str, Callable[[Any], str]]] = [
+    shown = [
         ("state", "state", str),
         ("pushes", "pushes", cells.count),
         ("samples", "samples", cells.count),
@@ -251,12 +251,7 @@ def _workers_table(workers: Sequence[Mapping[str, Any]]) -> str:
         ("send", "send_seconds", cells.duration),
         ("wait", "wait_seconds", cells.duration),
     ]
-    rows = [
-        f"<th>worker {cells.text(row.get('id'))}</th>"
-        + "".join(f"<td>{cells.text(show(row.get(key)))}</td>" for _, key, show in shown)
-        for row in workers
-    ]
-    return cells.table(["worker", *(title for title, _, _ in shown)], rows)
+    return cells.figures("worker", [(f"worker {row.get('id')}", row) for row in workers], shown)
 
 
 def _traffic(summary: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from ops.methods import Method
 from ops.replies import Operation
 from ops.routing import positions
 from ops.routing.routed import Lost, Routed
-from ops.types import Block, Kind, ModelSpec, Packet, ShardLayout, State
+from ops.types import Block, Kind, ModelSpec, Packet, ShardLayout, State, where_of
 from worker.packing import Packing
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class WorkerCore:
             start = self._offsets[piece.tensor] + piece.start
             target = self.base[start : start + piece.size]
             values = self.kernels.dequantise(block.values)
-            where = slice(None) if block.indices is None else block.indices
+            where = where_of(block.indices)
             if adds:
                 target[where] += values
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from absl import logging
 
@@ -169,6 +170,13 @@ class DatagramLeg:
         self._sender.close()  # what it carries to the end still counts
         with self._lock:
             self._counts_before, self._sender = list(self.counts()), None
+
+
+def leg_of(worker: int, router: Any, transport: Transport, connect: Connect) -> DatagramLeg | None:
+    """Return a worker's leg to one shard; None where the router sends no datagrams."""
+    if not router.uses_datagrams:
+        return None
+    return DatagramLeg(worker, router.channels, transport, router.marks_slots, connect)
 
 
 def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:

@@ -21,7 +21,7 @@ from proto import thinwire_pb2 as pb
 from proto.session import payload_limit
 from worker.core import Outgoing, ShardReply
 from worker.datagram_totals import totals_of
-from worker.push_messages import Spoken, push_messages
+from worker.push_messages import Spoken, sealed_messages
 from worker.shard_client import PushRefused, ShardClient
 from worker.ways_out import WaysOut
 
@@ -172,16 +172,8 @@ class Exchange:
     def _messages(self, number: int, outgoing: Outgoing) -> list[Spoken]:
         """Return what one shard is told of an exchange; after a reconnection once more."""
         welcome, leg = self.shards[number].welcome, self.shards[number].leg
-        sealed = leg.seal(outgoing.step, outgoing.routed[number]) if leg is not None else None
-        return push_messages(
-            outgoing,
-            number,
-            welcome.incarnation,
-            max(self._epoch, welcome.epoch),
-            self._choosers[number],
-            sealed,
-            leg is not None and leg.marks_slots,
-        )
+        epoch, chooser = max(self._epoch, welcome.epoch), self._choosers[number]
+        return sealed_messages(outgoing, number, welcome.incarnation, epoch, chooser, leg)
 
     def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
         self._epoch = max(self._epoch, reply.epoch)

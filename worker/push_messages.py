@@ -12,6 +12,7 @@ from proto import convert, manifests
 from proto import thinwire_pb2 as pb
 from proto.framing import BytesLike
 from worker.core import Outgoing
+from worker.datagram_leg import DatagramLeg
 
 #: A message, and the pieces of its payload.
 Spoken = tuple[pb.ToServer, Sequence[BytesLike]]
@@ -70,6 +71,21 @@ def push_messages(
         message.push.aux_count = len(outgoing.aux)
         pieces.append(outgoing.aux.astype("<f4", copy=False).data)
     return [*messages, (message, pieces)]
+
+
+def sealed_messages(
+    outgoing: Outgoing,
+    shard: int,
+    incarnation: int,
+    epoch: int,
+    chooser: wire.IndexChooser,
+    leg: DatagramLeg | None,
+) -> list[Spoken]:
+    """Return `push_messages` of a push whose datagrams, if its leg sends any, are then sealed."""
+    if leg is None:
+        return push_messages(outgoing, shard, incarnation, epoch, chooser)
+    sealed = leg.seal(outgoing.step, outgoing.routed[shard])
+    return push_messages(outgoing, shard, incarnation, epoch, chooser, sealed, leg.marks_slots)
 
 
 def _header(outgoing: Outgoing, shard: int, incarnation: int, epoch: int) -> pb.ToServer:

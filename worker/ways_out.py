@@ -11,7 +11,7 @@ from proto import channel_udp
 from proto.channel_emulated import EmulatedSender, LinkModel
 from proto.channel_priority import EmulatedUplink
 from proto.channel_udp import DatagramSender, Sending
-from worker.datagram_leg import DatagramLeg
+from worker.datagram_leg import DatagramLeg, leg_of
 
 
 class WaysOut:
@@ -45,12 +45,7 @@ class WaysOut:
 
     def leg(self, worker: int) -> DatagramLeg | None:
         """Return what goes to one shard in datagrams; None where the method sends none."""
-        router = self._router
-        if not router.uses_datagrams:
-            return None
-        return DatagramLeg(
-            worker, router.channels, self._transport, router.marks_slots, self._connect
-        )
+        return leg_of(worker, self._router, self._transport, self._connect)
 
     def close(self) -> None:
         """End; whoever waits for an emulated link goes on."""

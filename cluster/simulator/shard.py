@@ -19,7 +19,7 @@ from ops.routing.transport import Transport
 from ops.types import Link, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
-from ps import datagram_accounts, events
+from ps import events
 from ps.connections import SharedBlocks, blocks_of, reply_frames
 from ps.core import PsCore
 from ps.datagram_accounts import Received
@@ -95,6 +95,7 @@ class SimulatedShard:
         self._busy_until = 0.0
         self._tick_at: float | None = None
         self.receptions: Receptions | None = None
+        self._ports = range(0)  # of datagrams; none: they come in the stream
 
     def receive_datagrams(self, decoder: PushDecoder, transport: Transport) -> None:
         """Put pushes together from now on; `decoder` is that of the shard's pushes."""
@@ -108,10 +109,9 @@ class SimulatedShard:
             np.random.default_rng([_ENTROPY, self.number]).bytes,
             lambda: self.clock.now,
         )
-        self.receptions.lose(transport.dgt_drop_rate, transport.dgt_drop_seed)
-        if transport.dgt_info:
-            self.receptions.on_closed = datagram_accounts.tell
-        self._uses_ports = transport.dgt_transport == "udp"
+        self.receptions.obey(transport)
+        if transport.dgt_transport == "udp":
+            self._ports = range(1, self.core.model.method.router.channels + 1)
 
     def received(self) -> Received | None:
         """Return what has come in datagrams; None where the method sends none."""
@@ -121,12 +121,7 @@ class SimulatedShard:
         """Return what a welcomed worker hears of datagrams."""
         welcome = pb.Welcome()
         if self.receptions is not None:
-            router, session = (
-                self.core.model.method.router,
-                self.receptions.open(worker, incarnation),
-            )
-            welcome.datagrams.session, welcome.datagrams.key = session.id, session.key
-            welcome.datagrams.ports.extend(range(1, router.channels + 1 if self._uses_ports else 1))
+            self.receptions.introduce(worker, incarnation, self._ports, welcome)
         return welcome
 
     def bytes_down(self) -> dict[int, int]:

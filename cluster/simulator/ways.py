@@ -16,7 +16,7 @@ from proto import channel_udp
 from proto.channel_priority import class_of_channel
 from proto.channel_udp import DatagramSender, Sending
 from proto.priority_link import HEADER_BYTES
-from worker.datagram_leg import DatagramLeg
+from worker.datagram_leg import DatagramLeg, leg_of
 
 
 class SimulatedWays:
@@ -45,11 +45,8 @@ class SimulatedWays:
 
     def leg(self, worker: int, shard: SimulatedShard) -> DatagramLeg | None:
         """Return what goes to one shard in datagrams; None where the method sends none."""
-        router = self._router
-        if not router.uses_datagrams:
-            return None
         connect = functools.partial(self._connect, shard)
-        return DatagramLeg(worker, router.channels, self._transport, router.marks_slots, connect)
+        return leg_of(worker, self._router, self._transport, connect)
 
     def _connect(
         self, shard: SimulatedShard, host: str, ports: Sequence[int], key: bytes

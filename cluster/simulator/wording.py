@@ -14,7 +14,7 @@ from ps import events
 from ps.pushes import NonFinite, PushDecoder
 from worker.core import Outgoing
 from worker.datagram_leg import DatagramLeg
-from worker.push_messages import push_messages
+from worker.push_messages import sealed_messages
 
 #: What a shard takes in, and the sizes of the frames that bring it.
 Spoken = tuple[Arrival, list[int]]
@@ -52,17 +52,8 @@ class Wording:
 
     def push(self, outgoing: Outgoing, incarnation: int, epoch: int) -> list[Spoken]:
         """Return the messages of a push, with datagrams that go ahead of it in the stream."""
-        leg, shard = self.leg, self._shard
-        sealed = leg.seal(outgoing.step, outgoing.routed[shard]) if leg is not None else None
-        messages = push_messages(
-            outgoing,
-            shard,
-            incarnation,
-            epoch,
-            self._chooser,
-            sealed,
-            leg is not None and leg.marks_slots,
-        )
+        leg = self.leg
+        messages = sealed_messages(outgoing, self._shard, incarnation, epoch, self._chooser, leg)
         ahead = [_in_stream(message) for message in leg.before()] if leg is not None else []
         return [*ahead, *(self._spoken(message, pieces) for message, pieces in messages)]
 
