@@ -1,0 +1,1 @@
+"""Faults by the thousand: what may break, whom it may befall, and what must be true afterwards."""
