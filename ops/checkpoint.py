@@ -20,11 +20,12 @@ import pathlib
 import re
 import shutil
 import zlib
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ops.disk import check_room, sync, sync_directory
 from ops.types import State
 
 FORMAT_VERSION = 1
@@ -61,7 +62,7 @@ class Checkpoints:
         """Write ``state`` so that it is on disk, whole, when this returns.
 
         The state must not change meanwhile: hand in ``copy_state(state)`` to save on another
-        thread.
+        thread. What a failed save has written is removed: others need the room.
 
         Returns:
             The new checkpoint's directory.
@@ -78,19 +79,20 @@ class Checkpoints:
         temporary = self.directory / f"{_TEMPORARY_PREFIX}{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        content = {
-            "format": FORMAT_VERSION,
-            "step": step,
-            "arrays": _write_arrays(temporary / _ARRAYS, encoder.arrays),
-            "tree": tree,
-        }
-        _write_manifest(temporary / _MANIFEST, content)
-        _sync_directory(temporary)
+        try:
+            check_room(temporary, sum(array.nbytes for array in encoder.arrays))
+            records = _write_arrays(temporary / _ARRAYS, encoder.arrays)
+            content = {"format": FORMAT_VERSION, "step": step, "arrays": records, "tree": tree}
+            _write_manifest(temporary / _MANIFEST, content)
+            sync_directory(temporary)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         newest = self._found()
         sequence = newest[-1][0] + 1 if newest else 1
         path = self.directory / f"{sequence:06d}-step-{step}"
         os.rename(temporary, path)
-        _sync_directory(self.directory)
+        sync_directory(self.directory)
         self._prune()
         return path
 
@@ -238,7 +240,7 @@ def _write_arrays(path: pathlib.Path, arrays: list[NDArray[Any]]) -> list[dict[s
             place = {"offset": file.tell(), "crc32": zlib.crc32(raw.data)}
             records.append({"dtype": array.dtype.str, "shape": list(array.shape), **place})
             file.write(raw.data)
-        _sync(file)
+        sync(file)
     return records
 
 
@@ -270,7 +272,7 @@ def _write_manifest(path: pathlib.Path, content: dict[str, Any]) -> None:
     text = _canonical(content)
     with open(path, "wb") as file:
         file.write(b'{"crc32":%d,"content":%b}\n' % (zlib.crc32(text), text))
-        _sync(file)
+        sync(file)
 
 
 def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
@@ -283,17 +285,3 @@ def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
     if zlib.crc32(_canonical(content)) != document["crc32"]:
         raise ValueError(f"the checksum of {path.name} does not match its text")
     return content
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_directory(path: pathlib.Path) -> None:
-    """Make the names in ``path`` durable, not only the contents."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,9 @@
 """Checkpoints hold any plain state, survive kills, and notice damage."""
 
+import errno
 import logging
 import math
+import os
 
 import numpy as np
 import pytest
@@ -167,6 +169,29 @@ def test_refuses_what_is_not_plain_data(tmp_path, state, message):
     with pytest.raises(TypeError, match=message):
         Checkpoints(tmp_path).save(1, state)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_left_as_it_was(tmp_path, monkeypatch):
+    """Neither is anything begun that cannot fit, nor does half of what did not fit stay."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"w": np.ones(4)})
+    before = sorted(tmp_path.rglob("*"))
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoints.save(2, {"w": np.ones(4)})
+    assert sorted(tmp_path.rglob("*")) == before
+    room = os.statvfs_result((512, 512, 9, 9, 2, 9, 9, 9, 0, 255))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda folder: room)
+        with pytest.raises(OSError, match="1032 bytes are needed, 1024 are free") as caught:
+            checkpoints.save(2, {"w": np.ones(129)})
+        checkpoints.save(3, {"w": np.ones(128)})
+    assert caught.value.errno == errno.ENOSPC and checkpoints.load_latest()[0] == 3
 
 
 def test_bad_numbers_are_refused(tmp_path):
