@@ -110,6 +110,11 @@ class Journal:
         """Whether it is time for a snapshot, which begins another file."""
         return self._place.offset > self._most_bytes
 
+    @property
+    def bytes_since_snapshot(self) -> int:
+        """Size of the present file: what a restart would read again."""
+        return self._place.offset
+
     def begin(self, settings: State) -> int:
         """Begin another file, for what follows the state that the core has now; return its number.
 
