@@ -11,18 +11,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from ops import metrics
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost, Unreachable
 from proto.session import Session
+from tests.forked import MAIN, Forked, forker
 
-MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
 #: Small enough that processes start and train in seconds.
 TINY = ("--network=lenet", "--dataset=synthetic", "--worker_threads=1", "--batch_size=10",
         "--lease_seconds=1.5", "--learning_rate=0.01")  # fmt: skip
+
+
+Started = subprocess.Popen[bytes] | Forked
+
+
+def _afresh(arguments: list[str], log: IO[bytes], environment: dict[str, str]) -> Started:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def free_port() -> int:
@@ -40,22 +53,17 @@ class Nodes:
         self.port = free_port()
         self.nb_ps = 1
         self.common: tuple[str, ...] = TINY
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.fresh = False  # start interpreters of their own, not forks with everything imported
+        self.processes: dict[str, Started] = {}
 
-    def start(self, name: str, *flags: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *flags: str) -> Started:
         """Start one process; `name` is for its log and for `wait`."""
-        command = [sys.executable, str(MAIN), f"--port={self.port}", f"--run_dir={self.run_dir}",
-                   *self.common, *flags]  # fmt: skip
+        given = [f"--port={self.port}", f"--run_dir={self.run_dir}", *self.common, *flags]
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
         with open(self.folder / f"{name}.out", "ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
-                start_new_session=True,
-            )
-        self.processes[name] = process
-        return process
+            start = _afresh if self.fresh else forker().start
+            self.processes[name] = start([str(MAIN), *given], log, environment)
+        return self.processes[name]
 
     def cluster(self, nb_workers: int, *flags: str, supervisor: bool = False) -> None:
         """Start a PS and workers one by one, as by hand."""

@@ -1,12 +1,12 @@
 """--type_node=Simulator as a user runs it: files, exit codes, the same bits twice."""
 
 import json
-import subprocess
-import sys
+import os
+import tempfile
 
 import pytest
 
-from tests.nodes import MAIN
+from tests.forked import MAIN, forker
 
 SMALL = (
     "--type_node=Simulator",
@@ -22,10 +22,13 @@ SMALL = (
 
 
 def simulate(folder, *flags, code=0):
-    command = [sys.executable, str(MAIN), *SMALL, f"--run_dir={folder}", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == code, done.stderr[-3000:]
-    return done.stderr
+    command = [str(MAIN), *SMALL, f"--run_dir={folder}", *flags]
+    with tempfile.TemporaryFile() as output:
+        done = forker().start(command, output, dict(os.environ)).wait(100)
+        output.seek(0)
+        said = output.read().decode()
+    assert done == code, said[-3000:]
+    return said
 
 
 @pytest.mark.processes

@@ -4,11 +4,10 @@ import difflib
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.forked import forker
 from tests.nodes import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -44,7 +43,7 @@ def test_what_the_page_shows_is_run_somewhere():
 @pytest.mark.processes
 def test_fit_and_a_loop_train_one_model(tmp_path):
     flags = (f"--port={free_port()}", "--nb_workers=2", "--method=dgs", "--learning_rate=0.03")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
     started = {}
     for name, own in (
         ("server.py", ("--iter_max=300",)),
@@ -52,10 +51,8 @@ def test_fit_and_a_loop_train_one_model(tmp_path):
         ("loop_worker.py", ("--id_worker=2",)),
     ):
         with open(tmp_path / name, "wb") as log:
-            command = [sys.executable, str(EXAMPLES / name), *flags, *own]
-            started[name] = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=tmp_path
-            )
+            command = [str(EXAMPLES / name), *flags, *own]
+            started[name] = forker().start(command, log, environment)
     try:
         for name, process in started.items():
             assert process.wait(90) == 0, (tmp_path / name).read_text()[-3000:]
