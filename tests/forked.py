@@ -26,6 +26,8 @@ MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
 #: What nodes import: the roles bring everything else.
 LOADED = ("tensorflow", "keras", "ps.role", "worker.loop", "supervisor.loop", "cluster.standalone")
 _LARGEST = 1 << 16
+#: Importing takes that long where many others want the cores, or the machine stands still.
+_PATIENCE_SECONDS = 600.0
 
 
 class Forked:
@@ -94,7 +96,8 @@ class Forker:
         request = {"args": args, "env": environment, "cwd": os.getcwd()}
         with self._started:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [output.fileno()])
-            if not self._started.wait_for(lambda: self._pids, 60):
+            if not self._started.wait_for(lambda: self._pids, _PATIENCE_SECONDS):
+                self._process.kill()  # else it forks when nobody is left to reap what it starts
                 raise RuntimeError(f"no fork; the forking process: {self._process.poll()}")
             child = Forked(args, self._pids.pop())
             self._children[child.pid] = child
