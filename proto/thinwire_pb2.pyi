@@ -197,7 +197,7 @@ class EmulatedLink(_message.Message):
     def __init__(self, mbps: _Optional[float] = ..., delay_ms: _Optional[float] = ..., loss: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address", "proof")
+    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address", "proof", "epoch")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class Hello(_message.Message):
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: Role
     id: int
@@ -222,7 +223,8 @@ class Hello(_message.Message):
     num_shards: int
     peer_address: str
     proof: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    epoch: int
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams")
@@ -481,8 +483,10 @@ class Waiting(_message.Message):
     def __init__(self) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("unheard",)
+    UNHEARD_FIELD_NUMBER: _ClassVar[int]
+    unheard: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, unheard: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("cause",)
@@ -505,12 +509,14 @@ class Membership(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("workers", "steps")
+    __slots__ = ("workers", "steps", "incarnations")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedScalarFieldContainer[int]
     steps: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, workers: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ...) -> None: ...
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, workers: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("document", "rounds", "worker")
