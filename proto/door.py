@@ -114,6 +114,11 @@ class Door:
             self.note(_NAMES[refusal[0]], stream.peer, refusal[1])
         return refusal
 
+    def count(self, reason: str) -> None:
+        """Count a refusal that somebody else has logged, or that is not worth a line."""
+        with self._lock:
+            self._refused[reason] += 1
+
     def note(self, reason: str, peer: str, text: str) -> None:
         """Count a refusal; log it, unless one for the same reason has just been."""
         now = time.monotonic()

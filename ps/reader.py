@@ -60,14 +60,22 @@ class StreamReader:
         """Handle frames until the stream ends; then say that it is lost."""
         try:
             for frame in self.stream.incoming():
-                self._take(frame)
+                if not self.hear(frame):
+                    return
+        finally:
+            self.forget()
+
+    def hear(self, frame: bytes) -> bool:
+        """Handle one frame; return whether more are wanted."""
+        try:
+            self._take(frame)
+            return True
         except _Bye:
-            pass
+            return False
         except convert.Malformed as error:
             self._complain(pb.REASON_MALFORMED, f"malformed message: {error}")
             self.server.door.note("malformed", self.stream.peer, f"malformed message: {error}")
-        finally:
-            self._forget()
+            return False
 
     def _take(self, frame: bytes) -> None:
         complete = self.assembler.feed(frame)
@@ -214,6 +222,7 @@ class StreamReader:
         if not connection.welcomed:
             raise convert.Malformed("a message before the hello was welcomed")
         if self.server.connections.workers.get(connection.id) is not connection:
+            self.server.door.count("replaced")
             raise _Bye
 
     def _renew_lease(self, connection: Connection) -> None:
@@ -234,7 +243,8 @@ class StreamReader:
         self.server.door.note(why, self.stream.peer, refusal[1])
         raise _Bye
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Say that the stream has ended; once, after the last frame."""
         connection = self.connection
         if connection is None:
             return

@@ -33,6 +33,8 @@ _LONGEST_WAIT_SECONDS = 0.5
 _STALL_SECONDS = 1.0
 #: A push refused for these reasons does not come again; nor is what comes late of it wanted.
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
+#: Refusals that the core's accounts count; the door counts the others.
+_IN_ACCOUNTS = ("NON_FINITE", *_GIVEN_UP)
 
 
 class ShardServer:
@@ -257,6 +259,8 @@ class ShardServer:
         )
         if action.reason in _GIVEN_UP and self.datagrams is not None:
             self.datagrams.receptions.drop(action.worker, action.step)
+        if action.reason not in _IN_ACCOUNTS:
+            self.door.count(action.reason.lower())
         hello = self._welcomes.pop(action.incarnation, None) if action.step == 0 else None
         connection = hello or self.connections.workers.get(action.worker)
         if connection is not None:
