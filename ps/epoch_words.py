@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ops.grouping import Groups
 from proto import thinwire_pb2 as pb
+from proto.framing import Malformed
 from ps import events
 
 
@@ -20,7 +21,11 @@ def message_of(epoch: events.Epoch, groups: Groups) -> pb.Membership:
 
 
 def epoch_of(message: pb.Membership) -> events.Epoch:
-    """Return what the message says."""
+    """Return what the message says.
+
+    Raises:
+        Malformed: A group has other steps than workers.
+    """
     live = tuple(sorted(worker for group in message.groups for worker in group.workers))
     return events.Epoch(message.epoch, live, message.started, _formed_of(message))
 
@@ -28,6 +33,8 @@ def epoch_of(message: pb.Membership) -> events.Epoch:
 def _formed_of(message: pb.Membership) -> events.Formed | None:
     if not message.formed:
         return None
+    if any(len(group.workers) != len(group.steps) for group in message.formed):
+        raise Malformed(f"epoch {message.epoch}: a group of other steps than workers")
     after = {
         worker: step - 1
         for group in message.formed

@@ -12,6 +12,7 @@ from ops.credentials import NO_CREDENTIALS, Credentials
 from ops.types import ShardLayout
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost, Unreachable
+from proto.framing import Malformed
 from proto.session import Refused, Session, payload_limit
 from ps import events
 from ps.epoch_words import epoch_of
@@ -111,7 +112,7 @@ class Leader:
         while not self._closing.is_set():
             try:
                 self._hear()
-            except StreamLost as error:
+            except (StreamLost, Malformed) as error:
                 if self._closing.is_set() or self.halted:
                     return
                 logging.warning("lost shard 0: %s", error)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ops.types import ModelSpec, ShardLayout
+from ops.kernels.quantise import dequantise
+from ops.types import ConfigurationError, ModelSpec, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
 from supervisor.shard_stream import PROGRESS_SECONDS, ShardStream
@@ -51,6 +52,9 @@ class Viewer:
         """Return the model, or None if a shard does not answer.
 
         Of shards that step together it is at one version of all, if they let us.
+
+        Raises:
+            ConfigurationError: A shard answers with something else than its model.
         """
         deadline = time.monotonic() + _SAME_VERSION_SECONDS
         while True:
@@ -73,18 +77,31 @@ class Viewer:
                 answer = None
             if answer is None:
                 return None
-            reply, payload = answer
-            payload, aux = convert.carve_aux(payload, reply.aux_count, (0, self._num_statistics))
+            try:
+                aux = self._place(layout, *answer, weights)
+            except convert.Malformed as error:
+                raise ConfigurationError(
+                    f"{shard.session.address} sent a model that cannot be read ({error}); install "
+                    "the same Thinwire on all nodes."
+                ) from error
             statistics = aux if aux is not None else statistics
-            self._place(layout, reply, payload, weights)
-            versions.append(reply.version)
+            versions.append(answer[0].version)
         return View(weights, statistics, versions)
 
     def _place(
         self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32
-    ) -> None:
+    ) -> Float32 | None:
+        """Write a shard's part into the weights; return the statistics that came with it.
+
+        Raises:
+            Malformed: It is not the whole part.
+        """
+        payload, aux = convert.carve_aux(payload, reply.aux_count, (0, self._num_statistics))
         sizes = [piece.size for piece in layout.slices]
-        for block in convert.blocks_from_message(reply.blocks, payload, sizes):
-            piece = layout.slices[block.slot]
+        blocks = convert.blocks_from_message(reply.blocks, payload, sizes)
+        if len(blocks) < len(sizes) or any(block.indices is not None for block in blocks):
+            raise convert.Malformed(f"{len(blocks)} blocks; expected {len(sizes)} whole ones")
+        for block, piece in zip(blocks, layout.slices, strict=True):
             start = self._spec.offsets[piece.tensor] + piece.start
-            weights[start : start + piece.size] = block.values.data
+            weights[start : start + piece.size] = dequantise(block.values)
+        return aux

@@ -92,10 +92,14 @@ class Exchange:
         return [first, *(shard.connect() for shard in self.shards[1:])]
 
     def pull(self) -> list[ShardReply]:
-        """Fetch the whole model."""
+        """Fetch the whole model.
+
+        Raises:
+            ConfigurationError: A shard answers what this worker cannot use.
+        """
         for shard in self.shards:
             shard.ask(_pull)
-        return [self._decode(number, *shard.answer()) for number, shard in enumerate(self.shards)]
+        return [self._taken(number) for number in range(len(self.shards))]
 
     def push(self, outgoing: Outgoing) -> list[ShardReply | None]:
         """Push to every shard, then wait for every answer.
@@ -105,7 +109,7 @@ class Exchange:
             refused for its size, the model that the shard then gave.
 
         Raises:
-            ConfigurationError: A shard calls the push malformed.
+            ConfigurationError: A shard calls the push malformed, or its answer is.
         """
         if self._totals is not None:
             self._totals.note(outgoing.routed)
@@ -155,7 +159,7 @@ class Exchange:
         shard, is_outlier = self.shards[number], False
         while True:
             try:
-                reply = self._decode(number, *shard.answer())
+                reply = self._taken(number)
                 return dataclasses.replace(reply, refused=is_outlier)
             except PushRefused as refusal:
                 if refusal.reason in _PULL_AGAIN:
@@ -174,6 +178,17 @@ class Exchange:
         welcome, leg = self.shards[number].welcome, self.shards[number].leg
         epoch, chooser = max(self._epoch, welcome.epoch), self._choosers[number]
         return sealed_messages(outgoing, number, welcome.incarnation, epoch, chooser, leg)
+
+    def _taken(self, number: int) -> ShardReply:
+        """Wait for a shard's answer, and decode it."""
+        reply, payload = self.shards[number].answer()
+        try:
+            return self._decode(number, reply, payload)
+        except (convert.Malformed, ValueError) as error:
+            raise ConfigurationError(
+                f"{self.shards[number].address} sent a reply that is of no use here ({error}); "
+                "install the same Thinwire on all nodes."
+            ) from error
 
     def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
         self._epoch = max(self._epoch, reply.epoch)
