@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from ops.types import State
 from ps import events, journal_records
-from ps.journal_records import Coder, Damaged
+from ps.journal_records import Coder, CutShort, Damaged
 
 #: A snapshot is due when the journal is so many times as large as the model ...
 _MODELS = 4
@@ -53,16 +53,23 @@ def numbers(folder: pathlib.Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def contents(path: pathlib.Path) -> memoryview:
+def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
     """Return the records of a file; offsets into it count from its first record.
 
+    Args:
+        path: The file.
+        most_bytes: To be read of it; -1: all.
+
     Raises:
-        Damaged: It is no journal.
+        Damaged: It is no journal, or ends before that can be told (CutShort).
     """
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(most_bytes)
     except OSError as error:
         raise Damaged(f"cannot be read: {error.strerror or error}") from error
+    if len(data) < len(_MAGIC) and _MAGIC.startswith(data):
+        raise CutShort(f"ends after {len(data)} bytes, before its head")
     if data[: len(_MAGIC)] != _MAGIC:
         raise Damaged(f"begins with {data[: len(_MAGIC)]!r}, expected {_MAGIC!r}")
     return memoryview(data)[len(_MAGIC) :]

@@ -44,6 +44,10 @@ class Damaged(ValueError):
     """A record is not what was written; the message says how."""
 
 
+class CutShort(Damaged):
+    """The data end before the record does."""
+
+
 class Coder:
     """Codes and decodes the events of one shard."""
 
@@ -148,16 +152,16 @@ def bodies(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Return of each record, in order, (where it ends, its body).
 
     Raises:
-        Damaged: At the first record that is cut short or was changed.
+        Damaged: At the first record that is CutShort or was changed.
     """
     at = 0
     while at < len(data):
         if at + _FRAME.size > len(data):
-            raise Damaged(f"the last record is cut short: {len(data) - at} bytes of it are here")
+            raise CutShort(f"the last record is cut short: {len(data) - at} bytes of it are here")
         length, checksum = _FRAME.unpack_from(data, at)
         body = data[at + _FRAME.size : at + _FRAME.size + length]
         if len(body) < length:
-            raise Damaged(
+            raise CutShort(
                 f"the last record is cut short: {len(body)} of {length} bytes of it are here"
             )
         if length < _BODY.size or zlib.crc32(body, zlib.crc32(data[at : at + 4])) != checksum:

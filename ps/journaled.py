@@ -10,6 +10,7 @@ from ops.types import State
 from ps import events, soft_state
 from ps.core import PsCore
 from ps.journal import Journal, JournalFailed
+from ps.reached import Reached
 
 #: Why a run ends whose journal cannot be written any more.
 STOP_REASON = "journal_failed"
@@ -25,6 +26,7 @@ class JournaledCore:
         failure: What went wrong; None: nothing.
         about: What the summary says beside the counts.
         recovered: What earlier journals brought back, all lives together.
+        reached: Where to note how far the core has come; None: nowhere.
     """
 
     def __init__(self, core: PsCore) -> None:
@@ -34,6 +36,7 @@ class JournaledCore:
         self.failure: JournalFailed | None = None
         self.about: dict[str, Any] = {}
         self.recovered: State = {"replayed": 0, "cuts": []}
+        self.reached: Reached | None = None
         self._settings: State = {}
         self._writes = self._ends = False
 
@@ -52,6 +55,8 @@ class JournaledCore:
             self._ends = True
             return self.core.handle(events.Stop(STOP_REASON), now)
         actions = self.core.handle(event, now)
+        if self.reached is not None:
+            self.reached.note(self.core.version)
         if self.journal is not None and self._writes and self.journal.is_due:
             actions.append(events.Snapshot(self.core.version, self.core.snapshot()))
         return actions
@@ -78,8 +83,9 @@ class JournaledCore:
     def close(self) -> None:
         """Write nothing more: the next snapshot is the last one and holds everything."""
         self._writes = False
-        if self.journal is not None:
-            self.journal.close()
+        for file in (self.journal, self.reached):
+            if file is not None:
+                file.close()
 
     def summary(self) -> dict[str, Any]:
         """Return the block of the run's summary."""

@@ -9,7 +9,9 @@ from absl import logging
 from ops.push_size import push_fraction
 from ops.run import END_REASONS, Run, limit_of
 from ops.types import ModelSpec
+from ps.core import PsCore
 from ps.journal_records import Coder
+from ps.reached import Mark, Reached
 from ps.replay import MakeCore, Settings
 from ps.saved_shard import SavedShard
 from ps.server import ShardServer
@@ -54,6 +56,9 @@ class Keeping:
     def begin(self, server: ShardServer) -> None:
         """Let the server write a journal, if one is to be kept, from its next snapshot on."""
         journaled, config = server.journaled, server.core.config
+        self._count_lost(server.core)
+        mark = Mark(config.generation, server.core.version)
+        journaled.reached = Reached(self._saved.folder, mark)
         journaled.about, journaled.recovered = self.about, self.recovered
         if not self.about["on"]:
             return
@@ -62,3 +67,17 @@ class Keeping:
         settings = Settings(config, server.lease_seconds, limits).to_plain()
         model_bytes = server.core.model.theta.nbytes
         journaled.write_to(self._saved.new_journal(self._coder, model_bytes), settings)
+
+    def _count_lost(self, core: PsCore) -> None:
+        """Count, and say, what the life before had applied and is gone."""
+        reached = self._saved.reached_version
+        if reached is None:
+            return
+        core.accounts.note_lost_updates(reached)
+        if (lost := reached - core.version) > 0:
+            logging.warning(
+                "this shard goes on from version %d; it had come to %d: %d updates are lost",
+                *(core.version, reached, lost),
+            )
+        else:
+            logging.info("this shard goes on from version %d: no update is lost", core.version)

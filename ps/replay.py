@@ -13,10 +13,11 @@ from ops.types import State
 from ps import journal, journal_records, soft_state
 from ps.core import PsCore
 from ps.journal import Place
-from ps.journal_records import Coder, Damaged
+from ps.journal_records import Coder, CutShort, Damaged
 from ps.members import CoreConfig
 from ps.plain import made, plain
 
+_LARGEST_HEAD_BYTES = 1 << 20
 #: Makes a core that has been told nothing: (its settings, seconds of a lease) -> core.
 MakeCore = Callable[[CoreConfig, float], PsCore]
 
@@ -71,8 +72,15 @@ class _Files:
 
     def __init__(self, folder: pathlib.Path, first: int) -> None:
         self._folder = folder
-        heads = {number: _head(folder, number) for number in journal.numbers(folder)}
-        self.heads = {number: head for number, head in heads.items() if head is not None}
+        self.heads: dict[int, _Head] = {}
+        self._broken: dict[int, str] = {}  # number -> why its head cannot be read
+        for number in journal.numbers(folder):
+            try:
+                self.heads[number] = _head(folder, number)
+            except CutShort:  # it was begun, and nobody was told anything after that
+                continue
+            except Damaged as error:
+                self._broken[number] = f"cannot be read ({error})"
         self.place = Place(first, 0)  # where the newest record ends
         self.is_head = False
 
@@ -86,9 +94,11 @@ class _Files:
         while True:
             # A restart after damage goes on from the same file once more: the later one counts.
             after = {n: head.after for n, head in self.heads.items() if head.after is not None}
-            follows = max((n for n, place in after.items() if place.number == number), default=None)
+            follow = (n for n, place in after.items() if n > number == place.number)
+            follows = max(follow, default=None)
             yield from self._records_of(number, after[follows].offset if follows else None)
             if follows is None:
+                self._refuse_more(number)
                 return
             number = follows
 
@@ -101,6 +111,14 @@ class _Files:
             self.place = Place(number, end)
         if stop is not None and len(data) < stop:
             raise Damaged(f"ends at byte {len(data)}, and the next file goes on from {stop}")
+
+    def _refuse_more(self, last: int) -> None:
+        """Say so where there are later files, and no way from the last one to them."""
+        for number in sorted(each for each in {*self.heads, *self._broken} if each > last):
+            after = self.heads[number].after if number in self.heads else None
+            leads = f"goes on from file {after.number}" if after else "begins anew"
+            name = journal.path_of(self._folder, number).name
+            raise Damaged(f"the journal ends here, and {name} {self._broken.get(number, leads)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,14 +143,18 @@ class _Head:
             raise Damaged(f"head: {type(error).__name__}: {error}") from error
 
 
-def _head(folder: pathlib.Path, number: int) -> _Head | None:
-    """Return a file's head; None where it cannot be read."""
-    try:
-        data = journal.contents(journal.path_of(folder, number))
-        _, body = next(journal_records.bodies(data))
+def _head(folder: pathlib.Path, number: int) -> _Head:
+    """Return a file's head.
+
+    Raises:
+        Damaged: It cannot be read; CutShort: the file ends before it does.
+    """
+    data = journal.contents(journal.path_of(folder, number), 2 * _LARGEST_HEAD_BYTES)
+    if (claimed := int.from_bytes(data[:4], "little")) > _LARGEST_HEAD_BYTES:
+        raise Damaged(f"a head of {claimed} bytes")
+    for _, body in journal_records.bodies(data):
         return _Head.of(body)
-    except (Damaged, StopIteration):
-        return None
+    raise CutShort("there is no head")
 
 
 def replay(

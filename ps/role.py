@@ -16,11 +16,11 @@ from data.chosen import num_train
 from models.shared import SharedModel, has_gpu
 from models.statistics import FlatVariables
 from ops import agreement, group_files, kernels, metrics, placement, routing, run_dir
-from ops.run import EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run
+from ops.run import EXIT_CONFIGURATION, EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run
 from ops.schedule import Budget
 from ops.signals import heard_by
 from ops.sync import SyncRule
-from ops.types import State
+from ops.types import ConfigurationError, State
 from ps import events
 from ps import flags as ps_flags
 from ps.aux_mean import AuxMean
@@ -293,19 +293,19 @@ class Shard:
         reason = self.core.stop_reason or "interrupted"
         if leader is not None:
             leader.close()
+        unsaved = False
         try:
             self._leave_behind()
-        except OSError as error:
-            if self.server.journaled.failure is None:
-                raise
-            logging.error("the last snapshot, too, cannot be written: %s", error)
+        except (ConfigurationError, OSError) as error:
+            unsaved = True
+            logging.error("what the run ended with cannot be saved: %s", error)
         if self.server.server is not None:
             self.server.server.stop(0.5)
         if self.server.datagrams is not None:
             self.server.datagrams.close()
         if leader is not None and leader.lost_for_good:
             return EXIT_UNREACHABLE
-        return EXIT_OF_STOP.get(reason, EXIT_DONE)
+        return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _leave_behind(self) -> None:
         """Write the last snapshot, and a summary if nobody else does."""

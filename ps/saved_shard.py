@@ -10,7 +10,7 @@ from ops.run import Run, is_finished, limit_of
 from ops.types import ConfigurationError, ModelSpec, State
 from proto import convert
 from proto import thinwire_pb2 as pb
-from ps import journal
+from ps import journal, reached
 from ps.datagram_accounts import Received
 from ps.journal import Journal, Place
 from ps.journal_records import Coder
@@ -27,7 +27,8 @@ class SavedShard:
         spec: Of the whole model.
 
     Raises:
-        ConfigurationError: The run directory holds another run.
+        ConfigurationError: The run directory holds another run, or one whose checkpoints are all
+            damaged.
     """
 
     def __init__(self, run: Run, name: str, spec: ModelSpec) -> None:
@@ -35,9 +36,12 @@ class SavedShard:
         self.folder = run_dir.checkpoints_of(run.run_dir, name)
         self._checkpoints = Checkpoints(self.folder, keep=run.keep_checkpoints)
         self._found = self._load()
+        self._mark = reached.read(self.folder)
         self._replayed: Replayed | None = None
-        # First files of the journals that the newest snapshots need, the newest last.
-        self._needed: list[int | None] = [self._found.get("journal") if self._found else None]
+        # First files of the journals that the snapshots on disk need, the newest last. Which ones
+        # those need that are found there is not known: all that are.
+        files = journal.numbers(self.folder)
+        self._needed: list[int | None] = [min(files, default=None)] * run.keep_checkpoints
 
     @property
     def core(self) -> State | None:
@@ -86,15 +90,27 @@ class SavedShard:
     @property
     def generation(self) -> int:
         """Of the life that begins now: higher than any before, snapshots that are damaged too."""
-        before = self._found["core"]["generation"] if self._found else -1
+        before = [self._found["core"]["generation"] if self._found else -1]
         if self._replayed is not None:
-            before = max(before, self._replayed.generation)
-        return before + 1 + self._checkpoints.num_skipped
+            before.append(self._replayed.generation)
+        if self._mark is not None:
+            before.append(self._mark.generation)
+        return max(before) + 1 + self._checkpoints.num_skipped
 
     @property
     def generations_undone(self) -> int:
         """How many generations back updates may be lost."""
         return self.generation - self._found["core"]["generation"] if self._found else 1
+
+    @property
+    def reached_version(self) -> int | None:
+        """The version that the life before had come to; None where that is not known.
+
+        Or where it is of no use: what an earlier life had lost has been counted in what was found.
+        """
+        found = self._found["core"]["generation"] if self._found else 0
+        mark = self._mark if self._found else None
+        return mark.version if mark is not None and mark.generation >= found else None
 
     def replay(self, make: MakeCore, coder: Coder) -> Replayed | None:
         """Bring what was found up to what a journal says; None where there is none.
@@ -125,8 +141,8 @@ class SavedShard:
         return Journal(self.folder, coder, model_bytes, end)
 
     def _cut(self, state: State) -> None:
-        """Remove what neither the newest snapshot needs nor the one to fall back to."""
-        self._needed = [*self._needed, state.get("journal")][-min(2, self._run.keep_checkpoints) :]
+        """Remove what none of the snapshots on disk needs; each is one to fall back to."""
+        self._needed = [*self._needed, state.get("journal")][-self._run.keep_checkpoints :]
         needed = [number for number in self._needed if number is not None]
         try:
             journal.remove_before(self.folder, min(needed, default=1 << 62))
@@ -160,7 +176,7 @@ class SavedShard:
                 "core": core,
                 "run_id": run_id,
                 "limit": limit_of(self._run, core["stop_reason"]),
-                "fingerprint": [list(row) for row in agreement.fingerprint(self._run)],
+                "fingerprint": [list(row) for row in self._settings],
                 "model": [[t.path, list(t.shape), t.dtype] for t in self._spec.tensors],
                 "bytes_down": {str(worker): count for worker, count in bytes_down.items()},
                 "reports": {f"{role}:{who}": text for (role, who), text in reports.items()},
@@ -173,17 +189,28 @@ class SavedShard:
         """Wait until everything handed in is on disk.
 
         Raises:
-            Exception: Why writing failed.
+            ConfigurationError: The disk refused.
         """
-        self._saver.flush()
+        try:
+            self._saver.flush()
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write a checkpoint into {self.folder}: {error.strerror or error}. What "
+                "was there before is as it was: make room on that disk, or let this user write "
+                "there, and start the same command again."
+            ) from error
 
     def _load(self) -> State | None:
         found = self._checkpoints.load_latest()
         if found is None:
+            if self._checkpoints.num_skipped:
+                raise ConfigurationError(self._all_damaged())
             return None
         _, state = found
-        mine = convert.settings_of(agreement.fingerprint(self._run))
+        mine = convert.settings_of(self._settings)
         theirs = [pb.Setting(name=name, value=value) for name, value in state["fingerprint"]]
+        if theirs[-1].name != mine[-1].name:  # an earlier version did not save it
+            mine = mine[:-1]
         difference = convert.first_difference(mine, theirs) or convert.first_difference(
             convert.tensors_of(self._spec),
             [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in state["model"]],
@@ -194,3 +221,15 @@ class SavedShard:
                 "another --run_dir, or --overwrite the old one."
             )
         return state
+
+    @property
+    def _settings(self) -> list[tuple[str, str]]:
+        """What must be as it was: the run's fingerprint, and how the model is divided."""
+        return [*agreement.fingerprint(self._run), ("nb_ps", str(self._run.nb_ps))]
+
+    def _all_damaged(self) -> str:
+        count = self._checkpoints.num_skipped
+        return (
+            f"{self.folder} holds {count} checkpoints, and all of them are damaged (the log says "
+            "how). Put back a copy of that folder, or give --overwrite to begin this run anew."
+        )

@@ -65,6 +65,7 @@ class StatusBoard:
         model = self._core.model
         own |= {"weighting": model.memory(), "down": model.down_summary()}
         own["group_staleness"], own["refused_peers"] = staleness, self._server.door.refused
+        own["membership"] = {"lost_updates": self._core.accounts.lost_updates}
         if guards := self._core.guard.summary():
             own["guards"] = guards["refused"]
         if (received := self._received()) is not None:
@@ -104,7 +105,7 @@ class StatusBoard:
                 epochs=membership.epoch % (1 << 16),
                 left=membership.num_left,
                 returned=membership.num_returned,
-                lost_updates=accounts.lost_updates,
+                lost_updates=self._lost_updates(),
             ),
             workers=workers,
             policies={
@@ -221,6 +222,14 @@ class StatusBoard:
             if role == pb.ROLE_SHARD:
                 total.update(_counts(text, "refused_peers"))
         return {"refused_peers": dict(total)} if total else {}
+
+    def _lost_updates(self) -> int:
+        """Add up what every shard has lost; of an update each holds a part."""
+        lost = self._core.accounts.lost_updates
+        for (role, _), text in self._server.reports.copy().items():
+            if role == pb.ROLE_SHARD:
+                lost += _counts(text, "membership").get("lost_updates", 0)
+        return lost
 
     def _rejected(self) -> dict[str, Any]:
         return {"rejected": dict(self._core.accounts.rejected)}

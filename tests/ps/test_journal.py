@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-import shutil
 
 import numpy as np
 import pytest
@@ -178,39 +177,6 @@ def test_zeros_at_the_end_are_no_records(recorded, tmp_path):
     come, core = come_back_from(tmp_path, run, written + bytes(4096))
     assert come.num_records == len(states) - 1 and "checksum" in come.damage
     assert_same(list(everything(core)), list(states[-1]))
-
-
-def newest(folder):
-    return max(folder.glob("*-step-*"))
-
-
-def test_a_corrupt_snapshot_falls_back_to_the_one_before(tmp_path):
-    run = JournaledRun(tmp_path, METHODS["gsp"](), iter_max=150)
-    run.join_all()
-    live(run, 40, random.Random(1))
-    run.save()
-    live(run, 30, random.Random(2))
-    arrays = newest(tmp_path / "0") / "arrays.bin"
-    arrays.write_bytes(arrays.read_bytes()[:-1])
-    assert_back(run)
-
-
-def test_lives_follow_each_other_in_one_journal(tmp_path):
-    run = JournaledRun(tmp_path, METHODS["gsp"](), iter_max=300)
-    run.join_all()
-    rng = random.Random(4)
-    for generation in range(1, 4):
-        live(run, 40, rng)
-        last = path_of(tmp_path / "0", numbers(tmp_path / "0")[-1])
-        with open(last, "ab") as file:  # a record that the crash cut short
-            file.write(b"\x40\x00\x00\x00torn")
-        run.restart()
-        assert run.shards[0].config.generation == generation
-    live(run, 40, rng)
-    for _ in range(3):  # even without the snapshots that the later lives began with
-        assert_back(run)
-        shutil.rmtree(newest(tmp_path / "0"))
-    assert_back(run)
 
 
 def test_an_event_that_breaks_the_core_is_left_out(recorded, tmp_path, monkeypatch):
