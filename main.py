@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from cluster import flag_tables, launch_flags, security_flags, tf_config
+from cluster import flag_tables, launch_flags, security_flags, tf_config, watch_flags
 from cluster import flags as run_flags
 from cluster.advisor import flags as advisor_flags
 from cluster.simulator import flags as simulator_flags
@@ -47,6 +47,14 @@ ROLES = {
     "Simulator": "cluster.simulator.role",
     "Advisor": "cluster.advisor.role",
 }
+#: Name in --log_level -> absl's number.
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_CHATTY = ("matplotlib", "PIL", "h5py", "asyncio")
 #: --type_node value -> its own settings, checked before TensorFlow is imported.
 CHECKS = {
     "PS": ps_flags.check,
@@ -68,10 +76,12 @@ def main(arguments: list[str]) -> int:
     _start_log()
     try:
         tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
-        logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new
+        logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new ...
+        _set_level()  # ... and its level with it
         run = run_flags.read_run()
         if run.type_node not in ("Cluster", "Advisor"):
             launch_flags.refuse_elsewhere(run)
+        watch_flags.check(run, FLAGS)
         if run.type_node in CHECKS:
             CHECKS[run.type_node](run)
         _keep_log(run)
@@ -145,9 +155,18 @@ def _start_log() -> None:
     """Log to stderr."""
     logging.use_absl_handler()
     logging.get_absl_handler().setFormatter(_log_layout())
-    logging.set_verbosity(logging.INFO)
+    _set_level()
     if FLAGS.quiet:
         logging.get_absl_handler().setLevel(standard_logging.WARNING)
+
+
+def _set_level() -> None:
+    """Log from the asked level on, wherever it goes; absl's own --verbosity wins where given."""
+    level = watch_flags.level_of(FLAGS.log_level, FLAGS.type_node.lower(), _node_name())
+    asked = FLAGS["verbosity"].value if FLAGS["verbosity"].present else LEVELS[level]
+    logging.set_verbosity(asked)
+    for library in _CHATTY:  # what they say at these levels is of nobody's run
+        standard_logging.getLogger(library).setLevel(standard_logging.WARNING)
 
 
 def _keep_log(run: Run) -> None:
@@ -201,6 +220,7 @@ def define_flags() -> None:
     flags.DEFINE_enum("type_node", "Worker", list(ROLES), "What to be.", module_name="Run")
     for room in (
         flag_tables,
+        watch_flags,
         security_flags,
         ps_flags,
         worker_flags,

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from absl import flags, logging
 
-from cluster import launch_flags
+from cluster import launch_flags, watch_flags
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run, finished_summary
 from ops.run_dir import clear
 from ops.signals import END_SIGNALS, heard_by
@@ -32,7 +32,7 @@ LAUNCHERS = {"local": "cluster.local", "ssh": "cluster.ssh", "ray": "cluster.on_
 #: Flags that each child gets a value of its own for, or none.
 _OWN_FLAGS = ("type_node", "id_worker", "id_ps", "ip_PS", "port", "ps_hosts", "nb_ps", "run_dir",
               "overwrite", "flagfile", "batch_size", "linger_seconds",
-              "worker_threads")  # fmt: skip
+              "worker_threads", "metrics_port")  # fmt: skip
 _KILL_AFTER_SECONDS = 20.0
 _TURN_SECONDS = 0.1
 #: Children have a session of their own: what ends us must be passed on, a closed terminal too.
@@ -176,6 +176,10 @@ class _Cluster:
         if role != "Supervisor":  # the Supervisor alone speaks; the others' logs are in files
             given += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
         given.append(f"--ps_hosts={','.join(self.launcher.addresses)}")
+        if base := FLAGS.metrics_port:
+            run = self.run_settings
+            port = watch_flags.port_of(base, role, number, run.nb_ps, run.nb_workers)
+            given.append(f"--metrics_port={port}")
         node = Node(f"{role.lower()}-{number}", role, number, (*given, *own))
         child = Child(node, self.launcher.start(node))
         self.children.append(child)

@@ -20,8 +20,10 @@ from ops.checkpoint import Checkpoints
 from ops.run import EXIT_DONE, EXIT_OF_STOP, Diverged, Run, finished_summary
 from ops.schedule import Budget
 from ops.signals import heard_by
+from proto.metrics_port import open_port
 from supervisor import flags as supervisor_flags
 from supervisor.dashboard import Dashboard
+from supervisor.meters import meters_of
 from supervisor.recorder import Recorder
 from worker import flags as worker_flags
 from worker.loop import limit_threads
@@ -65,6 +67,7 @@ class _Standalone:
         self.budget = Budget(run.iter_max, examples or None)
         directory = run_dir.checkpoints_of(run.run_dir, _NAME)
         self.checkpoints = Checkpoints(directory, keep=run.keep_checkpoints)
+        self.num_parameters = len(trainer.flat())
         self.version = 0
         self.seconds = 0.0  # of training, evaluations and compilation left out
         self.loss: float | None = None
@@ -73,6 +76,9 @@ class _Standalone:
 
     def train(self) -> int:
         """Step until the budget is spent."""
+        port = open_port(
+            self.run, _NAME, lambda: meters_of(self._status(None), self.recorder.evaluations)
+        )
         with heard_by(self._interrupt):
             self._resume()
             self._compile()
@@ -82,6 +88,8 @@ class _Standalone:
         self._evaluate(final=reason != "interrupted")
         self.recorder.finish(self._status(reason))
         logging.info("report: %s", self.run.run_dir / "report" / "index.html")
+        if port is not None:
+            port.close()
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _loop(self) -> str:
@@ -158,7 +166,7 @@ class _Standalone:
             seams={"server_optimizer": run.method.seams["server_optimizer"]},
             nb_workers=1,
             nb_ps=0,
-            num_parameters=len(self.trainer.flat()),
+            num_parameters=self.num_parameters,
             seed=run.seed,
             iter_max=run.iter_max,
             version=self.version,

@@ -99,6 +99,8 @@ class Run:
     top5: bool = False  # evaluations also tell whether the label is among the best five answers
     advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
     credentials: Credentials = NO_CREDENTIALS  # of this node
+    metrics_port: int = 0  # where this node's figures are read; 0: nowhere
+    metrics_host: str = "127.0.0.1"
 
     @property
     def nb_ps(self) -> int:

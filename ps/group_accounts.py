@@ -43,6 +43,11 @@ class GroupAccounts:
             found = self._groups[group] = GroupAccount()
         return found
 
+    @property
+    def wait_seconds(self) -> float:
+        """How long replies to members of all groups were held back."""
+        return sum(account.wait_seconds for account in self._groups.values())
+
     def histograms(self) -> dict[str, dict[str, int]]:
         """Return group -> Y -> pushes, for the other shards' reports to shard 0."""
         if len(self._groups) > _MOST_HISTOGRAMS:

@@ -34,6 +34,7 @@ from ps.keeping import Keeping
 from ps.limits import door_of, most_streams
 from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
+from ps.meters import ShardMeters
 from ps.saved_shard import SavedShard
 from ps.scalars import PsScalars
 from ps.server import ShardServer
@@ -167,6 +168,8 @@ class Shard:
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
         self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
+        meters = ShardMeters(self.server, self.board, self._received)
+        self.metrics = meters.open_port(self.run, _name(own.id_ps))
         if (beside := self.server.datagrams) is not None:
             beside.receptions.restore(self.saved.datagrams)
             beside.open(self.run.transport, own.bind)
@@ -303,6 +306,8 @@ class Shard:
             self.server.server.stop(0.5)
         if self.server.datagrams is not None:
             self.server.datagrams.close()
+        if self.metrics is not None:
+            self.metrics.close()
         if leader is not None and leader.lost_for_good:
             return EXIT_UNREACHABLE
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)

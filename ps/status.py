@@ -126,19 +126,27 @@ class StatusBoard:
         method = self._run.method
         return {**method.seams, "collective": method.collective}
 
+    def states(self) -> dict[int, str]:
+        """Return what every worker that has been here is doing."""
+        core = self._core
+        waits = {*core.sync_state["pushed"], *core.sync_state["held"]}
+        return {worker: self._state(worker, worker in waits) for worker in core.members}
+
     def _workers(self) -> list[metrics.WorkerMetrics]:
-        down = self._bytes_down()
+        down, states = self._bytes_down(), self.states()
         clocks = self._core.sync_state["clocks"]
         fastest = max(clocks.values(), default=0)
-        return [self._worker(w, down.get(w, 0), fastest) for w in sorted(self._core.members)]
+        return [self._worker(w, states[w], down.get(w, 0), fastest) for w in sorted(states)]
 
-    def _worker(self, worker: int, bytes_down: int, fastest: int) -> metrics.WorkerMetrics:
+    def _worker(
+        self, worker: int, state: str, bytes_down: int, fastest: int
+    ) -> metrics.WorkerMetrics:
         account = self._core.accounts.worker(worker)
         clock = self._core.sync_state["clocks"].get(worker, 0)
         own = _own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
         return metrics.WorkerMetrics(
             id=worker,
-            state=self._state(worker),  # type: ignore[arg-type]
+            state=state,  # type: ignore[arg-type]
             clock=clock,
             lag=fastest - clock,
             pushes=account.pushes,
@@ -150,11 +158,10 @@ class StatusBoard:
             **{name: value for name, value in own.items() if name != "non_finite"},
         )
 
-    def _state(self, worker: int) -> str:
+    def _state(self, worker: int, waits: bool) -> str:
         membership = self._core.membership.state_of(worker)
         if membership == "left":
             return "done" if self._core.stop_reason else "left"
-        waits = worker in (*self._core.sync_state["pushed"], *self._core.sync_state["held"])
         return "suspect" if membership == "suspect" else ("waiting" if waits else "training")
 
     def _bytes_down(self) -> dict[int, int]:

@@ -18,15 +18,18 @@ from data.chosen import load_chosen
 from models.shared import SharedModel
 from models.statistics import FlatVariables
 from ops import metrics
+from ops.meters import Meter
 from ops.run import DRAIN_SECONDS, EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Run, finished_summary
 from ops.signals import heard_by
 from ops.types import ModelSpec
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost, Unreachable
+from proto.metrics_port import open_port
 from proto.session import Refused, Session, payload_limit
 from supervisor import flags as supervisor_flags
 from supervisor.dashboard import Dashboard
+from supervisor.meters import meters_of
 from supervisor.recorder import Recorder
 from supervisor.shard_stream import Batches, ShardStream
 from supervisor.view import Viewer
@@ -82,6 +85,7 @@ class _Watcher:
 
     def watch(self) -> int:
         """Connect, evaluate until the end, write the records."""
+        port = open_port(self.run, "supervisor-0", self._meters)
         with heard_by(self._interrupt):
             try:
                 self._connect()
@@ -93,6 +97,12 @@ class _Watcher:
                 for shard in self.shards:
                     shard.session.say(pb.ToServer(leave=pb.Leave(cause="done")))
                     shard.session.close()
+                if port is not None:
+                    port.close()
+
+    def _meters(self) -> list[Meter]:
+        status = self.shards[0].status if self.shards else None
+        return meters_of(status, self.recorder.evaluations)
 
     def _connect(self) -> None:
         """Join every shard, patiently.

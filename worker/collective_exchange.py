@@ -59,12 +59,13 @@ class AmongWorkers(Exchange):
         self._replica = Replica(core.base, method, core.kernels)
         self._mailbox = Mailbox(_MODELS_KEPT * size + _SLACK_BYTES)
         link, me = own.device.link, own.id_worker
+        self._door = Door(self.credentials)
         self._server = PeerServer(
             self._mailbox,
             self._replica.answer,
             size + _SLACK_BYTES,
             pace_of(link),
-            Door(self.credentials),
+            self._door,
         )
         model_bytes = self._replica.num_bytes + _SLACK_BYTES
         chunk = chunk_bytes_for(link)
@@ -80,6 +81,11 @@ class AmongWorkers(Exchange):
         self._heard = -1, 0.0  # bytes received, and when that was last another number
         self._copied = -1  # version of the weights that shard 0 was last handed
         self._mean = np.empty_like(core.base)
+
+    @property
+    def refused_peers(self) -> dict[str, int]:
+        """Streams of other workers that were refused or cut off, by reason."""
+        return self._door.refused
 
     def join(self) -> list[pb.Welcome]:
         """Listen to peers, then say Hello to shard 0.

@@ -146,6 +146,11 @@ class Exchange:
         return self._totals.counts() if self._totals is not None else None
 
     @property
+    def refused_peers(self) -> dict[str, int]:
+        """Streams of other workers that were refused or cut off, by reason."""
+        return {}
+
+    @property
     def bytes_down(self) -> int:
         """Bytes received."""
         return sum(shard.bytes_received for shard in self.shards)

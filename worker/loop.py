@@ -20,10 +20,12 @@ from ops.metrics import WorkerMetrics
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run
 from ops.signals import heard_by
 from proto.channel_grpc import Unreachable
+from proto.metrics_port import open_port
 from worker import durable
 from worker import flags as worker_flags
 from worker.core import Outgoing, taken
 from worker.flags import WorkerFlags
+from worker.meters import meters_of
 from worker.participant import Participant
 from worker.scalars import WorkerScalars
 from worker.shard_client import Halted
@@ -98,12 +100,16 @@ class Worker:
 
     def train(self) -> int:
         """Join, train, leave; return the exit code."""
+        port = open_port(self.run, _name(self.own.id_worker), lambda: meters_of(self.part))
         try:
             return self._train()
         except Unreachable:
             if not self.part.closing.is_set():
                 raise
             return EXIT_INTERRUPTED
+        finally:
+            if port is not None:
+                port.close()
 
     def _train(self) -> int:
         if finished := durable.finished(self):

@@ -78,6 +78,7 @@ class Participant:
         self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
         self.labels = dict(labels or {})
         self.run_id = ""
+        self.joined_at_step = 0
         self.num_steps = 0
         self.num_non_finite = 0
         self.loss: float | None = None  # of the newest mini-batch
@@ -112,6 +113,7 @@ class Participant:
         welcomes = self.exchange.join()
         self.run_id = welcomes[0].run_id
         self.core.step = max(welcome.last_applied_step for welcome in welcomes)
+        self.joined_at_step = self.core.step
         return self.core.step
 
     def begin(self) -> Float32:
