@@ -35,12 +35,13 @@ demo: $(STAMP) ## AdaComp, 1 PS, 4 workers, a Supervisor, on this machine
 
 # Two runs. First what stays in one process, on the cores: a process that runs all of it grows past
 # 2 GB and takes three times as long. Then the tests that start nodes, which need the cores
-# themselves. The second runs even if the first fails, so that one call tells everything.
+# themselves: two at a time, for they wait a lot. The second runs even if the first fails, so that
+# one call tells everything.
 test: $(STAMP) ## All tests but those of make product
 	@failed=0; trap 'exit 130' INT; \
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile \
 	  -m "not processes and not product" || failed=1; \
-	$(BIN)/python -m pytest -q -m "processes and not product" || failed=1; \
+	$(BIN)/python -m pytest -q -n 2 --maxschedchunk=1 -m "processes and not product" || failed=1; \
 	exit $$failed
 
 product: $(STAMP) ## Every legal combination of policies, and every mode under faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -40,8 +41,14 @@ def _afresh(arguments: list[str], log: IO[bytes], environment: dict[str, str]) -
 
 def free_port() -> int:
     """Return a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(number: int) -> list[int]:
+    """Return so many, all different."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 class Nodes:
@@ -65,10 +72,18 @@ class Nodes:
             self.processes[name] = start([str(MAIN), *given], log, environment)
         return self.processes[name]
 
-    def cluster(self, nb_workers: int, *flags: str, supervisor: bool = False) -> None:
-        """Start a PS and workers one by one, as by hand."""
-        self.common = (*self.common, f"--nb_workers={nb_workers}", *flags)
-        self.start("ps", "--type_node=PS", "--linger_seconds=4")
+    def cluster(
+        self, nb_workers: int, *flags: str, nb_ps: int = 1, supervisor: bool = False
+    ) -> None:
+        """Start shards and workers one by one, as by hand; shard 0 is called `ps`."""
+        self.nb_ps = nb_ps
+        hosts = ",".join(f"127.0.0.1:{port}" for port in (self.port, *free_ports(nb_ps - 1)))
+        self.common += (f"--nb_workers={nb_workers}", f"--nb_ps={nb_ps}", f"--ps_hosts={hosts}")
+        self.common += flags
+        linger = () if supervisor else ("--linger_seconds=4",)  # who waits for none ends sooner
+        for shard in range(nb_ps):
+            name = f"ps-{shard}" if shard else "ps"
+            self.start(name, "--type_node=PS", f"--id_ps={shard}", *linger)
         for worker in range(1, nb_workers + 1):
             self.worker(worker)
         if supervisor:

@@ -215,7 +215,8 @@ def test_a_run_that_only_makes_nan_ends_with_5(nodes):
 
 
 def test_own_model_from_the_examples(nodes):
-    nodes.start("cluster", "--type_node=Cluster", "--nb_workers=1", "--iter_max=60", "--port=0",
-                f"--model={MAIN.parent / 'examples' / 'own_model.py'}")  # fmt: skip
-    assert nodes.wait("cluster") == 0, nodes.output("cluster")
+    model = f"--model={MAIN.parent / 'examples' / 'own_model.py'}"
+    nodes.cluster(1, "--iter_max=60", model, supervisor=True)
+    for name in nodes.processes:
+        assert nodes.wait(name) == 0, nodes.output(name)
     assert nodes.summary()["test_accuracy"] is not None

@@ -37,9 +37,9 @@ def flags(tmp_path):
 
 def test_what_workers_normalise_by_is_what_is_evaluated_and_saved(nodes, flags):
     # Of the two shards the first alone holds the statistics.
-    nodes.common = (*nodes.common, "--nb_workers=2", "--nb_ps=2", "--method=asgd", *flags)
-    nodes.start("cluster", "--type_node=Cluster", "--iter_max=200")
-    assert nodes.wait("cluster", 120) == 0, nodes.output("cluster")[-3000:]
+    nodes.cluster(2, "--method=asgd", "--iter_max=200", *flags, nb_ps=2, supervisor=True)
+    for name in nodes.processes:
+        assert nodes.wait(name, 120) == 0, nodes.output(name)[-3000:]
 
     summary = nodes.summary()
     assert summary["test_accuracy"] > 0.9 and summary["test_loss"] < 1, summary
