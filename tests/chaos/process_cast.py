@@ -1,0 +1,264 @@
+"""The real processes of a run, each with wires of its own to every shard that may be tampered with.
+
+A client dials 127.0.1.N at the shard's own port, where a proxy listens; the shard itself is at
+127.0.0.1. So datagrams, which go to the same host at ports that the shard names, meet a proxy too.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+
+from ops import metrics
+from ops.credentials import NO_CREDENTIALS, Credentials
+from ops.run_dir import checkpoints_of
+from proto import certificates, convert
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import StreamLost, Unreachable
+from proto.session import Refused, Session
+from tests.chaos.proxy import Proxy, Switchboard
+from tests.chaos.proxy_datagrams import DatagramProxy, Weather
+from tests.chaos.proxy_hearing import Hearing
+from tests.nodes import Nodes, free_port
+
+#: Small, so that a run takes seconds; snapshots come fast, so that many kills meet one.
+SMALL = (
+    *("--network=lenet", "--worker_threads=1", "--batch_size=10", "--learning_rate=0.01"),
+    *("--checkpoint_interval_seconds=0.5", "--keep_checkpoints=8", "--lease_seconds=3"),
+    "--iter_max=100000000",
+)
+TOKEN = "what only the nodes of this run know"
+
+
+class Cast:
+    """One run.
+
+    Args:
+        folder: For everything it writes.
+        flags: Of all nodes, beside SMALL.
+        nb_workers: Workers 1..n.
+        nb_ps: Shards 0..n-1.
+        seed: Of the run, and of what proxies do.
+        protected: With certificates and a token; then nothing is overheard.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        flags: tuple[str, ...],
+        nb_workers: int = 2,
+        nb_ps: int = 1,
+        seed: int = 1,
+        protected: bool = False,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.nb_workers, self.nb_ps, self.seed = folder, nb_workers, nb_ps, seed
+        self.nodes, self.hearing, self.board = Nodes(folder), Hearing(), Switchboard()
+        self.ports = [free_port() for _ in range(nb_ps)]
+        self.nodes.port, self.nodes.nb_ps = self.ports[0], nb_ps
+        counts = (f"--nb_workers={nb_workers}", f"--nb_ps={nb_ps}", f"--seed={seed}")
+        self.nodes.common = (*SMALL, *counts, *flags)
+        self.protected = protected
+        self.wires: dict[tuple[str, int], Proxy] = {}
+        self.weather = Weather()
+        self._datagrams: dict[tuple[str, int], DatagramProxy] = {}
+        self.names = [*self.shards, *self.workers, "supervisor"]
+        for name in self.names:
+            for shard in range(nb_ps):
+                self._wire(name, shard)
+        if protected:
+            self._protect()
+        self.hearing.on_ports = self._open_for_datagrams
+
+    @property
+    def shards(self) -> list[str]:
+        """Names of the shards."""
+        return [f"ps-{number}" for number in range(self.nb_ps)]
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers."""
+        return [f"worker-{number}" for number in range(1, self.nb_workers + 1)]
+
+    @property
+    def run_dir(self) -> pathlib.Path:
+        """Of all nodes."""
+        return self.nodes.run_dir
+
+    # -- processes ------------------------------------------------------------------------------
+
+    def start(self, *names: str) -> None:
+        """Start nodes; a name that has ended starts anew."""
+        for name in names:
+            kind, _, number = name.partition("-")
+            hosts = ",".join(f"{_host_of(self, name)}:{port}" for port in self.ports)
+            role = {
+                "ps": ("--type_node=PS", f"--id_ps={number}", "--linger_seconds=6"),
+                "worker": ("--type_node=Worker", f"--id_worker={number}"),
+                "supervisor": ("--type_node=Supervisor", "--eval_interval_seconds=2"),
+            }[kind]
+            self.nodes.start(name, *role, f"--ps_hosts={hosts}", *self._credentials(name))
+
+    def start_all(self, supervisor: bool = True) -> None:
+        """Start everybody."""
+        self.start(*(name for name in self.names if supervisor or name != "supervisor"))
+
+    def kill(self, name: str) -> None:
+        """Kill -9."""
+        self.nodes.kill(name)
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal, if the process lives."""
+        if self.is_running(name):
+            self.nodes.processes[name].send_signal(number)
+
+    def is_running(self, name: str) -> bool:
+        """Whether the process was started and has not ended."""
+        process = self.nodes.processes.get(name)
+        return process is not None and process.poll() is None
+
+    def pid(self, name: str) -> int:
+        """Return its process id."""
+        return self.nodes.processes[name].pid
+
+    def forget(self, name: str) -> None:
+        """Remove what a node wrote of itself: its next life is a new one."""
+        shutil.rmtree(checkpoints_of(self.run_dir, name), ignore_errors=True)
+
+    # -- wires ----------------------------------------------------------------------------------
+
+    def wires_of(self, name: str) -> list[Proxy]:
+        """Return the wires from a client to all shards, or from all clients to a shard."""
+        if name.startswith("ps-"):
+            number = int(name[3:])
+            return [wire for (_, shard), wire in self.wires.items() if shard == number]
+        return [self.wires[name, shard] for shard in range(self.nb_ps)]
+
+    def fall_silent(self, shard: int, seconds: float = 3.0) -> None:
+        """Wait until nothing is under way any more from a shard that has died."""
+        wires = self.wires_of(f"ps-{shard}")
+        wait_until(lambda: not any(wire.reaches_target for wire in wires), seconds)
+
+    def _wire(self, name: str, shard: int) -> None:
+        port = self.ports[shard]
+        heard = None
+        if name.startswith("worker-") and not self.protected:
+            heard = self.hearing.between(int(name[7:]), shard)
+        seed = random.Random(f"{self.seed} {name} {shard}").getrandbits(32)
+        listen, target = (_host_of(self, name), port), ("127.0.0.1", port)
+        self.wires[name, shard] = Proxy(self.board, listen, target, seed, heard)
+
+    def _open_for_datagrams(self, worker: int, ports: tuple[int, ...]) -> None:
+        """Listen where a worker is about to send datagrams."""
+        name = f"worker-{worker}"
+        for port in ports:
+            if (name, port) not in self._datagrams:
+                listen, target = (_host_of(self, name), port), ("127.0.0.1", port)
+                seed = self.seed + worker
+                passing = DatagramProxy(self.board, listen, target, self.weather, seed)
+                self._datagrams[name, port] = passing
+
+    def _protect(self) -> None:
+        hosts = ("127.0.0.1", *(_host_of(self, name) for name in self.names))
+        holders = certificates.holders(hosts, self.nb_ps, self.nb_workers)
+        certificates.make(self.folder / "certs", holders, days=1)
+        token = self.folder / "token"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+
+    def _credentials(self, name: str) -> tuple[str, ...]:
+        if not self.protected:
+            return ()
+        paper = self.folder / "certs" / ("supervisor-0" if name == "supervisor" else name)
+        return (
+            f"--tls_cert={paper}.crt",
+            f"--tls_key={paper}.key",
+            f"--tls_ca={paper.parent}/ca.crt",
+            f"--token_file={self.folder}/token",
+        )
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def status(self, seconds: float = 60.0, halt: bool = False) -> metrics.RunStatus:
+        """Return what shard 0 says of the run, asked as a Supervisor that evaluates nothing.
+
+        Args:
+            seconds: Patience.
+            halt: Whether to end the run then.
+
+        Raises:
+            AssertionError: It says nothing within that time.
+        """
+        deadline, failure = time.monotonic() + seconds, ""
+        while (left := deadline - time.monotonic()) > 0:
+            hello = pb.Hello(protocol_version=convert.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR,
+                             num_shards=self.nb_ps)  # fmt: skip
+            address = f"127.0.0.1:{self.ports[0]}"
+            session = Session(address, hello, 1 << 28, credentials=self._own_credentials())
+            try:
+                session.open(min(5.0, left))
+                while (message := session.receive(20.0)[0]).WhichOneof("body") != "report":
+                    pass
+                if halt:
+                    session.say(pb.ToServer(halt=pb.Halt(cause="max_seconds")))
+                session.say(pb.ToServer(leave=pb.Leave(cause="seen enough")))
+                return metrics.RunStatus.from_json(message.report.document)
+            except (StreamLost, Unreachable, Refused) as error:
+                failure = str(error)
+                time.sleep(0.2)
+            finally:
+                session.close()
+        raise AssertionError(f"shard 0 says nothing in {seconds:g} s: {failure}")
+
+    def halt(self) -> metrics.RunStatus:
+        """End the run; return how it stood."""
+        return self.status(150.0, halt=True)
+
+    def _own_credentials(self) -> Credentials:
+        if not self.protected:
+            return NO_CREDENTIALS
+        folder = self.folder / "certs"
+        paper = [(folder / f"supervisor-0.{end}").read_bytes() for end in ("crt", "key")]
+        return Credentials(*paper, (folder / "ca.crt").read_bytes(), TOKEN.encode())
+
+    def wait(self, names: list[str], seconds: float = 90) -> dict[str, int]:
+        """Return the exit code of each."""
+        return {name: self.nodes.wait(name, seconds) for name in names}
+
+    def close(self) -> None:
+        """Reap everybody."""
+        for process in self.nodes.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+        self.nodes.reap()
+        self.board.close()
+
+
+def _host_of(cast: Cast, name: str) -> str:
+    return f"127.0.1.{10 + cast.names.index(name)}"
+
+
+def wait_until(holds: Callable[[], bool], seconds: float, what: str = "") -> bool:
+    """Return whether it holds within so many seconds.
+
+    Raises:
+        AssertionError: It does not, and `what` was to be waited for.
+    """
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() >= deadline:
+            if what:
+                raise AssertionError(f"not within {seconds:g} s: {what}")
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def open_files(pid: int) -> int:
+    """Return how many file descriptors a process holds."""
+    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,0 +1,191 @@
+"""What a dead shard left on disk, replayed here: nothing of the shard that comes back is used.
+
+A snapshot that a living shard wrote must be what the snapshot before it and the journal between
+them lead to, bit for bit; and what a shard comes back with, what the newest of them and the rest
+of the journal do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import re
+import shutil
+from typing import Any
+
+import numpy as np
+
+from cluster.flags import read_run
+from ops import checkpoint, kernels
+from ops.run_dir import checkpoints_of
+from ops.sync import SyncRule
+from ops.types import ModelSpec, ShardLayout, State, TensorSpec
+from ps import journal, journal_records, soft_state
+from ps.aux_mean import AuxMean
+from ps.core import PsCore
+from ps.journal_records import Coder
+from ps.members import CoreConfig
+from ps.membership import Coordinator, Follower
+from ps.replay import Replayed, Settings, replay
+from tests.command_line import given
+from tests.ps.journaled_run import assert_same
+
+_NAME = re.compile(r"(\d{6,})-step-(\d+)")
+
+
+def snapshots(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the finished checkpoints in a folder, oldest first."""
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
+
+
+@dataclasses.dataclass
+class Found:
+    """What a replay led to."""
+
+    core: PsCore
+    replayed: Replayed
+
+    def applied_step(self, worker: int) -> int:
+        """Return the newest step of a worker that is in the model."""
+        return int(self.replayed.core["steps"].get(str(worker), 0))
+
+    def pushes(self, worker: int) -> int:
+        """Return how many pushes of a worker the shard has ever applied."""
+        account = self.replayed.core["accounts"]["workers"].get(str(worker))
+        return int(account["pushes"]) if account else 0
+
+
+class Witness:
+    """Replays what shard `number` of a run left behind.
+
+    Args:
+        run_dir: Of the run; its flags are read from what the shard wrote there.
+        number: Of the shard.
+    """
+
+    def __init__(self, run_dir: pathlib.Path, number: int) -> None:
+        self.number, self.name = number, f"ps-{number}"
+        self.folder = checkpoints_of(run_dir, self.name)
+        with given() as known:  # a library that a node imports may have flags of its own
+            ours = tuple(f"{dash}{name}" for name in known for dash in ("--", "--no"))
+        kept = (run_dir / f"flags-{self.name}.txt").read_text().splitlines()
+        with given(*(line for line in kept if line.partition("=")[0] in ours)):
+            self._run = read_run()
+        self._kernels = kernels.load(self._run.kernels)
+        self.num_events = 0  # replayed so far
+
+    def copy(self, to: pathlib.Path) -> pathlib.Path:
+        """Copy what the shard has left; return where to."""
+        shutil.copytree(self.folder, to, ignore=shutil.ignore_patterns(".tmp-*"))
+        return to
+
+    def check_living(self, copy: pathlib.Path) -> int:
+        """Compare what a living shard wrote with what its journal says; return how many times.
+
+        Raises:
+            AssertionError: They differ.
+        """
+        compared = 0
+        saved = snapshots(copy)[-2:]
+        for older, newer in itertools.pairwise(saved):
+            before, after = checkpoint.load(older)[1], checkpoint.load(newer)[1]
+            if before["core"]["generation"] != after["core"]["generation"]:
+                continue  # the first of a life: `check_return` is about it
+            if not journal.path_of(copy, before["journal"]).exists():
+                continue
+            found = self.replay(self._without(copy, after["journal"]), older)
+            assert found.replayed.damage is None, found.replayed.damage
+            assert_same(after["core"], found.core.snapshot(), f"{newer.name}: core")
+            assert_same(after["soft"], soft_state.save(found.core), f"{newer.name}: soft")
+            compared += 1
+        return compared
+
+    def replay(self, folder: pathlib.Path, snapshot: pathlib.Path | None = None) -> Found:
+        """Replay a folder's journal over a snapshot, by default its newest."""
+        state = checkpoint.load(snapshot or snapshots(folder)[-1])[1]
+        cores: list[PsCore] = []
+
+        def make(config: CoreConfig, lease_seconds: float) -> PsCore:
+            cores.append(self._core(state, config, lease_seconds))
+            return cores[-1]
+
+        coder = Coder(self._layout(state), self._run.method, self._kernels, _aux_of(state).size)
+        come = replay(folder, state["core"], state["soft"], state["journal"], make, coder)
+        self.num_events += come.num_records
+        return Found(cores[-1], come)
+
+    def check_return(self, found: Found, first: State, lost: int = 0) -> None:
+        """Compare what a shard came back with, its first snapshot, with a replay.
+
+        Args:
+            found: By the replay.
+            first: The snapshot.
+            lost: Updates that damage to the journal has undone; a shard may know of them.
+
+        Raises:
+            AssertionError: They differ.
+        """
+        head = journal.contents(journal.path_of(self.folder, first["journal"]))
+        _, body = next(journal_records.bodies(head))
+        settings = Settings.of(journal_records.content_of_head(body)["settings"])
+        expected = self._core(first, settings.config, settings.lease_seconds)
+        expected.restore(found.core.snapshot())
+        assert settings.config.generation > found.core.config.generation
+        accounts, replayed = first["core"]["accounts"], expected.snapshot()
+        known = accounts["lost_updates"] - replayed["accounts"]["lost_updates"]
+        assert 0 <= known <= lost, f"counts {known} updates as lost; {lost} are"
+        replayed["accounts"]["lost_updates"] += known
+        assert_same(first["core"], replayed, "what it came back with")
+
+    def _without(self, copy: pathlib.Path, number: int) -> pathlib.Path:
+        """Return a folder with what a copy has of before a journal's file."""
+        folder = copy.with_name(copy.name + "-before")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for each in journal.numbers(copy):
+            if each < number:
+                os.link(journal.path_of(copy, each), journal.path_of(folder, each))
+        return folder
+
+    def _layout(self, state: State) -> ShardLayout:
+        tensors = (TensorSpec(path, tuple(shape), dtype) for path, shape, dtype in state["model"])
+        method, nb_ps = self._run.method, self._run.nb_ps
+        return method.placement.place(ModelSpec(tuple(tensors)), nb_ps)[self.number]
+
+    def _core(self, state: State, config: CoreConfig, lease_seconds: float) -> PsCore:
+        method, layout = self._run.method, self._layout(state)
+        rule, member = method.sync, Coordinator(config.nb_workers, lease_seconds)
+        if self.number:
+            rule, member = SyncRule(rule.groups), Follower(config.nb_workers)  # type: ignore[assignment]
+        theta = np.zeros(layout.size, np.float32)
+        return PsCore(config, method, theta, self._kernels, member, rule, _aux_of(state))
+
+
+def _aux_of(state: State) -> AuxMean:
+    return AuxMean(num_slots=len(state["core"]["aux"]["mean"]))
+
+
+def tear(folder: pathlib.Path, dice: Any, cut: bool) -> str:
+    """Leave the newest journal as a kill within an append would, or damage it; say what was done.
+
+    Args:
+        folder: Of the shard's checkpoints.
+        dice: random.Random.
+        cut: Whether to cut the last record short instead of beginning another.
+    """
+    newest = journal.path_of(folder, journal.numbers(folder)[-1])
+    data = newest.read_bytes()
+    ends = [0, *(end for end, _ in journal_records.bodies(journal.contents(newest)))]
+    if len(ends) < 3:
+        return "nothing but a head is there"
+    size = ends[-1] - ends[-2]
+    kept = dice.randrange(1, size)
+    if cut:
+        os.truncate(newest, len(data) - size + kept)
+        return f"the last record cut to {kept} of {size} bytes"
+    with open(newest, "ab") as file:
+        file.write(data[len(data) - size :][:kept])
+    return f"{kept} of {size} bytes of another record"

@@ -1,0 +1,241 @@
+"""Kills the shards of a real run, over and over, and judges what comes back each time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ops import checkpoint
+from ops.types import State
+from tests.chaos.faults import Fault, Plan, Victim
+from tests.chaos.process_cast import Cast, wait_until
+from tests.chaos.process_ledger import Ledger
+from tests.chaos.process_replay import Found, Witness, snapshots, tear
+
+#: How long a node may take to do what is waited for, on a machine that does other things as well.
+PATIENCE_SECONDS = 150.0
+#: Updates of each worker between two kills, at most.
+_MOST_STEPS = 25
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """One kill -9 and what was found."""
+
+    plan: Plan
+    shard: int
+    version: int  # that it came back with
+    events: int  # replayed
+    told: int  # pushes that workers had been told of, so far
+    compared: int  # snapshots of the living shard that the journal leads to
+    torn: str  # what was done to the journal
+    seconds: float  # until it had come back
+
+
+class Ambush:
+    """Kills a shard the moment it is sent, or sends, a message of some kind."""
+
+    def __init__(self, pid: int, shard: int, body: str, vanishes: bool) -> None:
+        """Lie in wait.
+
+        Args:
+            pid: Of the shard.
+            shard: Its number.
+            body: Of the message: "push" or "reply".
+            vanishes: Whether the message gets no further.
+        """
+        self._pid, self._shard, self._body, self._vanishes = pid, shard, body, vanishes
+        self.done = False
+
+    def __call__(self, worker: int, shard: int, message: Any) -> bool:
+        """See `proxy_hearing.Ambusher`."""
+        del worker
+        if shard != self._shard or message.WhichOneof("body") != self._body:
+            return True
+        if self.done:
+            return not self._vanishes
+        os.kill(self._pid, signal.SIGKILL)
+        self.done = True
+        return not self._vanishes
+
+
+class Trial:
+    """A run whose shards are killed.
+
+    Args:
+        cast: Its processes, not yet started.
+        seed: Of everything that the plans leave open.
+    """
+
+    def __init__(self, cast: Cast, seed: int) -> None:
+        self.cast, self._dice = cast, random.Random(seed)
+        self.ledger = Ledger(cast)
+        self._witnesses: dict[int, Witness] = {}
+        self.kills: list[Kill] = []
+        self.between: Callable[[], None] = self._all_run  # called again and again while waiting
+        self.codes: dict[str, int] = {}  # at the end
+        self.num_cut = 0  # records cut off: what they held may be lost
+
+    def begin(self, supervisor: bool) -> None:
+        """Start everybody and wait until they work."""
+        self.cast.start_all(supervisor)
+        self.progress(2)
+
+    def progress(self, steps: int) -> None:
+        """Wait until every worker was told by every shard that so many more were applied.
+
+        Raises:
+            AssertionError: That takes too long.
+        """
+        if self.cast.protected:  # nobody can listen
+            self._progress_of_run(steps)
+            return
+        told = self.cast.hearing.told
+        pairs = [(worker, shard) for worker in range(1, self.cast.nb_workers + 1)
+                 for shard in range(self.cast.nb_ps)]  # fmt: skip
+        before = {pair: len(told[pair].steps) for pair in pairs}
+
+        def enough() -> bool:
+            self.between()
+            return all(len(told[pair].steps) >= before[pair] + steps for pair in pairs)
+
+        wait_until(enough, PATIENCE_SECONDS, f"{steps} more answers to every worker")
+
+    def _progress_of_run(self, steps: int) -> None:
+        def pushes() -> list[int]:
+            self.between()
+            status = self.cast.status(PATIENCE_SECONDS)
+            return [worker.pushes for worker in status.workers if worker.id]
+
+        before = pushes()
+        wait_until(
+            lambda: (
+                len(now := pushes()) == self.cast.nb_workers
+                and all(n >= b + steps for n, b in itertools.zip_longest(now, before, fillvalue=0))
+            ),
+            PATIENCE_SECONDS,
+            f"{steps} more pushes of every worker",
+        )
+
+    def strike(self, plan: Plan) -> Kill:
+        """Kill a shard as planned, judge what it left and what comes back.
+
+        Raises:
+            AssertionError: Something is lost, double, or different.
+        """
+        dice = random.Random(plan.seed)
+        shard = 0 if plan.victim is Victim.SHARD_0 else dice.randrange(1, self.cast.nb_ps)
+        self.progress(1 + int(plan.instant * _MOST_STEPS))
+        self._kill(plan.fault, shard, dice)
+        return self.judge(plan, shard, dice)
+
+    def judge(self, plan: Plan, shard: int, dice: random.Random) -> Kill:
+        """Examine what a shard left that is being killed, start it anew, examine that."""
+        name, started = f"ps-{shard}", time.monotonic()
+        self.cast.nodes.processes[name].wait(30)
+        self.cast.fall_silent(shard)
+        self.cast.hearing.ambush = None
+        witness = self._witness(shard)
+        found, compared, torn, lost = self._autopsy(witness, plan, dice)
+        first = self._revive(witness, name)
+        witness.check_return(found, first, lost)
+        self.kills.append(
+            Kill(plan, shard, found.core.version, found.replayed.num_records,
+                 self.ledger.num_told, compared, torn, time.monotonic() - started)
+        )  # fmt: skip
+        return self.kills[-1]
+
+    def _kill(self, fault: Fault, shard: int, dice: random.Random) -> None:
+        pid = self.cast.pid(f"ps-{shard}")
+        if fault is Fault.KILL_IN_SNAPSHOT:
+            folder = self._witness(shard).folder
+            wait_until(lambda: any(folder.glob(".tmp-*")), 5.0)
+            os.kill(pid, signal.SIGKILL)
+            return
+        body = "reply" if fault is Fault.KILL_AFTER_PUSH else "push"
+        vanishes = fault is not Fault.KILL_IN_JOURNAL
+        ambush = Ambush(pid, shard, body, vanishes)
+        if fault is Fault.KILL_IN_JOURNAL:  # about when the push has come
+            time.sleep(dice.uniform(0.0, 0.02))
+        self.cast.hearing.ambush = ambush
+        wait_until(lambda: ambush.done, PATIENCE_SECONDS, f"a {body} to or from shard {shard}")
+
+    def _autopsy(self, witness: Witness, plan: Plan, dice: random.Random) -> tuple[Found, int, str]:
+        """Replay what is left; where the plan says so, tear the journal first."""
+        folder = self.cast.folder / "copies" / f"{len(self.kills):03d}-{witness.name}"
+        copy = witness.copy(folder)
+        compared = witness.check_living(copy)
+        found, torn, lost = witness.replay(copy), "", 0
+        damage = found.replayed.damage
+        assert damage is None or "cut short" in damage, damage
+        if not self.cast.protected:
+            self.ledger.check(witness.number, found)
+        if plan.fault is Fault.KILL_IN_JOURNAL:
+            cut = dice.random() < 0.5
+            torn = tear(witness.folder, dice, cut)
+            after = witness.replay(witness.copy(folder.with_name(folder.name + "-torn")))
+            assert "cut short" in (after.replayed.damage or ""), (torn, after.replayed.damage)
+            if cut:
+                self.num_cut += 1
+                self.ledger.undo(witness.number, found, after)
+            found, lost = after, found.core.version - after.core.version
+        shutil.rmtree(self.cast.folder / "copies")
+        return found, compared, torn, lost
+
+    def _revive(self, witness: Witness, name: str) -> State:
+        """Start a shard anew; return the first snapshot that it writes."""
+        known = snapshots(witness.folder)
+        self.cast.start(name)
+        fresh: list[pathlib.Path] = []
+
+        def written() -> bool:
+            fresh[:] = [path for path in snapshots(witness.folder) if path.name > known[-1].name]
+            self.between()
+            return bool(fresh)
+
+        wait_until(written, PATIENCE_SECONDS, f"a snapshot of {name}, which was started anew")
+        return checkpoint.load(fresh[0])[1]
+
+    def _witness(self, shard: int) -> Witness:
+        if shard not in self._witnesses:
+            self._witnesses[shard] = Witness(self.cast.run_dir, shard)
+        return self._witnesses[shard]
+
+    def _all_run(self) -> None:
+        for name in self.cast.nodes.processes:
+            if not self.cast.is_running(name) and name not in self._struck():
+                raise AssertionError(f"{name} has ended; {self.cast.nodes.output(name)[-3000:]}")
+
+    def _struck(self) -> set[str]:
+        return (
+            {f"ps-{shard}" for shard in range(self.cast.nb_ps)}
+            if self.cast.hearing.ambush
+            else set()
+        )
+
+    def end(self) -> dict[str, Any]:
+        """End the run; return its summary.
+
+        Raises:
+            AssertionError: A node ends with another exit code than 0, or the end does not fit.
+        """
+        self.cast.halt()
+        self.codes = self.cast.wait(list(self.cast.nodes.processes), PATIENCE_SECONDS)
+        assert set(self.codes.values()) == {0}, self.codes
+        for shard, witness in sorted(self._witnesses.items()):
+            last = checkpoint.load(snapshots(witness.folder)[-1])[1]
+            if not self.cast.protected:
+                self.ledger.check_end(shard, last["core"])
+        summary = self.cast.nodes.summary()
+        assert summary["journal"]["on"], summary["journal"]
+        if not self.num_cut:
+            assert summary["membership"]["lost_updates"] == 0, summary["membership"]
+        return summary

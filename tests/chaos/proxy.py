@@ -1,0 +1,228 @@
+"""A wire between two nodes that can be cut, stalled, delayed, garbled or reset: TCP on loopback.
+
+A client dials the proxy's address where it would dial the shard's; both are loopback. All proxies
+share one event loop in one thread; everything public may be called from any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+#: The two directions of a wire.
+UP, DOWN = "up", "down"
+_READ_BYTES = 1 << 16
+
+#: Is shown what a client and a shard say, in the order in which it came; one for each connection
+#: and direction. It returns False to make the rest of that direction vanish.
+Listener = Callable[[bytes], bool]
+
+
+class Switchboard:
+    """The thread in which all proxies of a test run."""
+
+    def __init__(self) -> None:
+        """Start the thread."""
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="proxies", daemon=True)
+        self._thread.start()
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run this in the thread, and return what it returns."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def soon(self, what: Callable[..., object], *arguments: object) -> None:
+        """Call this in the thread."""
+        self.loop.call_soon_threadsafe(what, *arguments)
+
+    def later(self, seconds: float, what: Callable[..., object]) -> None:
+        """Call this in the thread after so many seconds."""
+        self.soon(lambda: self.loop.call_later(seconds, what))
+
+    def close(self) -> None:
+        """End the thread; whatever is still under way is dropped."""
+        self.do(self._cancel_all())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+    async def _cancel_all(self) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+@dataclasses.dataclass
+class Way:
+    """What happens to one direction now."""
+
+    open: asyncio.Event
+    vanishes: bool = False
+    delay_seconds: float = 0.0
+    garbles: float = 0.0  # probability, of each piece that passes
+
+
+class Proxy:
+    """Passes on what one client and one shard say to each other.
+
+    Args:
+        board: Where it runs.
+        listen: (host, port) that the client dials.
+        target: (host, port) of the shard.
+        seed: Of what is garbled.
+        listener: Makes the listeners of a connection, given the direction.
+    """
+
+    def __init__(
+        self,
+        board: Switchboard,
+        listen: tuple[str, int],
+        target: tuple[str, int],
+        seed: int = 0,
+        listener: Callable[[str], Listener] | None = None,
+    ) -> None:
+        self._board, self._listen, self._target = board, listen, target
+        self._dice = random.Random(seed)
+        self._listener = listener
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._beyond: set[asyncio.StreamWriter] = set()  # of them, to the shard
+        self._server: asyncio.Server | None = None
+        self.ways: dict[str, Way] = {}
+        self.num_connections = 0
+        self.num_garbled = 0
+        board.do(self._start())
+
+    @property
+    def reaches_target(self) -> bool:
+        """Whether a connection to the shard stands."""
+        return bool(self._beyond)
+
+    def cut(self, seconds: float) -> None:
+        """Reset every connection; refuse others for so long."""
+        self._board.do(self._hang_up())
+        self._board.later(seconds, lambda: asyncio.ensure_future(self._serve()))
+
+    def reset(self) -> None:
+        """Reset every connection; the client may dial again at once."""
+        self._board.soon(self._reset)
+
+    def stall(self, seconds: float, way: str) -> None:
+        """Let nothing through for so long in this direction; it comes afterwards."""
+        self._board.soon(self.ways[way].open.clear)
+        self._board.later(seconds, self.ways[way].open.set)
+
+    def vanish(self, seconds: float) -> None:
+        """Let what is said vanish for so long, both ways, without a word; then reset."""
+        for way in self.ways.values():
+            way.vanishes = True
+        self._board.later(seconds, self._reappear)
+
+    def delay(self, seconds: float, lag_seconds: float) -> None:
+        """Let everything come later for so long; nothing is overtaken."""
+        for way in self.ways.values():
+            way.delay_seconds = lag_seconds
+        self._board.later(seconds, self._hurry)
+
+    def garble(self, seconds: float, probability: float, way: str) -> None:
+        """Change a byte of some of what passes, for so long."""
+        self.ways[way].garbles = probability
+        self._board.later(seconds, lambda: setattr(self.ways[way], "garbles", 0.0))
+
+    def close(self) -> None:
+        """Reset every connection and listen no more."""
+        self._board.do(self._hang_up())
+
+    # -- in the thread --------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self.ways = {way: Way(asyncio.Event()) for way in (UP, DOWN)}
+        for way in self.ways.values():
+            way.open.set()
+        await self._serve()
+
+    async def _serve(self) -> None:
+        if self._server is None:
+            host, port = self._listen
+            self._server = await asyncio.start_server(self._connected, host, port)
+
+    async def _hang_up(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._reset()
+
+    def _reset(self) -> None:
+        for writer in tuple(self._writers):
+            _reset(writer)
+
+    def _reappear(self) -> None:
+        for way in self.ways.values():
+            way.vanishes = False
+        self._reset()
+
+    def _hurry(self) -> None:
+        for way in self.ways.values():
+            way.delay_seconds = 0.0
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        self._writers.add(writer)
+        beyond: asyncio.StreamWriter | None = None
+        try:
+            answers, beyond = await asyncio.open_connection(*self._target)
+            self._writers.add(beyond)
+            self._beyond.add(beyond)
+            await asyncio.gather(
+                self._pass_on(reader, beyond, UP), self._pass_on(answers, writer, DOWN)
+            )
+        except OSError:
+            pass  # the other side hears of it below
+        finally:
+            for each in (writer, beyond):
+                if each is not None:
+                    self._writers.discard(each)
+                    self._beyond.discard(each)
+                    _reset(each)
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
+    ) -> None:
+        way = self.ways[name]
+        listener = self._listener(name) if self._listener is not None else None
+        gone = False
+        while data := await reader.read(_READ_BYTES):
+            if listener is not None and not gone:
+                gone = not listener(data)
+            await way.open.wait()
+            if way.delay_seconds:
+                await asyncio.sleep(way.delay_seconds)
+            if gone or way.vanishes:
+                continue
+            if way.garbles and self._dice.random() < way.garbles:
+                data = self._garbled(data)
+            writer.write(data)
+            await writer.drain()
+        with contextlib.suppress(OSError):
+            writer.write_eof()
+
+    def _garbled(self, data: bytes) -> bytes:
+        self.num_garbled += 1
+        spoilt = bytearray(data)
+        spoilt[self._dice.randrange(len(spoilt))] ^= 1 << self._dice.randrange(8)
+        return bytes(spoilt)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Let the other side see a reset, and not an orderly end."""
+    with contextlib.suppress(OSError, AttributeError):
+        wire: socket.socket = writer.get_extra_info("socket")
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

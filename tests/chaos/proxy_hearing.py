@@ -1,0 +1,123 @@
+"""What a proxy overhears: the messages of Thinwire in the bytes of an HTTP/2 connection."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from proto import thinwire_pb2 as pb
+from tests.chaos.proxy import DOWN, UP
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _PADDED = 0, 0x8
+_FRAME_BYTES, _PREFIX_BYTES = 9, 5
+_TYPES: dict[str, Any] = {UP: pb.ToServer, DOWN: pb.ToClient}
+
+
+class Messages:
+    """Finds the gRPC messages of one direction of one connection.
+
+    Args:
+        way: Which.
+    """
+
+    def __init__(self, way: str) -> None:
+        self._type = _TYPES[way]
+        self._bytes = bytearray()
+        self._streams: dict[int, bytearray] = collections.defaultdict(bytearray)
+        self._has_preface = way == UP
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Return the messages that these bytes complete; chunks of payloads are none."""
+        self._bytes += data
+        if self._has_preface:
+            if len(self._bytes) < len(_PREFACE):
+                return
+            self._has_preface = False
+            del self._bytes[: len(_PREFACE)]
+        for stream, content in self._frames():
+            self._streams[stream] += content
+            yield from self._messages(self._streams[stream])
+
+    def _frames(self) -> Iterator[tuple[int, bytes]]:
+        while len(self._bytes) >= _FRAME_BYTES:
+            end = _FRAME_BYTES + int.from_bytes(self._bytes[:3], "big")
+            if len(self._bytes) < end:
+                return
+            kind, flags = self._bytes[3], self._bytes[4]
+            stream = int.from_bytes(self._bytes[5:9], "big")
+            content = bytes(self._bytes[_FRAME_BYTES:end])
+            del self._bytes[:end]
+            if kind == _DATA:
+                padded = bool(flags & _PADDED)
+                yield stream, content[1 : len(content) - content[0]] if padded else content
+
+    def _messages(self, stream: bytearray) -> Iterator[Any]:
+        while len(stream) >= _PREFIX_BYTES:
+            end = _PREFIX_BYTES + int.from_bytes(stream[1:_PREFIX_BYTES], "big")
+            if len(stream) < end:
+                return
+            message = self._type.FromString(bytes(stream[_PREFIX_BYTES:end]))
+            del stream[:end]
+            if message.WhichOneof("body") != "chunk":
+                yield message
+
+
+@dataclasses.dataclass
+class Told:
+    """What a worker was told by a shard."""
+
+    steps: set[int] = dataclasses.field(default_factory=set)  # answered: applied, says the shard
+    at_end: set[int] = dataclasses.field(default_factory=set)  # answered when all was over
+    refused: set[int] = dataclasses.field(default_factory=set)
+    pushed: int = 0  # the newest step that it sent
+    version: int = 0  # the newest that it was given
+
+
+class Ambusher(Protocol):
+    """Waits for an instant."""
+
+    def __call__(self, worker: int, shard: int, message: Any) -> bool:
+        """Hear a message; return False if it, and all that follows, is to vanish."""
+
+
+class Hearing:
+    """Everything that workers are told, by whom.
+
+    Attributes:
+        told: (worker, shard) -> what.
+        on_ports: Is told that a worker is about to hear of a shard's UDP ports.
+        ambush: Is shown every message.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing heard."""
+        self.told: dict[tuple[int, int], Told] = collections.defaultdict(Told)
+        self.on_ports: Callable[[int, tuple[int, ...]], None] = lambda worker, ports: None
+        self.ambush: Ambusher | None = None
+
+    def between(self, worker: int, shard: int) -> Callable[[str], Callable[[bytes], bool]]:
+        """Return what makes the listeners of a connection."""
+
+        def listener(way: str) -> Callable[[bytes], bool]:
+            messages = Messages(way)
+            return lambda data: all([self._hear(worker, shard, m) for m in messages.feed(data)])
+
+        return listener
+
+    def _hear(self, worker: int, shard: int, message: Any) -> bool:
+        told, body = self.told[worker, shard], message.WhichOneof("body")
+        if body == "reply":
+            told.version = max(told.version, message.reply.version)
+            if message.reply.step:
+                (told.at_end if message.reply.stop else told.steps).add(message.reply.step)
+        elif body == "refusal" and message.refusal.step:
+            told.refused.add(message.refusal.step)
+        elif body == "push":
+            told.pushed = max(told.pushed, message.push.step)
+        elif body == "welcome" and message.welcome.datagrams.ports:
+            self.on_ports(worker, tuple(message.welcome.datagrams.ports))
+        ambush = self.ambush
+        return ambush is None or ambush(worker, shard, message)

@@ -1,0 +1,40 @@
+"""kill -9 of real shards: nothing that a worker was told of is lost, nothing is there twice."""
+
+import pytest
+
+from tests.chaos.process import METHODS, plans_of_kills
+from tests.chaos.process_cast import Cast
+from tests.chaos.process_trial import Trial
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.processes]
+
+
+def kill(folder, method, kills, nb_ps, seed):
+    """Return the summary of a run whose shards were killed so often, and what was found."""
+    flags = (f"--method={method}", "--dataset=synthetic", *METHODS[method])
+    cast = Cast(folder, flags, nb_workers=2, nb_ps=nb_ps, seed=seed)
+    trial = Trial(cast, seed)
+    try:
+        trial.begin(supervisor=False)
+        for plan in plans_of_kills(seed, kills, nb_ps):
+            trial.strike(plan)
+        return trial.end(), trial
+    finally:
+        cast.close()
+
+
+def test_a_shard_that_is_killed_three_times(tmp_path):
+    summary, trial = kill(tmp_path, "adacomp", kills=3, nb_ps=1, seed=3)
+    assert len(trial.kills) == 3
+    assert summary["journal"]["replayed"] >= sum(each.events for each in trial.kills)
+    assert trial.ledger.num_told <= sum(worker["pushes"] for worker in summary["workers"])
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("method", METHODS)
+def test_shards_that_are_killed_in_every_way(tmp_path, method):
+    summary, trial = kill(tmp_path, method, kills=8, nb_ps=2, seed=1)
+    assert {each.shard for each in trial.kills} == {0, 1}
+    assert sum(each.compared for each in trial.kills) >= 4
+    assert any(each.torn for each in trial.kills)
+    assert summary["journal"]["cuts"]
