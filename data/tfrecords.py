@@ -16,7 +16,6 @@ import os
 import re
 import struct
 import tempfile
-import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -242,7 +241,10 @@ def _load(path: Path, state: _State) -> Index | None:
             if kept["state"].tolist() != [repr(row) for row in state]:
                 return None
             known = Index(**{field.name: kept[field.name] for field in dataclasses.fields(Index)})
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything, MemoryError too
+        logging.info("data: %s is not used: %s", path, error or type(error).__name__)
         return None
     return known if _is_sound(known, state) else None
 

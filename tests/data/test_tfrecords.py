@@ -174,3 +174,26 @@ def test_a_folder_that_may_not_be_written_to(
     path = write(tmp_path / "train-00000-of-00001", RECORD)
     assert len(tfrecords.index([path]).labels) == 1
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("spoil", ["version", "encrypted", "an array"])
+def test_a_damaged_index_is_made_again(tmp_path: Path, spoil: str) -> None:
+    write_records(tmp_path)
+    files = files_in(tmp_path)
+    found = tfrecords.index(files)
+    (kept,) = tmp_path.glob(".thinwire-train*.npz")
+    content = bytearray(kept.read_bytes())
+    directory = content.index(b"PK\1\2")
+    if spoil == "version":
+        content[directory + 6] = 200  # one that zipfile does not know
+    elif spoil == "encrypted":
+        content[directory + 8] |= 1
+        content[content.index(b"PK\3\4") + 6] |= 1
+    kept.write_bytes(bytes(content))
+    if spoil == "an array":
+        with kept.open("wb") as out:
+            np.save(out, np.zeros(3))
+    spoilt = kept.read_bytes()
+    again = tfrecords.index(files)
+    assert again.labels.tolist() == found.labels.tolist()
+    assert kept.read_bytes() != spoilt
