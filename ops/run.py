@@ -170,3 +170,19 @@ def finished_summary(run: Run) -> str | None:
         return reason if is_finished(run, reason, reached.get(reason)) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
+    """Return whether summary.json tells of this very end, and how accurate the model was then.
+
+    Args:
+        run: The run's settings.
+        updates: That it ended after.
+        reason: Why it ended.
+    """
+    try:
+        summary = json.loads((run.run_dir / "summary.json").read_text())
+        same = summary["updates"] == updates and summary["stop_reason"] == reason
+        return same and summary["test_accuracy"] is not None
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

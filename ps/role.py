@@ -16,7 +16,14 @@ from data.chosen import num_train
 from models.shared import SharedModel, has_gpu
 from models.statistics import FlatVariables
 from ops import agreement, group_files, kernels, metrics, placement, routing, run_dir
-from ops.run import EXIT_CONFIGURATION, EXIT_DONE, EXIT_OF_STOP, EXIT_UNREACHABLE, Run
+from ops.run import (
+    EXIT_CONFIGURATION,
+    EXIT_DONE,
+    EXIT_OF_STOP,
+    EXIT_UNREACHABLE,
+    Run,
+    has_evaluated_summary,
+)
 from ops.schedule import Budget
 from ops.signals import heard_by
 from ops.sync import SyncRule
@@ -317,6 +324,12 @@ class Shard:
         self.server.journaled.close()
         self._save(self.core.version, self.core.snapshot())
         self.saved.flush()
-        if self.leads and not self.server.connections.was_evaluated:
+        if self.leads and not self._is_told_of():
             summary = metrics.summarise(self.board.status(), [])
             metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)
+
+    def _is_told_of(self) -> bool:
+        """Whether a Supervisor has written the summary; its report may take longer than we do."""
+        if self.server.connections.was_evaluated:
+            return True
+        return has_evaluated_summary(self.run, self.core.version, self.core.stop_reason)
