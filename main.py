@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging as standard_logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -234,5 +235,6 @@ def define_flags() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a role hears it
     define_flags()
     sys.exit(main(_parse(sys.argv)))

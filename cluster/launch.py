@@ -20,9 +20,11 @@ from typing import Any, Protocol
 from absl import flags, logging
 
 from cluster import launch_flags, watch_flags
+from cluster.restarts import Restarts
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run, finished_summary
 from ops.run_dir import clear
 from ops.signals import END_SIGNALS, heard_by
+from proto.channel_grpc import Unreachable
 from worker.flags import devices
 
 FLAGS = flags.FLAGS
@@ -47,6 +49,7 @@ class Node:
     role: str
     number: int  # its id
     flags: tuple[str, ...]  # of main.py
+    num_restarts: int = 0  # how often it has been started before
 
 
 class Process(Protocol):
@@ -90,12 +93,14 @@ class Child:
     node: Node
     process: Process
     code: int | None = None
+    again_at: float | None = None  # when it is started again, by time.monotonic()
+    is_judged: bool = False  # whether that has been decided
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
+        """Return the exit code, None while it runs or is to be started again."""
         if self.code is None:
             self.code = self.process.poll()
-        return self.code
+        return self.code if self.again_at is None else None
 
 
 def main(run: Run) -> int:
@@ -146,12 +151,14 @@ class _Cluster:
         self.launcher = launcher
         self.children: list[Child] = []
         self.interrupted = threading.Event()
+        self.impatient = threading.Event()  # a second signal: no more patience
+        self.restarts = Restarts(FLAGS.restart_workers, FLAGS.restart_window_seconds)
         self.root_cause: int | None = None  # exit code of the failure that ended the run
         self.common = self._common_flags()
 
     def run(self) -> int:
         """Start everybody, wait for the end, reap everybody."""
-        with heard_by(self._interrupt, _END_SIGNALS):
+        with heard_by(self._interrupt, _END_SIGNALS, self._insist):
             try:
                 self._start()
                 self._wait()
@@ -192,6 +199,7 @@ class _Cluster:
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
+            self._look_after_workers()
             if self.root_cause is None:
                 self.root_cause = self._failure()
                 if self.root_cause is not None:
@@ -199,8 +207,42 @@ class _Cluster:
             ps_gone = all(child.poll() is not None for child in self._of("PS"))
             if ps_gone or self.root_cause is not None or self.interrupted.is_set():
                 deadline = deadline or time.monotonic() + _KILL_AFTER_SECONDS
-            if deadline is not None and time.monotonic() >= deadline:
+            if self.impatient.is_set() or (deadline is not None and time.monotonic() >= deadline):
                 return
+
+    def _look_after_workers(self) -> None:
+        """Start workers again that died, unless the run is over."""
+        over = self.interrupted.is_set() or self.root_cause is not None
+        over = over or any(child.poll() is not None for child in self._of("PS"))
+        for child in self._of("Worker"):
+            if child.again_at is not None and over:
+                child.again_at = None
+            elif child.again_at is not None and time.monotonic() >= child.again_at:
+                self._start_again(child)
+            elif not (over or child.is_judged) and (code := child.poll()) is not None:
+                self._judge(child, code)
+
+    def _judge(self, child: Child, code: int) -> None:
+        """Decide whether a worker that has ended is started again."""
+        child.is_judged = True
+        pause = self.restarts.pause(child.node.number, code)
+        if pause is not None:
+            child.again_at = time.monotonic() + pause
+            logging.warning(launch_flags.AGAIN, child.node.name, code, pause)
+        elif code != EXIT_DONE and FLAGS.restart_workers:
+            logging.error(launch_flags.NOT_AGAIN, child.node.name, code)
+
+    def _start_again(self, child: Child) -> None:
+        child.again_at, child.is_judged = None, False
+        count = self.restarts.started(child.node.number)
+        own = tuple(flag for flag in child.node.flags if not flag.startswith("--num_restarts="))
+        child.node = dataclasses.replace(
+            child.node, flags=(*own, f"--num_restarts={count}"), num_restarts=count
+        )
+        try:
+            child.process, child.code = self.launcher.start(child.node), None
+        except Unreachable as error:  # it counts as another death, with the code of the last one
+            logging.warning("%s cannot be started: %s", child.node.name, error)
 
     def _failure(self) -> int | None:
         """Return the exit code that dooms the run: a PS's, or the first worker's of all."""
@@ -218,6 +260,11 @@ class _Cluster:
         logging.info("%s: ending the cluster", signal.Signals(number).name)
         self.interrupted.set()
         self._signal(signal.SIGINT)
+
+    def _insist(self, number: int, frame: Any) -> None:
+        del frame
+        logging.info("%s again: killing the cluster", signal.Signals(number).name)
+        self.impatient.set()
 
     def _signal(self, number: int) -> None:
         for child in self.children:
@@ -239,6 +286,8 @@ class _Cluster:
         """Return what went wrong; a killed worker does not spoil a run that reached its end."""
         codes = {child.node.name: child.poll() or 0 for child in self.children}
         logging.info("exit codes: %s", codes)
+        if restarts := self.restarts.counts:
+            logging.info("workers that were started again: %s", restarts)
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         return self.root_cause or max(0, *codes.values())

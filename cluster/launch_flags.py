@@ -6,7 +6,7 @@ import sys
 
 from absl import flags
 
-from ops.options import Rule, Topic, choice, words
+from ops.options import Rule, Topic, choice, integer, number, words
 from ops.run import Run
 from ops.types import ConfigurationError
 
@@ -33,7 +33,24 @@ TOPICS = (
                   "else a Ray of this machine."),
         ),
     ),
+    Topic(
+        "Cluster: workers that die",
+        (
+            integer("restart_workers", 0, "Start a worker that dies again, at most so often "
+                    "within --restart_window_seconds each; 0 never does. Pauses before it grow "
+                    "from 1 s to 30 s. One that ended well, was refused, interrupted or diverged "
+                    "is left alone.", low=0),
+            number("restart_window_seconds", 600.0, "After so long without a death the restarts "
+                   "of a worker are counted anew.", low=1.0),
+        ),
+    ),
 )  # fmt: skip
+#: What is logged of a worker's end with --restart_workers.
+AGAIN = "%s died (code %d); starting it again in %g s"
+NOT_AGAIN = (
+    "%s ended with code %d and is not started again: it has been as often as --restart_workers "
+    "allows within --restart_window_seconds, or another start would not mend it"
+)
 #: What only a Cluster heeds; nodes do not need it.
 NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
 #: Flag -> the launchers that heed it.
@@ -60,6 +77,11 @@ def check() -> str:
                 f"--{name}={FLAGS[name].value} means nothing to --launcher={launcher}; leave it "
                 f"out, or choose --launcher={' or '.join(heeding)}."
             )
+    if _is_set("restart_window_seconds") and not FLAGS.restart_workers:
+        raise ConfigurationError(
+            f"--restart_window_seconds={FLAGS.restart_window_seconds:g} without --restart_workers "
+            "does nothing; give both, or neither."
+        )
     if launcher == "ssh" and not FLAGS.hosts_file:
         raise ConfigurationError("--launcher=ssh needs --hosts_file, with a host a line.")
     return launcher

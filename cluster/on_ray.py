@@ -202,7 +202,9 @@ class RayLauncher:
         threads = threads_of(found.num_cpus, self._workers[found.ray_node])
         own = [f"--ip_PS={found.address}"] if node.role == "PS" else []
         command = [self._python, self._code.main, *node.flags, *self._code.flags, *own,
-                   f"--worker_threads={threads}", *self._overwrite]  # fmt: skip
+                   f"--worker_threads={threads}"]  # fmt: skip
+        if not node.num_restarts:  # who comes back goes on
+            command += self._overwrite
         kept = keeper_command(self._python, self._code.keeper, command, announce=False)
         actor = self._actors[node.role, node.number]
         process = RayProcess(self._ray, actor, self._code.folder, kept)

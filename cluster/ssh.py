@@ -68,6 +68,8 @@ class SshLauncher:
             self._supervisor = start_here(node)
             return self._supervisor
         host = self._host_of(node)
+        self._started = [(at, each) for at, each in self._started if each.poll() is None or not
+                         node.num_restarts]  # fmt: skip
         for earlier, process in self._started:  # sshd drops those that knock all at once
             if earlier == host:
                 _demand_start(earlier, process)
@@ -105,7 +107,9 @@ class SshLauncher:
         threads = threads_of(self._probed[host].num_cpus, workers)
         own = [f"--ip_PS={self._binds[node.number]}"] if node.role == "PS" else []
         command = [self._python, self._code.main, *node.flags, *self._code.flags, *own,
-                   f"--worker_threads={threads}", *self._overwrite]  # fmt: skip
+                   f"--worker_threads={threads}"]  # fmt: skip
+        if not node.num_restarts:  # who comes back goes on
+            command += self._overwrite
         kept = keeper_command(self._python, self._code.keeper, command)
         return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(kept)}"
 

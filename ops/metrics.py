@@ -112,6 +112,7 @@ class WorkerMetrics(Document):
     loss: float | None = None  # mean training loss of its last push
     refused: int = 0  # its pushes that never reached the model
     non_finite: int = 0  # mini-batches whose gradient was not finite and was not pushed
+    restarts: int = 0  # how often a Cluster has started it again
     steps_per_second: float = 0.0  # local steps, recent
     labels: dict[int, int] = dataclasses.field(default_factory=dict)  # label -> its examples
     datagrams: SentCounts | None = None  # in its own report; None where it sends none

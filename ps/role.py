@@ -151,7 +151,9 @@ class Shard:
             scalars.close()
 
     def interrupt(self) -> None:
-        """End the run before its time (any thread)."""
+        """End the run before its time (any thread); of another shard than 0, this shard alone."""
+        if self.server.server is not None:
+            self.server.server.set_serving(False)
         self.interrupted = True  # who has not come by now was told to stop as well
         self.server.queue.put(events.Stop("interrupted"))
 
@@ -290,6 +292,8 @@ class Shard:
         if self.core.stop_reason is None:
             return False
         since = time.monotonic() - (accounts.ended_at or 0.0)
+        if self.interrupted and not self.leads:  # workers go on: what it no longer takes is lost
+            return True
         if since >= self.own.linger_seconds:
             return True
         waits_for_supervisor = (

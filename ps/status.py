@@ -28,6 +28,7 @@ _OWN_FIELDS = (
     "wait_seconds",
     "steps_per_second",
     "non_finite",
+    "restarts",
     "labels",
 )
 
@@ -116,6 +117,7 @@ class StatusBoard:
                 **self._datagrams(),
                 **self.guards(),
                 **self._refused_peers(),
+                **_restarted(workers),
                 **self._server.journaled.summary(),
             },
             stop_reason=core.stop_reason,
@@ -250,6 +252,12 @@ class StatusBoard:
             elif role == pb.ROLE_WORKER and who in self._core.members:
                 total["non_finite"] += _own_counters(text).get("non_finite", 0)
         return {reason: count for reason, count in total.items() if count}
+
+
+def _restarted(workers: list[metrics.WorkerMetrics]) -> dict[str, dict[str, int]]:
+    """Return how often a Cluster has started workers again; {} where it has not."""
+    counts = {str(each.id): each.restarts for each in workers if each.restarts}
+    return {"restarted_workers": counts} if counts else {}
 
 
 def _own_counters(text: str) -> dict[str, Any]:

@@ -79,7 +79,6 @@ class _Watcher:
         self.dashboard = Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
-        self._num_signals = 0
         self._told: metrics.RunStatus | None = None  # newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}
 
@@ -231,8 +230,8 @@ class _Watcher:
         self._record_rounds()
         status = self.shards[0].status
         if status is not None:
-            if cause:
-                self._evaluate(status, final=True)
+            if cause or not self.shards[0].lost.is_set():
+                self._evaluate(status, final=bool(cause))
             status = dataclasses.replace(status, stop_reason=cause or "interrupted")
             self.recorder.finish(status)
             logging.info("report: %s", self.run.run_dir / "report" / "index.html")
@@ -243,12 +242,12 @@ class _Watcher:
     def _see_the_end(self) -> None:
         """Give shard 0 time to end the run and to send the workers' last reports; show them.
 
-        Who was interrupted alone waits in vain; a second signal ends the wait.
+        Who was interrupted alone waits in vain.
         """
         patience = _END_SECONDS + (DRAIN_SECONDS if self.interrupted.is_set() else 0.0)
         deadline = time.monotonic() + patience
         shard = self.shards[0]
-        while time.monotonic() < deadline and not shard.lost.is_set() and self._num_signals < 2:
+        while time.monotonic() < deadline and not shard.lost.is_set():
             status = shard.status
             done = status is not None and status.stop_reason is not None
             everyone = done and status and all(w.state == "done" for w in status.workers)
@@ -261,5 +260,4 @@ class _Watcher:
     def _interrupt(self, number: int, frame: Any) -> None:
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
-        self._num_signals += 1
         self.interrupted.set()

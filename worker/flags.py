@@ -22,6 +22,12 @@ _WORKER = Topic(
             "worker_threads", 0, "TensorFlow threads of a worker; 0 lets TensorFlow choose.", low=0
         ),
         integer(
+            "num_restarts",
+            0,
+            "How often this worker has been started before; a Cluster sets it, for the summary.",
+            low=0,
+        ),
+        integer(
             "worker_port",
             0,
             "With --collective: where this worker listens to others; 0 takes a free port.",
@@ -135,6 +141,7 @@ class WorkerFlags:
     sync_every: int = 1  # rounds between two copies of the model to the PS
     insecure: bool = False  # whether that may be beyond this machine
     weight_decay: float = 0.0  # coupled: added to the gradients
+    num_restarts: int = 0  # how often a Cluster has started it again
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
@@ -167,6 +174,7 @@ def read(nb_workers: int, given: flags.FlagValues = FLAGS) -> WorkerFlags:
         sync_every=given.collective_sync_every,
         insecure=given.insecure,
         weight_decay=given.worker_weight_decay,
+        num_restarts=given.num_restarts,
     )
 
 

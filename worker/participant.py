@@ -16,8 +16,9 @@ from absl import logging
 from ops import kernels, rounds
 from ops.codecs import NonFiniteUpdate
 from ops.metrics import WorkerMetrics
-from ops.run import Diverged, Run
+from ops.run import DRAIN_SECONDS, Diverged, Run
 from ops.types import ModelSpec
+from proto import thinwire_pb2 as pb
 from worker.asking import Asker
 from worker.core import Outgoing, ShardReply, WorkerCore
 from worker.exchange import Heartbeat, Stopwatch
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 #: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
 MAX_NON_FINITE = 100
-_CUT_SECONDS = 5.0  # what an interrupted exchange may still take
+#: What an interrupted exchange may still take; where the PS is interrupted too, it answers before.
+_CUT_SECONDS = DRAIN_SECONDS + 2.0
 
 
 class Participant:
@@ -136,13 +138,15 @@ class Participant:
         self.exchange.close(cause)
 
     def interrupt(self) -> None:
-        """Finish the current exchange; if it does not come to an end, cut the streams."""
+        """Finish the current exchange; if it does not come to an end, leave without an answer."""
         self.closing.set()
         timer = threading.Timer(_CUT_SECONDS, self._cut)
         timer.daemon = True
         timer.start()
 
     def _cut(self) -> None:
+        for shard in self.exchange.shards:  # so that the others need not wait for a lease to end
+            shard.say(pb.ToServer(leave=pb.Leave(cause="interrupted")))
         for shard in self.exchange.shards:
             shard.close()
 
@@ -258,6 +262,7 @@ class Participant:
             wait_seconds=before.wait_seconds
             + max(0.0, seconds["wait"] - self.exchange.send_seconds),
             non_finite=before.non_finite + self.num_non_finite,
+            restarts=max(before.restarts, self.own.num_restarts),
             steps_per_second=self.num_steps / elapsed,
             labels=self.labels,
             datagrams=datagrams.after(before.datagrams) if datagrams is not None else None,

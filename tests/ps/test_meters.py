@@ -4,6 +4,7 @@ import threading
 import types
 
 from ops.meters import Meter
+from ops.metrics import WorkerMetrics, summarise
 from proto import thinwire_pb2 as pb
 from ps.datagram_accounts import Received
 from ps.meters import ShardMeters
@@ -125,6 +126,15 @@ def test_the_real_journal_has_what_is_told():
     from ps.journal import Journal, Place
 
     assert Journal(None, None, 0, Place(3, 77)).bytes_since_snapshot == 77
+
+
+def test_the_summary_says_how_often_workers_were_started_again():
+    shard = Shard("asgd")
+    shard.say(id=HONEST)
+    assert "restarted_workers" not in shard.board.status().policies
+    report = WorkerMetrics(id=HONEST, restarts=2).to_json()
+    shard.server.reports[(pb.ROLE_WORKER, HONEST)] = report
+    assert summarise(shard.board.status(), [])["restarted_workers"] == {str(HONEST): 2}
 
 
 def test_every_name_is_legal_and_explained():
