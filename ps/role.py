@@ -327,7 +327,12 @@ class Shard:
         """Write the last snapshot, and a summary if nobody else does."""
         self.server.journaled.close()
         self._save(self.core.version, self.core.snapshot())
-        self.saved.flush()
+        try:
+            self.saved.flush()
+        finally:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
         if self.leads and not self._is_told_of():
             summary = metrics.summarise(self.board.status(), [])
             metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)

@@ -1,30 +1,111 @@
 """A PS that is killed comes back with everything it had acknowledged (real processes)."""
 
 import random
+import signal
 
 import pytest
 
+from ops.checkpoint import Checkpoints
 from ops.run_dir import checkpoints_of
+from ps import reached
 from ps.journal import numbers
 
 pytestmark = pytest.mark.timeout(300)
+LONG = pytest.mark.product
+WORKERS = ("worker-1", "worker-2")
+
+
+def start_ps(nodes, *shards):
+    for shard in shards or range(nodes.nb_ps):
+        flags = ("--type_node=PS", "--linger_seconds=4", f"--id_ps={shard}")
+        nodes.start("ps" if shard == 0 else f"ps-{shard}", *flags)
+
+
+def start(nodes, nb_ps, *flags):
+    nodes.nb_ps = nb_ps
+    nodes.common = (*nodes.common, "--nb_workers=2", f"--nb_ps={nb_ps}", *flags)
+    start_ps(nodes)
+    nodes.worker(1)
+    nodes.worker(2)
+
+
+def come_to(nodes, least):
+    nodes.watch(lambda status: status.version >= least, 100)
+
+
+def end(nodes, least):
+    """Let the run come so far, and end; return its summary."""
+    nodes.watch(lambda status: status.version >= least, 100, halt="max_seconds")
+    shards = ["ps", *(f"ps-{shard}" for shard in range(1, nodes.nb_ps))]
+    assert [nodes.wait(name, 60) for name in (*WORKERS, *shards)] == [0] * (2 + nodes.nb_ps)
+    return nodes.summary()
 
 
 @pytest.mark.parametrize(
-    ("method", "journal", "pushes"),
-    [("adacomp", "auto", 1), pytest.param("bsp", "on", 2, marks=pytest.mark.product)],
+    ("method", "journal", "pushes", "nb_ps"),
+    [
+        ("adacomp", "auto", 1, 1),
+        pytest.param("bsp", "on", 2, 1, marks=LONG),
+        pytest.param("asgd", "on", 1, 2, marks=LONG),
+        pytest.param("dgs", "auto", 1, 2, marks=LONG),
+    ],
 )
-def test_a_killed_ps_has_lost_nothing_that_it_acknowledged(nodes, method, journal, pushes):
-    flags = [f"--method={method}", "--iter_max=1000000", "--checkpoint_interval_seconds=3"]
-    nodes.cluster(2, *flags, f"--journal={journal}")
+def test_a_killed_ps_has_lost_nothing_that_it_acknowledged(nodes, method, journal, pushes, nb_ps):
+    start(nodes, nb_ps, f"--method={method}", "--iter_max=1000000", f"--journal={journal}",
+          "--checkpoint_interval_seconds=3")  # fmt: skip
     least = random.Random(method).randrange(40, 90)
-    nodes.watch(lambda status: status.version >= least, 100)
-    nodes.kill("ps")
-    nodes.start("ps", "--type_node=PS", "--linger_seconds=4")
-    nodes.watch(lambda status: status.version >= least + 40, 100, halt="max_seconds")
-    assert [nodes.wait(name, 60) for name in ("worker-1", "worker-2", "ps")] == [0, 0, 0]
-    summary = nodes.summary()
+    come_to(nodes, least)
+    for shard in reversed(range(nb_ps)):
+        nodes.kill("ps" if shard == 0 else f"ps-{shard}")
+        start_ps(nodes, shard)
+        least += 30
+        come_to(nodes, least)
+    summary = end(nodes, least + 10)
     assert summary["membership"]["lost_updates"] == 0
     assert summary["journal"]["on"] and summary["journal"]["replayed"] > 0
     assert sum(each["pushes"] for each in summary["workers"]) == pushes * summary["updates"]
-    assert len(numbers(checkpoints_of(nodes.run_dir, "ps-0"))) <= 2
+    assert len(numbers(checkpoints_of(nodes.run_dir, "ps-0"))) <= 4
+    for shard in range(nb_ps):
+        assert "no update is lost" in nodes.output("ps" if shard == 0 else f"ps-{shard}")
+
+
+def pause(nodes, sent):
+    for name in WORKERS:
+        nodes.kill(name, sent)
+
+
+def come_to_rest(nodes, least):
+    """Let nothing more come; return the version then."""
+    come_to(nodes, least)
+    pause(nodes, signal.SIGSTOP)
+    seen = []
+
+    def rests(status):
+        seen.append(status.version)
+        return len(seen) > 3 and len({*seen[-3:]}) == 1
+
+    nodes.watch(rests)
+    return seen[-1]
+
+
+@pytest.mark.product
+@pytest.mark.parametrize(("method", "nb_ps"), [("bsp", 1), ("asgd", 1), ("asgd", 2)])
+def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method, nb_ps):
+    """Of two deaths, one soon after the other, and of every shard."""
+    start(nodes, nb_ps, f"--method={method}", "--iter_max=1000000", "--lease_seconds=60",
+          "--checkpoint_interval_seconds=1000")  # fmt: skip
+    lost = 0
+    for _ in range(2):
+        lost += come_to_rest(nodes, 25)
+        for shard in range(nb_ps):
+            nodes.kill("ps" if shard == 0 else f"ps-{shard}")
+        for shard in range(1, nb_ps):
+            lost += reached.read(checkpoints_of(nodes.run_dir, f"ps-{shard}")).version
+        for shard in range(nb_ps):  # what it goes on from
+            assert Checkpoints(checkpoints_of(nodes.run_dir, f"ps-{shard}")).load_latest()[0] == 0
+        start_ps(nodes)
+        pause(nodes, signal.SIGCONT)
+    summary = end(nodes, 20)
+    assert not summary["journal"]["on"]
+    assert summary["membership"]["lost_updates"] == lost
+    assert summary["updates"] * nb_ps + lost >= 40 * nb_ps

@@ -1,0 +1,123 @@
+"""A PS whose disk is full, or whose folder is gone, loses nothing that it acknowledged."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from ops.checkpoint import Checkpoints
+from ops.run import EXIT_CONFIGURATION
+from ops.run_dir import checkpoints_of
+from tests.test_journal_processes import WORKERS, end, start, start_ps
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.product]
+
+
+def mount(folder, size, *options):
+    flags = ["-o", ",".join([f"size={size}", *options])]
+    command = ["mount", "-t", "tmpfs", *flags, "none", str(folder)]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def disk(nodes):
+    """Return the PS's folder, on a small disk of its own."""
+    folder = checkpoints_of(nodes.run_dir, "ps-0")
+    folder.mkdir(parents=True)
+    if not mount(folder, "4m"):
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    nodes.reap()
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def steps_of(nodes):
+    return sum(worker["pushes"] for worker in nodes.summary()["workers"])
+
+
+def test_a_full_disk_ends_the_run_and_the_same_command_goes_on(nodes, disk):
+    start(nodes, 1, "--method=asgd", "--iter_max=1000000", "--journal=on")
+    assert [nodes.wait(name) for name in ("ps", *WORKERS)] == [EXIT_CONFIGURATION] * 3
+    found = nodes.summary()
+    assert found["stop_reason"] == "journal_failed" and found["updates"] >= 5
+    output = nodes.output("ps")
+    assert "No space left on device" in output and "make room on that disk" in output
+    assert "Traceback" not in output + nodes.output("worker-1")
+    assert sum(path.stat().st_size for path in disk.rglob("*")) > 2 << 20
+    assert mount(disk, "400m", "remount")
+    start_ps(nodes)
+    nodes.worker(1)
+    nodes.worker(2)
+    summary = end(nodes, found["updates"] + 20)
+    assert summary["membership"]["lost_updates"] == 0
+    assert f"from version {found['updates']}: no update is lost" in nodes.output("ps")
+    assert steps_of(nodes) == summary["updates"]
+
+
+def test_without_room_for_a_snapshot_the_journal_goes_on(nodes, disk):
+    """And once there is room again, so do snapshots."""
+    start(nodes, 1, "--method=adacomp", "--iter_max=1000000", "--checkpoint_interval_seconds=1")
+    nodes.watch(lambda status: status.version >= 10)
+    filler = disk / "others"
+    with open(filler, "wb") as file:
+        free = shutil.disk_usage(disk).free
+        file.write(bytes(free - (600 << 10)))
+    nodes.watch(lambda status: "are free" in nodes.output("ps"))
+    seen = []
+    nodes.watch(lambda status: seen.append(status.version) or seen[-1] > seen[0] + 20)
+    assert nodes.processes["ps"].poll() is None
+    filler.unlink()
+    nodes.watch(lambda status: Checkpoints(disk).load_latest()[0] > seen[-1])
+    nodes.kill("ps")
+    start_ps(nodes)
+    summary = end(nodes, seen[-1] + 40)
+    assert summary["membership"]["lost_updates"] == 0 and steps_of(nodes) == summary["updates"]
+    assert "Traceback" not in nodes.output("ps")
+
+
+def test_a_disk_that_is_full_at_the_start_is_said_in_one_line(nodes, disk):
+    assert mount(disk, "64k", "remount")
+    start(nodes, 1, "--method=asgd", "--iter_max=1000000")
+    assert nodes.wait("ps") == EXIT_CONFIGURATION
+    output = nodes.output("ps")
+    assert "cannot write a checkpoint into" in output and "make room" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("journal", ["on", "off"])
+def test_a_folder_that_is_deleted_comes_back_with_the_next_snapshot(nodes, journal):
+    start(nodes, 1, "--method=adacomp", "--iter_max=1000000", f"--journal={journal}",
+          "--checkpoint_interval_seconds=1")  # fmt: skip
+    folder = checkpoints_of(nodes.run_dir, "ps-0")
+    nodes.watch(lambda status: status.version >= 10)
+    shutil.rmtree(folder)
+    seen = []
+    nodes.watch(lambda status: seen.append(status.version) or len([*folder.glob("*-step-*")]) > 1)
+    nodes.kill("ps")
+    start_ps(nodes)
+    summary = end(nodes, seen[-1] + 20)
+    assert steps_of(nodes) == summary["updates"]
+    assert (summary["membership"]["lost_updates"] == 0) or journal == "off"
+
+
+@pytest.mark.parametrize(("journal", "code"), [("on", EXIT_CONFIGURATION), ("off", 0)])
+def test_a_folder_that_takes_no_files_any_more(nodes, journal, code):
+    """With a journal the run ends at once; without, it goes on, and says at the end what is not."""
+    start(nodes, 1, "--method=adacomp", "--iter_max=1000000", f"--journal={journal}",
+          "--checkpoint_interval_seconds=1")  # fmt: skip
+    folder = checkpoints_of(nodes.run_dir, "ps-0")
+    nodes.watch(lambda status: status.version >= 10)
+    folder.rename(folder.with_name("elsewhere"))
+    folder.write_bytes(b"")
+    if journal == "off":
+        seen = []
+        nodes.watch(lambda status: "cannot write the checkpoint" in nodes.output("ps"))
+        nodes.watch(
+            lambda status: seen.append(status.version) or seen[-1] > seen[0] + 20,
+            halt="max_seconds",
+        )
+    assert [nodes.wait(name) for name in ("ps", *WORKERS)] == [EXIT_CONFIGURATION, code, code]
+    why = "journal_failed" if journal == "on" else "max_seconds"
+    assert nodes.summary()["stop_reason"] == why
+    output = nodes.output("ps")
+    assert "what the run ended with cannot be saved" in output and "Traceback" not in output
