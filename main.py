@@ -6,6 +6,7 @@ inside a role, so ``--help`` is instant.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging as standard_logging
 import os
@@ -20,6 +21,7 @@ from cluster import flag_tables, launch_flags, security_flags, tf_config, watch_
 from cluster import flags as run_flags
 from cluster.advisor import flags as advisor_flags
 from cluster.simulator import flags as simulator_flags
+from ops.log_file import LogFile
 from ops.run import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -38,6 +40,8 @@ from worker import flags as worker_flags
 
 FLAGS = flags.FLAGS
 
+#: What ends a node that nothing is wrong with, and is mended from outside.
+_DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 #: --type_node value -> module with `main(run) -> exit code`.
 ROLES = {
     "PS": "ps.role",
@@ -104,7 +108,8 @@ def main(arguments: list[str]) -> int:
 
 def _exit_code(error: Exception) -> int | None:
     """Return the documented exit code of an expected failure."""
-    if isinstance(error, ConfigurationError):
+    full = isinstance(error, OSError) and error.errno in _DISK_REFUSES
+    if full or isinstance(error, ConfigurationError):
         return EXIT_CONFIGURATION
     if isinstance(error, Diverged):
         return EXIT_DIVERGED
@@ -175,7 +180,7 @@ def _keep_log(run: Run) -> None:
     folder, name = run.run_dir / "logs", _node_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handler = standard_logging.FileHandler(folder / f"{name}.log")
+        handler = LogFile(folder / f"{name}.log")
         (run.run_dir / f"flags-{name}.txt").write_text(FLAGS.flags_into_string())
     except OSError as error:
         raise ConfigurationError(
