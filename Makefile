@@ -9,7 +9,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types proto bench peers format product clean
+.PHONY: help setup demo test lint types proto bench peers format product soak fuzz clean
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -46,6 +46,14 @@ test: $(STAMP) ## All tests but those of make product
 
 product: $(STAMP) ## Every legal combination of policies, and every mode under faults
 	$(BIN)/python -m pytest -q -m product
+
+fuzz: $(STAMP) ## Every decoder, coverage-guided: SECONDS of each, or of one TARGET
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(addprefix --target ,$(TARGET))
+
+# It must run alone. SOAK=--protected: with certificates and a token; python -m tests.chaos.soak --help
+soak: $(STAMP) ## MINUTES=30 of faults on real processes, a report in OUT=runs/soak
+	$(BIN)/python -m tests.chaos.soak --minutes=$(or $(MINUTES),30) --out=$(or $(OUT),runs/soak) \
+	  $(SOAK)
 
 lint: $(STAMP) ## Style, import arrows
 	$(BIN)/ruff check .

@@ -194,8 +194,8 @@ class Cast:
         Raises:
             AssertionError: It says nothing within that time.
         """
-        deadline, failure = time.monotonic() + seconds, ""
-        while (left := deadline - time.monotonic()) > 0:
+        awake, failure = Awake(25.0), ""
+        while (left := seconds - awake()) > 0:
             hello = pb.Hello(protocol_version=convert.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR,
                              num_shards=self.nb_ps)  # fmt: skip
             address = f"127.0.0.1:{self.ports[0]}"
@@ -227,8 +227,15 @@ class Cast:
         return Credentials(*paper, (folder / "ca.crt").read_bytes(), TOKEN.encode())
 
     def wait(self, names: list[str], seconds: float = 90) -> dict[str, int]:
-        """Return the exit code of each."""
-        return {name: self.nodes.wait(name, seconds) for name in names}
+        """Return the exit code of each.
+
+        Raises:
+            AssertionError: One does not end.
+        """
+        for name in names:
+            if not wait_until(lambda name=name: not self.is_running(name), seconds):  # type: ignore[misc]
+                raise AssertionError(f"{name} did not end; {self.nodes.output(name)[-3000:]}")
+        return {name: self.nodes.processes[name].returncode for name in names}
 
     def close(self) -> None:
         """Reap everybody."""
@@ -243,15 +250,31 @@ def _host_of(cast: Cast, name: str) -> str:
     return f"127.0.1.{10 + cast.names.index(name)}"
 
 
+class Awake:
+    """Seconds since it was made, without those in which this process stood still.
+
+    To be asked often: of a longer time than `most_seconds` between two questions only that counts.
+    """
+
+    def __init__(self, most_seconds: float = 2.0) -> None:
+        self._most_seconds, self._seconds, self._asked = most_seconds, 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        self._seconds += min(now - self._asked, self._most_seconds)
+        self._asked = now
+        return self._seconds
+
+
 def wait_until(holds: Callable[[], bool], seconds: float, what: str = "") -> bool:
     """Return whether it holds within so many seconds.
 
     Raises:
         AssertionError: It does not, and `what` was to be waited for.
     """
-    deadline = time.monotonic() + seconds
+    awake = Awake()
     while not holds():
-        if time.monotonic() >= deadline:
+        if awake() >= seconds:
             if what:
                 raise AssertionError(f"not within {seconds:g} s: {what}")
             return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-import time
 from collections.abc import Sequence
 
 _WARM_UP = 0.25  # of a life: caches fill, graphs are compiled
@@ -48,8 +47,8 @@ class Growth:
         )
 
 
-def sample(pid: int, began: float) -> Sample | None:
-    """Look at a process; None if it has gone."""
+def sample(pid: int, seconds: float) -> Sample | None:
+    """Look at a process, so long after the soak began; None if it has gone."""
     try:
         with open(f"/proc/{pid}/status") as status:
             told = dict(line.split(":", 1) for line in status if ":" in line)
@@ -59,7 +58,7 @@ def sample(pid: int, began: float) -> Sample | None:
     if "VmRSS" not in told:  # it has ended and nobody has asked how
         return None
     mib = int(told["VmRSS"].split()[0]) / 1024
-    return Sample(time.monotonic() - began, mib, files, int(told["Threads"]))
+    return Sample(seconds, mib, files, int(told["Threads"]))
 
 
 def growth(name: str, samples: Sequence[Sample], run_seconds: float) -> Growth | None:
