@@ -57,6 +57,7 @@ class _Reception:
     assembler: Assembler
     head: _Head | None = None
     closed_step: int = 0  # of the newest whole push
+    refusal: str | None = None  # why that was not finite
     outcome: pb.Reception | None = None  # of its datagrams
     bytes_before: int = 0  # of datagrams, when it was whole
     late_before: int = 0  # datagrams that had come late then
@@ -261,6 +262,8 @@ class Receptions:
                 # Older still: it was answered.
                 self._pass_on(reception.worker, push, contents.aux, push.incarnation)
             elif not push.more:
+                if reception.refusal is not None:  # whatever it says now, it was refused
+                    raise NonFinite(reception.refusal)
                 reception.head = _Head(push, contents.aux, contents.num_bytes)
                 self._finish(reception, again)
             return
@@ -304,7 +307,7 @@ class Receptions:
         head = reception.head
         if head is None:
             return
-        reception.head = None
+        reception.head = reception.refusal = None
         late = sum(reception.assembler.books.num_late)
         came_late, reception.late_before = late - reception.late_before, late
         reception.closed_step = assembled.step
@@ -320,6 +323,7 @@ class Receptions:
                 reception.worker, head.push, update, head.aux, head.num_bytes + beside
             )
         except NonFinite as error:
+            reception.refusal = str(error)
             reception.assembler.refuse(assembled.step)
             self._refuse(reception.worker, head.push.step, str(error))
             return

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from proto.framing import Malformed
+from ps.pushes import NonFinite
 from tests.ps.port import alone, hostile, ramp, values_of
 
 
@@ -30,6 +31,20 @@ def test_datagrams_of_a_refused_step_are_not_used_late():
     worker.push(worker.begin(ramp()))
     np.testing.assert_array_equal(values_of(port.pushed[-1]), ramp())
     assert port.dropped()["abandoned"] > 0
+
+
+def test_a_step_that_was_refused_is_not_applied_under_another_loss():
+    port, worker = alone(dgt_k=1.0)
+    outgoing, before = worker.begin(ramp()), port.theta
+    worker.mark(outgoing, loss=math.inf)
+    assert [each.reason for each in port.refusals] == ["NON_FINITE"]
+    with pytest.raises(NonFinite, match="step 1"):
+        worker.mark(outgoing, loss=0.5)
+    port.turn()
+    assert not port.pushed
+    np.testing.assert_array_equal(port.theta, before)
+    worker.push(worker.begin(ramp()))
+    assert port.core.version == 1
 
 
 def _channels(*rows):
