@@ -59,6 +59,7 @@ class ReceivedCounts:
 
     datagrams: int = 0
     num_bytes: int = 0  # of the datagrams, without IP and UDP headers
+    num_empty: int = 0  # datagrams without a byte, which nobody is handed
     taken: int = 0  # datagrams that the owner took
     rests: int = 0  # times that rejected datagrams made the channel wait
     kernel_drops: int | None = None  # packets that `admit` or a full buffer kept out; one may be
@@ -246,6 +247,7 @@ class UdpReceiver:
                 continue  # an error report that some system hands to an unconnected socket
             counts.datagrams += -(-length // size) if length else 1
             counts.num_bytes += length
+            counts.num_empty += not length
             if not run.fits(length, size):
                 self._hand_over(channel)
                 run.restart(length)

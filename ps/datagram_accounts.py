@@ -17,6 +17,7 @@ from ops.routing.books import Books
 
 #: Why datagrams that are of no session are dropped, besides what `ps.reception` finds.
 BY_THE_KERNEL = "kept out by the kernel"
+EMPTY = "empty"
 #: A report of a following shard has room for so many workers, each apart.
 _MOST_WORKERS_TOLD = 200
 _TOGETHER = 0  # no worker has this id

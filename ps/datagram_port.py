@@ -12,7 +12,7 @@ from ops.routing.transport import Transport
 from proto import thinwire_pb2 as pb
 from proto.channel_udp import UdpReceiver
 from ps import events
-from ps.datagram_accounts import BY_THE_KERNEL, Received
+from ps.datagram_accounts import BY_THE_KERNEL, EMPTY, Received
 from ps.pushes import PushDecoder
 from ps.reception import Receptions
 
@@ -50,7 +50,8 @@ class DatagramPort:
         self._core, self._put, self._say_no = core, put, say_no
         self._router = core.model.method.router
         self._receiver: UdpReceiver | None = None
-        self._kept_out = 0  # by the kernel, from receivers that have failed
+        # Of receivers that have failed: kept out by the kernel, and without a byte.
+        self._kept_out = self._empty = 0
         self.receptions = Receptions(
             decoder, sizes, self._router, put, self._refuse, lambda: put(_take_a_turn)
         )
@@ -85,8 +86,9 @@ class DatagramPort:
 
     def received(self) -> Received:
         """Return what was counted so far (any thread)."""
-        kept_out = self._kept_out + _kept_out(self._receiver)
-        return self.receptions.received().beside(BY_THE_KERNEL, kept_out)
+        kept_out, empty = _not_handed_over(self._receiver)
+        known = self.receptions.received().beside(BY_THE_KERNEL, self._kept_out + kept_out)
+        return known.beside(EMPTY, self._empty + empty)
 
     def turn(self) -> None:
         """Do what time has made due (writer thread)."""
@@ -99,7 +101,8 @@ class DatagramPort:
             receiver.failure,
         )
         receiver.close()
-        self._kept_out += _kept_out(receiver)
+        kept_out, empty = _not_handed_over(receiver)
+        self._kept_out, self._empty = self._kept_out + kept_out, self._empty + empty
         self._receiver = None
         self.receptions.end_all()  # they say Hello again, and hear of no ports
 
@@ -143,9 +146,10 @@ class DatagramPort:
         self._put(refuse)
 
 
-def _kept_out(receiver: UdpReceiver | None) -> int:
+def _not_handed_over(receiver: UdpReceiver | None) -> tuple[int, int]:
+    """Return how many datagrams the kernel kept out, and how many had not a byte."""
     counts = receiver.counts() if receiver is not None else ()
-    return sum(each.kernel_drops or 0 for each in counts)
+    return sum(each.kernel_drops or 0 for each in counts), sum(each.num_empty for each in counts)
 
 
 def _take_a_turn() -> None:

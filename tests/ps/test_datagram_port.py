@@ -147,3 +147,12 @@ def test_what_comes_late_of_a_push_that_was_given_up_is_not_used(reason, given_u
     server.datagrams.receptions.drop = lambda *push: dropped.append(push)
     server._refuse(events.Refuse(2, 2000, reason, "made here", 7, 1))
     assert dropped == ([(2, 7)] if given_up else [])
+
+
+def test_datagrams_without_a_byte_are_counted():
+    with opened() as port:
+        port.port._receiver.admit = lambda start, offset, numbers: False  # no filter here
+        port.join(1)
+        sent(port, "127.0.0.1", 1, b"", b"", b"x")
+        until(lambda: port.port.received().dropped.get("truncated") == 1)
+        assert port.port.received().dropped == {"empty": 2, "truncated": 1}
