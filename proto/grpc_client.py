@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -47,6 +47,10 @@ class ClientStream:
     A thread reads ahead, so `receive` can stop waiting without ending the stream: about 10 us of
     a 1 KB round trip of 200, against reading in the caller's thread.
 
+    Attributes:
+        arrived_at: When the frame came that `receive` gave last.
+        heard_at: When the newest frame came, received or not.
+
     Args:
         address: ``host:port``.
         link: The worker's emulated up-link, shared by its streams to all shards.
@@ -84,7 +88,8 @@ class ClientStream:
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
-        self._incoming: queue.SimpleQueue[bytes | StreamLost] = queue.SimpleQueue()
+        self._incoming: queue.SimpleQueue[tuple[bytes | StreamLost, float]] = queue.SimpleQueue()
+        self.arrived_at = self.heard_at = time.monotonic()
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
         self._settled = threading.Event()
@@ -109,8 +114,17 @@ class ClientStream:
         """Time from `send` to the last byte handed to gRPC, pacing included; sum of all sends."""
         return self._send_seconds
 
-    def open(self, timeout_seconds: float) -> None:
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will arrive than has arrived already."""
+        return self._reader is not None and not self._reader.is_alive()
+
+    def open(self, timeout_seconds: float, given_up: Callable[[], bool] = lambda: False) -> None:
         """Connect and start the stream; to be called once.
+
+        Args:
+            timeout_seconds: For both.
+            given_up: Whether nobody wants the connection any more; looked at now and then.
 
         Raises:
             Unreachable: No shard accepted the stream in time.
@@ -118,7 +132,7 @@ class ClientStream:
                 not prove that it has the token.
         """
         deadline = time.monotonic() + timeout_seconds
-        channel = self._connect(timeout_seconds)
+        channel = self._connect(deadline, given_up)
         call = channel.stream_stream(
             self._method, request_serializer=None, response_deserializer=None
         )(self._requests(), metadata=((trust.NONCE, self._nonce),))
@@ -126,14 +140,20 @@ class ClientStream:
         name = f"reader {self.address}"
         self._reader = threading.Thread(target=self._read, args=(call,), name=name, daemon=True)
         self._reader.start()
-        settled = self._settled.wait(max(0.0, deadline - time.monotonic()))
+        while not (settled := self._settled.wait(_within(deadline))):
+            if given_up() or time.monotonic() >= deadline:
+                break
         if settled and self._accepted:
             self._check_server()
             return
         call.cancel()
         self._reader.join()
         channel.close()
-        reason = str(self._incoming.get()) if settled else f"no answer in {timeout_seconds:g} s"
+        reason = f"no answer in {timeout_seconds:g} s"
+        if settled:
+            reason = str(self._incoming.get()[0])
+        if _NO_SUCH_SERVICE in reason:
+            reason += f" (no {self._service} there: another program, or another Thinwire?)"
         raise Unreachable(
             f"a process at {self.address} accepts connections but not this stream: {reason}"
         )
@@ -151,17 +171,22 @@ class ClientStream:
     def _method(self) -> str:
         return f"/{self._service}/{METHOD}"
 
-    def _connect(self, timeout_seconds: float) -> grpc.Channel:
+    def _connect(self, deadline: float, given_up: Callable[[], bool]) -> grpc.Channel:
         """Return a channel that stands; raises as `open` does."""
         channel = trust.open_channel(
             self.address, self._credentials, self._options, self._server_name
         )
-        try:
-            grpc.channel_ready_future(channel).result(timeout=timeout_seconds)
-            return channel
-        except grpc.FutureTimeoutError:
-            reason = trust.why_unreachable(channel, self._method)
-            channel.close()
+        ready = grpc.channel_ready_future(channel)
+        while True:
+            try:
+                ready.result(timeout=_within(deadline))
+                return channel
+            except grpc.FutureTimeoutError:
+                if given_up() or time.monotonic() >= deadline:
+                    break
+        ready.cancel()
+        reason = trust.why_unreachable(channel, self._method)
+        channel.close()
         if trust.is_distrust(reason):
             raise trust.NotTrusted(
                 f"{self.address} is not trusted: {reason}. Its certificate must name this address "
@@ -200,12 +225,13 @@ class ClientStream:
             StreamLost: The stream has ended.
         """
         try:
-            received = self._incoming.get(timeout=max(0.0, timeout_seconds))
+            received, arrived_at = self._incoming.get(timeout=max(0.0, timeout_seconds))
         except queue.Empty:
-            raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:g} s") from None
+            raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:.3g} s") from None
         if isinstance(received, StreamLost):
-            self._incoming.put(received)  # whoever asks again is told again
+            self._incoming.put((received, arrived_at))  # whoever asks again is told again
             raise received
+        self.arrived_at = arrived_at
         return received
 
     def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
@@ -225,12 +251,13 @@ class ClientStream:
             self._settled.set()
             for data in call:
                 self._bytes_received += wire_bytes(len(data))
-                self._incoming.put(data)
+                self.heard_at = time.monotonic()
+                self._incoming.put((data, self.heard_at))
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         if self._send_error is not None:
             reason = f"making a message failed: {self._send_error!r}"
-        self._incoming.put(StreamLost(f"{self.address}: {reason}"))
+        self._incoming.put((StreamLost(f"{self.address}: {reason}"), time.monotonic()))
         self._outgoing.put(None)
 
     def _requests(self) -> Iterator[bytes]:
@@ -253,3 +280,8 @@ class ClientStream:
         except Exception as error:  # gRPC ends the call; the reader says why
             self._send_error = error
             raise
+
+
+def _within(deadline: float) -> float:
+    """Return how long to wait before the next look at whether to go on waiting."""
+    return min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))

@@ -6,11 +6,12 @@ Workers, supervisors and following shards all speak through a Session; what they
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from ops.arrivals import Arrivals
 from ops.credentials import NO_CREDENTIALS, Credentials
 from ops.types import Link, ShardLayout
-from proto import convert
+from proto import convert, versions
 from proto import thinwire_pb2 as pb
 from proto.channel_emulated import EmulatedSender
 from proto.channel_grpc import ClientStream, NoProgress, StreamLost
@@ -44,8 +45,29 @@ def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:
     return 5 * layout.size + _SLACK_BYTES + 64 * len(layout.slices) + 4 * aux_count
 
 
+def beat_seconds(lease_seconds: float) -> float:
+    """Return how often a shard says that it lives."""
+    return min(_LONGEST_BEAT_SECONDS, lease_seconds / _BEATS_PER_LEASE)
+
+
+def rhythm(lease_seconds: float = 0.0) -> Arrivals:
+    """Return what learns how often a shard is heard.
+
+    It may be silent for two of its beats at least and for three leases at most; in between counts
+    what was seen of it.
+
+    Args:
+        lease_seconds: Of the run; 0: not known yet.
+    """
+    least = max(_LEAST_SILENCE_SECONDS, 2 * beat_seconds(lease_seconds))
+    return Arrivals(least, max(_MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE * lease_seconds))
+
+
 class Session:
     """One stream to one shard.
+
+    Attributes:
+        arrivals: How often the shard is heard; outlives the session where it was given.
 
     Args:
         address: ``host:port``.
@@ -54,6 +76,7 @@ class Session:
         link: The worker's emulated up-link, if it has one.
         dscp: Class of service that the stream's packets ask for; None: as the system has it.
         credentials: Of this node.
+        arrivals: What earlier sessions have learnt of the shard.
     """
 
     def __init__(
@@ -64,8 +87,10 @@ class Session:
         link: EmulatedSender | None = None,
         dscp: int | None = None,
         credentials: Credentials = NO_CREDENTIALS,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self.address = address
+        self.arrivals = arrivals or rhythm()
         self._hello = hello
         self._stream = ClientStream(address, link, dscp=dscp, credentials=credentials)
         given = hello.link
@@ -77,8 +102,25 @@ class Session:
         """The stream, for its counters."""
         return self._stream
 
-    def open(self, timeout_seconds: float) -> pb.Welcome:
+    @property
+    def silent(self) -> bool:
+        """Whether the shard is to be given up: the stream has ended, or nothing comes any more."""
+        heard_at = max(self.arrivals.heard_at, self._stream.heard_at)
+        overdue = time.monotonic() > heard_at + self.arrivals.timeout_seconds
+        return self._stream.ended or overdue
+
+    def heard_within(self, seconds: float) -> bool:
+        """Return whether the stream stands, and anything came so lately."""
+        return not self._stream.ended and time.monotonic() - self._stream.heard_at < seconds
+
+    def open(
+        self, timeout_seconds: float, given_up: Callable[[], bool] = lambda: False
+    ) -> pb.Welcome:
         """Connect and introduce oneself.
+
+        Args:
+            timeout_seconds: To connect; the answer to the Hello has a time of its own.
+            given_up: Whether nobody wants it any more.
 
         Raises:
             Unreachable: Nothing answers in time.
@@ -86,7 +128,7 @@ class Session:
             StreamLost: The stream broke, or what answers is not a Thinwire shard.
         """
         try:
-            self._stream.open(timeout_seconds)
+            self._stream.open(timeout_seconds, given_up)
         except NotTrusted as error:
             refusal = pb.Refusal(reason=pb.REASON_IDENTITY, message=str(error))
             raise Refused(refusal) from error
@@ -96,6 +138,13 @@ class Session:
         while True:
             message, _ = self.receive(max(0.0, deadline - time.monotonic()))
             if message.WhichOneof("body") == "welcome":
+                if why := versions.strange_fields(message.welcome, self.address):
+                    self.close()
+                    raise Refused(pb.Refusal(reason=pb.REASON_PROTOCOL_VERSION, message=why))
+                bounds = rhythm(message.welcome.lease_seconds)
+                self.arrivals.least_seconds = bounds.least_seconds
+                self.arrivals.most_seconds = bounds.most_seconds
+                self.arrivals.begin(self._stream.arrived_at)
                 return message.welcome
             if message.WhichOneof("body") == "refusal":
                 self.close()
@@ -118,13 +167,34 @@ class Session:
         """
         while True:
             try:
-                complete = self._assembler.feed(self._stream.receive(progress_seconds))
+                complete = self._take(progress_seconds)
             except NoProgress as error:
                 self.close()
                 raise StreamLost(str(error)) from error
-            except convert.Malformed as error:
-                self.close()
-                raise StreamLost(f"{self.address}: malformed message: {error}") from error
+            if complete is not None:
+                return complete
+
+    def listen(self) -> tuple[pb.ToClient, memoryview]:
+        """Return the next whole message and its payload, as long as the shard lives.
+
+        Raises:
+            StreamLost: The stream ended, what arrived is malformed, or the shard was silent for so
+                long as it never is.
+        """
+        while True:
+            began = time.monotonic()
+            patience = max(0.0, self.arrivals.deadline - began)
+            try:
+                complete = self._take(patience)
+            except NoProgress as error:
+                late = time.monotonic() - began - patience
+                if late > _STALL_SECONDS:  # we stood still; what came meanwhile is not read yet
+                    self.arrivals.excuse(late + _STALL_SECONDS, time.monotonic())
+                    continue
+                self.arrivals.note_alarm()
+                self.close(0.0)
+                silent = time.monotonic() - self.arrivals.heard_at
+                raise StreamLost(f"{self.address} sent nothing for {silent:.3g} s") from error
             if complete is not None:
                 return complete
 
@@ -136,14 +206,27 @@ class Session:
         """
         while True:
             try:
-                complete = self._assembler.feed(self._stream.receive(patience_seconds))
+                complete = self._take(patience_seconds)
             except NoProgress:
                 return None
-            except convert.Malformed as error:
-                self.close()
-                raise StreamLost(f"{self.address}: malformed message: {error}") from error
             if complete is not None:
                 return complete
+
+    def _take(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
+        """Take in one frame; return the message that it completes, if any.
+
+        Raises:
+            NoProgress: None came in time.
+            StreamLost: The stream ended, or the frame is malformed.
+        """
+        try:
+            complete = self._assembler.feed(self._stream.receive(patience_seconds))
+        except convert.Malformed as error:
+            self.close()
+            raise StreamLost(f"{self.address}: malformed message: {error}") from error
+        is_beat = complete is not None and complete[0].WhichOneof("body") == "waiting"
+        (self.arrivals.beat if is_beat else self.arrivals.hear)(self._stream.arrived_at)
+        return complete
 
     def close(self, grace_seconds: float = 1.0) -> None:
         """End the stream after what has been queued."""

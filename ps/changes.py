@@ -53,8 +53,13 @@ def publish(core: PsCore) -> list[events.Action]:
     if not core.started:  # a restarted shard 0 must not empty rounds that wait elsewhere
         return []
     live = tuple(sorted([*core.sync_state["live"], *core.sync_state["joining"]]))
-    epoch = events.Epoch(core.membership.epoch, live, core.started, core.regrouping.formed)
-    return [events.NewEpoch(epoch)]
+    return [events.NewEpoch(epoch_of(core, core.membership.epoch, live))]
+
+
+def epoch_of(core: PsCore, number: int, live: tuple[int, ...]) -> events.Epoch:
+    """Return an epoch with these live workers in words."""
+    lives = tuple(core.membership.life_of(worker) for worker in live)
+    return events.Epoch(number, live, core.started, core.regrouping.formed, lives)
 
 
 def _check_start(core: PsCore, now: float) -> None:

@@ -101,7 +101,7 @@ class PsCore:
             return [refusals.id_out_of_range(event, self.config.nb_workers, epoch)]
         if (seconds := admission.seconds_out(self, event.worker)) > 0:
             return [refusals.quarantined(event, 0, seconds, epoch)]
-        holder = self.membership.holder(event)
+        holder = self.membership.holder(event, now)
         if holder is not None:
             return [refusals.id_taken(event, holder, epoch)]
         member = self.members.setdefault(event.worker, Member())
@@ -185,7 +185,10 @@ class PsCore:
         self.started = self.started or event.started
         self.regrouping.hear(event, self.sync.groups)
         # Settle in any case: a push may have waited for just this number.
-        return [*self.change(list(self.membership.follow(event)), now), *self._settle(now)]
+        return [*self.change(list(self.membership.follow(event, now)), now), *self._settle(now)]
+
+    def _unheard(self, event: events.Unheard, now: float) -> list[events.Action]:
+        return self._expel(list(self.membership.miss(event.life)), now)
 
     def _refused(self, event: events.Refused, now: float) -> list[events.Action]:
         self.membership.heard(event.worker, now)
@@ -222,7 +225,9 @@ class PsCore:
 
     def _expire(self, now: float) -> list[events.Action]:
         """Do what time has made due."""
-        actions = self.change(list(self.membership.expire(now)), now)
+        actions = self._expel(list(self.membership.expire(now)), now)
+        if missed := self.membership.missed(now):
+            actions.append(events.Missed(tuple(missed)))
         if self.deadlines.start_is_due(now):
             self.started = True
             actions += [*changes.publish(self), *self._settle(now)]
@@ -233,6 +238,13 @@ class PsCore:
         if self.deadlines.snapshot_is_due(now):
             actions += self._snapshot_if_new()
         return actions
+
+    def _expel(self, turnover: Sequence[Change], now: float) -> list[events.Action]:
+        """Let workers go that were silent, and tell also those who ask nothing: they may live."""
+        out = [w for _, w in turnover if w in self.members and self.members[w].question is None]
+        told = self.change(turnover, now)
+        epoch, lives = self.membership.epoch, [(w, self.members[w].incarnation) for w in out]
+        return [*told, *(refusals.not_member(worker, life, 0, epoch) for worker, life in lives)]
 
     def change(self, turnover: Sequence[Change], now: float) -> list[events.Action]:
         """Carry a change of membership into the rule, and tell the other shards."""
@@ -340,6 +352,7 @@ class PsCore:
         events.Stalled: _note_presence,
         events.Leave: _leave,
         events.Epoch: _epoch,
+        events.Unheard: _unheard,
         events.Refused: _refused,
         events.Stop: _stop,
         events.Tick: _tick,

@@ -10,10 +10,17 @@ from ps import events
 
 def message_of(epoch: events.Epoch, groups: Groups) -> pb.Membership:
     """Return the message for an epoch; `groups` are those in force."""
-    live, formed = set(epoch.live), epoch.formed
+    named, formed = epoch.lives or [0] * len(epoch.live), epoch.formed
+    lives = dict(zip(epoch.live, named, strict=True))
     return pb.Membership(
         epoch=epoch.number,
-        groups=[pb.Group(workers=[w for w in group if w in live]) for group in groups],
+        groups=[
+            pb.Group(
+                workers=[worker for worker in group if worker in lives],
+                incarnations=[lives[worker] for worker in group if worker in lives],
+            )
+            for group in groups
+        ],
         started=epoch.started,
         formed=[_group_of(group, formed) for group in formed.groups] if formed else [],
         formed_epoch=formed.epoch if formed else 0,
@@ -26,8 +33,15 @@ def epoch_of(message: pb.Membership) -> events.Epoch:
     Raises:
         Malformed: A group has other steps than workers.
     """
-    live = tuple(sorted(worker for group in message.groups for worker in group.workers))
-    return events.Epoch(message.epoch, live, message.started, _formed_of(message))
+    lives: dict[int, int] = {}
+    for group in message.groups:  # of a shard 0 that names no lives, these are 0
+        given = group.incarnations or [0] * len(group.workers)
+        if len(given) != len(group.workers):
+            raise Malformed(f"epoch {message.epoch}: a group of other lives than workers")
+        lives |= zip(group.workers, given, strict=True)
+    live = tuple(sorted(lives))
+    named = tuple(lives[worker] for worker in live)
+    return events.Epoch(message.epoch, live, message.started, _formed_of(message), named)
 
 
 def _formed_of(message: pb.Membership) -> events.Formed | None:

@@ -21,6 +21,7 @@ class Join:
     incarnation: int
     reconnects: bool  # the worker claims to be this life already
     peer: str  # for messages
+    epoch: int = 0  # on a following shard: of shard 0's Welcome to this life, if it says so
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,22 @@ class Epoch:
     live: tuple[int, ...]
     started: bool
     formed: Formed | None = None  # the newest groups, if not those the run began with
+    lives: tuple[int, ...] = ()  # the incarnation of each of `live`; () or 0: not known
+
+
+@dataclasses.dataclass(frozen=True)
+class Life:
+    """One life of a worker."""
+
+    worker: int
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Unheard:
+    """A following shard has not heard a live worker for a whole lease (to shard 0 only)."""
+
+    life: Life
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +178,7 @@ Event = (
     | Lost
     | Leave
     | Epoch
+    | Unheard
     | Refused
     | Stop
     | Stalled
@@ -242,6 +260,13 @@ class NewEpoch:
 
 
 @dataclasses.dataclass(frozen=True)
+class Missed:
+    """Live workers have been silent on this shard for a whole lease; to be told to shard 0."""
+
+    lives: tuple[Life, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Regrouped:
     """Shard 0 has formed groups by the workers' speeds, in samples per second."""
 
@@ -264,4 +289,4 @@ class Ended:
     reason: str
 
 
-Action = Welcome | Refuse | Reply | Answer | View | NewEpoch | Regrouped | Snapshot | Ended
+Action = Welcome | Refuse | Reply | Answer | View | NewEpoch | Missed | Regrouped | Snapshot | Ended

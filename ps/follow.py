@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 from absl import logging
@@ -12,13 +11,12 @@ from ops.credentials import NO_CREDENTIALS, Credentials
 from ops.types import ShardLayout
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost, Unreachable
+from proto.dialling import Dialler
 from proto.framing import Malformed
-from proto.session import Refused, Session, payload_limit
+from proto.session import Refused, Session, payload_limit, rhythm
 from ps import events
 from ps.epoch_words import epoch_of
 
-_RETRY_SECONDS = 1.0
-_DIAL_SECONDS = 2.0  # of one attempt, so that its failure is soon told
 _REPORT_SECONDS = 1.0
 #: Stop reasons after which every shard applies as many updates as shard 0 did.
 _SPENT = ("iter_max", "epochs")
@@ -33,7 +31,6 @@ class Leader:
         address: str,
         hello: pb.Hello,
         layout: ShardLayout,
-        progress_seconds: float,
         put: Callable[[events.Event], None],
         report: Callable[[], str],
         credentials: Credentials = NO_CREDENTIALS,
@@ -44,16 +41,20 @@ class Leader:
             address: Of shard 0.
             hello: This shard's introduction.
             layout: Of this shard.
-            progress_seconds: Shard 0 silent for longer is dialled again.
             put: Queues an event for the core.
             report: Makes this shard's metrics document.
             credentials: Of this shard.
         """
-        self._credentials = credentials
-        self._address, self._hello, self._layout = address, hello, layout
-        self._progress_seconds, self._put, self._report = progress_seconds, put, report
+        self._hello, self._put, self._report = hello, put, report
         self._session: Session | None = None
         self._closing = threading.Event()
+        limit, arrivals = payload_limit(layout), rhythm()
+        self._dialler = Dialler(
+            f"shard 0 at {address}",
+            lambda: Session(address, hello, limit, credentials=credentials, arrivals=arrivals),
+            self._closing,
+            (pb.REASON_STARTING,),
+        )
         self.halted: str | None = None
         self.lost_for_good = False
 
@@ -64,33 +65,10 @@ class Leader:
             Unreachable: It did not answer.
             Refused: It did not want this shard.
         """
-        deadline = time.monotonic() + timeout_seconds
-        told = False
-        while True:
-            session = Session(
-                self._address,
-                self._hello,
-                payload_limit(self._layout),
-                credentials=self._credentials,
-            )
-            try:
-                welcome = session.open(min(_DIAL_SECONDS, max(1.0, deadline - time.monotonic())))
-            except (StreamLost, Unreachable, Refused) as error:
-                if isinstance(error, Refused) and error.reason != pb.REASON_STARTING:
-                    raise
-                session.close(0.0)
-                if time.monotonic() >= deadline:
-                    raise Unreachable(f"shard 0 at {self._address}: {error}") from error
-                if not told:
-                    told = True
-                    logging.info(
-                        "looking for shard 0 at %s, for up to %g s", self._address, timeout_seconds
-                    )
-                self._closing.wait(_RETRY_SECONDS)
-                continue
-            self._session = session
-            self._hello.run_id = welcome.run_id
-            return welcome
+        session, welcome = self._dialler.dial(timeout_seconds)
+        self._session = session
+        self._hello.run_id = welcome.run_id
+        return welcome
 
     def follow(self, reconnect_seconds: float) -> None:
         """Start to listen and report, in threads; reconnect when shard 0 comes back."""
@@ -98,6 +76,15 @@ class Leader:
             target=self._listen, args=(reconnect_seconds,), name="leader", daemon=True
         ).start()
         threading.Thread(target=self._speak, name="leader-report", daemon=True).start()
+
+    def miss(self, missed: events.Missed) -> None:
+        """Tell shard 0 of workers that are not heard here."""
+        session = self._session
+        if session is not None:
+            lives = [
+                pb.Member(worker=life.worker, incarnation=life.incarnation) for life in missed.lives
+            ]
+            session.say(pb.ToServer(heartbeat=pb.Heartbeat(unheard=lives)))
 
     def close(self) -> None:
         """Say farewell with a last report."""
@@ -126,7 +113,7 @@ class Leader:
 
     def _hear(self) -> None:
         while self._session is not None:
-            message, _ = self._session.receive(self._progress_seconds)
+            message, _ = self._session.listen()
             body = message.WhichOneof("body")
             if body == "membership":
                 self._put(epoch_of(message.membership))

@@ -1,6 +1,6 @@
 """Who takes part: leases on shard 0, numbered epochs on the shards that follow it.
 
-Both classes answer the same questions, so the core does not know which shard it is.
+Coordinator and Follower answer the same questions, so the core does not know which shard it is.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+from ops.arrivals import Arrivals
 from ops.types import State
-from ps.events import Alive, Epoch, Join, Lost, Stalled
+from ps.events import Alive, Epoch, Join, Life, Lost, Stalled
+from ps.follower import NEVER_SECONDS, Change, Follower, Holder
+
+__all__ = ["EPOCHS_PER_LIFE", "Change", "Coordinator", "Follower", "Holder", "Lease", "Membership"]
 
 #: Epoch numbers reserved for one life of shard 0.
 EPOCHS_PER_LIFE = 1 << 16
-
-#: A change of membership: ("join" | "leave", worker).
-Change = tuple[str, int]
+#: A worker is suspected by its own rhythm, but not before it was silent for so much of a lease.
+_LEAST_SILENCE = 1 / 3
 
 
 @dataclasses.dataclass
@@ -27,6 +30,15 @@ class Lease:
     peer: str
     last_heard: float
     connected: bool = True
+    suspected: bool = False  # silent for longer than it uses to be
+    arrivals: Arrivals = dataclasses.field(
+        default_factory=lambda: Arrivals(NEVER_SECONDS, NEVER_SECONDS)
+    )
+
+    @property
+    def suspect_at(self) -> float:
+        """When its silence becomes suspicious."""
+        return self.last_heard + self.arrivals.timeout_seconds
 
 
 class Coordinator:
@@ -48,15 +60,21 @@ class Coordinator:
         self.num_left = 0
         self.num_returned = 0
         self._seen: set[int] = set()
-        self._first_end = math.inf  # no lease ends before: leases only grow longer
+        self._first_end = math.inf  # nothing is due before: leases only grow longer
 
-    def holder(self, join: Join) -> str | None:
-        """Return the peer that keeps this worker from joining, if any."""
+    def holder(self, join: Join, now: float) -> Holder | None:
+        """Return who keeps this worker from joining, if anybody.
+
+        Who is not connected any more makes room at once; who is silent keeps its id until its lease
+        ends, for it may be behind a network that is cut.
+        """
         lease = self.leases.get(join.worker)
         same_life = lease is not None and join.reconnects and lease.incarnation == join.incarnation
         if lease is None or same_life or not lease.connected:
             return None
-        return lease.peer
+        silent = max(0.0, now - lease.last_heard)
+        left = self.lease_seconds - silent if now >= lease.suspect_at else 0.0
+        return Holder(lease.peer, silent, max(0.0, left))
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
         """Take in a worker that `holder` does not forbid."""
@@ -64,30 +82,42 @@ class Coordinator:
         if lease is not None and lease.incarnation != join.incarnation:
             yield from self._remove(join.worker)
             lease = None
-        if lease is None:
-            self.num_returned += join.worker in self._seen
-            self._seen.add(join.worker)
-            self.epoch += 1
-            yield ("join", join.worker)
-        self.leases[join.worker] = Lease(join.incarnation, join.peer, now)
-        self._first_end = min(self._first_end, now + self.lease_seconds)
+        if lease is not None:
+            lease.peer, lease.connected = join.peer, True
+            self.heard(join.worker, now)
+            return
+        arrivals = Arrivals(_LEAST_SILENCE * self.lease_seconds, self.lease_seconds, now)
+        self.leases[join.worker] = Lease(join.incarnation, join.peer, now, arrivals=arrivals)
+        self._look_at(now + arrivals.timeout_seconds)
+        self.num_returned += join.worker in self._seen
+        self._seen.add(join.worker)
+        self.epoch += 1
+        yield ("join", join.worker)
 
     def heard(self, worker: int, now: float) -> None:
         """Renew a lease."""
-        if worker in self.leases:
-            self.leases[worker].last_heard = now
+        lease = self.leases.get(worker)
+        if lease is not None:
+            lease.last_heard = now
+            lease.arrivals.hear(now)
+            if lease.suspected:
+                lease.suspected = False
+                self._look_at(lease.suspect_at)
 
     def note(self, event: Alive | Lost | Stalled, now: float) -> None:
         """Renew a lease, suspect a worker whose stream broke, or excuse everybody's silence."""
         if isinstance(event, Stalled):  # nobody could be heard
             for lease in self.leases.values():
                 lease.last_heard = min(now, lease.last_heard + event.seconds)
+                lease.arrivals.excuse(event.seconds, now)
+            return
+        known = self.leases.get(event.worker)
+        if known is None:
             return
         if isinstance(event, Alive):
             self.heard(event.worker, now)
-            return
-        known = self.leases.get(event.worker)
-        if known is not None and known.incarnation == event.incarnation:
+            known.arrivals.beat(now)
+        elif known.incarnation == event.incarnation:
             known.connected = False
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
@@ -97,20 +127,34 @@ class Coordinator:
             yield from self._remove(worker)
 
     def expire(self, now: float) -> Iterator[Change]:
-        """Remove workers whose lease has run out."""
+        """Remove workers whose lease has run out; suspect those who are silent."""
         if now < self._first_end:
             return
         ends = {worker: lease.last_heard + self.lease_seconds
                 for worker, lease in self.leases.items()}  # fmt: skip
-        self._first_end = min((end for end in ends.values() if end > now), default=math.inf)
+        self._first_end = math.inf
+        for worker, lease in self.leases.items():
+            lease.suspected = now >= min(lease.suspect_at, ends[worker])
+            self._look_at(ends[worker] if lease.suspected else lease.suspect_at)
         overdue = [worker for worker, end in ends.items() if end <= now]
         for worker in overdue:
             self.num_left += 1
             yield from self._remove(worker)
 
-    def follow(self, epoch: Epoch) -> Iterator[Change]:
+    def miss(self, life: Life) -> Iterator[Change]:
+        """Remove a worker that another shard has not heard for a whole lease."""
+        if self.admits(life.worker, life.incarnation):
+            self.num_left += 1
+            yield from self._remove(life.worker)
+
+    def missed(self, now: float) -> list[Life]:
+        """Who is silent here is removed here."""
+        del now
+        return []
+
+    def follow(self, epoch: Epoch, now: float) -> Iterator[Change]:
         """Shard 0 follows nobody."""
-        del epoch
+        del epoch, now
         yield from ()
 
     def admits(self, worker: int, incarnation: int) -> bool:
@@ -119,7 +163,7 @@ class Coordinator:
         return lease is not None and lease.incarnation == incarnation
 
     def next_deadline(self) -> float | None:
-        """Return when a lease may run out: never later than the first one does."""
+        """Return when to look at leases again: never later than the first one ends."""
         return self._first_end if self.leases else None
 
     def state_of(self, worker: int) -> str:
@@ -127,7 +171,12 @@ class Coordinator:
         lease = self.leases.get(worker)
         if lease is None:
             return "left"
-        return "live" if lease.connected else "suspect"
+        return "live" if lease.connected and not lease.suspected else "suspect"
+
+    def life_of(self, worker: int) -> int:
+        """Return which life of a worker is live; 0 if none."""
+        lease = self.leases.get(worker)
+        return lease.incarnation if lease is not None else 0
 
     def begin_epoch(self) -> int:
         """Begin another epoch with the same members; return its number."""
@@ -151,88 +200,13 @@ class Coordinator:
         self.num_returned = state["returned"]
         self._seen = set(state["seen"])
 
+    def _look_at(self, when: float) -> None:
+        self._first_end = min(self._first_end, when)
+
     def _remove(self, worker: int) -> Iterator[Change]:
         del self.leases[worker]
         self.epoch += 1
         yield ("leave", worker)
-
-
-class Follower:
-    """Shard 1..: membership is what shard 0's last epoch says."""
-
-    leads = False
-
-    def __init__(self, nb_workers: int) -> None:
-        """Start with nobody."""
-        self.nb_workers = nb_workers
-        self.epoch = 0
-        self.num_left = 0
-        self.num_returned = 0
-        self._live: tuple[int, ...] = ()
-        self._lives: dict[int, int] = {}  # worker -> incarnation that said Hello here last
-
-    def holder(self, join: Join) -> str | None:
-        """Shard 0 has judged already."""
-        del join
-        return None
-
-    def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Remember the life; membership itself comes by epoch."""
-        del now
-        self._lives[join.worker] = join.incarnation
-        yield from ()
-
-    def heard(self, worker: int, now: float) -> None:
-        """Leases are shard 0's."""
-
-    def note(self, event: Alive | Lost | Stalled, now: float) -> None:
-        """Leases are shard 0's."""
-
-    def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """Shard 0 will say so by epoch."""
-        del worker, incarnation
-        yield from ()
-
-    def expire(self, now: float) -> Iterator[Change]:
-        """Leases are shard 0's."""
-        del now
-        yield from ()
-
-    def follow(self, epoch: Epoch) -> Iterator[Change]:
-        """Become what a newer epoch says."""
-        if epoch.number <= self.epoch:
-            return
-        before, after = set(self._live), set(epoch.live)
-        gone = [worker for worker in self._live if worker not in after]
-        new = [worker for worker in epoch.live if worker not in before]
-        self.epoch = epoch.number
-        self._live = epoch.live
-        yield from (("leave", worker) for worker in gone)
-        yield from (("join", worker) for worker in new)
-
-    def admits(self, worker: int, incarnation: int) -> bool:
-        """Return whether this life of the worker said Hello here."""
-        return self._lives.get(worker) == incarnation
-
-    def next_deadline(self) -> float | None:
-        """Nothing runs out here."""
-        return None
-
-    def state_of(self, worker: int) -> str:
-        """Return "live" or "left"."""
-        return "live" if worker in self._live else "left"
-
-    def begin_epoch(self) -> int:
-        """Epochs are shard 0's to begin; return the one there is."""
-        return self.epoch
-
-    def save(self) -> State:
-        """Membership is rebuilt from shard 0's next epoch."""
-        return {"epoch": self.epoch}
-
-    def restore(self, state: State) -> None:
-        """Wait for shard 0 to speak; its numbering goes on across its own restarts."""
-        del state
 
 
 Membership = Coordinator | Follower

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from ops import guards, replies, schedule, types
+from ops.arrivals import Arrivals, Spread
 from ops.held_copies import LastReply
-from ps import accounts, events, group_accounts, members, membership
+from ps import accounts, events, follower, group_accounts, members, membership
 
 _TYPE, _OF = "type", "of"
 
@@ -27,11 +28,12 @@ _RECORDS: dict[str, Any] = {
     for each in (
         *(events.Join, events.Pull, events.Push, events.Query, events.Observe, events.Alive),
         *(events.Lost, events.Leave, events.Formed, events.Epoch, events.Refused, events.Stop),
-        *(events.Stalled, events.Tick),
+        *(events.Stalled, events.Tick, events.Life, events.Unheard),
         *(types.Update, types.Block, types.CodedValues),
         *(replies.Handed, LastReply),
         *(schedule.Budget, schedule.Schedule, guards.Guards),
-        *(members.Member, members.CoreConfig, membership.Lease),
+        *(members.Member, members.CoreConfig, membership.Lease, follower.Claim),
+        *(Arrivals, Spread),
         *(accounts.WorkerAccount, group_accounts.GroupAccount),
     )
 }

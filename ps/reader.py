@@ -127,7 +127,9 @@ class StreamReader:
         self.stream.pace(link, self.server.share, hello.link.seed + self.server.identity_shard)
         self.server.expect(incarnation, self.connection)
         self.server.queue.put(
-            events.Join(hello.id, incarnation, bool(hello.incarnation), self.stream.peer)
+            events.Join(
+                hello.id, incarnation, bool(hello.incarnation), self.stream.peer, hello.epoch
+            )
         )
 
     # -- workers ----------------------------------------------------------------------------
@@ -172,6 +174,13 @@ class StreamReader:
 
     def _heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         """Being heard is all there is to it."""
+
+    def _shard_lives(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
+        """Hear whom a following shard misses."""
+        del payload
+        for member in heartbeat.unheard:
+            life = events.Life(member.worker, member.incarnation)
+            self.server.queue.put(events.Unheard(life))
 
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
         del payload
@@ -267,7 +276,7 @@ class StreamReader:
         (pb.ROLE_SUPERVISOR, "heartbeat"): _heartbeat,
         (pb.ROLE_SUPERVISOR, "leave"): _observer_leaves,
         (pb.ROLE_SUPERVISOR, "report"): _report,
-        (pb.ROLE_SHARD, "heartbeat"): _heartbeat,
+        (pb.ROLE_SHARD, "heartbeat"): _shard_lives,
         (pb.ROLE_SHARD, "report"): _report,
         (pb.ROLE_SHARD, "leave"): _observer_leaves,
     }

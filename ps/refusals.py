@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ps.events import Join, Pull, Push, Refuse
+from ps.follower import Holder
 
 
 def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Refuse:
@@ -13,12 +14,21 @@ def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Refuse:
     return Refuse(join.worker, join.incarnation, "ID_RANGE", message, 0, epoch)
 
 
-def id_taken(join: Join, holder: str, epoch: int) -> Refuse:
-    """Refuse a second live worker of the same number, naming the first."""
-    message = (
-        f"--id_worker={join.worker} is held by a live worker at {holder}; give this one another id."
-    )
-    return Refuse(join.worker, join.incarnation, "ID_TAKEN", message, 0, epoch)
+def id_taken(join: Join, holder: Holder, epoch: int) -> Refuse:
+    """Refuse a second live worker of the same number, naming the first.
+
+    Where the first is silent it may be dead without our having heard of it: ask again then.
+    """
+    message = f"--id_worker={join.worker} is held by a live worker at {holder.peer}; "
+    if holder.retry_after_seconds:
+        message += (
+            f"it has been silent for {holder.silent_seconds:.3g} s, and unless it is heard before, "
+            f"the id is free in {holder.retry_after_seconds:.3g} s."
+        )
+    else:
+        message += "give this one another id."
+    refusal = Refuse(join.worker, join.incarnation, "ID_TAKEN", message, 0, epoch)
+    return dataclasses.replace(refusal, retry_after_seconds=holder.retry_after_seconds)
 
 
 def not_member(worker: int, incarnation: int, step: int, epoch: int) -> Refuse:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ops.grouping import AutoGroups, Groups, format_groups, is_worth_changing, propose
-from ps import events
+from ps import changes, events
 
 if TYPE_CHECKING:
     from ps.core import PsCore
@@ -162,7 +162,7 @@ class Regrouping:
         self._switch(core, self.formed)
         self.num_formed += 1
         everyone = tuple(sorted([*live, *core.sync_state["joining"]]))
-        told = events.Epoch(epoch, everyone, core.started, self.formed)
+        told = changes.epoch_of(core, epoch, everyone)
         return [events.Regrouped(groups, self._found), events.NewEpoch(told)]
 
     def _catch_up(self, core: PsCore) -> list[events.Action] | None:

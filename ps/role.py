@@ -216,7 +216,8 @@ class Shard:
         if self.leads:
             membership = Coordinator(config.nb_workers, lease_seconds)
         else:  # leave to go on is shard 0's alone to give
-            membership, rule = Follower(config.nb_workers), SyncRule(rule.groups)
+            membership = Follower(config.nb_workers, lease_seconds)
+            rule = SyncRule(rule.groups)
         aux = self._aux(shared)
         return PsCore(config, method, theta.copy(), self.bodies, membership, rule, aux)
 
@@ -230,13 +231,13 @@ class Shard:
             self.run.addresses[0],
             hello_to_leader(self._identity()),
             self.layout,
-            max(10.0, 2 * self.run.lease_seconds),
             self.server.queue.put,
             self.board.shard_document,
             self.run.credentials,
         )
         welcome = leader.connect(self.run.reconnect_timeout_seconds)
         self.run_id = welcome.run_id
+        self.server.on_missed = leader.miss
         leader.follow(self.run.reconnect_timeout_seconds)
         return leader
 

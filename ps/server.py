@@ -15,6 +15,7 @@ from proto import thinwire_pb2 as pb
 from proto.channel_grpc import Server, ServerStream, serve
 from proto.channel_udp import stream_dscp
 from proto.door import Door
+from proto.session import beat_seconds
 from ps import events
 from ps.connections import Connection, Connections, Replies
 from ps.core import PsCore
@@ -27,7 +28,6 @@ from ps.reader import StreamReader
 from ps.rounds import RoundsRelay
 
 _STATUS_INTERVAL_SECONDS = 1.0
-_WAITING_INTERVAL_SECONDS = 3.0
 _LONGEST_WAIT_SECONDS = 0.5
 #: A turn of the loop that took so much longer means that the process was stopped, or starved.
 _STALL_SECONDS = 1.0
@@ -76,6 +76,7 @@ class ShardServer:
         self.rounds = RoundsRelay()
         self.on_status: Callable[[], str] | None = None
         self.on_groups: Callable[[events.Regrouped], None] | None = None
+        self.on_missed: Callable[[events.Missed], None] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection that said Hello
         self._epoch: pb.Membership | None = None
         self._due = [time.monotonic()] * 2
@@ -158,15 +159,16 @@ class ShardServer:
         """Be the writer thread until `finished`."""
         before = time.monotonic()
         while not finished():
+            deadline = min([*self._due, *self._deadlines()])
+            patience = min(_LONGEST_WAIT_SECONDS, max(0.0, deadline - time.monotonic()))
+            try:
+                item = self.queue.get(timeout=patience)
+            except queue.Empty:
+                item = events.Tick()
             now = time.monotonic()
             if now - before > _STALL_SECONDS:  # what was heard meanwhile still is in the queue
                 self._dispatch(self.journaled.handle(events.Stalled(now - before), now))
             before = now
-            deadline = min([*self._due, *self._deadlines()])
-            try:
-                item = self.queue.get(timeout=min(_LONGEST_WAIT_SECONDS, max(0.0, deadline - now)))
-            except queue.Empty:
-                item = events.Tick()
             if callable(item):
                 item()
             else:
@@ -187,7 +189,7 @@ class ShardServer:
             self._due[0] = now + _STATUS_INTERVAL_SECONDS
             self.publish_status()
         if now >= self._due[1]:
-            self._due[1] = now + min(_WAITING_INTERVAL_SECONDS, self.lease_seconds / 3)
+            self._due[1] = now + beat_seconds(self.lease_seconds)
             for connection in self.connections.everyone():
                 connection.say(pb.ToClient(waiting=pb.Waiting()))
 
@@ -288,6 +290,12 @@ class ShardServer:
         for shard in self.connections.with_role(pb.ROLE_SHARD):
             shard.say(pb.ToClient(membership=self._epoch))
 
+    def _missed(self, action: events.Missed) -> None:
+        workers = [life.worker for life in action.lives]
+        logging.info("not heard here for %g s: workers %s", self.lease_seconds, workers)
+        if self.on_missed is not None:
+            self.on_missed(action)
+
     def _regrouped(self, action: events.Regrouped) -> None:
         logging.info("groups by speed: %s", format_groups(action.groups))
         if warning := uneven(action.groups):
@@ -311,6 +319,7 @@ class ShardServer:
         events.Refuse: _refuse,
         events.Answer: _answer,
         events.NewEpoch: _new_epoch,
+        events.Missed: _missed,
         events.Regrouped: _regrouped,
         events.Snapshot: _snapshot,
         events.Ended: _ended,

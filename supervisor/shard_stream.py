@@ -32,7 +32,7 @@ class ShardStream:
     def _read(self) -> None:
         try:
             while True:
-                message, payload = self.session.receive(PROGRESS_SECONDS)
+                message, payload = self.session.listen()
                 body = message.WhichOneof("body")
                 if body == "reply":
                     self.replies.put((message.reply, payload))

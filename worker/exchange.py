@@ -76,6 +76,8 @@ class Exchange:
             )
             for shard, address in enumerate(run.addresses)
         ]
+        self.shards[0].on_welcome = self._note_welcome
+        self.shards[0].before_rejoining = self._reach_others
         self._totals = totals_of(
             id_worker,
             [shard.leg for shard in self.shards],
@@ -90,6 +92,17 @@ class Exchange:
         for shard in self.shards[1:]:
             shard.hello.run_id, shard.hello.incarnation = first.run_id, first.incarnation
         return [first, *(shard.connect() for shard in self.shards[1:])]
+
+    def attend(self) -> None:
+        """Look after the streams that nothing is asked on (heartbeat thread).
+
+        Shard 0 has let a worker go that another shard does not hear: it comes back when all can be
+        reached, or everybody would wait for it again.
+        """
+        first, *others = self.shards
+        for shard in others:
+            shard.attend()
+        first.attend(not first.is_expelled or all(shard.alive for shard in others))
 
     def pull(self) -> list[ShardReply]:
         """Fetch the whole model.
@@ -159,6 +172,16 @@ class Exchange:
     def send_seconds(self) -> float:
         """Seconds from a push to its last byte out, the slowest shard's sum."""
         return max(shard.send_seconds for shard in self.shards)
+
+    def _note_welcome(self, welcome: pb.Welcome) -> None:
+        """Let the other shards know when shard 0 let this worker in."""
+        self._epoch = max(self._epoch, welcome.epoch)
+        for shard in self.shards[1:]:
+            shard.hello.epoch = welcome.epoch
+
+    def _reach_others(self) -> None:
+        for shard in self.shards[1:]:
+            shard.reach()
 
     def _answer(self, number: int) -> ShardReply | None:
         shard, is_outlier = self.shards[number], False
@@ -265,6 +288,8 @@ class Heartbeat:
                 first.say(pb.ToServer(report=pb.Report(rounds=document)))
         for shard in others:
             shard.say(pb.ToServer(heartbeat=pb.Heartbeat()))
+        if not self._stop.is_set():
+            self._exchange.attend()
 
 
 class Stopwatch:

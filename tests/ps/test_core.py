@@ -383,5 +383,5 @@ def test_a_takeover_within_the_lease_is_two_epochs_and_forgets_what_waited():
     assert [each.epoch.live for each in of(events.NewEpoch, actions)] == [(2,), (1, 2)]
     follower = Follower(2)
     for each in of(events.NewEpoch, actions):
-        changes = list(follower.follow(each.epoch))
+        changes = list(follower.follow(each.epoch, 2.0))
     assert changes == [("join", 1)]
