@@ -114,9 +114,11 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, Diverged):
         return EXIT_DIVERGED
     from proto.channel_grpc import Unreachable
+    from proto.framing import Malformed
     from proto.session import Refused
 
-    codes = ((Unreachable, EXIT_UNREACHABLE), (Refused, EXIT_REFUSED))
+    refused = (Refused, Malformed)  # the latter: what a PS has sent makes no sense here
+    codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
     return next((code for kind, code in codes if isinstance(error, kind)), None)
 
 

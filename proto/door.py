@@ -14,6 +14,7 @@ from absl import logging
 from ops.credentials import NO_CREDENTIALS, Credentials
 from proto import credentials as trust
 from proto import thinwire_pb2 as pb
+from proto.token_bucket import TokenBucket
 
 _LOG_SECONDS = 10.0  # between two lines for one reason
 _LONGEST_TEXT = 500  # of what a stranger said, in the log
@@ -28,11 +29,32 @@ class Limits:
     hello_seconds: float = 30.0
     #: Streams that one address may hold at a time; None: as many as there are.
     streams_per_address: int | None = None
-    #: Messages of one stream, on average and at once. A round trip takes 200 us at best.
+    #: Frames of one stream, on average and at once: a message, or up to 1 MiB of a large one. A
+    #: round trip takes 200 us at best.
     messages_per_second: float = 10_000.0
     burst_messages: float = 20_000.0
     #: Replies that one client may have asked for and not taken; a worker asks for one at a time.
     waiting_replies: int = 16
+
+
+class Rate:
+    """What is left to one stream of its messages; for its reader thread.
+
+    Args:
+        limits: Of every client.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._bucket = TokenBucket(limits.messages_per_second, limits.burst_messages)
+
+    def exceeded(self) -> str | None:
+        """Count a frame; return what to say if it is one too many."""
+        now = time.monotonic()
+        if self._bucket.wait_seconds(now) > 0:
+            return f"more than {self._limits.messages_per_second:g} messages a second."
+        self._bucket.take(now, 1.0)
+        return None
 
 
 class Door:

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ops.types import Link
 from proto import peers_pb2 as peers
@@ -169,7 +170,11 @@ class Assembler(Generic[Message]):
             raise Malformed(f"a frame of {len(data)} bytes does not parse: {error}") from error
         name = message.WhichOneof("body")
         if name is None:
-            raise Malformed(f"a frame of {len(data)} bytes holds no known message")
+            numbers = sorted({field.field_number for field in UnknownFieldSet(message)})
+            raise Malformed(
+                f"a frame of {len(data)} bytes holds no known message (fields {numbers}); is the "
+                "other side of another Thinwire?"
+            )
         if name == "chunk":  # encoded in an unusual way by another client
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:

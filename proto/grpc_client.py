@@ -23,6 +23,8 @@ from proto.grpc_common import (
 )
 
 _CLOSE_GRACE_SECONDS = 1.0
+_NO_SUCH_SERVICE = "UNIMPLEMENTED"
+_LOOK_SECONDS = 0.2  # between two looks whether anybody still wants the connection
 
 
 class Unreachable(Exception):

@@ -20,8 +20,16 @@ from proto.framing import BytesLike
 
 #: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
 _SLACK_BYTES = 4096
-#: How long a shard may take to answer a Hello.
+#: How long a shard may take to answer a Hello. A constant, and the same as on the shard's side
+#: (`proto.door`): nothing is known of a peer that has not been heard.
 _HELLO_TIMEOUT_SECONDS = 30.0
+#: Before a shard has said how long its leases are, and at least after that.
+_MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE = 10.0, 3.0
+#: A machine that is busy for a moment is not dead.
+_LEAST_SILENCE_SECONDS = 2.0
+_BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS = 3.0, 3.0
+#: Waiting that took so much longer than it was to means that this process stood still.
+_STALL_SECONDS = 1.0
 
 
 class Refused(Exception):

@@ -58,12 +58,7 @@ def hello_to_leader(mine: Identity) -> pb.Hello:
 
 
 def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
-    """Return (reason, message) of a refusal, or None for a Hello that fits."""
-    if hello.protocol_version != convert.PROTOCOL_VERSION:
-        return pb.REASON_PROTOCOL_VERSION, (
-            f"protocol_version: this PS speaks {convert.PROTOCOL_VERSION}, the client "
-            f"{hello.protocol_version}; install the same Thinwire on both."
-        )
+    """Return (reason, message) of a refusal, or None for a Hello of our version that fits."""
     if hello.role not in (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR, pb.ROLE_SHARD):
         return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
     if (hello.shard, hello.num_shards) != (mine.shard, mine.num_shards):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from ops.run import Run
 from proto.door import Door, Limits
-from proto.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from proto.channel_grpc import ServerStream
@@ -35,31 +33,15 @@ def _streams_of(run: Run) -> int:
     return run.nb_workers + run.nb_ps + _SPARE_STREAMS
 
 
-class Allowance:
-    """What is left to one stream; for its reader thread.
+def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | None:
+    """Return why a client must not ask for more, if so.
 
     Args:
+        body: What it says.
         stream: The client's.
         limits: Of every client.
     """
-
-    def __init__(self, stream: ServerStream, limits: Limits) -> None:
-        self._stream, self._limits = stream, limits
-        self._bucket = TokenBucket(limits.messages_per_second, limits.burst_messages)
-
-    def exceeded(self, body: str | None) -> tuple[str, str] | None:
-        """Count a message; return (reason, message) if it is one too many.
-
-        Args:
-            body: Which it is.
-        """
-        now, limits = time.monotonic(), self._limits
-        if self._bucket.wait_seconds(now) > 0:
-            return "rate", f"more than {limits.messages_per_second:g} messages a second."
-        self._bucket.take(now, 1.0)
-        waiting = self._stream.num_waiting
-        if body in _ASKING and waiting >= limits.waiting_replies:
-            return "unanswered", (
-                f"a {body} while {waiting} replies wait to be taken; expected one at a time."
-            )
+    waiting = stream.num_waiting
+    if body not in _ASKING or waiting < limits.waiting_replies:
         return None
+    return f"a {body} while {waiting} replies wait to be taken; expected one at a time."

@@ -7,15 +7,16 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ops.types import Link
-from proto import convert
+from proto import convert, versions
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ServerStream
 from proto.credentials import part_of, words_of
+from proto.door import Rate
 from proto.session import payload_limit
 from ps import events
 from ps.connections import Connection
 from ps.handshake import judge
-from ps.limits import Allowance
+from ps.limits import unanswered
 from ps.pushes import NonFinite, PushDecoder
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class StreamReader:
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
         self.number = 0  # of an observer
-        self.allowance = Allowance(stream, server.door.limits)
+        self.rate = Rate(server.door.limits)
         self._renewed_at = 0.0
         limit = payload_limit(server.layout, server.core.aux.size)
         self.assembler = convert.Assembler(pb.ToServer, lambda message: limit)
@@ -78,6 +79,8 @@ class StreamReader:
             return False
 
     def _take(self, frame: bytes) -> None:
+        if (beyond := self.rate.exceeded()) is not None:
+            self._turn_away("rate", (pb.REASON_LIMIT, beyond))
         complete = self.assembler.feed(frame)
         connection = self.connection
         if connection is not None and connection.role == pb.ROLE_WORKER:
@@ -87,8 +90,8 @@ class StreamReader:
             return
         message, payload = complete
         body = message.WhichOneof("body")
-        if (beyond := self.allowance.exceeded(body)) is not None:
-            self._turn_away(beyond[0], (pb.REASON_LIMIT, beyond[1]))
+        if (beyond := unanswered(body, self.stream, self.server.door.limits)) is not None:
+            self._turn_away("unanswered", (pb.REASON_LIMIT, beyond))
         if connection is None and body != "hello":
             raise convert.Malformed(f"{body} before hello")
         handler = self._handlers.get((connection.role if connection else 0, body))
@@ -101,6 +104,8 @@ class StreamReader:
     def _hello(self, hello: pb.Hello, payload: memoryview) -> None:
         del payload
         mine, door = self.server.identity, self.server.door
+        if (other := versions.refusal(hello)) is not None:  # its proof may be another one, too
+            self._turn_away("hello", other)
         stranger = door.judge(self.stream, part_of(hello), hello.proof, words_of(hello))
         if stranger is not None:
             self._complain(*stranger)

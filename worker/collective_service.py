@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ops.types import Link
-from proto import convert
+from proto import convert, versions
 from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ServerStream
 from proto.credentials import part_of_worker
-from proto.door import Door
+from proto.door import Door, Rate
 from proto.framing import BytesLike
 from proto.grpc_common import PEER_SERVICE
 from proto.grpc_server import serve
@@ -93,9 +93,13 @@ class PeerServer:
         assembler = convert.Assembler(peers.ToPeer, lambda message: self._max_part_bytes)
         self._streams.append(stream)
         self._pace(stream)
-        sender = 0
+        sender, rate = 0, Rate(self._door.limits)
         try:
             for data in stream.incoming():
+                if (beyond := rate.exceeded()) is not None:
+                    self._door.note("rate", stream.peer, beyond)
+                    self._say_no(stream, pb.REASON_LIMIT, beyond)
+                    break
                 complete = assembler.feed(data)
                 if complete is not None:
                     sender = self._take(stream, sender, *complete)
@@ -129,14 +133,18 @@ class PeerServer:
         return sender
 
     def _greet(self, stream: ServerStream, greeting: peers.Greeting) -> int:
-        version, mine = greeting.protocol_version, convert.PROTOCOL_VERSION
-        refusal, part = None, part_of_worker(greeting.worker)
-        stranger = self._door.judge(stream, part, greeting.proof, (part, greeting.run_id))
-        if stranger is not None:
-            reason, refusal = stranger
-        elif version != mine:
+        """Return who a stream's worker is.
+
+        Raises:
+            Malformed: It is not let in.
+        """
+        refusal = versions.difference(greeting.protocol_version, "the peer", "this worker")
+        refusal = refusal or versions.strange_fields(greeting, "the peer")
+        part = part_of_worker(greeting.worker)
+        if refusal is not None:  # its proof may be another one, too
             reason = pb.REASON_PROTOCOL_VERSION
-            refusal = f"protocol_version: this worker speaks {mine}, the peer {version}"
+        elif stranger := self._door.judge(stream, part, greeting.proof, (part, greeting.run_id)):
+            reason, refusal = stranger
         elif greeting.run_id != self.run_id:
             reason = pb.REASON_RUN if self.run_id else pb.REASON_STARTING
             refusal = f"run_id: this worker is of {self.run_id!r}, the peer of {greeting.run_id!r}"
@@ -146,10 +154,13 @@ class PeerServer:
             self._door.introduced(stream)
             self._heard.append(greeting.worker)
             return greeting.worker
-        say_no = pb.Refusal(reason=reason, message=refusal)  # type: ignore[arg-type]
+        self._say_no(stream, reason, refusal)
+        raise convert.Malformed(refusal)
+
+    def _say_no(self, stream: ServerStream, reason: int, why: str) -> None:
+        say_no = pb.Refusal(reason=reason, message=why)  # type: ignore[arg-type]
         message = peers.FromPeer(refusal=say_no)
         stream.send((convert.frame(message),), counted=False)
-        raise convert.Malformed(refusal)
 
 
 def pace_of(link: Link) -> Callable[[ServerStream], None]:

@@ -227,7 +227,12 @@ class Exchange:
                 f"weights, this worker's model and method {expected}; give all nodes the same."
             )
         payload, aux = convert.carve_aux(payload, expected, (expected,))
-        operation = Operation(reply.operation)
+        try:
+            operation = Operation(reply.operation)
+        except ValueError as error:
+            raise convert.Malformed(
+                f"a reply of the unknown operation {reply.operation}"
+            ) from error
         if operation is Operation.SET_REST and not reply.step:
             raise convert.Malformed("the rest of a push in answer to a pull")
         return ShardReply(

@@ -10,9 +10,9 @@ from ops.credentials import NO_CREDENTIALS, Credentials
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost, Unreachable
 from proto.credentials import Evidence
-from proto.door import Door, Limits
+from proto.door import Door, Limits, Rate
 from proto.session import Refused, Session
-from ps.limits import Allowance, door_of, most_streams
+from ps.limits import door_of, most_streams, unanswered
 from tests.papers import TOKEN, Papers
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
 
@@ -175,9 +175,10 @@ def test_replies_wait_where_the_client_does_not_read():
 def test_what_legal_workers_do_is_far_below_the_limits():
     limits = Limits()
     stream = Stream(None)
-    allowance = Allowance(stream, limits)
+    rate = Rate(limits)
     stream.num_waiting = 2
-    assert all(allowance.exceeded("push") is None for _ in range(5_000))
+    assert all(rate.exceeded() is None for _ in range(5_000))
+    assert unanswered("push", stream, limits) is None
 
 
 def test_a_shard_has_room_for_others_than_one_address():

@@ -8,7 +8,7 @@ from proto import convert
 from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ClientStream, StreamLost, Unreachable
-from proto.door import Door
+from proto.door import Door, Limits
 from proto.grpc_common import PEER_SERVICE
 from tests.papers import TOKEN, Papers
 from worker.collective_mailbox import Mailbox, Member, PartName, RoundName
@@ -97,6 +97,36 @@ def test_without_the_token_nobody_is_heard(listen):
     listener = listen(Credentials(token=TOKEN))
     assert greet(listener, Credentials(), 1) == pb.REASON_TOKEN
     assert listener.door.refused["token"] == 1
+
+
+def test_a_flood_of_messages_is_cut_off(listen):
+    listener = listen(Credentials())
+    listener.door.limits = Limits(messages_per_second=1.0, burst_messages=3.0)
+    stream = ClientStream(listener.member.address, service=PEER_SERVICE)
+    stream.open(WAIT_SECONDS)
+    greeting = peers.Greeting(protocol_version=convert.PROTOCOL_VERSION, run_id="run", worker=1)
+    part = peers.ToPeer(part=PART)
+    stream.send([convert.frame(peers.ToPeer(greeting=greeting)), *[convert.frame(part)] * 20])
+    answer = peers.FromPeer.FromString(stream.receive(WAIT_SECONDS))
+    assert answer.refusal.reason == pb.REASON_LIMIT
+    with pytest.raises(StreamLost):
+        stream.receive(WAIT_SECONDS)
+    stream.close()
+    assert listener.door.refused == {"rate": 1}
+    assert not listener.server.hears(1)
+
+
+@pytest.mark.parametrize("version", [0, convert.PROTOCOL_VERSION + 1])
+def test_a_peer_of_another_version_is_told_which(listen, version):
+    listener = listen(Credentials(token=TOKEN))
+    stream = ClientStream(listener.member.address, service=PEER_SERVICE)
+    stream.open(WAIT_SECONDS)
+    greeting = peers.Greeting(protocol_version=version, run_id="run", worker=1)
+    stream.send((convert.frame(peers.ToPeer(greeting=greeting)),))
+    refusal = peers.FromPeer.FromString(stream.receive(WAIT_SECONDS)).refusal
+    stream.close()
+    assert refusal.reason == pb.REASON_PROTOCOL_VERSION
+    assert f"the peer {version}" in refusal.message and "install the same" in refusal.message
 
 
 def test_strangers_do_not_get_in_and_false_peers_are_told_nothing(papers, listen):
