@@ -263,8 +263,8 @@ class PsCore:
             released, free, self.sync_state = self.sync.advance(self.sync_state)
             for workers in released:
                 actions += self._release(workers, now)
-            for worker in free:
-                self.members[worker].free = True
+            for worker in free:  # who was let in with a push already here waits for its round
+                self.members[worker].free = self.members[worker].early is None
             actions += answers.give(self, free, now)
             if not released and not free:
                 if (told := self.regrouping.turn(self, now)) is None:

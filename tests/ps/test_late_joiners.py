@@ -1,0 +1,45 @@
+"""A worker that comes back in the middle of a round, with the push that it had not an answer to."""
+
+import dataclasses
+
+from ps import events
+from tests.harness import MiniRun, method
+
+
+def push_of(run, number):
+    """Return a worker's next push, as of an epoch that is yet to come."""
+    worker = run.workers[number]
+    batch = worker.batches.integers(0, len(run.problem.y), run.batch)
+    _, gradient = run.problem.gradient(worker.core.weights, batch)
+    worker.outgoing = worker.core.begin(gradient, run.batch, 1.0)
+    return run.push_event(worker, 0)
+
+
+def answered(run, push, **changes):
+    """Let a push come; return whom that lets go on."""
+    push = dataclasses.replace(push, epoch=run.shards[0].membership.epoch, **changes)
+    return {each.worker for each in run.feed(0, push) if isinstance(each, events.Reply)}
+
+
+def test_an_answer_to_a_push_means_that_it_was_applied():
+    """Let in, the worker was answered; its next push took the place of the one that waited."""
+    run = MiniRun(method("bsp", 3), iter_max=50)
+    run.join_all()
+    first, second, third = (push_of(run, number) for number in (1, 2, 3))
+    for worker in run.workers.values():
+        worker.alive = False  # answers are looked at here
+    for _ in range(2):
+        run.now += 6.0
+        for worker in (1, 2):
+            run.feed(0, events.Alive(worker))
+    assert run.shards[0].sync_state["live"] == [1, 2]  # the lease of worker 3 is over
+    assert answered(run, first) == set()
+    run.feed(0, events.Join(3, third.incarnation, True, "peer"))
+    assert answered(run, third) == set()
+    accounts = run.shards[0].accounts
+    # It is let in when the round is over, and its push is of the next one.
+    assert answered(run, second) == {1, 2}
+    assert accounts.worker(3).pushes == 0
+    assert answered(run, first, step=2) == set()
+    assert answered(run, second, step=2) == {1, 2, 3}
+    assert accounts.worker(3).pushes == 1
