@@ -20,3 +20,11 @@ def given(*arguments):
     with flagsaver.flagsaver():
         flags.FLAGS(["main.py", *arguments])
         yield flags.FLAGS
+
+
+def own_flags() -> dict[str, flags.Flag]:
+    """Return every flag of main.py by name; libraries' stand under the names of their modules."""
+    with given() as values:
+        topics = values.flags_by_module_dict().items()
+        return {flag.name: flag for topic, members in topics if "." not in topic
+                for flag in members}  # fmt: skip

@@ -1,0 +1,79 @@
+"""What docs/ADDING_A_POLICY.md adds is a policy: its code is taken out of the page and run."""
+
+import __future__
+
+import numpy as np
+import pytest
+
+from ops import kernels, weighting
+from ops.methods import METHODS
+from ops.types import Update
+from tests import documents
+from tests.harness import MiniRun, method
+from tests.ops import test_conformance as conformance
+
+NAME = ("weighting", "power")
+PAGE = documents.ROOT / "docs" / "ADDING_A_POLICY.md"
+CODE = [block.text for block in documents.blocks() if block.page == PAGE
+        and block.language == "python"]  # fmt: skip
+
+
+def code_with(words):
+    (found,) = [text for text in CODE if words in text]
+    return found
+
+
+@pytest.fixture
+def power(monkeypatch):
+    """The class of the page, made in a copy of ops.weighting and entered in its registry."""
+    names = dict(vars(weighting))
+    text = compile(
+        code_with("class Power"), PAGE.name, "exec", __future__.annotations.compiler_flag
+    )
+    exec(text, names)  # as pasted at the end of that file
+    monkeypatch.setitem(weighting.REGISTRY, "power", names["Power"])
+    return names["Power"]
+
+
+def test_it_is_thirty_lines():
+    assert len(code_with("class Power").splitlines()) <= 30
+
+
+@pytest.mark.parametrize(
+    "owed",
+    [
+        conformance.test_what_init_makes_is_plain,
+        conformance.test_a_restored_policy_goes_on_bit_for_bit,
+    ],
+)
+def test_it_keeps_its_state_like_all(power, owed, tmp_path):
+    owed(*NAME, tmp_path)
+
+
+def test_it_is_plain_and_refuses_bad_values_like_all(power):
+    conformance.test_a_policy_is_a_frozen_dataclass_of_hyper_parameters(*NAME)
+    conformance.test_bad_hyper_parameters_are_refused(*NAME)
+
+
+def test_its_numeric_test_passes(power):
+    names = {
+        **{"np": np, "Power": power, "KERNELS": kernels.load("numpy"), "Update": Update},
+        **{"Arrival": weighting.Arrival, "ReleaseContext": weighting.ReleaseContext},
+    }
+    exec(code_with("def test_power"), names)
+    names["test_power_is_the_formula"]()
+
+
+@pytest.mark.parametrize("codec", ["dense", "topk", "gd"])
+def test_it_trains_with_other_policies(power, codec):
+    chosen = method("asgd", 3, overrides={"weighting": "power", "codec": codec})
+    chosen.check()
+    run = MiniRun(chosen, iter_max=24, rate=0.05).run()
+    assert not run.deadlocked()
+    assert np.isfinite(run.theta).all()
+
+
+def test_the_row_of_the_page_is_the_method_s():
+    names = {"_DENSE_ASP": METHODS["asgd"]}
+    exec("row = {" + code_with('"adacomp":') + "}", names)
+    assert names["row"] == {"adacomp": METHODS["adacomp"]}

@@ -1,0 +1,77 @@
+"""Tables of docs/ that say what the code says: defaults of flags, methods, seams, other names."""
+
+import re
+
+from ops import codecs, down_codecs, pacing, routing, sync, weighting
+from ops.methods import METHODS, SEAMS
+from ops.server_update import OPTIMIZERS
+from tests import documents
+from tests.command_line import own_flags
+
+ROOT = documents.ROOT
+REGISTRIES = (
+    *(pacing.REGISTRY, codecs.REGISTRY, down_codecs.REGISTRY, routing.REGISTRY),
+    *(sync.REGISTRY, weighting.REGISTRY, OPTIMIZERS),
+)
+
+
+def test_defaults_in_tables_are_the_flags():
+    own, checked, wrong = own_flags(), 0, []
+    for page in documents.pages():
+        for cell, default, _ in documents.rows(page.read_text(), "flag", "default", "meaning"):
+            names = re.findall(r"`--(\w+)`", cell)
+            assert len(names) == 1, f"{page.name}: a row is of one flag, not of {cell}"
+            checked += 1
+            if not says(default, own[names[0]].default):
+                wrong.append(f"{page.name}: --{names[0]} is {own[names[0]].default!r}: {default}")
+    assert checked > 60
+    assert not wrong, "\n".join(wrong)
+
+
+def says(cell, default):
+    """Whether a table's cell begins with a default; what is not given by default is in words."""
+    if default is None or default == []:
+        return bool(cell)
+    word = re.split(r"[ ,;]", cell)[0].strip("`")
+    if isinstance(default, bool):
+        return word == ("on" if default else "off")
+    if isinstance(default, int | float):
+        return bool(re.fullmatch(r"[\d.]+", word)) and float(word) == default
+    return word == str(default)
+
+
+def test_the_table_of_methods_is_the_code_s():
+    text = (ROOT / "docs" / "METHOD.md").read_text()
+    sentence = re.search(r"`asgd` is `(.*?)`", text, re.DOTALL)
+    plain = dict(word.split("=") for word in sentence[1].split())
+    assert plain == METHODS["asgd"]
+    told = {}
+    for names, differences, _ in documents.rows(
+        text, "`--method`", "differs from `asgd` in", "page"
+    ):
+        for name in re.findall(r"`(\w+)`", names):
+            told[name] = plain | dict(re.findall(r"`(\w+)=(\w+)`", differences))
+    assert told == METHODS
+
+
+def test_the_table_of_seams_is_the_code_s():
+    text = (ROOT / "docs" / "METHOD.md").read_text()
+    table = documents.rows(text, "seam", "question", "values", "pages")
+    told = {seam.strip("`-"): set(re.findall(r"`(\w+)`", values)) for seam, _, values, _ in table}
+    assert told == {seam: set(registry) for seam, registry in zip(SEAMS, REGISTRIES, strict=True)}
+
+
+def test_a_page_s_composition_is_the_method_s():
+    for page in (ROOT / "docs" / "methods").glob("*.md"):
+        for line in page.read_text().split("\n\n"):
+            found = re.match(r"`--method=(\w+)` = ((?:`\w+=\w+`[ \n,]*)+)", line)
+            if found:
+                parts = dict(re.findall(r"`(\w+)=(\w+)`", found[2]))
+                assert METHODS["asgd"] | parts == METHODS[found[1]], page.name
+
+
+def test_originals_are_told_once():
+    """METHOD.md alone has the tables of other programs' names."""
+    for page in documents.pages():
+        if page.name != "METHOD.md":
+            assert not re.search(r"(?m)^\| original", page.read_text()), page.name

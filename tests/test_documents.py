@@ -1,0 +1,222 @@
+"""README and docs/ tell the truth: commands, flags, defaults, methods, links.
+
+No command is run here: each goes through the parser that would read it, and through all that a node
+checks before it starts. `test_documents_run.py` runs them.
+"""
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import io
+import os
+import re
+
+import pytest
+from absl import flags
+
+import main
+from cluster import launch_flags, tf_config, watch_flags
+from cluster.flags import read_run
+from ops.types import ConfigurationError
+from tests import documents
+from tests.command_line import given, own_flags
+from thinwire import arguments
+
+ROOT = documents.ROOT
+#: Flags that are new; docs/OPERATIONS.md is to tell of them.
+COMING = {"log_level", "metrics_host", "metrics_port", "num_restarts", "restart_window_seconds"}
+COMING |= {"restart_workers", "quiet"}
+#: What a page may call that is not ours.
+FOREIGN = ("git", "cd", ".venv/bin/tensorboard", "bench/peers/setup.sh")
+#: Flags of these, of absl, of bench/netns.sh, what stands for any, an example.
+FOREIGN_FLAGS = {"logdir", "flagfile", "help", "check", "flag", "power_exponent"}
+#: Words of a command that only exist at a reader's.
+AT_THE_READERS = {"--data_dir=/data": f"--data_dir={ROOT / 'data'}", "...": None}
+#: Script in examples/ -> who it is; it takes main.py's settings.
+SCRIPTS = {"server.py": "PS", "fit_worker.py": "Worker", "loop_worker.py": "Worker"}
+PARSE = argparse.ArgumentParser.parse_args
+
+
+class Parsed(Exception):
+    """The parser has taken the words; what would follow is not wanted."""
+
+
+# -- commands -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_home(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
+    return monkeypatch
+
+
+def test_every_command_is_one_that_starts(at_home):
+    commands = documents.commands()
+    assert len(commands) >= 40
+    found = [f"{command.place}\n    {text}" for command in commands
+             if (text := complaint(command, at_home))]  # fmt: skip
+    assert not found, "\n".join(found)
+
+
+def complaint(command, patch):
+    """Return what is wrong with a command, if anything is."""
+    words = [AT_THE_READERS.get(word, word) for word in command.words]
+    words = [word for word in words if word is not None]
+    try:
+        if command.program == "python":
+            return _of_python(words, command.variables, patch)
+        if command.program == "make":
+            unknown = {word for word in words if "=" not in word} - make_targets()
+            return f"make knows no {unknown}" if unknown else None
+        if command.program == "bench/netns.sh":
+            return _of_main(words[1:], {}) if words[0] == "train" else None
+    except (ConfigurationError, flags.Error, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None if command.program in FOREIGN else "no test knows this program"
+
+
+def _of_python(words, variables, patch):
+    if words[0] == "-m":
+        return module_parses(words[1], words[2:], patch)
+    if words[0] == "main.py":
+        return _of_main(words[1:], variables)
+    script = ROOT / words[0]
+    if not script.is_file():
+        return "no such script"
+    if script.name in SCRIPTS:
+        arguments.read(words[1:], {}, type_node=SCRIPTS[script.name])
+    elif words[1:]:
+        return "takes no flags that a test knows"
+    return None
+
+
+def _of_main(words, variables):
+    """Do what main.py does before it starts a role."""
+    with pytest.MonkeyPatch.context() as patch, given(*words) as values:
+        for name, value in variables.items():
+            patch.setenv(name, value) if value else patch.delenv(name, raising=False)
+        if values.help:
+            return None
+        tf_config.fill(values, os.environ.get("TF_CONFIG", ""))
+        run = read_run()
+        if run.type_node == "Cluster":
+            launch_flags.check()
+        elif run.type_node != "Advisor":
+            launch_flags.refuse_elsewhere(run)
+        watch_flags.check(run, values)
+        main.CHECKS.get(run.type_node, lambda run: None)(run)
+        run.method.check()
+    return None
+
+
+def make_targets():
+    return set(re.findall(r"(?m)^([a-z]+):", (ROOT / "Makefile").read_text()))
+
+
+def module_parses(name, words, patch):
+    """Let a module's own parser read the words; return its objection, if any."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            run_to_its_parser(name, words, patch)
+    except Parsed:
+        return None
+    except SystemExit:
+        return said.getvalue()
+    return f"python -m {name} parses nothing"
+
+
+def run_to_its_parser(name, words, patch):
+    """Raise Parsed from a module's main(), with its parser, once that has read words, if any."""
+
+    def stop(parser, *_):
+        if words is not None:
+            PARSE(parser, words)
+        raise Parsed(parser)
+
+    patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    found = importlib.util.find_spec(name)
+    assert found is not None, f"there is no module {name}"
+    is_room = found.submodule_search_locations is not None
+    module = importlib.import_module(f"{name}.__main__" if is_room else name)
+    needs_words = any(
+        each.default is each.empty for each in inspect.signature(module.main).parameters.values()
+    )
+    module.main(*([words or []] if needs_words else []))
+
+
+# -- flags --------------------------------------------------------------------------------------
+
+
+def named_flags(text):
+    return set(re.findall(r"(?<![\w-])--([a-zA-Z]\w*(?:-\w+)*)", text))
+
+
+def test_every_flag_is_documented():
+    text = "\n".join(page.read_text() for page in documents.pages())
+    missing = sorted(set(own_flags()) - named_flags(text) - {"help"} - COMING)
+    assert not missing, f"no page of docs/ tells of --{', --'.join(missing)}"
+
+
+def test_every_flag_that_is_named_exists(at_home):
+    own = own_flags()
+    known = set(own) | {f"no{name}" for name, flag in own.items() if flag.boolean}
+    known |= FOREIGN_FLAGS | flags_of_modules(at_home)
+    for page in documents.pages():
+        unknown = named_flags(without_originals(page.read_text())) - known
+        assert not unknown, f"{page.name}: there is no --{', --'.join(sorted(unknown))}"
+
+
+def without_originals(text):
+    """Leave out what other programs called their flags: the first cells of those tables."""
+    text, _, originals = text.partition("\n## Original flag")
+    return text + "\n".join(re.sub(r"^\| .*? \|", "", line) for line in originals.splitlines())
+
+
+def flags_of_modules(patch):
+    """Return the flags of all `python -m` modules that the pages name."""
+    named = [*documents.pages(), ROOT / "Makefile"]
+    text = "\n".join(page.read_text() for page in named)
+    found = set()
+    for name in set(re.findall(r"python -m ((?:bench|supervisor|proto|tests)[\w.]*\w)", text)):
+        with pytest.raises(Parsed) as caught:
+            run_to_its_parser(name, None, patch)
+        found |= {
+            option.removeprefix("--") for option in caught.value.args[0]._option_string_actions
+        }
+    return found
+
+
+# -- links and excerpts ---------------------------------------------------------------------------
+
+
+def test_links_lead_to_pages_and_headings():
+    broken = []
+    for page in documents.pages():
+        for target in re.findall(r"\]\(([^)\s]+)\)", documents.prose(page)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            other = (page.parent / path).resolve() if path else page
+            if not other.exists() or (anchor and anchor not in documents.anchors(other)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not broken, "\n".join(broken)
+
+
+def test_every_page_is_linked_from_another():
+    texts = {page: documents.prose(page) for page in documents.pages()}
+    for page in texts:
+        name = page.name
+        others = [text for other, text in texts.items() if other != page]
+        assert name == "README.md" or any(f"{name})" in t or f"{name}#" in t for t in others), name
+
+
+def test_python_in_the_readme_is_that_of_the_examples():
+    code = "".join(path.read_text() for path in (ROOT / "examples").glob("*.py"))
+    lines = [line.strip() for block in documents.blocks()
+             if block.page.name == "README.md" and block.language == "python"
+             for line in block.text.splitlines() if line.strip() and "..." not in line]  # fmt: skip
+    assert [line for line in lines if line.split("  # ")[0] not in code] == []
