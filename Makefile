@@ -71,12 +71,13 @@ proto: $(STAMP) ## Generate proto/*_pb2*
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
 	  proto/thinwire.proto proto/peers.proto
 
-bench: $(STAMP) ## Costs of this machine as ratios to their limits
-	$(BIN)/python -m bench
+bench: $(STAMP) ## Costs of this machine as ratios to their limits and peers, to bench/results
+	$(BIN)/python -m bench --peers
 
-peers: $(STAMP) ## The same work on TensorFlow's and torch's own parameter exchange
-	bench/peers/setup.sh
-	$(BIN)/python -m bench.peers
+# What cannot be installed is left out. PEERS takes options such as --only, --link or --resume.
+peers: $(STAMP) ## The same work on TensorFlow's, torch's, MXNet's and Flower's own exchange
+	-bench/peers/setup.sh
+	$(BIN)/python -m bench.peers $(PEERS)
 
 clean: ## Remove caches and runs, keep .venv
 	rm -rf runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,61 +1,96 @@
 """What this machine does against its limits: ``python -m bench``; ``--peers`` adds the peers.
 
-A part that fails is named, with its error, and the others go on; the exit code is then 1.
+Every part prints its rows as it ends; all of them go to bench/results/ as Markdown and CSV, dated,
+with machine, versions and commit. A part that fails is named, with its error, and the others go
+on; the exit code is then 1. A row that falls short says so, and is no failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib
-import os
+import importlib.util
+import io
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from bench import machine
 from bench.table import Row, render
 
-PARTS = ("kernels", "positions", "coding", "transport", "datagrams", "loop", "links")
+PARTS = ("kernels", "positions", "coding", "transport", "datagrams", "journal", "loop", "links",
+         "scaling")  # fmt: skip
 #: Parts of real runs, whose length can be chosen.
-_TIMED = ("loop", "links")
+_TIMED = ("loop", "links", "scaling")
 _PEERS = "peers"
+_PEER_ROUNDS = 2
+
+
+def present() -> list[str]:
+    """Return the parts that this checkout has."""
+    return [part for part in PARTS if importlib.util.find_spec(f"bench.{part}") is not None]
 
 
 def _rows(part: str, seconds: float) -> Sequence[Row]:
     """Return one part's rows; the part is imported only now, so that others work without it."""
     if part == _PEERS:
-        return list(importlib.import_module("bench.peers.__main__").rows(seconds, rounds=2))
+        return list(importlib.import_module("bench.peers.__main__").rows(seconds, _PEER_ROUNDS))
     module = importlib.import_module(f"bench.{part}")
-    return module.rows(seconds) if part in _TIMED else module.rows()
+    return list(module.rows(seconds) if part in _TIMED else module.rows())
 
 
-def _measure(parts: Sequence[str], seconds: float) -> list[str]:
-    """Print each part's table as it is ready; return the parts that failed."""
+def _measure(parts: Sequence[str], seconds: float) -> tuple[dict[str, Sequence[Row]], list[str]]:
+    """Print each part's table as it is ready; return the rows, and the parts that failed."""
+    found: dict[str, Sequence[Row]] = {}
     failed = []
     for part in parts:
         start = time.perf_counter()
         try:
-            table = render(_rows(part, seconds))
+            found[part] = _rows(part, seconds)
+            table = render(found[part])
         except Exception:  # noqa: BLE001 - whatever fails, the other parts go on
             failed.append(part)
             table = traceback.format_exc()
         took = time.perf_counter() - start
         sys.stdout.write(f"\n{part} ({took:.0f} s)\n\n{table}")
         sys.stdout.flush()
-    return failed
+    return found, failed
+
+
+def documents(
+    facts: Mapping[str, Any], found: Mapping[str, Sequence[Row]], failed: Sequence[str]
+) -> dict[str, str]:
+    """Return the whole table as Markdown and as CSV, by suffix."""
+    lines = [("part", *Row.HEAD)]
+    lines += [(part, *row.cells()) for part, rows in found.items() for row in rows]
+    short = [row.work for rows in found.values() for row in rows if row.met is False]
+    text = f"# Costs as ratios to their limits\n\n{machine.describe(facts)}\n\n"
+    text += machine.markdown(lines)
+    text += f"\nFall short: {'; '.join(short) if short else 'none'}.\n"
+    if failed:
+        text += f"\nFailed, and not in the table: {', '.join(failed)}.\n"
+    sheet = io.StringIO()
+    csv.writer(sheet, lineterminator="\n").writerows(lines)
+    return {"md": text, "csv": sheet.getvalue()}
 
 
 def main() -> int:
     options = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    choices = (*PARTS, _PEERS)
+    choices = (*present(), _PEERS)
     options.add_argument("--only", nargs="+", choices=choices, help="these parts and no others")
-    options.add_argument("--peers", action="store_true", help="TensorFlow's and torch's too")
+    options.add_argument("--peers", action="store_true", help="the peers on the same work too")
     options.add_argument("--seconds", type=float, default=20.0, help="of each run of processes")
     arguments = options.parse_args()
-    parts = arguments.only or [*PARTS, *([_PEERS] if arguments.peers else [])]
-    load = os.getloadavg()[0]
-    sys.stdout.write(f"{os.cpu_count()} cores, load {load:.1f} before the start\n")
-    failed = _measure(parts, arguments.seconds)
+    parts = arguments.only or [*present(), *([_PEERS] if arguments.peers else [])]
+    facts = machine.facts()
+    sys.stdout.write(machine.describe(facts) + "\n")
+    found, failed = _measure(parts, arguments.seconds)
+    stem = "bench" if arguments.only is None else "bench-" + "-".join(parts)
+    paths = machine.write(stem, facts, documents(facts, found, failed))
+    sys.stdout.write(f"\nwritten: {', '.join(map(str, paths))}\n")
     if failed:
         sys.stdout.write(f"\nfailed: {', '.join(failed)}\n")
     return 1 if failed else 0

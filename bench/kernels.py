@@ -9,13 +9,15 @@ step has swept the cache before the gradient is selected from.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import statistics
 import sys
 from collections.abc import Iterator
 
 import numpy as np
 
-from bench.table import Row, interleave, render
+from bench.table import Row, quartiles, render, times
 from ops import kernels, wire
 from ops.types import Block, CodedValues
 
@@ -68,7 +70,7 @@ def _select_row(name: str, size: int, contenders: list[kernels.Kernels]) -> Row:
             given = float(hint[number])
             hint[number] = body.feedback_top_k(residual, gradient(), kept, hint=given)[2]
 
-    seconds = interleave([floor, *(lambda b=body: step(b) for body in contenders)], _REPEATS)
+    seconds = times([floor, *(lambda b=body: step(b) for body in contenders)], _REPEATS)
     return _timed_row(f"select 1 % with error feedback, {name}", seconds, copies, 2.5)
 
 
@@ -102,27 +104,25 @@ def _apply_row(contenders: list[kernels.Kernels]) -> Row:
         damped = values * body.damp(body.hits(window, indices, scratch))
         body.apply_sparse(theta, indices, damped, 0.02)
 
-    stream_seconds, *seconds = interleave(
-        [stream, *(lambda b=body: apply(b) for body in contenders)], _REPEATS
-    )
-    seconds_per_byte = stream_seconds / (12 * size)
+    seconds = times([stream, *(lambda b=body: apply(b) for body in contenders)], _REPEATS)
     line = 64
     scatter = 8 + 4 + 2 * line  # index, value, the weight's line read and written
     staleness = line + UPDATES_BEHIND * (4 + 2 * line)  # counter read; index, counter counted up
-    floor = kept * (scatter + staleness) * seconds_per_byte
-    row = _timed_row(
-        f"apply 1 % with per-entry staleness {UPDATES_BEHIND}, 25 M", [floor, *seconds], 1, 2.0
-    )
-    bare = seconds[0] / (kept * scatter * seconds_per_byte)
+    # Bytes that this must move, against those of the stream.
+    share = kept * (scatter + staleness) / (12 * size)
+    seconds[0] = [share * each for each in seconds[0]]
+    row = _timed_row(f"apply 1 % with per-entry staleness {UPDATES_BEHIND}, 25 M", seconds, 1, 2.0)
+    bare = row.ratio * (scatter + staleness) / scatter
     note = f"{row.note + '; ' if row.note else ''}lines of the scatter alone: {bare:.1f}"
-    return Row(row.work, row.value, row.unit, row.limit, row.ratio, row.goal, row.better, note)
+    return dataclasses.replace(row, note=note)
 
 
-def _timed_row(work: str, seconds: list[float], copies: int, goal: float) -> Row:
-    """Make a row of [floor, numpy, maybe TensorFlow]."""
-    floor, ours, *others = (each / copies * 1e3 for each in seconds)
+def _timed_row(work: str, seconds: list[list[float]], copies: int, goal: float) -> Row:
+    """Make a row of every call's seconds of [floor, numpy, maybe TensorFlow]."""
+    floor, ours, *others = (statistics.median(own) / copies * 1e3 for own in seconds)
     note = "".join(f"tf.function: {other / floor:.1f}" for other in others)
-    return Row(work, ours, "ms", floor, ours / floor, goal, "lower", note)
+    ratios = quartiles(own / least for least, own in zip(*seconds[:2], strict=True))
+    return Row(work, ours, "ms", floor, ours / floor, goal, "lower", note, ratios)
 
 
 def _index_rows() -> Iterator[Row]:

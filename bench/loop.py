@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from bench.apart import measure_apart
 from bench.peers import thinwire, work
-from bench.table import Row, interleave, render
+from bench.table import Row, quartiles, render, spread, times
 
 _STEPS_A_TURN = 10
 _TURNS = 12
@@ -30,13 +30,15 @@ def rows(seconds: float = 20.0) -> list[Row]:
 
 
 def _standalone_row() -> Row:
-    ours, keras = measure_apart("bench.loop", "--in_process")
+    seconds = measure_apart("bench.loop", "--in_process")
+    ours, keras = map(statistics.median, seconds)
+    ratios = quartiles(theirs / own for own, theirs in zip(*seconds, strict=True))
     name = "Standalone / train_on_batch"
-    return Row(name, 1 / ours, "steps/s", 1 / keras, keras / ours, 0.98, "higher")
+    return Row(name, 1 / ours, "steps/s", 1 / keras, keras / ours, 0.98, "higher", spread=ratios)
 
 
-def _in_process() -> tuple[float, float]:
-    """Return the seconds of a step of ours, and of Keras' own."""
+def _in_process() -> list[list[float]]:
+    """Return the seconds of steps of ours, and of Keras' own."""
     import keras
     import tensorflow as tf
 
@@ -69,18 +71,18 @@ def _in_process() -> tuple[float, float]:
         repeat(lambda: trainer.train(*batch, 0.01)),
         repeat(lambda: model.train_on_batch(*batch)),
     ]
-    ours, theirs = interleave(contenders, _TURNS)
-    return ours / _STEPS_A_TURN, theirs / _STEPS_A_TURN
+    seconds = times(contenders, _TURNS)
+    return [[each / _STEPS_A_TURN for each in own] for own in seconds]
 
 
 def _task(seconds: float) -> work.Work:
     return work.Work(seconds, 0, 1, 64, 0.01, 0.9, 1)
 
 
-def _alternate(contenders: list[Callable[[], float]]) -> list[float]:
-    """Run real processes in turn; return each one's median."""
+def _alternate(contenders: list[Callable[[], float]]) -> list[list[float]]:
+    """Run real processes in turn; return each one's figures."""
     results = [[contender() for contender in contenders] for _ in range(_ROUNDS)]
-    return [statistics.median(column) for column in zip(*results, strict=True)]
+    return [list(column) for column in zip(*results, strict=True)]
 
 
 def _standalone_rate(seconds: float) -> float:
@@ -102,7 +104,9 @@ def _worker_rate(seconds: float) -> float:
 def _worker_row(seconds: float) -> Row:
     ours, alone = _alternate([lambda: _worker_rate(seconds), lambda: _standalone_rate(seconds)])
     name = "worker loop, dense, loopback / Standalone"
-    return Row(name, ours, "steps/s", alone, ours / alone, 0.85, "higher", "later 0.9")
+    mine, limit = statistics.median(ours), statistics.median(alone)
+    ratios = spread(one / other for one, other in zip(ours, alone, strict=True))
+    return Row(name, mine, "steps/s", limit, mine / limit, 0.9, "higher", spread=ratios)
 
 
 def main() -> None:

@@ -6,12 +6,14 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One piece of work, measured beside its limit or peer in the same run."""
+
+    HEAD: ClassVar = ("work", "ours", "limit", "unit", "ratio", "spread", "goal", "met", "note")
 
     work: str
     value: float  # ours
@@ -21,6 +23,7 @@ class Row:
     goal: float | None  # for the ratio; None: printed for comparison
     better: Literal["lower", "higher"]  # which way the ratio should go
     note: str = ""
+    spread: str = ""  # of repeated measurements, where they were kept
 
     @property
     def met(self) -> bool | None:
@@ -29,45 +32,58 @@ class Row:
             return None
         return self.ratio <= self.goal if self.better == "lower" else self.ratio >= self.goal
 
+    def cells(self) -> tuple[str, ...]:
+        """Return what the table shows, under `HEAD`."""
+        sign = "<=" if self.better == "lower" else ">="
+        return (
+            self.work,
+            f"{self.value:.4g}",
+            f"{self.limit:.4g}",
+            self.unit,
+            f"{self.ratio:.2f}",
+            self.spread,
+            "" if self.goal is None else f"{sign} {self.goal:.3g}",
+            {True: "yes", False: "NO: falls short", None: "-"}[self.met],
+            self.note,
+        )
 
-def interleave(functions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Call the functions in turn (A B A B ...), so that a disturbance hits all; return medians.
+
+def spread(ratios: Iterable[float]) -> str:
+    """Return the range of a row's ratio over its repetitions."""
+    found = sorted(ratios)
+    return f"{found[0]:.2f} to {found[-1]:.2f}" if len(found) > 1 else ""
+
+
+def quartiles(ratios: Iterable[float]) -> str:
+    """Return the middle half of a row's ratio over many repetitions."""
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return f"{low:.2f} to {high:.2f}"
+
+
+def times(functions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+    """Call the functions in turn (A B A B ...), so that a disturbance hits all.
 
     Args:
         functions: The contenders; each is called once more beforehand, not counted.
         repeats: Counted calls of each.
 
     Returns:
-        Seconds, one median for each function.
+        Seconds of every call, a list for each function.
     """
     for function in functions:
         function()
     seconds: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats):
-        for function, times in zip(functions, seconds, strict=True):
+        for function, own in zip(functions, seconds, strict=True):
             start = time.perf_counter()
             function()
-            times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in seconds]
+            own.append(time.perf_counter() - start)
+    return seconds
 
 
 def render(rows: Iterable[Row]) -> str:
     """Return the rows as one aligned table."""
-    cells = [("work", "ours", "limit", "unit", "ratio", "goal", "met", "note")]
-    for row in rows:
-        sign = "<=" if row.better == "lower" else ">="
-        cells.append(
-            (
-                row.work,
-                f"{row.value:.4g}",
-                f"{row.limit:.4g}",
-                row.unit,
-                f"{row.ratio:.2f}",
-                "" if row.goal is None else f"{sign} {row.goal:g}",
-                {True: "yes", False: "NO", None: "-"}[row.met],
-                row.note,
-            )
-        )
+    cells = [Row.HEAD, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right_aligned = (1, 2, 4)
     lines = [

@@ -16,17 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
 
 from bench.far_end import LARGEST_BYTES, SMALL_BYTES, limit, receive
+from bench.table import Row, quartiles, render
 from proto import channel_grpc, framing, process
 from proto import thinwire_pb2 as pb
-
-if TYPE_CHECKING:
-    from bench.table import Row
 
 BULK_SIZES = (4_800_000, 40_000_000)
 _BULK_ROUNDS = {4_800_000: 15, 40_000_000: 12}
@@ -175,8 +172,8 @@ def clients() -> Iterator[tuple[RawClient, BareClient, StackClient]]:
             yield raw, bare, real
 
 
-def _medians(calls: Sequence[Callable[[], None]], rounds: int, repeat: int) -> list[float]:
-    """Return the median seconds of one call of each.
+def _turns(calls: Sequence[Callable[[], None]], rounds: int, repeat: int) -> list[list[float]]:
+    """Return the seconds of one call of each, for every round.
 
     The contenders take turns of ``repeat`` calls each, after one round to warm up.
     """
@@ -188,11 +185,11 @@ def _medians(calls: Sequence[Callable[[], None]], rounds: int, repeat: int) -> l
                 call()
             if number:
                 spent.append((time.perf_counter() - start) / repeat)
-    return [statistics.median(spent) for spent in seconds]
+    return seconds
 
 
-def measure() -> dict[str, tuple[float, float]]:
-    """Return {work: (our seconds, the limit's or peer's seconds)}."""
+def measure() -> dict[str, tuple[list[float], list[float]]]:
+    """Return {work: (our seconds, the limit's or peer's seconds)}, of each round."""
     process.keep_freed_memory()
     result = {}
     with clients() as (raw, bare, real):
@@ -201,7 +198,7 @@ def measure() -> dict[str, tuple[float, float]]:
                 functools.partial(call, size)
                 for call in (real.push, raw.push, bare.push, real.pull, raw.pull)
             ]
-            push, raw_push, bare_push, pull, raw_pull = _medians(
+            push, raw_push, bare_push, pull, raw_pull = _turns(
                 calls, _BULK_ROUNDS[size], _BULK_CALLS[size]
             )
             name = f"{size / 1e6:g} MB"
@@ -209,7 +206,7 @@ def measure() -> dict[str, tuple[float, float]]:
             result[f"push {name}{_BARE_STREAM}"] = push, bare_push
             result[f"pull {name}"] = pull, raw_pull
         exchanges = (real.exchange, bare.exchange, raw.exchange)
-        ours, peer, limit = _medians(exchanges, _SMALL_ROUNDS, _SMALL_EXCHANGES)
+        ours, peer, limit = _turns(exchanges, _SMALL_ROUNDS, _SMALL_EXCHANGES)
         result[_EXCHANGE] = ours, peer
         result[_EXCHANGE_RAW] = ours, limit
     return result
@@ -217,28 +214,28 @@ def measure() -> dict[str, tuple[float, float]]:
 
 def rows() -> list[Row]:
     """Measure, and return the rows of the table."""
-    from bench.table import Row
-
     result = []
-    for work, (ours, other) in measure().items():
+    for work, (all_ours, all_others) in measure().items():
         exchange = work.startswith(_EXCHANGE)
+        ours, other = statistics.median(all_ours), statistics.median(all_others)
+        pairs = zip(all_ours, all_others, strict=True)
+        ratios = [one / two if exchange else two / one for one, two in pairs]
         goal = _GOALS.get(work)
-        ratio = ours / other if exchange else other / ours
         result.append(
             Row(
                 work=work,
                 value=ours * (1e6 if exchange else 1e3),
                 unit="us" if exchange else "ms",
                 limit=other * (1e6 if exchange else 1e3),
-                ratio=ratio,
+                ratio=ours / other if exchange else other / ours,
                 goal=goal,
                 better="lower" if exchange else "higher",
                 note="" if goal is not None else "for comparison",
+                spread=quartiles(ratios),
             )
         )
     return result
 
 
 if __name__ == "__main__":
-    for work, (ours, other) in measure().items():
-        sys.stdout.write(f"{work}: {ours * 1e3:.3f} ms, {other * 1e3:.3f} ms, {other / ours:.2f}\n")
+    sys.stdout.write(render(rows()))

@@ -1,118 +1,236 @@
-"""All peers and ours on the same work, in turn (A B C A B C), as one table with ratios.
+"""Ours and the peers on the same work, in turn, over links of several rates.
 
-``python -m bench.peers --seconds 30``. Run ``bench/peers/setup.sh`` once before, for torch.
+    python -m bench.peers --link none 100 10 --lr 0.01 0.03 0.1 --seconds 60 --target 0.80 0.85
+
+Run ``bench/peers/setup.sh`` once before. Root gives every node a network namespace; without it all
+run on loopback without a limit, ours alone over links that it emulates, and bytes are not counted.
+Every run is appended to a file as it ends; ``--resume FILE`` goes on with it, and with
+``--seconds 0`` only prints its table. Ends with 1 if a run failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
 import json
-import shutil
-import statistics
-import subprocess
+import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench.peers import work
-from bench.table import Row, render
+from bench import machine
+from bench.peers import plan, report, work
+from bench.peers.contenders import CONTENDERS, OURS, over_emulated_link
+from bench.peers.evaluating import evaluator
+from bench.peers.lab import Lab, namespaces, this_machine, why_not
+from bench.peers.running import Failed, run
+from bench.table import Row
 
-ROOT = Path(__file__).resolve().parents[2]
-TORCH = Path(__file__).resolve().parent / ".venv-torch" / "bin" / "python"
-#: Name -> interpreter, module and its arguments.
-CONTENDERS = {
-    "thinwire asgd": (sys.executable, "thinwire", "--method=asgd"),
-    "TensorFlow ParameterServerStrategy": (sys.executable, "tf_parameter_server"),
-    "thinwire bsp": (sys.executable, "thinwire", "--method=bsp"),
-    "torch DDP": (str(TORCH), "torch_ddp", "--hook=none"),
-    "torch DDP, fp16": (str(TORCH), "torch_ddp", "--hook=fp16"),
-    "torch DDP, PowerSGD": (str(TORCH), "torch_ddp", "--hook=powersgd"),
-    # AdaComp has no momentum; with it the downlink would be dense.
-    "thinwire adacomp": (sys.executable, "thinwire", "--method=adacomp", "--momentum=0"),
-}
-#: Ours, the peer's, goal of the ratio in samples/s.
-PAIRS = (
-    ("thinwire asgd", "TensorFlow ParameterServerStrategy", 1.0),
-    ("thinwire bsp", "torch DDP", 0.95),
-    ("thinwire bsp", "torch DDP, fp16", None),
-    ("thinwire adacomp", "torch DDP, PowerSGD", None),
-    ("thinwire adacomp", "TensorFlow ParameterServerStrategy", None),
-)
-_OVERHEAD_SECONDS = 300.0  # to start, warm up and end, on a busy machine
+_ATTEMPTS = 2
+_WORKERS, _BATCH, _MOMENTUM, _SEED = 2, 64, 0.9, 1
 
 
-def _alone(command: list[str]) -> list[str]:
-    """Give a contender a loopback interface of its own, where the system lets us.
+class Harness:
+    """Makes the runs of a table and keeps their records in a file.
 
-    Then its byte counter counts nobody else. Without, it counts the whole machine's.
+    Args:
+        settings: The table.
+        path: Records, one JSON object a line; those that are there are not made again.
+        say: Takes lines for people.
     """
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        return command
-    wrapped = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    possible = subprocess.run([*wrapped, "true"], capture_output=True, check=False)
-    return [*wrapped, *command] if possible.returncode == 0 else command
+
+    def __init__(self, settings: plan.Settings, path: Path, say: Callable[[str], object]) -> None:
+        self.settings, self._path, self._say = settings, path, say
+        self.records = read_records(path)
+        self._obstacle = why_not()
+        self._evaluate: Callable[[Path], float] | None = None
+
+    def measure(self) -> None:
+        """Make the runs that are left."""
+        if self._obstacle:
+            self._say(f"no network namespaces ({self._obstacle}): ours alone over emulated links, "
+                      "and bytes are not counted")  # fmt: skip
+        minutes = plan.estimated_seconds(self.settings, self.records) / 60
+        self._say(f"about {minutes:.0f} min for {len(self.settings.names)} contenders; "
+                  f"records: {self._path}")  # fmt: skip
+        for wanted in plan.pending(self.settings, self.records):
+            if self._obstacle and wanted.link != plan.NO_LIMIT and wanted.contender not in OURS:
+                record = plan.record_of(wanted, None, error=f"left out: {self._obstacle}")
+            else:
+                record = self._measured(wanted)
+                with open(self._path, "a") as file:
+                    file.write(json.dumps(record) + "\n")
+            self.records.append(record)
+
+    def _measured(self, wanted: plan.Run) -> plan.Record:
+        """Make a run, again if it fails; return its record."""
+        found, errors, attempts = None, "", 0
+        began, load = time.monotonic(), os.getloadavg()[0]
+        while found is None and attempts < _ATTEMPTS:
+            attempts += 1
+            try:
+                found = self._run(wanted)
+            except Failed as error:
+                errors = str(error)
+                self._say(f"{wanted.contender}, attempt {attempts}: {errors[-600:]}")
+        if found is not None:
+            self._say(f"{wanted.contender}, {wanted.link}, lr {wanted.learning_rate:g}, round "
+                      f"{wanted.round}: {found['samples_per_second']:,.0f} samples/s, accuracy "
+                      f"{max((p['accuracy'] for p in found['curve']), default=0.0):.3f}, took "
+                      f"{time.monotonic() - began:.0f} s")  # fmt: skip
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        more = {"error": errors, "attempts": attempts, "ended": now, "load_before": round(load, 2)}
+        return plan.record_of(wanted, found, emulated=bool(self._obstacle), **more)
+
+    def _run(self, wanted: plan.Run) -> plan.Record:
+        """Make a run.
+
+        Raises:
+            Failed: It did not work.
+        """
+        task = work.Work(wanted.seconds, 0, _WORKERS, _BATCH, wanted.learning_rate, _MOMENTUM,
+                         _SEED, wanted.steps, wanted.snapshot_seconds)  # fmt: skip
+        if self._evaluate is None:
+            self._evaluate = evaluator()
+        rate = plan.mbps(wanted.link)
+        contender = CONTENDERS[wanted.contender]
+        if self._obstacle and rate is not None:
+            contender = over_emulated_link(wanted.contender, rate)
+        if not contender.python.exists():
+            raise Failed(f"no {contender.python}; run bench/peers/setup.sh")
+        with self._lab(rate) as lab:
+            return run(contender, task, lab, self.settings.targets, self._evaluate)
+
+    @contextlib.contextmanager
+    def _lab(self, rate: float | None) -> Iterator[Lab]:
+        made = this_machine(_WORKERS) if self._obstacle else namespaces(_WORKERS, rate)
+        with made as lab:
+            yield lab
 
 
-def measure(name: str, seconds: float) -> dict[str, float] | None:
-    """Run one contender once; return its JSON line, or None (and say why) if it failed."""
-    interpreter, module, *arguments = CONTENDERS[name]
-    if not Path(interpreter).exists():
-        sys.stderr.write(f"{name}: no {interpreter}; run bench/peers/setup.sh\n")
-        return None
-    command = [interpreter, "-m", f"bench.peers.{module}", f"--seconds={seconds:g}", *arguments]
-    try:
-        done = subprocess.run(
-            _alone(command),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=seconds + _OVERHEAD_SECONDS,
-            check=True,
-        )
-    except subprocess.SubprocessError as error:
-        output = (getattr(error, "stderr", "") or "")[-1000:]
-        sys.stderr.write(f"{name}: {error}\n{output}\n")
-        return None
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+def read_records(path: Path) -> list[plan.Record]:
+    """Return the good runs of a file of records; who was interrupted leaves half a line."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if record["ok"]:
+                found.append(record)
+    return found
 
 
-def rows(seconds: float, rounds: int, only: str = "") -> Iterator[Row]:
-    """Measure every contender `rounds` times in turn; yield ours against the peers'."""
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
-    for number in range(rounds):
-        for name in (name for name in CONTENDERS if only in name):
-            result = measure(name, seconds)
-            if result is not None:
-                sys.stderr.write(f"round {number + 1}: {json.dumps(result)}\n")
-                results[name].append(result)
-    for ours, peer, goal in PAIRS:
-        if results[ours] and results[peer]:
-            yield _row(ours, peer, goal, results)
+def peer_versions() -> dict[str, str]:
+    """Return the versions of the packages in the peers' environments."""
+    found = {}
+    for stamp in sorted(Path(__file__).parent.glob(".venv-*/.complete")):
+        for package in stamp.read_text().split():
+            name, _, version = package.partition("==")
+            if name != "numpy":
+                found[name] = version
+    return found
 
 
-def _row(
-    ours: str, peer: str, goal: float | None, results: dict[str, list[dict[str, float]]]
-) -> Row:
-    def median(name: str, key: str) -> float:
-        return statistics.median(result[key] for result in results[name])
+def rows(seconds: float, rounds: int) -> list[Row]:
+    """Measure the peers without a limit and at 100 Mbit/s, with one learning rate."""
+    names = [name for name, each in CONTENDERS.items() if each.python.exists()]
+    if missing := sorted(CONTENDERS.keys() - set(names)):
+        _say(f"not installed, left out: {', '.join(missing)}; run bench/peers/setup.sh")
+    found = settings(names, ["none", "100"], [0.01], rounds, seconds, seconds, [0.80, 0.85])
+    path = machine.RESULTS / f"{datetime.date.today()}-bench-peers.jsonl"
+    machine.RESULTS.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)  # every row is to be of one run
+    harness = Harness(found, path, _say)
+    harness.measure()
+    return list(report.rows(harness.records, found.links, found.targets))
 
-    mine, theirs = median(ours, "samples_per_second"), median(peer, "samples_per_second")
-    sent = (
-        f"{median(ours, 'bytes_per_step'):,.0f} B/step, peer {median(peer, 'bytes_per_step'):,.0f}"
+
+def settings(
+    names: Sequence[str], links: Sequence[str], rates: Sequence[float], rounds: int,
+    seconds: float, most_seconds: float, targets: Sequence[float],
+) -> plan.Settings:  # fmt: skip
+    """Return a table's settings."""
+    dense = frozenset(name for name in names if CONTENDERS[name].dense)
+    return plan.Settings(names, dense, links, rates, rounds, seconds, most_seconds, targets,
+                         _WORKERS)  # fmt: skip
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        prog="python -m bench.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return Row(f"{ours} / {peer}", mine, "samples/s", theirs, mine / theirs, goal, "higher", sent)
+    add = options.add_argument
+    add("--link", nargs="+", default=["none", "100", "10"], help="none, or Mbit/s of each worker")
+    add("--lr", nargs="+", type=float, default=[0.01, 0.03, 0.1], help="to choose from")
+    add("--seconds", type=float, default=60.0, help="of a run without a limit, from its first step")
+    add("--most_seconds", type=float, default=600.0, help="of a run over a link to the top target")
+    add("--target", nargs="+", type=float, default=[0.80, 0.85], help="test accuracies")
+    add("--rounds", type=int, default=3, help="of all contenders over all links")
+    add("--only", nargs="+", default=[""], help="contenders whose names hold one of these")
+    add("--without", nargs="+", default=[], help="and none of these")
+    add("--resume", type=Path, help="file of records to go on with")
+    return options
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=30.0, help="measured time of each")
-    options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--only", default="", help="contenders whose name holds this")
+def _chosen(arguments: argparse.Namespace) -> list[str]:
+    return [
+        name
+        for name in CONTENDERS
+        if any(part in name for part in arguments.only)
+        and not any(part in name for part in arguments.without)
+    ]
+
+
+def main() -> int:
+    options = _options()
     arguments = options.parse_args()
-    if work.full_set_is_installed() is False:
-        sys.stderr.write("Fashion-MNIST is not installed: all train on the shipped sample\n")
-    sys.stdout.write(render(rows(arguments.seconds, arguments.rounds, arguments.only)))
+    if not (names := _chosen(arguments)):
+        options.error(f"no such contender; there are: {', '.join(CONTENDERS)}")
+    if bad := [link for link in arguments.link if link != "none" and not _is_rate(link)]:
+        options.error(f"--link {bad[0]}: expected none or a number of Mbit/s above 0")
+    if not work.full_set_is_installed():
+        _say("Fashion-MNIST is not installed: all train on the shipped sample")
+    found = machine.facts(peer_versions())
+    machine.RESULTS.mkdir(exist_ok=True)
+    path = arguments.resume or machine.RESULTS / f"{found['date'][:10]}-peers.jsonl"
+    if arguments.resume is None and path.exists():
+        options.error(f"{path} exists: --resume it, or move it away")
+    wanted = settings(names, arguments.link, arguments.lr, arguments.rounds, arguments.seconds,
+                      arguments.most_seconds, arguments.target)  # fmt: skip
+    harness = Harness(wanted, path, _say)
+    try:
+        if arguments.seconds > 0:
+            harness.measure()
+    finally:
+        _write(harness, found, path.parent)
+    return 0 if all(record["ok"] for record in harness.records) else 1
+
+
+def _is_rate(link: str) -> bool:
+    try:
+        return float(link) > 0
+    except ValueError:
+        return False
+
+
+def _write(harness: Harness, found: dict[str, Any], folder: Path) -> None:
+    """Write the table of what is known beside the records, and print it."""
+    wanted, records = harness.settings, harness.records
+    text = report.document(records, wanted.links, wanted.targets)
+    body = f"# Peers on the same work\n\n{machine.describe(found)}\n\n{text}"
+    sheet = report.sheet(records, wanted.links, wanted.targets)
+    paths = machine.write("peers", found, {"md": body, "csv": sheet}, folder)
+    sys.stdout.write(f"{body}\nwritten: {', '.join(map(str, paths))}\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

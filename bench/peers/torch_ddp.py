@@ -1,44 +1,19 @@
-"""torch's DistributedDataParallel on gloo, one process a worker, optionally with a gradient hook.
+"""One worker of torch's DistributedDataParallel on gloo, optionally with a gradient hook.
 
-Run it with the interpreter that setup.sh makes:
-``bench/peers/.venv-torch/bin/python -m bench.peers.torch_ddp --hook none``.
+The harness starts one for each worker, with the interpreter that setup.sh makes.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import tempfile
-import time
+import sys
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.optim import SGD
 
-from bench.peers import work
-
-
-def build_model() -> nn.Module:
-    """Return Keras' mnist_cnn with Keras' initialisation."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Flatten(),
-        nn.Linear(9216, 128),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(128, 10),
-    )
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
-    return model
+from bench.peers import torch_model, work
 
 
 def _add_hook(model: nn.parallel.DistributedDataParallel, hook: str) -> None:
@@ -51,72 +26,45 @@ def _add_hook(model: nn.parallel.DistributedDataParallel, hook: str) -> None:
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-class Trainer:
-    """One worker: its model, its half of the data, its steps."""
-
-    def __init__(self, rank: int, task: work.Work, hook: str) -> None:
-        torch.manual_seed(task.seed)
-        model = build_model()
-        assert sum(weights.numel() for weights in model.parameters()) == work.NUM_PARAMETERS
-        # PowerSGD chains its collectives: with two buckets the ranks may start them in another
-        # order, which gloo answers by aborting. A set capacity makes one bucket of the model.
-        capacity_mb = 25 if hook == "powersgd" else None
-        self._model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=capacity_mb)
-        _add_hook(self._model, hook)
-        self._optimizer = torch.optim.SGD(
-            self._model.parameters(), lr=task.learning_rate, momentum=task.momentum
-        )
-        images, labels = work.load()
-        self._images = torch.from_numpy(images[rank :: task.workers, None])
-        self._labels = torch.from_numpy(labels[rank :: task.workers])
-        self._batch_size = task.batch_size
-        self._generator = torch.Generator().manual_seed(task.seed + rank)
-
-    def run(self, steps: int) -> float:
-        """Take that many steps together with the others; return the seconds."""
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(steps):
-            chosen = torch.randint(
-                len(self._labels), (self._batch_size,), generator=self._generator
-            )
-            self._optimizer.zero_grad()
-            logits = self._model(self._images[chosen])
-            nn.functional.cross_entropy(logits, self._labels[chosen]).backward()
-            self._optimizer.step()
-        dist.barrier()
-        return time.perf_counter() - start
-
-
-def _worker(rank: int, rendezvous: str, task: work.Work, hook: str) -> None:
-    torch.set_num_threads(1)
-    torch.set_num_interop_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=task.workers
-    )
-    trainer = Trainer(rank, task, hook)
-    trainer.run(task.warmup_steps)
-    pace = torch.tensor([trainer.run(task.warmup_steps) / task.warmup_steps])
-    dist.broadcast(pace, 0)
-    steps = max(1, math.ceil(task.seconds / pace.item()))
-    before = work.loopback_bytes()
-    seconds = trainer.run(steps)
-    if rank == 0:
-        carried = work.loopback_bytes() - before
-        work.report(f"torch DDP, {hook}", task, steps * task.workers, seconds, carried)
-    dist.destroy_process_group()
+def _train(rank: int, task: work.Work, hook: str) -> None:
+    """Step until the first worker has trained long enough; the harness then ends the others."""
+    own = torch_model.build_model(work.initial(task.seed))
+    # PowerSGD chains its collectives: with two buckets the ranks may start them in another
+    # order, which gloo answers by aborting. A set capacity makes one bucket of the model.
+    capacity_mb = 25 if hook == "powersgd" else None
+    model = nn.parallel.DistributedDataParallel(own, bucket_cap_mb=capacity_mb)
+    _add_hook(model, hook)
+    optimizer = SGD(model.parameters(), lr=task.learning_rate, momentum=task.momentum)
+    batches, progress = torch_model.Batches(task, rank), work.Progress(task, f"{rank}", rank == 0)
+    steps, over = 0, False
+    while not over or rank:
+        images, labels = batches.next()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        steps += 1
+        over = progress.tell(steps, lambda: torch_model.get_weights(own))
 
 
 def main() -> None:
     options = work.parser(__doc__)
     options.add_argument("--hook", choices=("none", "fp16", "powersgd"), default="none")
+    options.add_argument("--rank", type=int, required=True)
+    options.add_argument("--address", required=True, help="host:port of the first worker")
+    options.add_argument("--interface", required=True, help="that reaches the others")
     arguments = options.parse_args()
     task = work.from_arguments(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(
-            _worker, (os.path.join(folder, "rendezvous"), task, arguments.hook), task.workers
-        )
+    torch_model.use_one_thread(task, arguments.rank)
+    os.environ["GLOO_SOCKET_IFNAME"] = arguments.interface
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{arguments.address}",
+        rank=arguments.rank,
+        world_size=task.workers,
+    )
+    _train(arguments.rank, task, arguments.hook)
+    sys.stdout.flush()
+    os._exit(0)  # the others are still stepping; to leave the group would wait for them
 
 
 if __name__ == "__main__":

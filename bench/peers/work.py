@@ -1,16 +1,19 @@
-"""The work every peer does, how it is measured, and how a peer reports.
+"""The work every peer does, and how each of its processes says how far it is.
 
 Keras' mnist_cnn (1,199,882 parameters, Glorot-uniform weights, zero biases, dropout 0.25 and 0.5)
-on Fashion-MNIST, SGD with momentum, one thread a worker. Imports neither TensorFlow nor torch, so
-each peer's own virtual environment can use it.
+on Fashion-MNIST, SGD with momentum, one thread a worker. All begin with the same weights. Imports
+neither TensorFlow nor torch, so each peer's own virtual environment can use it.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
-import sys
+import math
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +23,30 @@ from data import idx
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = (Path("/usr/share/datasets/fashion-mnist"), _ROOT / "data" / "fashion_mnist_sample")
-NUM_PARAMETERS = 1_199_882
+#: Name and shape of each tensor in Keras' order and layout; weights are flat in this order.
+TENSORS = (
+    ("conv1/kernel", (3, 3, 1, 32)),
+    ("conv1/bias", (32,)),
+    ("conv2/kernel", (3, 3, 32, 64)),
+    ("conv2/bias", (64,)),
+    ("hidden/kernel", (9216, 128)),
+    ("hidden/bias", (128,)),
+    ("logits/kernel", (128, 10)),
+    ("logits/bias", (10,)),
+)
+NUM_PARAMETERS = sum(math.prod(shape) for _, shape in TENSORS)
+_FLATTENED = (12, 12, 64)  # height, width, channels of what becomes 9,216 inputs
 PIXEL_MEAN, PIXEL_DEVIATION = 72.94, 90.02  # of Fashion-MNIST
+_LINE_SECONDS = 0.25  # between two lines of progress
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What to train, and how long."""
+    """What to train, and how long.
+
+    `steps` are those of one worker, 0 for no limit; whichever of `seconds` and `steps` is over
+    first ends the run.
+    """
 
     seconds: float
     warmup_steps: int
@@ -35,18 +55,24 @@ class Work:
     learning_rate: float
     momentum: float
     seed: int
+    steps: int = 0
+    snapshot_seconds: float = 2.0
+    folder: str = "."
 
 
-def parser(description: str) -> argparse.ArgumentParser:
+def parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options all peers share."""
     result = argparse.ArgumentParser(description=description)
-    result.add_argument("--seconds", type=float, default=20.0, help="measured time")
-    result.add_argument("--warmup_steps", type=int, default=30, help="steps before, per worker")
+    result.add_argument("--seconds", type=float, default=20.0, help="from the first step")
+    result.add_argument("--steps", type=int, default=0, help="of one worker; 0: no limit")
+    result.add_argument("--warmup_steps", type=int, default=0, help="unused by most")
     result.add_argument("--workers", type=int, default=2)
     result.add_argument("--batch_size", type=int, default=64)
     result.add_argument("--learning_rate", type=float, default=0.01)
     result.add_argument("--momentum", type=float, default=0.9)
     result.add_argument("--seed", type=int, default=1)
+    result.add_argument("--snapshot_seconds", type=float, default=2.0)
+    result.add_argument("--folder", default=".", help="of progress and snapshots")
     return result
 
 
@@ -56,18 +82,26 @@ def from_arguments(arguments: argparse.Namespace) -> Work:
     return Work(**{name: getattr(arguments, name) for name in names})
 
 
-def files() -> tuple[Path, Path]:
-    """Return the IDX files of training images and labels.
+def to_arguments(task: Work) -> list[str]:
+    """Return the command line that `from_arguments` reads."""
+    return [f"--{name}={value}" for name, value in dataclasses.asdict(task).items()]
+
+
+# -- data --------------------------------------------------------------------------------------
+
+
+def files(part: str = "train") -> tuple[Path, Path]:
+    """Return the IDX files of images and labels of a part, "train" or "t10k".
 
     Those of the full set where it is installed, else of the shipped sample.
     """
     folder = next(path for path in _FOLDERS if path.is_dir())
-    return folder / "train-images-idx3-ubyte.gz", folder / "train-labels-idx1-ubyte.gz"
+    return folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz"
 
 
-def load() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return training images float32 [N, 28, 28], standardised, and labels int64 [N]."""
-    images, labels = idx.read_pair(*files())
+def load(part: str = "train") -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return a part's images float32 [N, 28, 28], standardised, and labels int64 [N]."""
+    images, labels = idx.read_pair(*files(part))
     scaled = images.astype(np.float32)
     scaled -= PIXEL_MEAN
     scaled /= PIXEL_DEVIATION
@@ -79,23 +113,113 @@ def full_set_is_installed() -> bool:
     return _FOLDERS[0].is_dir()
 
 
-def loopback_bytes() -> int:
-    """Return the bytes that the loopback interface of this network namespace has carried."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == "lo":
-            return int(counters.split()[0])
-    return 0
+# -- weights -----------------------------------------------------------------------------------
 
 
-def report(peer: str, work: Work, steps: int, seconds: float, num_bytes: int) -> None:
-    """Print the one JSON line of a peer; `steps` are those of all workers together."""
-    result = {
-        "peer": peer,
-        "samples_per_second": round(steps * work.batch_size / seconds, 1),
-        "bytes_per_step": round(num_bytes / steps),
-        "steps": steps,
-        "seconds": round(seconds, 2),
-    }
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.stdout.flush()
+def initial(seed: int) -> NDArray[np.float32]:
+    """Return the weights that everybody begins with, flat in Keras' order."""
+    random = np.random.default_rng(seed)
+    return flatten([_glorot(shape, random) for _, shape in TENSORS])
+
+
+def _glorot(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
+    if len(shape) == 1:
+        return np.zeros(shape, np.float32)
+    field = math.prod(shape[:-2])
+    limit = math.sqrt(6.0 / (field * (shape[-2] + shape[-1])))
+    return random.uniform(-limit, limit, shape).astype(np.float32)
+
+
+def flatten(tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Return tensors as one vector."""
+    return np.concatenate([np.asarray(tensor, np.float32).ravel() for tensor in tensors])
+
+
+def unflatten(flat: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """Return a vector's tensors in Keras' layout."""
+    ends = list(itertools.accumulate(math.prod(shape) for _, shape in TENSORS))
+    parts = np.split(flat, ends[:-1])
+    return [part.reshape(shape) for part, (_, shape) in zip(parts, TENSORS, strict=True)]
+
+
+def to_channels_first(flat: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """Return a vector's tensors as torch and MXNet lay them out.
+
+    Filters are [out, in, height, width], matrices [out, in], and the 9,216 inputs of the hidden
+    layer come channel by channel.
+    """
+    tensors = unflatten(flat)
+    hidden = tensors[4].reshape(*_FLATTENED, 128).transpose(3, 2, 0, 1).reshape(128, -1)
+    tensors[0] = tensors[0].transpose(3, 2, 0, 1)
+    tensors[2] = tensors[2].transpose(3, 2, 0, 1)
+    tensors[4], tensors[6] = hidden, tensors[6].T
+    return [np.ascontiguousarray(tensor) for tensor in tensors]
+
+
+def from_channels_first(tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Return what `to_channels_first` was made from."""
+    found = [np.asarray(tensor) for tensor in tensors]
+    height, width, channels = _FLATTENED
+    found[0] = found[0].transpose(2, 3, 1, 0)
+    found[2] = found[2].transpose(2, 3, 1, 0)
+    found[4] = found[4].reshape(128, channels, height, width).transpose(2, 3, 1, 0)
+    found[6] = found[6].T
+    return flatten(found)
+
+
+# -- progress ----------------------------------------------------------------------------------
+
+
+class Progress:
+    """What one process of a contender tells the harness: lines of time, own steps, snapshot.
+
+    The file's name says whose it is. The harness sums the steps of all files and evaluates the
+    snapshots after the run, so that evaluation takes no time of anybody's.
+
+    Args:
+        task: What to train.
+        name: Of this process.
+        snapshots: Whether this process keeps the model's snapshots.
+    """
+
+    def __init__(self, task: Work, name: str, snapshots: bool) -> None:
+        self._task = task
+        self._folder = Path(task.folder)
+        self._file = open(self._folder / f"progress-{name}.jsonl", "a", buffering=1)  # noqa: SIM115
+        self._snapshots = snapshots
+        self._began: float | None = None
+        self._next_line = self._next_snapshot = 0.0
+        self._num_snapshots = 0
+
+    def tell(
+        self,
+        steps: int | None,
+        weights: Callable[[], NDArray[np.float32]] | None = None,
+        last: bool = False,
+    ) -> bool:
+        """Say how many steps are done; keep a snapshot when it is due; return whether to end.
+
+        Args:
+            steps: Of those that this process counts; None: it counts none.
+            weights: Gives the model, flat in Keras' layout.
+            last: The run ends here whatever the limits say.
+        """
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+            self._next_snapshot = now + self._task.snapshot_seconds
+        over = last or now - self._began >= self._task.seconds
+        over = over or (0 < self._task.steps <= (steps or 0))
+        due = self._snapshots and weights is not None and (now >= self._next_snapshot or over)
+        if not (due or over or now >= self._next_line):
+            return False
+        snapshot = None
+        if due:
+            snapshot = f"{self._num_snapshots:05d}.npy"
+            np.save(self._folder / snapshot, weights())
+            self._num_snapshots += 1
+            self._next_snapshot = max(now, self._next_snapshot + self._task.snapshot_seconds)
+        self._next_line = now + _LINE_SECONDS
+        line = {"time": now, "steps": steps, "snapshot": snapshot}
+        self._file.write(json.dumps(line) + "\n")
+        return over

@@ -1,6 +1,6 @@
 """Rows know whether their goal is met; the table lines up."""
 
-from bench.table import Row, interleave, render
+from bench.table import Row, quartiles, render, spread, times
 
 
 def row(ratio, goal, better):
@@ -23,5 +23,10 @@ def test_the_table_says_what_is_met_and_lines_up():
 
 def test_contenders_take_turns():
     calls = []
-    seconds = interleave([lambda: calls.append("A"), lambda: calls.append("B")], 3)
-    assert calls == list("ABABABAB") and len(seconds) == 2
+    seconds = times([lambda: calls.append("A"), lambda: calls.append("B")], 3)
+    assert calls == list("ABABABAB") and [len(own) for own in seconds] == [3, 3]
+
+
+def test_spread_is_of_the_ratios():
+    assert spread([1.2, 0.9, 1.0]) == "0.90 to 1.20" and spread([1.0]) == ""
+    assert quartiles([4.0, 1.0, 2.0, 3.0, 5.0]) == "1.50 to 4.50"

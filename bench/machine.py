@@ -1,0 +1,124 @@
+"""What a result must say of where it comes from, and where it is written."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+_PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "grpcio", "protobuf", "numpy")
+#: A machine with more work than this for each core gives no figures to rely on.
+_BUSY_SHARE = 0.25
+_SOURCES = (".", ":!bench/results")
+
+
+def facts(packages: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return machine, versions, commit and load, to be called before anything is measured.
+
+    Args:
+        packages: Versions of others' packages to list beside ours.
+    """
+    own = {name: version for name in _PACKAGES if (version := _version(name))}
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "cores": os.cpu_count(),
+        "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "congestion_control": _read("/proc/sys/net/ipv4/tcp_congestion_control"),
+        "versions": {**own, **(packages or {})},
+        **_commit(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Return the facts as Markdown lines."""
+    commit = found["commit"] + (" with uncommitted changes" if found["dirty"] else "")
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    load = f"load before the start: {found['load_before']}"
+    if found["load_before"] > _BUSY_SHARE * (found["cores"] or 1):
+        load += " (**the machine was not quiet: these figures are no measurement**)"
+    return "\n".join(
+        [
+            f"- {found['date']}, commit {commit}",
+            f"- {found['cores']} cores ({found['processor']}), {found['memory_gib']} GiB, "
+            f"{found['system']}, TCP {found['congestion_control']}",
+            f"- {versions}",
+            f"- {load}",
+        ]
+    )
+
+
+def write(
+    stem: str, found: Mapping[str, Any], tables: Mapping[str, str], folder: Path | None = None
+) -> list[Path]:
+    """Write tables to DATE-STEM.SUFFIX in a folder, by suffix; return the paths.
+
+    A result of the same day and name is overwritten. The folder is `RESULTS` by default.
+    """
+    folder = folder or RESULTS
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for suffix, text in tables.items():
+        path = folder / f"{found['date'][:10]}-{stem}.{suffix}"
+        path.write_text(text)
+        paths.append(path)
+    return paths
+
+
+def markdown(cells: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first row is its head."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return "\n".join([lines[0], "|" + "---|" * len(cells[0]), *lines[1:]]) + "\n"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> dict[str, Any]:
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD").strip()
+        return {
+            "commit": commit,
+            "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES).strip()),
+        }
+    except (OSError, subprocess.CalledProcessError):  # an archive without its history
+        return {"commit": "unknown", "dirty": False}
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def _memory_gib() -> int:
+    return round(int((_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) / 2**20)
+
+
+def _field(path: str, name: str) -> str | None:
+    """Return the value of the first line "name : value" of a file."""
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,90 @@
+"""One worker of MXNet's distributed kvstore; the optimizer is on its server.
+
+The harness starts a scheduler and a server (``import mxnet`` with DMLC_ROLE set runs them) and one
+of this for each worker, with the interpreter that setup.sh makes.
+"""
+
+from __future__ import annotations
+
+import os
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from numpy.typing import NDArray
+
+from bench.peers import work
+
+
+def _build_model(flat: NDArray[np.float32]) -> gluon.nn.HybridSequential:
+    """Return Keras' mnist_cnn with these weights."""
+    model = gluon.nn.HybridSequential()
+    model.add(
+        gluon.nn.Conv2D(32, 3, in_channels=1, activation="relu"),
+        gluon.nn.Conv2D(64, 3, in_channels=32, activation="relu"),
+        gluon.nn.MaxPool2D(2),
+        gluon.nn.Dropout(0.25),
+        gluon.nn.Flatten(),
+        gluon.nn.Dense(128, in_units=9216, activation="relu"),
+        gluon.nn.Dropout(0.5),
+        gluon.nn.Dense(10, in_units=128),
+    )
+    model.initialize()
+    tensors = work.to_channels_first(flat)
+    for parameter, values in zip(_parameters(model), tensors, strict=True):
+        parameter.set_data(mx.nd.array(values))
+    model.hybridize(static_alloc=True, static_shape=True)
+    return model
+
+
+def _parameters(model: gluon.nn.HybridSequential) -> list[gluon.Parameter]:
+    return list(model.collect_params().values())
+
+
+def _weights(model: gluon.nn.HybridSequential) -> NDArray[np.float32]:
+    tensors = [parameter.data().asnumpy() for parameter in _parameters(model)]
+    return work.from_channels_first(tensors)
+
+
+def _train(rank: int, task: work.Work, kvstore: str) -> None:
+    """Step until the first worker has trained long enough; the harness then ends the others."""
+    mx.random.seed(task.seed + rank)
+    random = np.random.default_rng(task.seed + rank)
+    model = _build_model(work.initial(task.seed))
+    trainer = gluon.Trainer(
+        model.collect_params(),
+        "sgd",
+        {"learning_rate": task.learning_rate, "momentum": task.momentum},
+        kvstore=kvstore,
+        update_on_kvstore=True,
+    )
+    # The server adds up the gradients of a synchronous round.
+    together = task.workers if kvstore == "dist_sync" else 1
+    images, labels = work.load()
+    images, labels = images[rank :: task.workers, None], labels[rank :: task.workers]
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    progress = work.Progress(task, f"{rank}", rank == 0)
+    steps, over = 0, False
+    while not over or rank:
+        chosen = random.integers(0, len(labels), task.batch_size)
+        inputs, classes = mx.nd.array(images[chosen]), mx.nd.array(labels[chosen])
+        with autograd.record():
+            loss = loss_of(model(inputs), classes)
+        loss.backward()
+        trainer.step(task.batch_size * together)
+        _parameters(model)[0].data().wait_to_read()  # it computes behind Python's back
+        steps += 1
+        over = progress.tell(steps, lambda: _weights(model))
+
+
+def main() -> None:
+    options = work.parser(__doc__)
+    options.add_argument("--kvstore", choices=("dist_sync", "dist_async"), required=True)
+    options.add_argument("--rank", type=int, required=True)
+    arguments = options.parse_args()
+    _train(arguments.rank, work.from_arguments(arguments), arguments.kvstore)
+    os._exit(0)  # the others are still stepping; to leave the store would wait for them
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Runs one contender once: starts its processes in their places, waits, ends them, evaluates."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bench.peers import curves, work
+from bench.peers.contenders import ROOT, Contender, Node, environment_of
+from bench.peers.lab import Lab
+
+_DIE_WITH_PARENT = 1  # Linux' PR_SET_PDEATHSIG
+#: To import, build, trace and to end, on a busy machine.
+_START_SECONDS = 240.0
+_POLL_SECONDS = 0.2
+_TOLD_BYTES = 1500
+
+
+class Failed(Exception):
+    """A run did not end as it should; the message has the end of its processes' output."""
+
+
+@dataclasses.dataclass
+class _Child:
+    node: Node
+    process: subprocess.Popen[bytes]
+    output: Path
+
+
+def run(
+    contender: Contender,
+    task: work.Work,
+    lab: Lab,
+    targets: Sequence[float],
+    evaluate: Callable[[Path], float],
+) -> dict[str, Any]:
+    """Train once and return what was measured, as plain data.
+
+    Raises:
+        Failed: A process ended too early or badly, or took too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="thinwire-peers-") as name:
+        folder = Path(name)
+        task = dataclasses.replace(task, folder=name)
+        nodes = contender.nodes(task, lab)
+        with lab.counting(), _started(nodes, lab, folder) as children:
+            _wait(children, task.seconds + _START_SECONDS)
+        try:
+            steps, snapshots = curves.read(folder)
+            warm = curves.rates(steps, lab.bytes())
+        except ValueError as error:
+            raise Failed(f"{error}; {_outputs(children)}") from error
+        kept = curves.points(snapshots, steps, lab.bytes())
+        curve = curves.evaluated(kept, targets, evaluate)
+    return {
+        "samples_per_second": warm.steps_per_second * task.batch_size,
+        "rates": dataclasses.asdict(warm),
+        "steps": steps.at(steps.ended),
+        "seconds": steps.ended - steps.began,
+        "curve": [dataclasses.asdict(point) for point in curve],
+    }
+
+
+@contextlib.contextmanager
+def _started(nodes: Sequence[Node], lab: Lab, folder: Path) -> Iterator[list[_Child]]:
+    """Start every node, and end all of them."""
+    children: list[_Child] = []
+    try:
+        for number, node in enumerate(nodes):
+            path = folder / f"output-{number}.txt"
+            with open(path, "wb") as output:
+                process = _start(node, lab, output)
+            children.append(_Child(node, process, path))
+        yield children
+    finally:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+            child.process.wait()
+
+
+def _start(node: Node, lab: Lab, output: BinaryIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*lab.places[node.place].prefix, *node.command],
+        cwd=ROOT,
+        env=environment_of(node),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
+    )
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def _wait(children: Sequence[_Child], seconds: float) -> None:
+    """Wait for the node that leads.
+
+    Raises:
+        Failed: It ended badly or not at all, or another one ended before it.
+    """
+    (leader,) = (child for child in children if child.node.leads)
+    deadline = time.monotonic() + seconds
+    while (code := leader.process.poll()) is None:
+        for child in children:
+            if child.process.poll() not in (None, 0):
+                command = " ".join(child.node.command)[:200]
+                raise Failed(f"ended with {child.process.returncode}: {command}; {_tail(child)}")
+        if time.monotonic() > deadline:
+            raise Failed(f"not done after {seconds:.0f} s; {_outputs(children)}")
+        time.sleep(_POLL_SECONDS)
+    if code:
+        raise Failed(f"ended with {code}; {_outputs(children)}")
+
+
+def _tail(child: _Child) -> str:
+    return child.output.read_bytes()[-_TOLD_BYTES:].decode(errors="replace").strip()
+
+
+def _outputs(children: Sequence[_Child]) -> str:
+    tails = (_tail(child) for child in children)
+    return " | ".join(tail for tail in tails if tail) or "no output"

@@ -1,0 +1,97 @@
+"""Watches a run of ours from its server: the samples applied, and the model now and then.
+
+As a Supervisor does, but it evaluates nothing: the harness evaluates the snapshots of every
+contender after its run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import queue
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.peers import work
+from models.shared import SharedModel
+from ops import routing
+from ops.run import ModelChoice
+from proto import convert
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import StreamLost, Unreachable
+from proto.session import Refused, Session, payload_limit
+from supervisor.shard_stream import ShardStream
+from supervisor.view import Viewer
+
+_START_SECONDS = 120.0
+_RETRY_SECONDS = 0.3
+_POLL_SECONDS = 0.1
+
+
+def _connect(shared: SharedModel, address: str) -> ShardStream:
+    """Join the shard as soon as it listens.
+
+    Raises:
+        Unreachable: It does not come.
+    """
+    hello = pb.Hello(
+        protocol_version=convert.PROTOCOL_VERSION,
+        role=pb.ROLE_SUPERVISOR,
+        model=convert.tensors_of(shared.spec),
+        num_shards=1,
+    )
+    (layout,) = routing.place(shared.spec, 1)
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        session = Session(address, hello, payload_limit(layout, 0))
+        try:
+            session.open(2.0)
+            return ShardStream(session, queue.SimpleQueue())
+        except (StreamLost, Unreachable, Refused):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_SECONDS)
+
+
+def _weights(viewer: Viewer, shard: ShardStream) -> NDArray[np.float32]:
+    view = viewer.fetch([shard])
+    if view is None:
+        raise RuntimeError("the shard does not answer")
+    return view.weights
+
+
+def _watch(task: work.Work, address: str) -> None:
+    model = Path(__file__).with_name("thinwire_model.py")
+    shared = SharedModel(ModelChoice("mnist_cnn", str(model), 28, 1, 10), task.seed)
+    shard = _connect(shared, address)
+    viewer = Viewer(shared.spec, routing.place(shared.spec, 1), 0, in_step=False)
+    # The shard counts the samples of all workers.
+    together = dataclasses.replace(task, steps=task.steps * task.workers)
+    progress = work.Progress(together, "all", snapshots=True)
+    weights = functools.partial(_weights, viewer, shard)
+    over = False
+    while not over:
+        if shard.lost.is_set():
+            raise RuntimeError(f"lost the shard, which said {shard.halt_cause!r}")
+        if shard.status is not None and shard.status.samples:
+            over = progress.tell(shard.status.samples // task.batch_size, weights)
+        time.sleep(_POLL_SECONDS)
+
+
+def main() -> None:
+    options = work.parser(__doc__)
+    options.add_argument("--address", required=True, help="host:port of the shard")
+    arguments = options.parse_args()
+    _watch(work.from_arguments(arguments), arguments.address)
+    os._exit(0)  # the stream's reader would wait for the shard
+
+
+if __name__ == "__main__":
+    main()

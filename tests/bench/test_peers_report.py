@@ -1,0 +1,91 @@
+"""The peers' table: medians and spread, what is computed is marked, goals are judged."""
+
+import dataclasses
+
+import pytest
+
+from bench.peers import curves, plan, report
+
+TARGETS = (0.80, 0.85)
+
+
+def record(name, link="none", samples=1000.0, number=1, reached=40.0, up=4.8e6):
+    rates = curves.Rates(samples / 64, 50.0, up, up)
+    curve = [
+        curves.Point(reached / 2, reached * 10, 50 * up, 50 * up, 0.8),
+        curves.Point(reached, reached * 20, 100 * up, 100 * up, 0.85),
+    ]
+    found = {
+        "samples_per_second": samples,
+        "rates": dataclasses.asdict(rates),
+        "curve": [dataclasses.asdict(point) for point in curve] if reached else [],
+    }
+    return plan.record_of(plan.Run(name, link, 0.01, number), found)
+
+
+def rows(records, *links):
+    return {row.work: row for row in report.rows(records, links, TARGETS)}
+
+
+def test_a_line_has_medians_and_spread():
+    records = [record("torch DDP", samples=speed, number=n)
+               for n, speed in enumerate((1000.0, 1300.0, 1200.0), 1)]  # fmt: skip
+    head, line = report.cells(records, ["none"], TARGETS)
+    assert len(head) == len(line)
+    assert line[:6] == ["none", "torch DDP", "0.01", "3", "1,200", "1,000 to 1,300"]
+    assert line[6:] == ["4,800,000", "4,800,000", "20", "480", "40", "960"]
+
+
+def test_computed_figures_are_marked_and_missing_ones_said():
+    records = [record("torch DDP"), record("torch DDP", "10", 128.0, reached=0)]
+    line = report.cells(records, ["10"], TARGETS)[1]
+    # 800 steps at two a second; 4.8 MB each way for each.
+    assert line[-2:] == ["400 c", "7,680 c"]
+    assert report.cells([record("torch DDP", reached=0)], ["none"], TARGETS)[1][-2] == "not reached"
+
+
+def test_dense_ours_is_held_against_each_peer_without_a_limit():
+    records = [record("thinwire asgd", samples=1500.0), record("thinwire dgs", samples=1700.0),
+               record("torch DDP", samples=1600.0), record("MXNet dist_sync")]  # fmt: skip
+    found = rows(records, "none")
+    assert found["thinwire asgd / torch DDP, samples/s, no limit"].met is False
+    assert found["thinwire asgd / MXNet dist_sync, samples/s, no limit"].met is True
+
+
+@pytest.mark.parametrize(("samples", "met"), [(1650.0, True), (1500.0, False)])
+def test_goals_over_a_link(samples, met):
+    records = [
+        record("thinwire dgs", samples=samples, up=5e4),
+        record("thinwire dgs", "100", samples, up=5e4),
+        record("MXNet dist_sync", "100", 150.0),
+        record("TF ParameterServerStrategy", "100", 200.0),
+        record("torch DDP", "100", 310.0),
+    ]
+    found = rows(records, "100")
+    assert found["thinwire dgs / TF ParameterServerStrategy, samples/s, 100 Mbit/s"].met is met
+    assert found["thinwire dgs / torch DDP, samples/s, 100 Mbit/s"].met is met
+    assert "thinwire dgs / MXNet dist_sync, samples/s, 100 Mbit/s" not in found
+
+
+def test_seconds_and_bytes_are_held_against_the_best_peer():
+    ours = [record("thinwire asgd", reached=30.0), record("thinwire dgs", reached=60.0, up=5e4)]
+    records = [*ours, record("torch DDP", reached=40.0), record("MXNet dist_sync", reached=50.0)]
+    found = rows(records, "none")
+    seconds = found["seconds to 0.85, best of ours / best peer, no limit"]
+    assert (seconds.value, seconds.limit, seconds.met) == (30.0, 40.0, True)
+    assert seconds.note == "thinwire asgd; torch DDP"
+    assert found["bytes to 0.85, best of ours / best peer, no limit"].value == 10.0
+
+
+def test_troubles_are_listed():
+    failed = plan.record_of(plan.Run("torch DDP", "100", 0.1, 1), None, error="gloo aborted")
+    again = record("torch DDP, PowerSGD") | {"attempts": 2, "error": "crashed"}
+    text = report.document([failed, again], ["none", "100"], TARGETS)
+    assert "torch DDP, link 100, lr 0.1: failed: gloo aborted" in text
+    assert "worked at attempt 2: crashed" in text
+
+
+def test_the_sheet_has_the_table():
+    text = report.sheet([record("torch DDP")], ["none"], TARGETS)
+    assert text.splitlines()[0].startswith("link,contender,lr,runs,samples/s")
+    assert '"4,800,000"' in text

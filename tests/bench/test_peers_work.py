@@ -1,0 +1,91 @@
+"""The peers' work: one model in every layout, progress as the harness reads it, their processes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bench.peers import work
+from bench.peers.contenders import CONTENDERS, OURS, over_emulated_link
+from bench.peers.lab import SERVER, Lab, Place, worker
+
+
+def task(tmp_path, **more):
+    return work.Work(10.0, 0, 2, 64, 0.03, 0.9, 1, folder=str(tmp_path), **more)
+
+
+def lab():
+    names = [SERVER, worker(0), worker(1)]
+    places = {n: Place(("in", n), f"10.0.0.{k}", "way0") for k, n in enumerate(names)}
+    return Lab(places, range(7000, 7004))
+
+
+def test_weights_are_glorot_uniform_and_the_same_for_all():
+    flat = work.initial(1)
+    assert flat.shape == (1_199_882,) and flat.dtype == np.float32
+    np.testing.assert_array_equal(flat, work.initial(1))
+    first, bias, *_ = work.unflatten(flat)
+    limit = (6 / (9 * (1 + 32))) ** 0.5
+    assert not bias.any() and 0.95 * limit < abs(first).max() <= limit
+
+
+def test_channels_first_is_the_same_model():
+    flat = np.arange(work.NUM_PARAMETERS, dtype=np.float32)
+    ours, theirs = work.unflatten(flat), work.to_channels_first(flat)
+    assert theirs[0].shape == (32, 1, 3, 3) and theirs[2].shape == (64, 32, 3, 3)
+    assert theirs[2][5, 7, 1, 2] == ours[2][1, 2, 7, 5]
+    # Row 3, column 4, channel 6 of 12 x 12 x 64 inputs, to unit 9.
+    assert theirs[4][9, 6 * 144 + 3 * 12 + 4] == ours[4][(3 * 12 + 4) * 64 + 6, 9]
+    assert theirs[6][2, 100] == ours[6][100, 2]
+    np.testing.assert_array_equal(work.from_channels_first(theirs), flat)
+
+
+def test_progress_keeps_snapshots_at_its_interval(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(work.time, "monotonic", lambda: now[0])
+    progress = work.Progress(task(tmp_path), "0", snapshots=True)
+    over = []
+    for steps in range(1, 103):
+        over.append(progress.tell(steps, lambda: np.ones(3, np.float32)))
+        now[0] += 0.1
+    lines = [json.loads(line) for line in (tmp_path / "progress-0.jsonl").read_text().splitlines()]
+    assert lines[0] == {"time": 100.0, "steps": 1, "snapshot": None}
+    times = [line["time"] for line in lines if line["snapshot"]]
+    np.testing.assert_allclose(np.diff([100.0, *times]), 2.0, atol=0.11)
+    assert len(list(tmp_path.glob("*.npy"))) == len(times) == 5
+    assert over.index(True) in (100, 101) and lines[-1]["snapshot"]
+    assert len(lines) < 50  # not one for each step
+
+
+@pytest.mark.parametrize("limit", ["steps", "last"])
+def test_progress_ends_by_steps_or_by_word(tmp_path, limit):
+    progress = work.Progress(task(tmp_path, steps=3 if limit == "steps" else 0), "0", True)
+    weights = lambda: np.zeros(1, np.float32)  # noqa: E731
+    assert not progress.tell(1, weights) and not progress.tell(2, weights)
+    assert progress.tell(3, weights, last=limit == "last")
+    assert (tmp_path / "00000.npy").exists()
+
+
+def test_work_survives_the_command_line(tmp_path):
+    wanted = task(tmp_path, steps=20, snapshot_seconds=0.5)
+    options = work.parser("")
+    assert work.from_arguments(options.parse_args(work.to_arguments(wanted))) == wanted
+
+
+@pytest.mark.parametrize("name", list(CONTENDERS))
+def test_every_contender_has_workers_in_their_places_and_one_that_leads(name, tmp_path):
+    nodes = CONTENDERS[name].nodes(task(tmp_path), lab())
+    assert sum(node.leads for node in nodes) == 1
+    places = [node.place for node in nodes]
+    assert places.count("worker0") == places.count("worker1") == 1
+    assert (SERVER in places) == (CONTENDERS[name].sort != "among workers")
+    assert all("0.03" in " ".join(node.command) for node in nodes if node.place != SERVER)
+
+
+def test_ours_can_emulate_its_link(tmp_path):
+    for name in OURS:
+        commands = [node.command for node in over_emulated_link(name, 10.0).nodes(
+            task(tmp_path), lab())]  # fmt: skip
+        assert sum("--link_mbps=10" in command for command in commands) == 3
+    with pytest.raises(KeyError):
+        over_emulated_link("torch DDP", 10.0)
