@@ -7,7 +7,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -30,6 +30,7 @@ from proto.grpc_common import (
 )
 
 _SPARE_CALLS = 8  # health checks, and streams that are told that there is no room
+_MOST_WATCHERS = 4  # of our health at a time: each keeps one of these calls
 
 
 class PortInUse(ConfigurationError):
@@ -148,9 +149,13 @@ class Server:
     """A listening shard; made by `serve`."""
 
     def __init__(
-        self, server: grpc.Server, port: int, health_servicer: health.HealthServicer
+        self,
+        server: grpc.Server,
+        port: int,
+        health_servicer: health.HealthServicer,
+        service: str = SERVICE,
     ) -> None:
-        self._server = server
+        self._server, self._service = server, service
         self._health = health_servicer
         self.port = port
 
@@ -158,13 +163,37 @@ class Server:
         """Say through grpc.health.v1 whether the shard takes work."""
         values = health_pb2.HealthCheckResponse
         status = values.SERVING if serving else values.NOT_SERVING
-        for service in ("", SERVICE):
+        for service in ("", self._service):
             self._health.set(service, status)
 
     def stop(self, grace_seconds: float = 0.0) -> None:
         """Take no new streams, give the open ones so long to end, then cut them."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_seconds).wait()
+
+
+class _Health(health.HealthServicer):
+    """Tells everybody who can connect, but only a few of them for as long as they like."""
+
+    def __init__(self, services: Sequence[str]) -> None:
+        super().__init__()
+        self._services = services
+        self._room = threading.Semaphore(_MOST_WATCHERS)
+
+    def Watch(  # noqa: N802 - the name of the call
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.ServicerContext,
+        send_response_callback: Any = None,
+    ) -> Any:
+        """Send every change of a service's health; of those that there are, to those who fit in."""
+        if request.service not in self._services:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r:.80} here")
+        if not self._room.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "others watch; call Check instead")
+        if not context.add_callback(self._room.release):
+            self._room.release()
+        return super().Watch(request, context, send_response_callback)
 
 
 class _Sessions:
@@ -260,13 +289,13 @@ def serve(
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
     )
-    health_servicer = health.HealthServicer()
+    health_servicer = _Health(("", service))
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     try:
         bound = trust.add_port(server, host_and_port(address, port), door.credentials)
     except RuntimeError as error:
         raise PortInUse(_why_not_bound(address, port)) from error
-    result = Server(server, bound, health_servicer)
+    result = Server(server, bound, health_servicer, service)
     result.set_serving(False)
     server.start()
     return result

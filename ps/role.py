@@ -152,8 +152,8 @@ class Shard:
 
     def interrupt(self) -> None:
         """End the run before its time (any thread); of another shard than 0, this shard alone."""
-        if self.server.server is not None:
-            self.server.server.set_serving(False)
+        if (listening := self.server.server) is not None:
+            self.server.queue.put(functools.partial(listening.set_serving, False))
         self.interrupted = True  # who has not come by now was told to stop as well
         self.server.queue.put(events.Stop("interrupted"))
 
