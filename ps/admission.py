@@ -43,6 +43,16 @@ def take_pending(core: PsCore, workers: Sequence[int]) -> list[events.Push]:
     return found
 
 
+def is_late(member: Member, push: events.Push) -> bool:
+    """Whether a push comes after a later question of its life: nobody waits for its answer.
+
+    A worker asks one thing at a time, so a stream brought it that was given up for another.
+    """
+    if member.question is None or push.is_copy:
+        return False
+    return push.step <= member.last_step and push.step != member.question[0]
+
+
 def usable_base(core: PsCore, event: events.Pull | events.Push) -> int | None:
     """Return the version the worker holds, if this shard has had it in its present life."""
     base = event.base_version

@@ -137,6 +137,8 @@ class PsCore:
             return [refusals.outlier(event, "refused before", self.membership.epoch)]
         self.deadlines.begin(now)
         admission.note_lost_updates(self, event)
+        if admission.is_late(member, event):
+            return []
         usable, member.asked_at = admission.usable_base(self, event), now
         member.push_bytes = event.num_bytes
         if event.is_copy and usable is not None:

@@ -1,4 +1,4 @@
-"""A worker that comes back in the middle of a round, with the push that it had not an answer to."""
+"""Workers that come back in the middle of a round, and pushes that come after their answer."""
 
 import dataclasses
 
@@ -43,3 +43,20 @@ def test_an_answer_to_a_push_means_that_it_was_applied():
     assert answered(run, first, step=2) == set()
     assert answered(run, second, step=2) == {1, 2, 3}
     assert accounts.worker(3).pushes == 1
+
+
+def test_a_push_that_comes_late_takes_no_answer_from_a_newer_one():
+    """Answered by the old step's number, the worker would have waited for ever."""
+    run = MiniRun(method("bsp", 2), iter_max=50)
+    run.join_all()
+    first, second = (push_of(run, number) for number in (1, 2))
+    for worker in run.workers.values():
+        worker.alive = False
+    assert answered(run, first) == set()
+    assert answered(run, second) == {1, 2}
+    assert answered(run, first, step=2) == set()
+    assert answered(run, first) == set()  # held up on a stream that worker 1 gave up
+    actions = run.feed(0, dataclasses.replace(second, step=2))
+    assert {(each.worker, each.step) for each in actions} == {(1, 2), (2, 2)}
+    run.feed(0, events.Pull(1, first.incarnation, None, 0))
+    assert [type(each) for each in run.feed(0, first)] == [events.Reply]  # said again: answered
