@@ -292,9 +292,9 @@ class Shard:
         accounts, connections = self.core.accounts, self.server.connections
         if self.core.stop_reason is None:
             return False
-        since = time.monotonic() - (accounts.ended_at or 0.0)
         if self.interrupted and not self.leads:  # workers go on: what it no longer takes is lost
             return True
+        since = time.monotonic() - (accounts.ended_at or 0.0)
         if since >= self.own.linger_seconds:
             return True
         waits_for_supervisor = (
