@@ -27,7 +27,7 @@ from thinwire import arguments
 ROOT = documents.ROOT
 #: Flags that are new; docs/OPERATIONS.md is to tell of them.
 COMING = {"log_level", "metrics_host", "metrics_port", "num_restarts", "restart_window_seconds"}
-COMING |= {"restart_workers", "quiet"}
+COMING |= {"restart_workers"}
 #: What a page may call that is not ours.
 FOREIGN = ("git", "cd", ".venv/bin/tensorboard", "bench/peers/setup.sh")
 #: Flags of these, of absl, of bench/netns.sh, what stands for any, an example.
