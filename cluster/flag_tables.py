@@ -125,6 +125,10 @@ _METHOD = Topic(
             "Who sums a round of bsp or esync: the PS, or the workers among themselves.",
             (THROUGH_PS, *collectives.REGISTRY),
         ),
+        switch(
+            "overlap",
+            "Compute the next gradient while an exchange is under way: one step staler.",
+        ),
         words("esync_eps", "auto", "Safety margin of --pacer=esync in seconds, or auto."),
         choice(
             "esync_query",

@@ -66,6 +66,7 @@ class Choices(codecs.CodecChoices, DgtChoices):
     placement: str = "hash"
     ps_speeds: tuple[float, ...] = ()
     collective: str = THROUGH_PS
+    overlap: bool = False
     aggregate: str = aggregate.Mean.name
     trim_fraction: float | None = None  # of trimmed_mean
 
@@ -102,6 +103,7 @@ def compose(choices: Choices) -> Method:
         bn_sync=choices.bn_sync,
         placement=_placement(choices),
         collective=choices.collective,
+        overlap=choices.overlap,
         aggregate=_aggregate(choices),
     )
     return method

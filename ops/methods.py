@@ -98,6 +98,7 @@ class Method:
     local: LocalUpdate  # between two exchanges, where changes of weights travel
     bn_sync: bool  # BatchNorm's moving statistics are averaged over the workers
     collective: str = THROUGH_PS  # who sums: the PS, or the workers by one of ops.collectives
+    overlap: bool = False  # workers compute the next gradient while an exchange is under way
     # What the updates of one release are merged into.
     aggregate: aggregate.Aggregate = dataclasses.field(default_factory=aggregate.Mean)
 
@@ -135,6 +136,7 @@ class Method:
                 "or --pacer=every with a codec of gradients."
             )
         among_workers.check(self)
+        self._refuse_overlap()
         self.router.check(codecs.coding_of(self.codec).value_dtype)
         self._refuse_server_choices()
         self._refuse_local_choices()
@@ -142,6 +144,25 @@ class Method:
         found += aggregate.check(self)
         warning = uneven(self.sync.groups)
         return [*found, warning] if warning else found
+
+    def _refuse_overlap(self) -> None:
+        """Refuse to compute ahead where the next step must start from the answer."""
+        if not self.overlap:
+            return
+        reasons = (
+            (self.takes_local_steps, f"--pacer={self.seams['pacer']}, whose local steps start from "
+             "the answer"),
+            (self.collective != THROUGH_PS, f"--collective={self.collective}, where every worker "
+             "steps the model itself"),
+            (self.weighting.needs_copies, f"--weighting={self.seams['weighting']}, which needs the "
+             "model that a gradient was computed at, and the PS keeps the one that it last gave"),
+        )  # fmt: skip
+        for holds, what in reasons:
+            if holds:
+                raise ConfigurationError(
+                    f"--overlap computes the next gradient before an exchange is answered; this is "
+                    f"{what}. Leave one of them out."
+                )
 
     def _refuse_server_choices(self) -> None:
         """Refuse an optimizer on the PS where changes of weights are simply added."""
@@ -222,6 +243,7 @@ class Method:
         rows.append(("bn_sync", str(self.bn_sync)))
         rows.append(("placement", self.placement.name))
         rows.append(("collective", self.collective))
+        rows.append(("overlap", str(self.overlap)))
         rows.append(("aggregate", self.aggregate.name))
         rows += [
             (f"{seam}.{name}", str(value))

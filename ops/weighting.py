@@ -24,8 +24,14 @@ class Arrival:
 
     worker: int
     update: Update
-    base_version: int  # shard version the update was computed at
+    base_version: int  # shard version that the worker held when it pushed
     step: int = 0  # of the push; 0: not known
+    lag: int = 0  # versions from the one the update was computed at to base_version
+
+    @property
+    def computed_at(self) -> int:
+        """Shard version the update was computed at."""
+        return self.base_version - self.lag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Unweighted(_Forgetful):
 
 @dataclasses.dataclass(frozen=True)
 class Inverse(_Forgetful):
-    """Scale an update by 1/Y, Y = max(1, T - base_version + 1).
+    """Scale an update by 1/Y, Y = max(1, T - v + 1), v the version it was computed at.
 
     Source: Jiang et al. (CCGrid 2019), Grouping-SGD's weight factor WF.
     Differences: counted from the version the update was computed at, in every mode.
@@ -77,7 +83,7 @@ class Inverse(_Forgetful):
     ) -> tuple[list[Arrival], State]:
         """Return the arrivals, each divided by its own staleness Y."""
         return [
-            _scaled(arrival, 1.0 / staleness(context.version, arrival.base_version), context)
+            _scaled(arrival, 1.0 / staleness(context.version, arrival.computed_at), context)
             for arrival in arrivals
         ], state
 
@@ -87,7 +93,8 @@ class PerEntry:
     """AdaComp's damping: divide each entry by the updates that hit it since the worker's pull.
 
     ``rate(i) = eta / max(1, sigma_i)``, sigma_i = number of releases s with
-    ``base_version <= s < T`` whose index set holds i; an empty window (fresh update) damps nothing.
+    ``v <= s < T``, v the version the update was computed at, whose index set holds i; an empty
+    window (fresh update) damps nothing.
 
     Attributes:
         window: Most releases remembered; older ones are forgotten even if a worker is behind them.
@@ -130,7 +137,7 @@ class PerEntry:
         damped = [
             self._damped(arrival, context, state)
             for arrival in arrivals
-            if self.beyond_window == "count" or arrival.base_version >= state["first"]
+            if self.beyond_window == "count" or arrival.computed_at >= state["first"]
         ]
         if damped:
             from ops import hit_counts
@@ -142,8 +149,8 @@ class PerEntry:
         return damped, state
 
     def _damped(self, arrival: Arrival, context: ReleaseContext, state: State) -> Arrival:
-        seen_from = max(arrival.base_version, state["first"])
-        forgotten = seen_from - arrival.base_version
+        seen_from = max(arrival.computed_at, state["first"])
+        forgotten = seen_from - arrival.computed_at
         if seen_from >= context.version and not forgotten:
             return arrival
         from ops import hit_counts
@@ -162,9 +169,9 @@ class PerEntry:
         state["first"] = keep_from
 
 
-def staleness(version: int, base_version: int) -> int:
-    """Return Y = max(1, T - base_version + 1); 1 means fresh."""
-    return max(1, version - base_version + 1)
+def staleness(version: int, computed_at: int) -> int:
+    """Return Y = max(1, T - v + 1), v the version an update was computed at; 1 means fresh."""
+    return max(1, version - computed_at + 1)
 
 
 def _scaled(arrival: Arrival, weight: float, context: ReleaseContext) -> Arrival:

@@ -309,7 +309,7 @@ class Pull(_message.Message):
     def __init__(self, base_version: _Optional[int] = ..., has_base: bool = ..., generation: _Optional[int] = ..., observe: bool = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "manifest", "more", "blocks", "payload_bytes", "payload")
+    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "manifest", "more", "lag", "blocks", "payload_bytes", "payload")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +324,7 @@ class Push(_message.Message):
     BASE_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -341,10 +342,11 @@ class Push(_message.Message):
     base_checksum: int
     manifest: Manifest
     more: bool
+    lag: int
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., more: bool = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., more: bool = ..., lag: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("channels", "k", "num_blocks", "num_skipped", "num_reliable", "num_dropped")

@@ -42,8 +42,8 @@ class Accounts:
 
     def applied(self, push: events.Push, version: int, group: str) -> None:
         """Count one push of a group's member, merged into the update that follows `version`."""
-        self.staleness[version - push.base_version] += 1
-        self.groups.of(group).staleness[staleness(version, push.base_version)] += 1
+        self.staleness[version - push.computed_at] += 1
+        self.groups.of(group).staleness[staleness(version, push.computed_at)] += 1
         account = self.worker(push.worker)
         account.pushes += 1
         account.samples += push.samples

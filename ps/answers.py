@@ -30,6 +30,8 @@ def give(core: PsCore, workers: Iterable[int], now: float) -> list[events.Action
         handed = gathered.get(share) or core.model.gather(asked)
         gathered[share] = handed
         core.model.hand_out(worker, handed)
+        overlaps = core.model.method.overlap
+        member.oldest_base = member.base_version if overlaps else handed.version
         member.base_version = handed.version
         waited = now - member.asked_at if step else 0.0
         core.regrouping.answered(worker, step, now)

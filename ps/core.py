@@ -290,7 +290,7 @@ class PsCore:
         self.state_server.released(workers)
         if not pushes or self.stop_reason is not None or self._spent:
             return []
-        arrivals = [Arrival(p.worker, p.update, p.base_version, p.step) for p in pushes]
+        arrivals = [Arrival(p.worker, p.update, p.base_version, p.step, p.lag) for p in pushes]
         version, live = self.version, self.sync_state["live"]
         kept = self.model.apply(arrivals, self._oldest_base.find(self.members, live, version))
         kept_workers = {arrival.worker for arrival in kept}
@@ -300,7 +300,7 @@ class PsCore:
                 self.model.samples += push.samples
                 self.accounts.applied(push, version, group)
                 self.guard.applied(push.worker)
-                self.members[push.worker].staleness = version - push.base_version
+                self.members[push.worker].staleness = version - push.computed_at
             else:
                 self.accounts.reject("stale", push.worker)
         if not kept:

@@ -36,7 +36,7 @@ def restore(core: PsCore, state: State) -> None:
     for worker, step in state["steps"].items():
         member = core.members.setdefault(int(worker), Member())
         member.last_step = step
-        member.base_version = state["bases"][worker]
+        member.base_version = member.oldest_base = state["bases"][worker]
     core.aux.restore(state["aux"])
     core.accounts.restore(state["accounts"], core.version)
     core.membership.restore(state["membership"])

@@ -51,10 +51,16 @@ class Push:
     aux: Float32 | None = None  # [m] what is averaged over workers; to shard 0
     base_checksum: int | None = None  # CRC-32 of what the worker has of this shard
     num_bytes: int = 0  # of the update as it was coded
+    lag: int = 0  # versions from the one the update was computed at to the base version
     # The wire's message and the pieces of its payload, for a journal; None: not kept.
     coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
+
+    @property
+    def computed_at(self) -> int:
+        """The version that the update was computed at."""
+        return self.base_version - self.lag
 
     @property
     def is_copy(self) -> bool:

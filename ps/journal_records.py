@@ -75,6 +75,7 @@ class Coder:
             incarnation=push.incarnation,
             step=push.step,
             base_version=push.base_version,
+            lag=push.lag,
             generation=push.generation,
             epoch=push.epoch,
             kind=_KINDS[self._kind],

@@ -32,6 +32,7 @@ class Member:
     incarnation: int = 0
     last_step: int = 0  # newest step taken in (applied, or waiting in its round)
     base_version: int = 0  # what the worker was last handed
+    oldest_base: int = 0  # what its next push may have been computed at
     push_bytes: int = 0  # of its newest push, coded
     early: events.Push | None = None  # arrived before the worker became live here
     pending: events.Push | None = None  # waits for its group

@@ -21,6 +21,6 @@ class OldestBase:
         With many workers the last one found serves for a while: it is too old, never too new.
         """
         if self._found_at is None or version - self._found_at >= len(live) // 16:
-            self._found = min((members[each].base_version for each in live), default=version)
+            self._found = min((members[each].oldest_base for each in live), default=version)
             self._found_at = version
         return self._found

@@ -143,6 +143,7 @@ class PushDecoder:
             incarnation=push.incarnation,
             step=push.step,
             base_version=push.base_version,
+            lag=push.lag,
             generation=push.generation,
             epoch=push.epoch,
             update=update,

@@ -134,6 +134,11 @@ def read(
             f"--collective={run.method.collective}: workers of scripts meet at the PS; expected "
             f"{THROUGH_PS}. Use main.py --type_node=Worker for the others."
         )
+    if not builds_model and type_node == "Worker" and run.method.overlap:
+        raise ConfigurationError(
+            "--overlap: a script computes its own gradients, one after the other; leave it out. "
+            "main.py --type_node=Worker can."
+        )
     for warning in run.method.check():
         logging.warning("%s", warning)
     return Settings(run, values, given, local)

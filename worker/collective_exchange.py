@@ -118,13 +118,17 @@ class AmongWorkers(Exchange):
             if reply.stop or self._agree():
                 return [_without_weights(reply)]
 
-    def push(self, outgoing: Outgoing) -> list[ShardReply | None]:
+    def send(self, outgoing: Outgoing) -> None:
+        """Keep what this worker brings to the next round."""
+        self._brought = outgoing
+
+    def replies(self) -> list[ShardReply | None]:
         """Do one round with all members; report it, and wait until all have.
 
         Raises:
             Diverged: The weights are no longer finite.
         """
-        at = self._replica.at
+        outgoing, at = self._brought, self._replica.at
         goal = self._goal = RoundName(at.generation, at.number + 1)
         elsewhere = self._do_round(goal, self._copy.with_blocks(outgoing.shards[0]))
         if elsewhere is not None:
@@ -205,7 +209,8 @@ class AmongWorkers(Exchange):
             generations=[goal.generation],
             routed=(),
         )
-        (reply,) = super().push(report)
+        super().send(report)
+        (reply,) = super().replies()
         if reply is None:
             raise Diverged(f"shard 0 found NaN or infinity in version {goal.number}.")
         if hands_in:
@@ -284,7 +289,8 @@ class AmongWorkers(Exchange):
         if not (self._leads and self._replica.stepped) or self._copied == at.number:
             return
         try:
-            super().push(self._copy.alone(at))
+            super().send(self._copy.alone(at))
+            super().replies()
             self._copied = at.number
         except (Unreachable, Refused, Halted, ConfigurationError) as error:
             logging.warning("shard 0 did not take the last weights: %s", error)

@@ -60,6 +60,7 @@ class Outgoing:
     aux: Float32 | None = None  # [m] what shard 0 averages over the workers
     base_checksums: list[int] | None = None  # of what each shard handed out, now and then
     routed: Sequence[Routed] = ()  # per shard: how it travels; none: all on the stream
+    lags: Sequence[int] = ()  # per shard: versions from the computing one to the base; none: 0
 
 
 def taken(replies: Sequence[ShardReply | None]) -> bool:
@@ -124,7 +125,12 @@ class WorkerCore:
         self._losses: list[float] = []
 
     def begin(
-        self, gradient: Float32, samples: int, loss: float, statistics: Float32 | None = None
+        self,
+        gradient: Float32,
+        samples: int,
+        loss: float,
+        statistics: Float32 | None = None,
+        computed_at: Sequence[int] | None = None,
     ) -> Outgoing | None:
         """Take in one mini-batch's gradient; return an exchange, or None for a local step.
 
@@ -133,6 +139,7 @@ class WorkerCore:
             samples: Examples in the mini-batch.
             loss: Its mean loss.
             statistics: [m] the moving statistics after it, where they are averaged.
+            computed_at: The shards' versions that the gradient was computed at; None: `versions`.
 
         Raises:
             ops.codecs.NonFiniteUpdate: The gradient, the loss or the statistics hold NaN or
@@ -150,13 +157,13 @@ class WorkerCore:
         self.local_steps += 1
         self._samples += samples
         self._losses.append(loss)
-        return self._outgoing(packet) if packet is not None else None
+        return self._outgoing(packet, computed_at) if packet is not None else None
 
     def end_round(self) -> Outgoing:
         """Return the exchange of the local steps taken so far (at least one)."""
         return self._outgoing(self._encode(self._change(self.weights)))
 
-    def _outgoing(self, packet: Packet) -> Outgoing:
+    def _outgoing(self, packet: Packet, computed_at: Sequence[int] | None = None) -> Outgoing:
         self.step += 1
         loss = float(np.mean(self._losses))
         routed = self._packing.route(packet, self.step, loss)
@@ -173,7 +180,14 @@ class WorkerCore:
             aux=self._aux() if self.aux_size else None,
             base_checksums=self._checksums(),
             routed=routed,
+            lags=self._lags(computed_at),
         )
+
+    def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
+        """Return how far each shard has got since; after a crash it may have got back."""
+        if computed_at is None:
+            return ()
+        return [max(0, now - then) for now, then in zip(self.versions, computed_at, strict=True)]
 
     def _checksums(self) -> list[int] | None:
         """Return what lets the shards see that their copies of this base are right."""

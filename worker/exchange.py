@@ -59,6 +59,7 @@ class Exchange:
         self.nb_workers, self.iter_max = run.nb_workers, run.iter_max
         self.layouts, self.credentials = layouts, run.credentials
         self._epoch = 0  # newest membership epoch heard of
+        self._sent_step = 0  # of the newest push
         self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
         self._aux_sizes = [aux_size, *[0] * (len(layouts) - 1)]
         self._choosers = [wire.IndexChooser() for _ in layouts]
@@ -115,7 +116,20 @@ class Exchange:
         return [self._taken(number) for number in range(len(self.shards))]
 
     def push(self, outgoing: Outgoing) -> list[ShardReply | None]:
-        """Push to every shard, then wait for every answer.
+        """Push to every shard, then wait for every answer; see `send` and `replies`."""
+        self.send(outgoing)
+        return self.replies()
+
+    def send(self, outgoing: Outgoing) -> None:
+        """Push to every shard; one push is under way at a time."""
+        if self._totals is not None:
+            self._totals.note(outgoing.routed)
+        for number, shard in enumerate(self.shards):
+            shard.ask(functools.partial(self._messages, number, outgoing))
+        self._sent_step = outgoing.step
+
+    def replies(self) -> list[ShardReply | None]:
+        """Wait for every shard's answer to what was sent.
 
         Returns:
             One reply per shard; None where the push was refused as not finite. Where it was
@@ -124,13 +138,9 @@ class Exchange:
         Raises:
             ConfigurationError: A shard calls the push malformed, or its answer is.
         """
-        if self._totals is not None:
-            self._totals.note(outgoing.routed)
-        for number, shard in enumerate(self.shards):
-            shard.ask(functools.partial(self._messages, number, outgoing))
         replies = [self._answer(number) for number in range(len(self.shards))]
         if self._totals is not None:
-            self._totals.tell(outgoing.step)
+            self._totals.tell(self._sent_step)
         return replies
 
     def close(self, cause: str) -> None:

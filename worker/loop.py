@@ -93,6 +93,8 @@ class Worker:
         )
         self.part.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
+        self._spare_gradient = np.zeros_like(self.gradient) if run.method.overlap else self.gradient
+        self._taken = True  # the last push that was answered before the one under way
         name = _name(own.id_worker)
         self.checkpoints = Checkpoints(run_dir.checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(run_dir.scalars_of(run.run_dir, name))
@@ -140,26 +142,35 @@ class Worker:
         part = self.part
         self._take_over(part.begin())
         saved_at = time.monotonic()
-        while not part.stopped:
-            try:
-                outgoing = part.due() or self._one_step()
-                applied = outgoing is None or self._exchange(outgoing)
-            except NonFiniteUpdate as error:
-                applied = False
-                part.skip(error)
-                self.statistics.assign(part.core.statistics)  # of before that mini-batch
-            except Halted:
-                break
-            part.note_outcome(applied)
-            if time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds:
-                durable.save(self)
-                saved_at = time.monotonic()
+        try:
+            while not part.stopped:
+                self._one_round()
+                if time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds:
+                    self._settle()
+                    durable.save(self)
+                    saved_at = time.monotonic()
+            self._settle()
+        except Halted:
+            pass
         durable.save(self)
         return "done" if part.core.stopped or not part.closing.is_set() else "interrupted"
+
+    def _one_round(self) -> None:
+        """One mini-batch or none, and an exchange if the pacer wants one."""
+        part = self.part
+        try:
+            outgoing = part.due() or self._one_step()
+            applied = outgoing is None or self._exchange(outgoing)
+        except NonFiniteUpdate as error:
+            applied = False
+            part.skip(error)
+            self.statistics.assign(part.core.statistics)  # of before that mini-batch
+        part.note_outcome(applied)
 
     def _one_step(self) -> Outgoing | None:
         """One mini-batch and what the pacer and the codec make of it."""
         part, started = self.part, time.monotonic()
+        computed_at = list(part.core.versions)
         images, labels = self.shard.next()
         part.measure.note(rounds.GET_BATCH, part.stopwatch.lap("compute"))
         loss = self.step.gradients(images, labels, self.gradient)
@@ -168,15 +179,36 @@ class Worker:
         rest = started + self.own.device.step_seconds - time.monotonic()
         if (pause := max(self.pause_seconds, rest)) > 0:
             part.closing.wait(pause)
-        outgoing = part.take_in(self.gradient, len(labels), loss, self.statistics.read(), started)
+        statistics = self.statistics.read()
+        if self.run.method.overlap and not self._go_on():
+            return None
+        outgoing = part.take_in(self.gradient, len(labels), loss, statistics, started, computed_at)
         if outgoing is None:
             self.step.set_weights(part.core.weights)
         return outgoing
 
+    def _go_on(self) -> bool:
+        """Hear the answer to the last push; return whether the run goes on."""
+        self.part.measure.note(rounds.FORWARD_AND_BACKWARD, self.part.stopwatch.lap("compute"))
+        self._taken = self._settle()
+        return not self.part.core.stopped
+
     def _exchange(self, outgoing: Outgoing) -> bool:
-        """Push, wait, take over the model; return whether shard 0 took the push."""
-        replies = self.part.exchange_round(outgoing, self._take_over, self.shard.cursor.epoch)
-        return taken(replies)
+        """Push, wait, take over the model; return whether shard 0 took the push.
+
+        With --overlap the next mini-batch comes before the answer.
+        """
+        self.part.send(outgoing)
+        if not self.run.method.overlap:
+            return self._settle()
+        # What is under way may lie in this buffer, and may have to be sent again.
+        self.gradient, self._spare_gradient = self._spare_gradient, self.gradient
+        return self._taken
+
+    def _settle(self) -> bool:
+        """Hear the answer to a push that is under way; return whether shard 0 took it."""
+        replies = self.part.settle(self._take_over, self.shard.cursor.epoch)
+        return not replies or taken(replies)
 
     def _take_over(self, weights: Any) -> None:
         self.step.set_weights(weights)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from absl import logging
@@ -88,6 +88,7 @@ class Participant:
         self.on_report: Callable[[WorkerMetrics], None] = lambda counted: None
         self.started_at = time.monotonic()
         self._step_ended_at = 0.0
+        self._under_way: Outgoing | None = None  # pushed, not settled
         self._non_finite_in_a_row = 0
         self._heartbeat: Heartbeat | None = None
 
@@ -173,6 +174,7 @@ class Participant:
         loss: float,
         statistics: Float32 | None,
         started: float,
+        computed_at: Sequence[int] | None = None,
     ) -> Outgoing | None:
         """Take in one mini-batch's gradient; return an exchange, or None for a local step.
 
@@ -182,6 +184,7 @@ class Participant:
             loss: Its mean loss.
             statistics: [m] the moving statistics after it.
             started: When work on it began, by time.monotonic().
+            computed_at: The shards' versions that it was computed at; None: the present ones.
 
         Raises:
             ops.codecs.NonFiniteUpdate: It holds NaN or infinity; call `skip`.
@@ -189,7 +192,7 @@ class Participant:
         self.measure.note(rounds.FORWARD_AND_BACKWARD, self.stopwatch.lap("compute"))
         self.num_steps += 1
         self.loss = loss
-        outgoing = self.core.begin(gradient, samples, loss, statistics)
+        outgoing = self.core.begin(gradient, samples, loss, statistics, computed_at)
         self._step_ended_at = time.monotonic()
         self.step_seconds = self._step_ended_at - started
         phase = rounds.LOCAL_UPDATE if outgoing is None else rounds.ENCODE
@@ -199,20 +202,37 @@ class Participant:
     def exchange_round(
         self, outgoing: Outgoing, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
-        """Push, wait, and begin the next round.
+        """Push, wait, and begin the next round; see `settle`."""
+        self.exchange.send(outgoing)
+        self._under_way = outgoing
+        return self.settle(take_over, epoch)
+
+    def send(self, outgoing: Outgoing) -> None:
+        """Push; `settle` hears the answer while or after the next gradient is computed."""
+        self.exchange.send(outgoing)
+        self._under_way = outgoing
+        self.measure.note(rounds.ENCODE, self.stopwatch.lap("encode"))
+
+    def settle(
+        self, take_over: Callable[[Float32], None], epoch: int = 0
+    ) -> list[ShardReply | None]:
+        """Wait for the answer to the push that is under way, and begin the next round.
 
         Args:
-            outgoing: The exchange.
             take_over: Called with the weights to go on from.
             epoch: Of this worker's examples, for reports.
 
         Returns:
-            A reply of every shard, or None of one that refused the push as not finite.
+            A reply of every shard, or None of one that refused the push as not finite; empty if
+            no push is under way.
 
         Raises:
             Unreachable, Refused, Halted, ConfigurationError: See worker.exchange.
         """
-        replies = self.exchange.push(outgoing)
+        outgoing, self._under_way = self._under_way, None
+        if outgoing is None:
+            return []
+        replies = self.exchange.replies()
         seconds = self.stopwatch.lap("wait")
         for number, reply in enumerate(replies):
             if reply is not None:

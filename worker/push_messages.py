@@ -95,6 +95,8 @@ def _header(outgoing: Outgoing, shard: int, incarnation: int, epoch: int) -> pb.
     push.step, push.kind = outgoing.step, _KINDS[outgoing.kind]
     push.base_version = outgoing.base_versions[shard]
     push.generation = outgoing.generations[shard]
+    if outgoing.lags:
+        push.lag = outgoing.lags[shard]
     push.epoch = epoch
     push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
     push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
