@@ -10,8 +10,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import importlib
+import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -23,6 +25,7 @@ from cluster.launch import Node, threads_of
 from ops.run import Run
 from ops.types import ConfigurationError
 from proto.channel_grpc import Unreachable, check_bind
+from proto.credential_files import TOKEN_VARIABLE
 from proto.grpc_common import host_and_port
 
 FLAGS = flags.FLAGS
@@ -40,6 +43,7 @@ class Found:
     address: str
     num_cpus: int
     free_port: int
+    has_token: bool  # in its environment
 
 
 def _actor_class() -> type:
@@ -51,7 +55,7 @@ def _actor_class() -> type:
     class NodeActor:
         """One node of the run, on a node of Ray."""
 
-        def find(self) -> tuple[str, str, int, int]:
+        def find(self) -> tuple[str, str, int, int, bool]:
             import importlib
             import os
             import socket
@@ -63,7 +67,8 @@ def _actor_class() -> type:
                 probe.bind((address, 0))
                 port = probe.getsockname()[1]
             node = ray.get_runtime_context().get_node_id()
-            return node, address, len(os.sched_getaffinity(0)), port
+            has_token = bool(os.environ.get("THINWIRE_TOKEN"))
+            return node, address, len(os.sched_getaffinity(0)), port, has_token
 
         def unpack(self, folder: str, archive: bytes) -> None:
             import os
@@ -174,6 +179,7 @@ class RayLauncher:
         self._actors = {role: make.remote() for role in roles}
         answers = self._get([actor.find.remote() for actor in self._actors.values()])
         self._found = {role: Found(*each) for role, each in zip(roles, answers, strict=True)}
+        demand_token([*self._found.values()])
         self._workers = collections.Counter(
             found.ray_node for (role, _), found in self._found.items() if role == "Worker"
         )
@@ -240,6 +246,23 @@ class RayLauncher:
 def prepare(run: Run) -> RayLauncher:
     """Return the launcher of a run; raises as `RayLauncher` does."""
     return RayLauncher(run)
+
+
+def demand_token(found: Sequence[Found]) -> None:
+    """Refuse a token that only the launcher has: Ray passes no environment on, and must not.
+
+    What Ray passes on, its dashboard shows.
+
+    Raises:
+        ConfigurationError: The token is in our environment, and not in that of Ray's nodes.
+    """
+    lacking = [each.address for each in found if not each.has_token]
+    if os.environ.get(TOKEN_VARIABLE) and not FLAGS.token_file and lacking:
+        raise ConfigurationError(
+            f"{TOKEN_VARIABLE} is set here and not on Ray's nodes ({', '.join(lacking):.200}), and "
+            "Ray does not carry it: give --token_file, at the same path on every host, or set the "
+            "variable where Ray is started there."
+        )
 
 
 def _connect() -> Any:

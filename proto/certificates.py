@@ -185,7 +185,7 @@ def _library() -> tuple[Any, Any]:
         raise ConfigurationError(
             "making certificates needs the package cryptography, which is not installed here; "
             "install it (it is this project's extra `tls`), or make them with openssl as "
-            "docs/OPERATIONS.md says what they must hold. Nodes do not need it."
+            "docs/SECURITY.md says what they must hold. Nodes do not need it."
         ) from error
 
 

@@ -75,7 +75,7 @@ def _known(dropped: Mapping[str, int]) -> dict[str, int]:
 def block(
     shards: Sequence[Received], sent: Mapping[int, SentCounts], channels: int
 ) -> dict[str, Any]:
-    """Return the figures of the whole run, as docs/OPERATIONS.md explains them.
+    """Return the figures of the whole run, as docs/FIGURES.md explains them.
 
     Args:
         shards: What each has received.

@@ -3,7 +3,7 @@
 import pytest
 from absl import flags
 
-from cluster import code_place, security_flags
+from cluster import code_place, on_ray, security_flags
 from cluster.flags import read_run
 from cluster.launch import environment, given_flags
 from ops.credentials import NO_CREDENTIALS
@@ -140,3 +140,18 @@ def test_secrets_are_not_copied_to_hosts(folder, monkeypatch):
     ):
         place = code_place.code_place()
     assert not place.flags and place.archive == b"{}"
+
+
+def test_ray_does_not_leave_nodes_without_a_token(monkeypatch, tmp_path):
+    without, having = (on_ray.Found("a", "10.0.0.1", 1, 2, has) for has in (False, True))
+    monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
+    with given("--type_node=Cluster"):
+        on_ray.demand_token([without])  # there is none to be had
+    monkeypatch.setenv("THINWIRE_TOKEN", "a token that nobody can guess")
+    with given("--type_node=Cluster"):
+        on_ray.demand_token([having])
+        with pytest.raises(ConfigurationError, match=r"10\.0\.0\.1.*--token_file") as refused:
+            on_ray.demand_token([having, without])
+        assert "nobody can guess" not in str(refused.value)
+    with given("--type_node=Cluster", f"--token_file={tmp_path}/token"):
+        on_ray.demand_token([without])
