@@ -27,6 +27,7 @@ class SimulatedAsker:
         self._question = (0, 0)  # step, local steps
         self._asked_at = 0.0
         self._told_to_push = 0  # step that a late answer was about
+        self._steps_of_last_round = 1
 
     def begin_round(self, step: int, step_seconds: float) -> None:
         """Say that the exchange before `step` is over and how long a local step took last."""
@@ -49,6 +50,7 @@ class SimulatedAsker:
             return
         self._streams.query(self._query(step, local_steps, step_seconds))
         if self._told_to_push == step:
+            self._steps_of_last_round = local_steps
             decide(True)
             return
         self._question, self._decide = (step, local_steps), decide
@@ -58,9 +60,12 @@ class SimulatedAsker:
             self._clock.at(self._clock.now + patience, lambda: self._give_up((step, local_steps)))
 
     def hear(self, answer: events.Answer | None) -> None:
-        """Take in an answer; None says that the state server has forgotten this worker."""
+        """Take in an answer; None says that there is none: the state server is away.
+
+        Without one the round goes on for as many steps as the last one had.
+        """
         if answer is None:
-            self._settle(False)
+            self._settle(self._question[1] >= self._steps_of_last_round)
             return
         about_now = (answer.step, answer.local_steps) == self._question
         if self._decide is not None and answer.step == self._question[0]:
@@ -78,6 +83,8 @@ class SimulatedAsker:
     def _settle(self, ready: bool) -> None:
         decide, self._decide = self._decide, None
         if decide is not None:
+            if ready:
+                self._steps_of_last_round = self._question[1]
             decide(ready)
 
     def _query(self, step: int, local_steps: int, step_seconds: float) -> pb.Query:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ops.types import ConfigurationError, State
 
 if TYPE_CHECKING:
-    from cluster.simulator.trainer import Step, Trainer
+    from cluster.simulator.step import Step
+    from cluster.simulator.trainer import Trainer
     from data.chosen import Shard
     from ops.types import Float32
 

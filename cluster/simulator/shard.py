@@ -13,8 +13,9 @@ import numpy as np
 
 from cluster.simulator.clock import Clock
 from cluster.simulator.flags import Server
+from cluster.simulator.kept import Killed
 from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
-from ops import wire
+from cluster.simulator.shard_life import ShardLife
 from ops.routing.transport import Transport
 from ops.types import Link, ShardLayout
 from proto import convert
@@ -31,16 +32,6 @@ from worker.core import ShardReply
 #: What shard 0's records call this run.
 RUN_ID = "simulated"
 _ENTROPY = 71  # of session numbers and keys, which nobody attacks here
-
-
-@dataclasses.dataclass
-class Port:
-    """A shard's end of the stream to one worker; `ear` gives what delivers a message there."""
-
-    ear: Callable[[int, Any], Callable[[], None]]
-    down: Pipe
-    chunk_bytes: int
-    chooser: wire.IndexChooser = dataclasses.field(default_factory=wire.IndexChooser)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,38 +54,39 @@ class Datagrams:
 Arrival = events.Event | Part | Datagrams
 
 
-class SimulatedShard:
+class SimulatedShard(ShardLife):
     """Feeds a core and carries out what it answers.
 
     Attributes:
         core: The state machine, the same as in a real run.
         ports: Worker -> its stream.
         reports: (role, id) -> newest JSON document, as a real shard keeps them.
-        followers: On shard 0, the other shards: they hear of each epoch at once.
         on_end: Called with the reason when the core declares the end.
         on_groups: Called when shard 0 has formed groups by speed.
+        on_begin: Called with this shard when a life has got its core.
     """
 
     def __init__(
         self, number: int, core: PsCore, layout: ShardLayout, server: Server, clock: Clock
     ) -> None:
         """Start idle."""
-        self.number, self.core, self.layout, self.clock = number, core, layout, clock
-        self.ports: dict[int, Port] = {}
+        super().__init__(number, core, clock)
+        self.layout = layout
         self.reports: dict[tuple[int, int], str] = {}
-        self.followers: list[SimulatedShard] = []
         self.on_end: Callable[[str], None] | None = None
         self.on_groups: Callable[[events.Regrouped], None] | None = None
         self.identity = types.SimpleNamespace(run_id=RUN_ID)
         self.door = types.SimpleNamespace(refused={})  # where nobody uninvited comes
-        self.journaled = JournaledCore(core)  # into no journal: a simulation is repeated
+        self.decoder: PushDecoder | None = None
+        self.lease_seconds = 10.0
+        self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
         self.connections = self  # with bytes_down, what a status document asks of a real shard
         self.up, self.down = (Pipe(Link(server.mbps)) for _ in range(2))
         self.has_own_link = server.mbps > 0
         self._seconds_per_push = server.seconds_per_push
         self._busy_until = 0.0
-        self._tick_at: float | None = None
         self.receptions: Receptions | None = None
+        self._transport: Transport | None = None
         self._ports = range(0)  # of datagrams; none: they come in the stream
 
     def receive_datagrams(self, decoder: PushDecoder, transport: Transport) -> None:
@@ -106,9 +98,10 @@ class SimulatedShard:
             self.arrive,
             self._refuse,
             self._set_alarm,
-            np.random.default_rng([_ENTROPY, self.number]).bytes,
-            lambda: self.clock.now,
+            np.random.default_rng([_ENTROPY, self.number, self.life]).bytes,
+            lambda: self.now,
         )
+        self._transport = transport
         self.receptions.obey(transport)
         if transport.dgt_transport == "udp":
             self._ports = range(1, self.core.model.method.router.channels + 1)
@@ -130,24 +123,52 @@ class SimulatedShard:
 
     # -- coming in --------------------------------------------------------------------------
 
+    def receive(self, worker: int, stream: int, event: Arrival) -> None:
+        """Take in what came on a stream, unless another has taken its place."""
+        port = self.ports[worker]
+        if self._waits(functools.partial(self.receive, worker, stream, event)):
+            return
+        if isinstance(event, events.Join):
+            port.hellos[event.incarnation] = stream
+        elif port.stream != stream:
+            return
+        self.arrive(event)
+
+    def lose(self, worker: int, stream: int) -> None:
+        """Hear that a stream is gone."""
+        port = self.ports[worker]
+        if self._waits(functools.partial(self.lose, worker, stream)) or port.stream != stream:
+            return
+        port.stream = None
+        self.arrive(events.Lost(worker, port.incarnation))
+
     def arrive(self, event: Arrival) -> None:
         """Take in what has passed the network; an event waits while the shard is busy."""
+        if self._waits(functools.partial(self.arrive, event)):
+            return
         if isinstance(event, Part | Datagrams):
             self._put_together(event)
             return
         pushes = isinstance(event, events.Push)
         cost = self._seconds_per_push if pushes else 0.0
         self._busy_until = max(self._busy_until, self.clock.now) + cost
+        handle = functools.partial(self.handle, event)
         if self._busy_until <= self.clock.now:
-            self.handle(event)
+            handle()
         else:
-            self.clock.at(self._busy_until, functools.partial(self.handle, event))
+            self.clock.at(self._busy_until, functools.partial(self.if_it_lives, self.life, handle))
 
     def handle(self, event: events.Event) -> None:
         """Let the core handle an event now; do what it says."""
+        if not self.alive:
+            return
         coded: dict[int, SharedBlocks] = {}  # id of an update -> its blocks, coded once
-        for action in self.core.handle(event, self.clock.now):
-            self._actions[type(action)](self, action, coded)
+        try:
+            for action in self.journaled.handle(event, self.now):
+                self._actions[type(action)](self, action, coded)
+        except Killed:
+            self.kill()
+            return
         if isinstance(event, events.Refused):  # judged before it reached the core
             self._say(_not_finite(event, self.core.membership.epoch), coded)
         self._set_alarm()
@@ -170,7 +191,7 @@ class SimulatedShard:
 
     def observe(self) -> events.Reply:
         """Return the whole model, as an evaluation pull gets it."""
-        actions = self.core.handle(events.Observe(0), self.clock.now)
+        actions = self.journaled.handle(events.Observe(0), self.now)
         return next(action.reply for action in actions if isinstance(action, events.View))
 
     def _set_alarm(self) -> None:
@@ -184,22 +205,47 @@ class SimulatedShard:
         if self._tick_at is not None and self._tick_at <= deadline:
             return
         self._tick_at = deadline
-        self.clock.at(deadline, functools.partial(self._tick, deadline))
+        tick = functools.partial(self._tick, deadline)
+        when = deadline - self.skew
+        self.clock.at(when, functools.partial(self.if_it_lives, self.life, tick))
 
     def _tick(self, when: float) -> None:
+        if self._waits(functools.partial(self._tick, when)):
+            return
         if when == self._tick_at:  # else an earlier one has taken its place
             self._tick_at = None
             if self.receptions is not None:
                 self.receptions.tick()
             self.handle(events.Tick())
 
+    def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
+        """Go on with another core."""
+        self.core, self.journaled = core, journaled
+        self._busy_until, self._tick_at = 0.0, None
+        if self.receptions is not None and self._transport is not None and self.decoder is not None:
+            self.receive_datagrams(self.decoder, self._transport)
+        self.on_begin(self)
+
     # -- going out --------------------------------------------------------------------------
 
-    def tell(self, worker: int, message: Any, sizes: list[int], counted: bool) -> None:
-        """Send anything to a worker: the one way from shards to workers."""
+    def tell(
+        self, worker: int, message: Any, sizes: list[int], counted: bool, stream: int | None = None
+    ) -> None:
+        """Send anything to a worker: the one way from shards to workers.
+
+        Args:
+            worker: To whom.
+            message: What.
+            sizes: Bytes of its frames.
+            counted: Whether they are training bytes.
+            stream: On which stream, if not on the one that the worker was welcomed on.
+        """
         port = self.ports[worker]
+        stream = port.stream if stream is None else stream
+        if stream is None:  # nobody is connected
+            return
         hops = (self.down, port.down) if self.has_own_link else (port.down,)
-        carry(self.clock, hops, sizes, counted, port.ear(self.number, message))
+        carry(self.clock, hops, sizes, counted, port.ear(self.number, stream, message))
 
     def _reply(self, action: events.Reply, coded: dict[int, SharedBlocks]) -> None:
         port = self.ports[action.worker]
@@ -239,17 +285,28 @@ class SimulatedShard:
         self._say(action, coded)
 
     def _say(self, action: events.Welcome | events.Refuse, coded: Any) -> None:
-        self.tell(action.worker, action, [], counted=False)
+        port = self.ports[action.worker]
+        hello = port.hellos.pop(action.incarnation, None)
+        if isinstance(action, events.Welcome):
+            port.stream, port.incarnation = hello, action.incarnation
+        self.tell(action.worker, action, [], counted=False, stream=hello)
 
     def _new_epoch(self, action: events.NewEpoch, coded: Any) -> None:
         if self.receptions is not None:
             self.clock.at(self.clock.now, self._end_sessions)  # after all epochs that come together
+        self._epoch = action.epoch
         for shard in self.followers:
-            shard.handle(action.epoch)
+            shard.follow(action.epoch)
 
     def _end_sessions(self) -> None:
         if self.receptions is not None:
             self.receptions.keep(self.core.sync_state["live"])
+
+    def _missed(self, action: Any, coded: Any) -> None:
+        """Tell shard 0 of workers that are not heard here."""
+        if self.leader is not None:
+            for life in action.lives:
+                self.leader.arrive(events.Unheard(life))
 
     def _ended(self, action: events.Ended, coded: Any) -> None:
         if self.on_end is not None:
@@ -260,7 +317,7 @@ class SimulatedShard:
             self.on_groups(action)
 
     def _snapshot(self, action: events.Snapshot, coded: Any) -> None:
-        """Keep nothing: a simulation is repeated, not resumed."""
+        self.save(action.version, action.state)
 
     _actions: ClassVar[dict[type, Any]] = {
         events.Reply: _reply,
@@ -268,6 +325,7 @@ class SimulatedShard:
         events.Welcome: _say,
         events.Refuse: _refusal,
         events.NewEpoch: _new_epoch,
+        **({events.Missed: _missed} if hasattr(events, "Missed") else {}),
         events.Ended: _ended,
         events.Regrouped: _regrouped,
         events.Snapshot: _snapshot,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging
@@ -13,9 +13,9 @@ from absl import logging
 from cluster.simulator.clock import Clock
 from cluster.simulator.flags import SimulatorFlags
 from cluster.simulator.garbage import trainer_of
+from cluster.simulator.kept import Keeps, KeptShard
 from cluster.simulator.shard import SimulatedShard
 from cluster.simulator.streams import Streams
-from cluster.simulator.trainer import Trainer
 from cluster.simulator.worker import Equipment, SimulatedWorker
 from data.chosen import Shard, take_shards
 from ops import group_files, routing
@@ -26,11 +26,15 @@ from ops.sync import SyncRule
 from ps import events
 from ps.aux_mean import AuxMean
 from ps.core import PsCore
+from ps.journal_records import Coder
 from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
 from ps.pushes import PushDecoder
 from worker.core import WorkerCore
 from worker.measure import REGISTRY
+
+if TYPE_CHECKING:
+    from cluster.simulator.trainer import Trainer  # which imports TensorFlow
 
 
 class Simulation:
@@ -44,7 +48,13 @@ class Simulation:
     """
 
     def __init__(
-        self, run: Run, own: SimulatorFlags, trainer: Trainer, dataset: Any, bodies: Any
+        self,
+        run: Run,
+        own: SimulatorFlags,
+        trainer: Trainer,
+        dataset: Any,
+        bodies: Any,
+        keeps: Keeps | None = None,
     ) -> None:
         """Build every node; nothing happens yet.
 
@@ -54,6 +64,8 @@ class Simulation:
             trainer: Computes all gradients.
             dataset: With train_images and train_labels, as data.chosen loads it.
             bodies: ops.kernels.Kernels.
+            keeps: How shards keep their state, so that they can be killed and started; None: they
+                keep nothing, for a simulation is repeated and not resumed.
 
         Raises:
             ConfigurationError: More shards than the model has pieces, or a batch that does not fit
@@ -63,11 +75,15 @@ class Simulation:
         self.spec = trainer.spec
         self.clock = Clock()
         self.end: str | None = None
+        self._initial, self._keeps_state = trainer.weights.copy(), keeps is not None
         self._layouts = run.method.placement.place(self.spec, run.nb_ps)
         examples = run.epochs and max(1, round(run.epochs * len(dataset.train_labels)))
         budget = Budget(run.iter_max, examples or None)
-        self.shards = [self._shard(number, budget) for number in range(run.nb_ps)]
+        self._budget = budget
+        self.shards = [self._shard(number) for number in range(run.nb_ps)]
         self.shards[0].followers = self.shards[1:]
+        for shard in self.shards[1:]:
+            shard.leader = self.shards[0]
         self.shards[0].on_end = self._note_end
         self.shards[0].on_groups = self._note_groups
         decoders = [
@@ -75,6 +91,7 @@ class Simulation:
             for shard in self.shards
         ]
         for shard, decoder in zip(self.shards, decoders, strict=True):
+            shard.decoder = decoder
             if run.method.router.uses_datagrams:
                 shard.receive_datagrams(decoder, run.transport)
         self.workers = [
@@ -85,6 +102,8 @@ class Simulation:
             )
             for number, shard in enumerate(take_shards(run, dataset), start=1)
         ]
+        if keeps is not None:
+            self._keep(keeps)
 
     def play(self, keep: Callable[[float], None], interrupted: Callable[[], bool]) -> str:
         """Let time pass until the run ends; return why.
@@ -133,6 +152,9 @@ class Simulation:
     # -- the calendar -----------------------------------------------------------------------
 
     def _schedule(self) -> None:
+        for shard in self.shards:
+            if not shard.alive:
+                shard.start()
         for worker in self.workers:
             self.clock.at(0.0, worker.start)
         for outage in self.own.outages:
@@ -144,39 +166,72 @@ class Simulation:
 
     def _beat(self) -> None:
         """Renew the leases of the living, as their heartbeats do."""
-        living = [worker for worker in self.workers if worker.alive]
+        living = [worker for worker in self.workers if worker.awake]
         for worker in living:
-            self.shards[0].arrive(events.Alive(worker.number))
+            for connection in worker.streams.connections:
+                if connection.carries:
+                    connection.shard.arrive(events.Alive(worker.number))
         last_return = max((o.end for o in self.own.outages if o.end is not None), default=0.0)
         if living or self.clock.now <= last_return:
             self.clock.at(self.clock.now + self._run.lease_seconds / 3, self._beat)
 
     # -- building ---------------------------------------------------------------------------
 
-    def _shard(self, number: int, budget: Budget) -> SimulatedShard:
-        run, layout, leads = self._run, self._layouts[number], number == 0
-        config = CoreConfig(
-            budget=budget,
+    def _shard(self, number: int) -> SimulatedShard:
+        run, layout = self._run, self._layouts[number]
+        core = self._made(number, self._config(number, 0, 1, False), run.lease_seconds)
+        shard = SimulatedShard(number, core, layout, self.own.servers[number], self.clock)
+        shard.lease_seconds = run.lease_seconds
+        return shard
+
+    def _keep(self, keeps: Keeps) -> None:
+        """Let every shard keep its state, and begin from what is there."""
+        run = self._run
+        for shard in self.shards:
+            number, size = shard.number, shard.core.aux.size
+            shard.kept = KeptShard(
+                run,
+                keeps,
+                self.spec,
+                functools.partial(Coder, shard.layout, run.method, self._bodies, size),
+                functools.partial(self._made, number),
+                functools.partial(self._config, number),
+            )
+            shard.alive = shard.is_open = False
+
+    def _config(self, number: int, generation: int, undone: int, goes_on: bool) -> CoreConfig:
+        """Return what a life of a shard is made with; see `ps.role`, which does the same."""
+        run, patience = self._run, self.own.start_timeout_seconds
+        return CoreConfig(
+            budget=self._budget,
             schedule=run.schedule,
             nb_workers=run.nb_workers,
-            max_seconds=run.max_seconds if leads else None,
-            start_timeout_seconds=self.own.start_timeout_seconds,
-            snapshot_interval_seconds=math.inf,
-            offsets=layout.offsets,
+            generation=generation,
+            generations_undone=undone,
+            max_seconds=run.max_seconds if number == 0 else None,
+            start_timeout_seconds=min(patience, 10.0 + 2 * run.lease_seconds)
+            if goes_on
+            else patience,
+            snapshot_interval_seconds=run.checkpoint_interval_seconds
+            if self._keeps_state
+            else math.inf,
+            offsets=self._layouts[number].offsets,
             guards=run.guards,
         )
-        membership: Coordinator | Follower = Coordinator(run.nb_workers, run.lease_seconds)
+
+    def _made(self, number: int, config: CoreConfig, lease_seconds: float) -> PsCore:
+        """Return a core that has been told nothing."""
+        run, layout = self._run, self._layouts[number]
+        membership: Coordinator | Follower = Coordinator(run.nb_workers, lease_seconds)
         rule, aux = run.method.sync, AuxMean()
-        if leads:
+        if number == 0:
             aux = AuxMean(
                 self._trainer.statistics, run.method.num_averaged(self.spec.num_parameters)
             )
         else:  # leave to go on is shard 0's alone to give
             membership, rule = Follower(run.nb_workers), SyncRule(rule.groups)
-        flat = self._trainer.weights
-        theta = np.concatenate([flat[at] for at in routing.positions(self.spec, layout)])
-        core = PsCore(config, run.method, theta, self._bodies, membership, rule, aux)
-        return SimulatedShard(number, core, layout, self.own.servers[number], self.clock)
+        theta = np.concatenate([self._initial[at] for at in routing.positions(self.spec, layout)])
+        return PsCore(config, run.method, theta, self._bodies, membership, rule, aux)
 
     def _equipment(self, number: int, shard: Shard, decoders: Sequence[PushDecoder]) -> Equipment:
         run, device = self._run, self.own.devices[number - 1]
@@ -185,6 +240,7 @@ class Simulation:
             number, device.link, run.seed * 1000 + number, self.shards, decoders, self.clock,
             run.method.router, run.transport,
         )  # fmt: skip
+        streams.patience_seconds = run.reconnect_timeout_seconds
         return Equipment(
             number=number,
             make_core=functools.partial(

@@ -7,11 +7,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 from absl import logging
 
 from cluster.simulator.clock import Clock
-from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
-from cluster.simulator.shard import Arrival, Port, Replied, SimulatedShard
+from cluster.simulator.connection import Connection
+from cluster.simulator.pipes import Pipe, sizes_on_wire
+from cluster.simulator.shard import Arrival, Replied, SimulatedShard
+from cluster.simulator.shard_life import Port
 from cluster.simulator.ways import SimulatedWays
 from cluster.simulator.wording import Spoken, Wording
 from ops import wire
@@ -26,7 +29,9 @@ from ps.pushes import PushDecoder
 from worker.core import Outgoing, ShardReply
 from worker.datagram_totals import totals_of
 
+_PATIENCE_SECONDS = 60.0
 _RELIABLE, _USUAL = Reliable(), Transport()
+_ENTROPY = 73  # of the pauses between attempts to reach a shard
 _PULL_SIZES = sizes_on_wire([convert.frame(pb.ToServer(pull=pb.Pull()))])
 
 
@@ -45,6 +50,9 @@ class Listener(Protocol):
     def refused(self) -> None:
         """A shard wants nothing of this worker, for good."""
 
+    def unreachable(self) -> None:
+        """A shard has not answered for the whole patience."""
+
 
 class Streams:
     """What `worker.exchange.Exchange` is to a real worker, without waiting.
@@ -53,6 +61,9 @@ class Streams:
         incarnation: This life of the worker; 0 while it is dead.
         life: This life or the last one.
         asked_at: When the last question to the shards was put, in virtual seconds.
+        connections: To each shard.
+        patience_seconds: How long a shard is looked for.
+        asleep_until: Till then the process stands still.
     """
 
     def __init__(
@@ -91,11 +102,18 @@ class Streams:
             number, self._legs, router.channels, lambda: self.bytes_up, transport.dgt_info
         )
         total = sum(shard.layout.size for shard in shards)
+        self.connections: list[Connection] = []
         for shard in shards:
             part = Link(link.mbps * shard.layout.size / total, link.delay_ms, link.loss)
             down = Pipe(part, seed + 1 + shard.number)
-            shard.ports[number] = Port(self.ear, down, chunk_bytes)
+            rng = np.random.default_rng([_ENTROPY, seed, shard.number])
+            delay_seconds = link.delay_ms / 1e3
+            connection = Connection(number, shard, self._up, clock, delay_seconds, rng)
+            connection.on_lost = self._lost
+            self.connections.append(connection)
+            shard.ports[number] = Port(self.ear, down, chunk_bytes, connection)
         self.incarnation = self.life = 0
+        self.patience_seconds, self.asleep_until = _PATIENCE_SECONDS, 0.0
         self.asked_at = 0.0
 
     def begin_life(self, listener: Listener) -> None:
@@ -111,33 +129,42 @@ class Streams:
         self._steps: dict[int, int] = {}  # shard -> the push in question; 0: a pull
         self._replies: dict[int, ShardReply | None] = {}
         self._outliers: set[int] = set()  # shards that have refused the newest push for its size
-        for shard in self._shards:
+        for shard, connection in zip(self._shards, self.connections, strict=True):
             shard.ports[self.number].chooser = wire.IndexChooser()
+            connection.begin()
         self._hello(0)
 
     def end_life(self) -> None:
         """Hear nothing any more, and lose what is on its way."""
         self.incarnation = 0
+        for connection in self.connections:
+            connection.begin()
 
-    def break_off(self) -> None:
-        """End this life without a word: the shards see the streams break."""
+    def break_off(self, is_seen: bool = True) -> None:
+        """End this life without a word.
+
+        Args:
+            is_seen: Whether the shards see the streams break.
+        """
         self.end_life()
-        lost = events.Lost(self.number, self.life)
-        for shard in self._shards:
-            when = self._clock.now + self._link.delay_ms / 1e3
-            self._clock.at(when, functools.partial(shard.arrive, lost))
+        when = self._clock.now + self._link.delay_ms / 1e3
+        for each in self.connections if is_seen else ():
+            self._clock.at(when, functools.partial(each.shard.lose, self.number, each.number))
 
     def farewell(self, cause: str) -> None:
-        """End this life in good order."""
+        """End this life in good order, as far as the shards are there to hear of it."""
+        hears = [connection.stands for connection in self.connections]
         self.end_life()
-        for shard in self._shards:
-            shard.handle(events.Leave(self.number, self.life, cause))
+        for shard, can_hear in zip(self._shards, hears, strict=True):
+            if can_hear and shard.listens:
+                shard.handle(events.Leave(self.number, self.life, cause))
 
     def pull(self) -> None:
         """Ask every shard for the model."""
         self.asked_at = self._clock.now
         for shard in range(len(self._shards)):
             self._pull(shard)
+        self._mend()
 
     def push(self, outgoing: Outgoing) -> None:
         """Push to every shard."""
@@ -147,6 +174,7 @@ class Streams:
             self._totals.note(outgoing.routed)
         for shard in range(len(self._shards)):
             self._ask(shard, outgoing.step, functools.partial(self._say_push, shard, outgoing))
+        self._mend()
 
     def _say_push(self, shard: int, outgoing: Outgoing) -> list[Spoken]:
         return self._wordings[shard].push(outgoing, self.incarnation, self._epoch)
@@ -159,6 +187,13 @@ class Streams:
         )  # fmt: skip
         sizes = sizes_on_wire([convert.frame(pb.ToServer(query=query))])
         self.tell(0, event, sizes, counted=True)
+        if not self.connections[0].stands:
+            self._clock.at(self._clock.now, functools.partial(self._ask_nobody, self.incarnation))
+
+    def _ask_nobody(self, incarnation: int) -> None:
+        """Train on: the next push will open the stream again."""
+        if self._lives(incarnation):
+            self._listener.answered(None)
 
     @property
     def sent_at(self) -> float:
@@ -185,22 +220,20 @@ class Streams:
 
     def tell(self, shard: int, event: Arrival, sizes: list[int], counted: bool) -> None:
         """Send anything to a shard: the one way from workers to shards."""
-        there = self._shards[shard]
-        hops = (self._up, there.up) if there.has_own_link else (self._up,)
-        deliver = functools.partial(self._deliver, self.incarnation, there, event)
-        carry(self._clock, hops, sizes, counted, deliver)
+        self.connections[shard].send(event, sizes, counted)
 
-    def ear(self, shard: int, message: Any) -> Callable[[], None]:
-        """Return what lets this life of the worker hear a message; later ones never do."""
-        return functools.partial(self._hear, self.incarnation, shard, message)
+    def ear(self, shard: int, stream: int, message: Any) -> Callable[[], None]:
+        """Return what lets the worker hear a message on a stream; on no later one it does."""
+        return functools.partial(self._hear, shard, stream, message)
 
-    def _deliver(self, incarnation: int, there: SimulatedShard, event: Arrival) -> None:
-        if self._lives(incarnation):
-            there.arrive(event)
-
-    def _hear(self, incarnation: int, shard: int, message: Any) -> None:
-        if self._lives(incarnation):
-            self._handlers[type(message)](self, shard, message)
+    def _hear(self, shard: int, stream: int, message: Any) -> None:
+        again = functools.partial(self._hear, shard, stream, message)
+        if not self.connections[shard].hears(stream, again):
+            return
+        if self._clock.now < self.asleep_until:
+            self._clock.at(self.asleep_until, again)
+            return
+        self._handlers[type(message)](self, shard, message)
 
     def _lives(self, incarnation: int) -> bool:
         """Whether this life goes on; what a shard sends to a dead worker is for nobody."""
@@ -223,8 +256,30 @@ class Streams:
     # -- joining ----------------------------------------------------------------------------
 
     def _hello(self, shard: int, reconnects: bool = False) -> None:
+        """Introduce the worker on another stream, as soon as one can be opened."""
         join = events.Join(self.number, self.incarnation, reconnects, "a simulated worker")
-        self.tell(shard, join, [], counted=False)
+        say = functools.partial(self.tell, shard, join, [], False)
+        self.connections[shard].dial(say, self._give_up, self.patience_seconds)
+
+    def _give_up(self) -> None:
+        self._listener.unreachable()
+
+    def _lost(self, shard: int) -> None:
+        """Hear that a stream is gone."""
+        if not self.incarnation:
+            return
+        if shard == 0 and len(self._welcomed) == len(self._shards) and not self._asked:
+            self._listener.answered(None)
+        self._mend()
+
+    def _mend(self) -> None:
+        """Open again what is waited for; a worker reads one shard's answer after the other's."""
+        joining = len(self._welcomed) < len(self._shards)
+        waits_for = [len(self._welcomed)] if joining else sorted(self._asked)
+        if waits_for:
+            connection = self.connections[waits_for[0]]
+            if not connection.stands and not connection.dials:
+                self._hello(waits_for[0], reconnects=not joining)
 
     def _welcome(self, shard: int, welcome: events.Welcome) -> None:
         self._epoch = max(self._epoch, welcome.epoch)
@@ -315,6 +370,7 @@ class Streams:
         """Take one shard's last word; with everybody's, pass them on."""
         del self._asked[shard]
         self._replies[shard] = reply
+        self._mend()
         if not self._asked:
             if self._totals is not None and self._steps[0]:
                 self._totals.tell(self._steps[0])

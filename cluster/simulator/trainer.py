@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cluster.simulator.step import Step
 from data.chosen import Shard
 from models.shared import SharedModel
 from models.statistics import FlatVariables
@@ -15,16 +15,6 @@ from worker.train_step import TrainStep, clip, decay
 
 if TYPE_CHECKING:
     from ops.types import Float32
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """What one mini-batch came to, besides its gradient."""
-
-    loss: float
-    samples: int
-    statistics: Float32  # [m] moving statistics after it, where they are averaged
-    local: State  # what stays on the worker
 
 
 class Trainer:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from absl import logging
 
 from cluster.simulator.asking import SimulatedAsker
 from cluster.simulator.clock import Clock
 from cluster.simulator.streams import Streams
-from cluster.simulator.trainer import Trainer
 from data.chosen import Shard
 from ops import metrics, rounds
 from ops.codecs import NonFiniteUpdate
@@ -21,6 +21,9 @@ from ps import events
 from worker.core import Outgoing, ShardReply, WorkerCore, taken
 from worker.measure import Measure
 from worker.participant import MAX_NON_FINITE
+
+if TYPE_CHECKING:
+    from cluster.simulator.trainer import Trainer  # which imports TensorFlow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +81,14 @@ class SimulatedWorker:
         self._non_finite_in_a_row, self._outgoing = 0, None
         self._streams.begin_life(self)
 
-    def die(self) -> None:
-        """Be killed: what is on its way is lost, the shards see the streams break."""
-        self._streams.break_off()
+    def die(self, is_seen: bool = True) -> None:
+        """Be killed: what is on its way is lost.
+
+        Args:
+            is_seen: Whether the shards see the streams break; where a machine loses its power
+                nobody does.
+        """
+        self._streams.break_off(is_seen)
 
     def leave(self, cause: str) -> None:
         """Say farewell to every shard and end."""
@@ -89,6 +97,25 @@ class SimulatedWorker:
     def refused(self) -> None:
         """End, as a process does that is told that it has no place here."""
         self._streams.end_life()
+
+    def unreachable(self) -> None:
+        """End, as a process does that finds no shard for too long."""
+        logging.error("worker %d: a shard cannot be reached; it gives up", self.number)
+        self.leave("error")
+
+    def freeze(self, seconds: float) -> None:
+        """Stand still for so long, heartbeats included; what comes meanwhile waits."""
+        self._streams.asleep_until = self._clock.now + seconds
+
+    @property
+    def awake(self) -> bool:
+        """Whether the process runs and does not stand still."""
+        return self.alive and self._clock.now >= self._streams.asleep_until
+
+    @property
+    def streams(self) -> Streams:
+        """Its streams to the shards."""
+        return self._streams
 
     def joined(self, last_step: int) -> None:
         """Take over the model."""
@@ -125,14 +152,20 @@ class SimulatedWorker:
         """Have the gradient, and what the pacer and the codec make of it."""
         if incarnation != self._streams.incarnation:
             return
+        if not self.awake:
+            again = functools.partial(self._finish_step, incarnation)
+            self._clock.at(self._streams.asleep_until, again)
+            return
         self._seconds.compute += self._step_seconds
         self._measure.note(rounds.FORWARD_AND_BACKWARD, self._step_seconds)
         core, trainer = self.core, self._trainer
         step = trainer.step(core.weights, core.statistics, self._own.shard, self._local)
         self._local = step.local
         self._num_steps += 1
+        # Its own: a push that is sent again is coded again, when others have used the trainer.
+        gradient = trainer.gradient.copy()
         try:
-            outgoing = core.begin(trainer.gradient, step.samples, step.loss, step.statistics)
+            outgoing = core.begin(gradient, step.samples, step.loss, step.statistics)
         except NonFiniteUpdate:
             self._num_non_finite += 1
             self._non_finite_in_a_row += 1

@@ -10,7 +10,7 @@ import numpy as np
 from cluster.simulator import outages, speeds
 from cluster.simulator.flags import Server, SimulatorFlags
 from cluster.simulator.simulation import Simulation
-from cluster.simulator.trainer import Step
+from cluster.simulator.step import Step
 from ops.run import DataChoice, ModelChoice, Run
 from ops.schedule import Schedule
 from ops.types import Link

@@ -1,0 +1,190 @@
+"""Chaos on a virtual clock: many short runs, each struck by one fault, each examined to the bit.
+
+    python -m tests.chaos.simulated --runs 1000 --seed 0
+    python -m tests.chaos.simulated --runs 200 --method adacomp --fault "kill after push"
+
+prints a table of faults, victims and methods; a run that fails is named by what repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging as python_logging
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from absl import logging
+
+from ops.grouping import AutoGroups
+from tests.chaos.faults import Fault, Plan, Victim, plans
+from tests.chaos.simulated_faults import SIMULATED, Striker
+from tests.chaos.simulated_run import Case, ChaoticRun, Outcome
+
+_GROUPS = (("groups", ((1, 2), (3,))),)
+#: What is run: sparse methods keep a journal, dense ones with --journal=on and, as they do by
+#: default, without.
+CASES = (
+    Case("adacomp", choices=(("compression_rate", 0.3),)),
+    Case("dgs", nb_ps=2, choices=(("compression_rate", 0.3),)),
+    Case("dgt", nb_ps=2),
+    Case("gsp", nb_ps=2, choices=_GROUPS),
+    Case("adacomp", nb_ps=3, choices=(("compression_rate", 0.3),)),
+    Case("gsp", choices=_GROUPS),
+    Case("gsp", nb_ps=2, choices=(("auto_groups", AutoGroups(8, 1.0)),)),
+    Case("dgs", choices=(("compression_rate", 0.3),)),
+    Case("dgt"),
+    Case("bsp", nb_ps=2, iter_max=18),
+    Case("asgd", nb_ps=2),
+    Case("ssp", nb_ps=2, choices=(("bound", 1),)),
+    Case("esync", nb_ps=2, iter_max=14),
+    Case("dcasgd", nb_ps=2),
+    Case("bsp", journal="auto", iter_max=18),
+    Case("asgd", nb_ps=2, journal="auto"),
+    Case("ssp", journal="auto", choices=(("bound", 1),)),
+    Case("gsp", nb_ps=2, journal="auto", choices=_GROUPS),
+    Case("dcasgd", journal="auto"),
+    Case("esync", journal="auto", iter_max=14),
+)
+#: What is checked of a run without faults.
+_PATIENCE = 40
+
+
+def possible(plan: Plan, case: Case) -> bool:
+    """Return whether a plan can befall a case."""
+    if plan.victim is Victim.OTHER_SHARD and case.nb_ps == 1:
+        return False
+    return not (plan.fault is Fault.KILL_IN_JOURNAL and case.journal != "on")
+
+
+@functools.cache
+def quiet_seconds(case: Case) -> float:
+    """Return what a case takes undisturbed, in virtual seconds; it is examined as well."""
+    outcome = played(case, None)
+    if outcome.error:
+        raise AssertionError(f"{case} without a fault: {outcome.error}")
+    return outcome.seconds
+
+
+def played(case: Case, plan: Plan | None) -> Outcome:
+    """Play and examine one run."""
+    outcome = Outcome(case, plan, struck=False)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="chaos-", dir=_fast_disk()))
+    try:
+        seconds = quiet_seconds(case) if plan is not None else 0.0
+        run = ChaoticRun(case, folder)
+        striker = Striker(run, plan, seconds) if plan is not None else None
+        outcome.reason = run.play_on()
+        outcome.seconds = run.clock.now
+        outcome.struck = striker is not None and striker.struck
+        outcome.restarts = sum(ledger.num_restarts for ledger in run.ledgers)
+        counted = sum(shard.core.accounts.lost_updates for shard in run.shards)
+        outcome.lost_updates = (counted, sum(ledger.lost for ledger in run.ledgers))
+        outcome.models = run.checked_models
+        run.check()
+    except Exception:  # noqa: BLE001 - whatever goes wrong is a finding
+        outcome.error = traceback.format_exc()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return outcome
+
+
+def _fast_disk() -> str | None:
+    """Return a folder in memory, if there is one: thousands of runs sync their snapshots."""
+    shared = pathlib.Path("/dev/shm")
+    return str(shared) if os.access(shared, os.W_OK) else None
+
+
+def outcomes(
+    seed: int,
+    count: int,
+    cases: Sequence[Case] = CASES,
+    pairs: Sequence[tuple[Fault, Victim]] = SIMULATED,
+) -> Iterator[Outcome]:
+    """Play `count` runs: every case is struck by every pair in turn."""
+    made, number = 0, 0
+    while made < count:
+        case = cases[number % len(cases)]
+        mine = [pair for pair in pairs if possible(Plan(*pair, 0.0, 0), case)]
+        if not mine:
+            raise ValueError(f"none of these faults can befall {case}")
+        turn = number // len(cases)
+        plan = list(plans(seed * 1009 + number % len(cases), turn + 1, mine))[-1]
+        number += 1
+        made += 1
+        yield played(case, plan)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play, print a table, and return 1 if anything failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--method", help="one method alone")
+    parser.add_argument("--journal", choices=("on", "auto"), help="these cases alone")
+    parser.add_argument("--fault", choices=[fault.value for fault in Fault], action="append")
+    parser.add_argument("--victim", choices=[victim.value for victim in Victim], action="append")
+    parser.add_argument("--stop", action="store_true", help="at the first failure")
+    given = parser.parse_args(arguments)
+    logging.set_verbosity(logging.FATAL)
+    python_logging.disable(python_logging.CRITICAL)
+    cases = [
+        case
+        for case in CASES
+        if given.method in (None, case.name) and given.journal in (None, case.journal)
+    ]
+    pairs = [
+        pair
+        for pair in SIMULATED
+        if (not given.fault or pair[0].value in given.fault)
+        and (not given.victim or pair[1].value in given.victim)
+    ]
+    cases = [case for case in cases if any(possible(Plan(*pair, 0.0, 0), case) for pair in pairs)]
+    begun, table, failures = time.perf_counter(), Counter(), 0
+    for outcome in outcomes(given.seed, given.runs, cases, pairs):
+        failures += bool(outcome.error)
+        tell(outcome)
+        row = (outcome.plan.fault.value, outcome.plan.victim.value, outcome.case.name)
+        table[row, "runs"] += 1
+        table[row, "struck"] += outcome.struck
+        table[row, "restarts"] += outcome.restarts
+        table[row, "failed"] += bool(outcome.error)
+        if failures and given.stop:
+            break
+    print_table(table)
+    seconds = time.perf_counter() - begun
+    runs = sum(number for (_, what), number in table.items() if what == "runs")
+    say(f"{runs} runs in {seconds:.1f} s, {failures} failed")
+    return int(failures > 0)
+
+
+def tell(outcome: Outcome) -> None:
+    """Print what failed."""
+    if outcome.error:
+        say(f"FAILED {outcome.case} | {outcome.plan!r}\n{outcome.error}")
+
+
+def print_table(table: Counter) -> None:
+    """Print counts by fault, victim and method."""
+    heads = ("runs", "struck", "restarts", "failed")
+    say(f"{'fault':18} {'victim':14} {'method':9}" + "".join(f"{head:>9}" for head in heads))
+    for row in sorted({row for row, _ in table}):
+        figures = "".join(f"{table[row, what]:9}" for what in heads)
+        say("{:18} {:14} {:9}".format(*row) + figures)
+
+
+def say(text: str) -> None:
+    """Write a line, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

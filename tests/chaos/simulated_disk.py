@@ -1,0 +1,109 @@
+"""A simulated shard's disk that tears records, leaves snapshots half written, or is full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from cluster.simulator.kept import Disk, Killed
+from ops import checkpoint
+from ops.checkpoint import Checkpoints
+from ops.types import State
+
+#: How far a snapshot may have come when the process dies.
+STAGES = ("empty", "arrays", "manifest", "unnamed", "unpruned", "saved")
+
+
+class FaultyDisk(Disk):
+    """Works until it is told not to.
+
+    Attributes:
+        tear_after: The process dies when so many more bytes are in the journal; None: it lives.
+        dies_at: The process dies at this stage of the next snapshot.
+        is_full: Whether every write is refused.
+        on_saved: Hears of each state that is whole on disk.
+    """
+
+    def __init__(self) -> None:
+        self.tear_after: int | None = None
+        self.dies_at: str | None = None
+        self.is_full = False
+        self.on_saved: Callable[[State], None] = lambda state: None
+
+    def create(self, path):
+        self.check()
+        return FaultyFile(super().create(path), self)
+
+    def save(self, checkpoints: Checkpoints, version: int, state: State) -> None:
+        self.check()
+        stage, self.dies_at = self.dies_at, None
+        with _dying_at(stage) if stage else contextlib.nullcontext():
+            try:
+                super().save(checkpoints, version, state)
+            except Killed:
+                if stage == "unpruned":  # it has its name
+                    self.on_saved(state)
+                raise
+        self.on_saved(state)
+        if stage == "saved":
+            raise Killed
+
+    def check(self) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class FaultyFile:
+    """A journal's file."""
+
+    def __init__(self, file: Any, disk: FaultyDisk) -> None:
+        self._file, self._disk = file, disk
+
+    def write(self, data: memoryview) -> int:
+        disk = self._disk
+        disk.check()
+        if disk.tear_after is not None:
+            if disk.tear_after < len(data):
+                self._file.write(data[: disk.tear_after])
+                disk.tear_after = None
+                raise Killed
+            disk.tear_after -= len(data)
+        return self._file.write(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextlib.contextmanager
+def _dying_at(stage: str) -> Iterator[None]:
+    """Let the process die while a snapshot is written."""
+
+    def arrays(path, found):
+        if stage == "arrays":
+            path.write_bytes(b"\x5a" * 100)
+        raise Killed
+
+    def manifest(path, content):
+        path.write_bytes(json.dumps(content).encode()[:-40])
+        raise Killed
+
+    def die(*arguments):
+        raise Killed
+
+    where = {
+        "empty": (checkpoint, "_write_arrays", arrays),
+        "arrays": (checkpoint, "_write_arrays", arrays),
+        "manifest": (checkpoint, "_write_manifest", manifest),
+        "unnamed": (checkpoint.os, "rename", die),
+        "unpruned": (Checkpoints, "_prune", die),
+    }.get(stage)
+    with mock.patch.object(*where) if where else contextlib.nullcontext():
+        yield
