@@ -188,6 +188,7 @@ class _Cluster:
             port = watch_flags.port_of(base, role, number, run.nb_ps, run.nb_workers)
             given.append(f"--metrics_port={port}")
         node = Node(f"{role.lower()}-{number}", role, number, (*given, *own))
+        logging.debug("starting %s: %s", node.name, " ".join(node.flags))
         child = Child(node, self.launcher.start(node))
         self.children.append(child)
         if self.interrupted.is_set():  # between the look above and now

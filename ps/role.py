@@ -275,6 +275,7 @@ class Shard:
         reports, came = self.server.reports.copy(), self._received() or Received()
         journaled = self.server.journaled
         state, begun = journaled.consistent(state), journaled.begin()
+        logging.debug("handing version %d over to be saved", version)
         self.saved.put(version, state, self.run_id, sent, reports, came, begun)
 
     def _received(self) -> Received | None:

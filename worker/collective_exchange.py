@@ -22,7 +22,6 @@ from ops.run import Diverged
 from ops.types import ConfigurationError, Kind, State
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import PortInUse, Unreachable
-from proto.door import Door
 from proto.framing import chunk_bytes_for
 from proto.grpc_common import host_and_port
 from proto.session import Refused
@@ -32,7 +31,7 @@ from worker.collective_mailbox import Mailbox, Member, RoundName
 from worker.collective_neighbours import Neighbours
 from worker.collective_peers import Peers, listening_address
 from worker.collective_replica import Replica
-from worker.collective_service import PeerServer, pace_of
+from worker.collective_service import PeerServer, door_of, pace_of
 from worker.core import Outgoing, ShardReply, WorkerCore
 from worker.exchange import Exchange
 from worker.flags import WorkerFlags
@@ -59,7 +58,7 @@ class AmongWorkers(Exchange):
         self._replica = Replica(core.base, method, core.kernels)
         self._mailbox = Mailbox(_MODELS_KEPT * size + _SLACK_BYTES)
         link, me = own.device.link, own.id_worker
-        self._door = Door(self.credentials)
+        self._door = door_of(self.credentials, self.nb_workers)
         self._server = PeerServer(
             self._mailbox,
             self._replica.answer,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ops.credentials import Credentials
 from ops.types import Link
 from proto import convert, versions
 from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ServerStream
 from proto.credentials import part_of_worker
-from proto.door import Door, Rate
+from proto.door import Door, Limits, Rate
 from proto.framing import BytesLike
 from proto.grpc_common import PEER_SERVICE
 from proto.grpc_server import serve
@@ -19,6 +20,8 @@ from worker.collective_mailbox import Mailbox, PartName, RoundName
 
 #: Streams beyond one per peer: a peer that reconnects may open the new one first.
 _SPARE_STREAMS = 16
+#: Streams that one address cannot take, however many it opens.
+_STREAMS_OF_OTHERS = 64
 
 #: Answers an Ask: the message, and the pieces of its payload.
 Answerer = Callable[[peers.Ask], tuple[peers.Holding, Sequence[BytesLike]]]
@@ -63,7 +66,7 @@ class PeerServer:
             address,
             port,
             self._read,
-            nb_workers + _SPARE_STREAMS,
+            nb_workers + _SPARE_STREAMS + _STREAMS_OF_OTHERS,
             service=PEER_SERVICE,
             door=self._door,
         )
@@ -161,6 +164,11 @@ class PeerServer:
         say_no = pb.Refusal(reason=reason, message=why)  # type: ignore[arg-type]
         message = peers.FromPeer(refusal=say_no)
         stream.send((convert.frame(message),), counted=False)
+
+
+def door_of(credentials: Credentials, nb_workers: int) -> Door:
+    """Return the door of a worker; all its peers may be of one address."""
+    return Door(credentials, Limits(streams_per_address=nb_workers + _SPARE_STREAMS))
 
 
 def pace_of(link: Link) -> Callable[[ServerStream], None]:

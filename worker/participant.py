@@ -242,6 +242,8 @@ class Participant:
         self.asker.begin_round(self.core.step + 1, self.step_seconds)
         self.measure.note_exchange(seconds + self.stopwatch.lap("compute"))
         self.measure.end_round(outgoing, replies, epoch, seconds)
+        logging.debug("step %d: version %d, answered after %.3f s", outgoing.step,
+                      self.core.versions[0], seconds)  # fmt: skip
         return replies
 
     def skip(self, error: NonFiniteUpdate) -> None:

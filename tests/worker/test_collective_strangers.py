@@ -13,7 +13,7 @@ from proto.grpc_common import PEER_SERVICE
 from tests.papers import TOKEN, Papers
 from worker.collective_mailbox import Mailbox, Member, PartName, RoundName
 from worker.collective_peers import PeerLost, Peers
-from worker.collective_service import PeerServer
+from worker.collective_service import PeerServer, door_of
 
 WAIT_SECONDS = 20.0
 PART = peers.Part(view=7, round=1, number=0)
@@ -127,6 +127,23 @@ def test_a_peer_of_another_version_is_told_which(listen, version):
     stream.close()
     assert refusal.reason == pb.REASON_PROTOCOL_VERSION
     assert f"the peer {version}" in refusal.message and "install the same" in refusal.message
+
+
+def test_an_address_does_not_lock_peers_out(listen):
+    assert door_of(Credentials(), 4).limits.streams_per_address == 20
+    listener = listen(Credentials())
+    silent = [ClientStream(listener.member.address, service=PEER_SERVICE) for _ in range(30)]
+    listener.door.limits = Limits(streams_per_address=20)
+    outside = 0
+    for stream in silent:
+        try:
+            stream.open(WAIT_SECONDS)
+        except Unreachable:
+            outside += 1
+    assert outside == 10
+    assert listener.door.refused == {"streams": 10}
+    for stream in silent:
+        stream.close(0.0)
 
 
 def test_strangers_do_not_get_in_and_false_peers_are_told_nothing(papers, listen):
