@@ -75,3 +75,13 @@ def test_originals_are_told_once():
     for page in documents.pages():
         if page.name != "METHOD.md":
             assert not re.search(r"(?m)^\| original", page.read_text()), page.name
+
+
+def test_files_that_are_named_exist():
+    rooms = "bench|cluster|data|examples|models|ops|proto|ps|supervisor|tests|thinwire|worker"
+    missing = []
+    for page in documents.pages():
+        for name in re.findall(rf"`((?:{rooms})/[\w./*]*)`", page.read_text()):
+            if not any(list(ROOT.glob(found)) for found in (name, f"{name}.py")):
+                missing.append(f"{page.name}: {name}")
+    assert not missing, missing

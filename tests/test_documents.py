@@ -25,9 +25,6 @@ from tests.command_line import given, own_flags
 from thinwire import arguments
 
 ROOT = documents.ROOT
-#: Flags that are new; docs/OPERATIONS.md is to tell of them.
-COMING = {"log_level", "metrics_host", "metrics_port", "num_restarts", "restart_window_seconds"}
-COMING |= {"restart_workers"}
 #: What a page may call that is not ours.
 FOREIGN = ("git", "cd", ".venv/bin/tensorboard", "bench/peers/setup.sh")
 #: Flags of these, of absl, of bench/netns.sh, what stands for any, an example.
@@ -157,7 +154,7 @@ def named_flags(text):
 
 def test_every_flag_is_documented():
     text = "\n".join(page.read_text() for page in documents.pages())
-    missing = sorted(set(own_flags()) - named_flags(text) - {"help"} - COMING)
+    missing = sorted(set(own_flags()) - named_flags(text) - {"help"})
     assert not missing, f"no page of docs/ tells of --{', --'.join(missing)}"
 
 
