@@ -1,0 +1,349 @@
+"""Datagrams: what one says, how steps are put together of them, whose they are."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import numpy as np
+
+from ops.routing import datagram_format as form
+from ops.routing.assembler import Assembler
+from ops.routing.routed import Announced, Encoding, Manifest, Unreliable
+from ops.types import Block, CodedValues
+from proto import thinwire_pb2 as pb
+from proto.framing import Malformed
+from ps import events
+from ps.pushes import NonFinite
+from tests.fuzz.target import Reader, Target
+from tests.fuzz.wire_targets import mend_lengths
+from tests.ops.datagram_samples import (
+    CHANNELS,
+    ENTRIES,
+    KEY,
+    MTU,
+    SESSION,
+    SIZES,
+    Rules,
+    Sealer,
+    dense_part,
+    make_step,
+    ranged,
+    signed,
+    sparse_part,
+)
+from tests.ps.port import Port
+
+_WORDS = form.HEADER_BYTES // 4
+#: The step that templates are of; programs reach a few before and after it.
+_STEP = 5
+_MOST_CALLS = 60
+
+
+@functools.cache
+def templates() -> tuple[bytes, ...]:
+    """Return datagrams of every encoding, dense and sparse, that are right for the session."""
+    values = np.linspace(-1, 1, SIZES[0], dtype=np.float32)
+    parts: list[Unreliable] = []
+    for encoding in Encoding:
+        data = values if encoding is Encoding.FLOAT32 else np.arange(SIZES[0]) % 16
+        coded = data.astype(form.VALUE_DTYPES[encoding])
+        parts.append(dense_part(0, coded, [0, 1], [1, 2], encoding))
+    indices = np.arange(0, 64, 4)
+    data = np.ones(16, np.float32)
+    parts.append(sparse_part(3, 64, indices, data, [0, 1, 2, 3], [1, 1, 2, 3]))
+    sealer = Sealer(SESSION, MTU, CHANNELS)
+    found = [one for part in parts for one in signed(sealer.seal(_STEP, [part]))]
+    return (*found, *signed(make_step(Sealer(SESSION, MTU, CHANNELS), _STEP, SIZES).sealed))
+
+
+def datagram(data: bytes) -> None:
+    """Feed one buffer to a fresh session, tagged anew where the first byte says so."""
+    source = Reader(data)
+    mends, count, size = source.number(), 1 + source.number() % 4, source.number(2)
+    body = bytearray(source.rest())
+    if mends & 1 and len(body) >= form.FRAME_BYTES:
+        size = max(form.FRAME_BYTES, len(body) // count)
+        _mend(body, size, mends)
+    assembler = Assembler(SESSION, SIZES, Rules())
+    assembler.feed(memoryview(bytes(body)), size, 0.0)
+    if size:
+        _check_books(assembler, -(-len(body) // size))
+
+
+def _mend(body: bytearray, size: int, mends: int) -> None:
+    """Make header and tag right, so that what lies behind is reached."""
+    for start in range(0, len(body) - size + 1, size):
+        header = np.frombuffer(body, form.HEADER, 1, start)
+        header["magic"], header["version"] = form.MAGIC, form.VERSION
+        header["session"], header["worker"] = SESSION.id, SESSION.worker
+        if mends & 2:
+            header["payload_bytes"], header["flags"] = size - form.FRAME_BYTES, 0
+        if mends & 4:
+            header["slot"] %= len(SIZES)
+            header["entries"] = [SIZES[int(slot)] for slot in header["slot"]]
+            header["num_blocks"] = -(-header["entries"] // ENTRIES)
+            header["block"] = header["offset"] // ENTRIES
+        form.sign(memoryview(body)[start : start + size], size, KEY)
+
+
+def _check_books(assembler: Assembler, num_fed: int) -> None:
+    """Every datagram is in the books: as one that fits, or by the reason why it was dropped."""
+    books = assembler.books
+    early = ("short", "magic", "version", "session", "tag", "encoding", "channel", "bounds")
+    unfit = sum(books.dropped[reason] for reason in (*early, "block", "gaps", "not_finite"))
+    assert unfit + sum(books.num_datagrams) == num_fed, books
+
+
+def _datagram_seeds() -> list[bytes]:
+    seeds = [b"\7\0\0\0" + one for one in templates()]
+    first = templates()[0]
+    pair = len(first).to_bytes(2, "little") + first + first[:-3]
+    return [
+        *seeds,
+        b"\0\0" + pair,
+        b"\1\1" + pair,
+        b"\0\0" + (80).to_bytes(2, "little") + bytes(90),
+    ]
+
+
+# -- steps put together --------------------------------------------------------------------------
+
+_RULES = (
+    Rules(),
+    Rules(dgt_wait_ms=1000.0),
+    Rules(dgt_reception="drop", dgt_error_feedback=True, dgt_max_late=1),
+    Rules(dgt_late_decay=0.5, dgt_max_late=2, dgt_wait_ms=5.0),
+)
+
+
+class _Steps:
+    """An assembler, and what a program does to it."""
+
+    def __init__(self, source: Reader) -> None:
+        self.source = source
+        self.assembler = Assembler(SESSION, SIZES, source.choice(_RULES))
+        self.now, self.num_fed = 0.0, 0
+
+    def run(self) -> None:
+        """Do what the bytes say."""
+        verbs = (self._feed, self._feed, self._feed, self._mark, self._mark, self._end, self._close,
+                 self._wait, self._again)  # fmt: skip
+        for _ in range(_MOST_CALLS):
+            if not self.source:
+                break
+            self.source.choice(verbs)()
+            deadline = self.assembler.next_deadline()
+            assert deadline is None or np.isfinite(deadline)
+        _check_books(self.assembler, self.num_fed)
+
+    def _step(self) -> int:
+        return _STEP - 3 + self.source.number() % 8
+
+    def _feed(self) -> None:
+        source = self.source
+        one = bytearray(source.choice(templates()))
+        step, spoilt = self._step(), source.number()
+        header = np.frombuffer(one, form.HEADER, 1)
+        header["step"] = step
+        if spoilt & 1:
+            header["sequence"] = source.interesting() % 2**32
+        if spoilt & 2:
+            header["channel"] = 1 + source.number() % (CHANNELS + 1)
+        if spoilt & 4:
+            words = np.frombuffer(one, "<u4", _WORDS)
+            words[source.number() % _WORDS] = source.interesting() % 2**32
+        if spoilt & 8:
+            header["worker"] = SESSION.worker
+        form.sign(memoryview(one), len(one), KEY)
+        if spoilt & 16:
+            one[source.number() % len(one)] ^= 1 + source.number() % 255
+        self.assembler.feed(memoryview(one), len(one), self.now)
+        self.num_fed += 1
+
+    def _mark(self) -> None:
+        source, slot = self.source, self.source.number() % (len(SIZES) + 1)
+        step, announced = self._step(), []
+        for channel in range(1, 1 + source.number() % (CHANNELS + 2)):
+            first = source.interesting() % 2**32
+            announced.append(Announced(channel, first, source.interesting() % 200))
+        manifest = Manifest(tuple(announced), 0.5, 8, source.number(), source.number(), 0)
+        slots = range(len(SIZES)) if slot == len(SIZES) else (slot,)
+        blocks = [self._block(each) for each in slots]
+        with contextlib.suppress(ValueError):
+            self.assembler.mark(step, blocks, manifest, self.now)
+
+    def _block(self, slot: int) -> Block:
+        size, kind = SIZES[slot], self.source.number() % 4
+        values = np.ones(size, np.float32)
+        if kind == 0:
+            return ranged(slot, values, np.arange(-(-size // ENTRIES)) % 2 == 0)
+        if kind == 1:
+            indices = np.arange(0, size, 3)
+            return Block(slot, size, indices, CodedValues("float32", values[indices]))
+        size += kind == 3 and self.source.number() % 2  # of another model
+        return Block(slot, size, None, CodedValues("float32", np.ones(size, np.float32)))
+
+    def _end(self) -> None:
+        with contextlib.suppress(ValueError):
+            self.assembler.end(self._step(), self.now)
+
+    def _close(self) -> None:
+        while (assembled := self.assembler.close(self.now)) is not None:
+            assert 0 <= assembled.fresh <= 1 and 0 <= assembled.fill <= 1
+            for block in assembled.blocks:
+                assert block.size == SIZES[block.slot]
+                if block.indices is None:
+                    assert block.values.data.size == block.size
+                else:
+                    assert (np.diff(block.indices) > 0).all()
+                    assert block.indices[0] >= 0 and block.indices[-1] < block.size
+
+    def _wait(self) -> None:
+        self.now += self.source.number() / 100
+
+    def _again(self) -> None:
+        step = self._step()
+        self.assembler.again(step)
+        if self.source.number() % 4 == 0:
+            self.assembler.refuse(step)
+
+
+def assembler(data: bytes) -> None:
+    """Datagrams, end markers and time in any order."""
+    _Steps(Reader(data)).run()
+
+
+def _assembler_seeds() -> list[bytes]:
+    whole = b"".join(bytes([0, number, 3, 0]) for number in range(len(templates())))
+    mark = bytes([3, len(SIZES), 3, 3, 0, 4, 0, 4, 0, 4, 0, 1, 2, 2, 2, 2])
+    close = bytes([5, 3, 6])
+    return [b"\0" + whole + mark + close, b"\2" + mark + whole + close, b"\1" + mark + close * 3]
+
+
+# -- sessions ------------------------------------------------------------------------------------
+
+
+class _Talk:
+    """A real port and core; two workers whose leave to speak the program abuses."""
+
+    def __init__(self, source: Reader) -> None:
+        self.source = source
+        choices: dict[str, Any] = {"overrides": {"sync": "asp"}, "dgt_wait_ms": 50.0}
+        if source.number() % 2:
+            choices["dgt_marker"] = "tensor"
+        self.port = Port(nb_workers=2, **choices)
+        self.honest, self.rogue = self.port.join(1), self.port.join(2)
+        self.sent: list[tuple[bytes, int]] = []
+
+    def run(self) -> None:
+        """Do what the bytes say; the honest worker's pushes come through."""
+        verbs = (self._take, self._take, self._mark, self._mark, self._wait, self._join, self._send)
+        for _ in range(_MOST_CALLS):
+            if not self.source:
+                break
+            self.source.choice(verbs)()
+            self.port.tick()
+        before = len(self._replies())
+        self.honest.push(self.honest.begin())
+        self.port.now += 1.0
+        self.port.tick()
+        assert len(self._replies()) == before + 1
+        assert np.isfinite(self.port.theta).all()
+
+    def _replies(self) -> list[events.Reply]:
+        return [each for each in self.port.replies if each.worker == self.honest.number]
+
+    def _send(self) -> None:
+        outgoing = self.rogue.begin(step=1 + self.source.number() % 8)
+        found = self.rogue.datagrams(outgoing)
+        self.sent += found
+        for data, size in found[self.source.number() % 4 :]:
+            self.port.receptions.take(memoryview(data), size)
+
+    def _take(self) -> None:
+        source = self.source
+        if source.number() % 4 == 0 or not self.sent:
+            data = bytearray(source.piece())
+            size = source.number(2)
+        else:
+            one, size = source.choice(self.sent)
+            data = bytearray(one)
+            for _ in range(source.number() % 4):
+                data[source.number() % len(data)] = source.number()
+            if source.number() % 2:
+                size = min(size, len(data))
+                form.sign(memoryview(data)[:size], size, self.rogue.welcome.datagrams.key)
+        before = sum(self.port.dropped().values()) + self._num_taken()
+        num_fed = -(-len(data) // size) if size else 0
+        if size:
+            self.port.receptions.take(memoryview(bytes(data)), size)
+            after = sum(self.port.dropped().values()) + self._num_taken()
+            assert after >= before + (num_fed > 0)
+
+    def _num_taken(self) -> int:
+        return sum(sum(books.num_datagrams) for _, books in self.port.receptions.books())
+
+    def _mark(self) -> None:
+        source = self.source
+        outgoing = self.rogue.begin(step=1 + source.number() % 8)
+        for push, payload in self.rogue.messages(outgoing):
+            spoilt = source.number()
+            if spoilt & 1:
+                _spoil(push, source)
+                payload = memoryview(push.payload or bytes(payload))
+            if spoilt & 2:
+                push.more = not push.more
+            with contextlib.suppress(Malformed, NonFinite):
+                self.port.receptions.mark(self.rogue.number, push, payload)
+            if spoilt & 4:
+                break
+
+    def _wait(self) -> None:
+        self.port.now += self.source.number() / 100
+
+    def _join(self) -> None:
+        if self.source.number() % 4:
+            self.port.receptions.keep([1])
+        else:
+            self.port.queue.append(events.Lost(2, self.rogue.incarnation))
+            self.rogue = self.port.join(2, self.rogue.incarnation + 1)
+
+
+def _spoil(push: pb.Push, source: Reader) -> None:
+    """Change one thing about a push."""
+    match source.number() % 7:
+        case 0:
+            push.incarnation = source.interesting() % 2**64
+        case 1:
+            for each in push.manifest.channels:
+                each.count, each.first = source.interesting() % 2**32, source.number()
+        case 2:
+            push.loss = source.real()
+        case 3:
+            push.manifest.channels.add(channel=source.number() % 9, count=source.number())
+        case 4 if push.blocks:
+            block = push.blocks[source.number() % len(push.blocks)]
+            block.coding, block.index_bytes = source.number() % 9, source.number()
+            push.payload = source.piece()
+            mend_lengths(push)
+        case 5:
+            push.step = source.interesting() % 2**64
+        case _:
+            push.epoch, push.base_version = source.number(), source.interesting() % 2**64
+
+
+def reception(data: bytes) -> None:
+    """Streams and datagrams of a worker that abuses its session, before a real core."""
+    _Talk(Reader(data)).run()
+
+
+TARGETS = {
+    "datagram": Target("received buffers", datagram, _datagram_seeds, longest=1024),
+    "assembler": Target("steps put together, any order", assembler, _assembler_seeds, longest=1024),
+    "reception": Target(
+        "sessions, marks and datagrams before a core", reception,
+        lambda: [bytes([0, 6, 1, 0, 2, 1, 0]), bytes(range(64))], longest=512,
+    ),
+}  # fmt: skip

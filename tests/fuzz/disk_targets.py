@@ -1,0 +1,258 @@
+"""What a damaged disk, or another version, hands back: journals, checkpoints, metrics, logs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import pathlib
+import shutil
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+
+from ops import advice, run_dir
+from ops.checkpoint import Checkpoints, DamagedCheckpointError, _canonical, load
+from ops.types import ConfigurationError
+from ps import events, journal, journal_records
+from ps.journal_records import Damaged
+from ps.plain import plain
+from supervisor import measured, original_layout, report, rounds_log
+from supervisor.metrics import read_lines
+from tests.fuzz.target import FOLDER, Reader, Target, joined
+from tests.harness import method
+from tests.ps.journaled_run import JournaledRun
+from tests.supervisor.samples import make_status, write_run
+
+_BODY = struct.Struct("<dB")
+
+
+# -- the journal ---------------------------------------------------------------------------------
+
+
+@functools.cache
+def _run() -> JournaledRun:
+    """Return a run of two workers with a journal of a few events; it is only read from then on."""
+    chosen = method("adacomp", 2, compression_rate=0.25)
+    made = JournaledRun(FOLDER.empty("run"), chosen, iter_max=1000)
+    made.join_all()
+    for _ in range(6):
+        made.turn()
+    for each in made.journals:
+        each.close()
+    return made
+
+
+@functools.cache
+def _records() -> tuple[bytes, ...]:
+    """Return the bodies of its journal, the head first."""
+    run = _run()
+    (number,) = journal.numbers(run.folder / "0")
+    data = journal.contents(journal.path_of(run.folder / "0", number))
+    return tuple(bytes(body) for _, body in journal_records.bodies(data))
+
+
+def record(data: bytes) -> None:
+    """Read records: as they lie there, or with checksums that are right."""
+    source = Reader(data)
+    if source.number() % 2:
+        with contextlib.suppress(Damaged):
+            for _, body in journal_records.bodies(memoryview(source.rest())):
+                _decode(body)
+        return
+    for body in source.pieces():
+        _decode(memoryview(body))
+
+
+def _decode(body: memoryview) -> None:
+    with contextlib.suppress(Damaged):
+        event, now = _run().coders[0].decode(body)
+        assert isinstance(now, float) and type(event).__module__ == events.__name__
+    with contextlib.suppress(Damaged):
+        journal_records.content_of_head(body)
+
+
+def _event(value: Any, now: float = 1.0) -> bytes:
+    return _BODY.pack(now, 1) + json.dumps(value).encode()
+
+
+def _record_seeds() -> list[bytes]:
+    others = (
+        events.Alive(1), events.Lost(1, 1000), events.Leave(1, 1000, "done"), events.Tick(),
+        events.Query(1, 1000, 2, 1, 0.1, 0.0, 0.0), events.Stop("iter_max"),
+        events.Epoch(3, (1,), True, events.Formed(3, ((1,), (2,)), {1: 4})),
+    )  # fmt: skip
+    bodies = [*_records(), *(_event(plain(each)) for each in others)]
+    framed = b"".join(bytes(p) for body in _records() for p in journal_records.framed([body]))
+    return [b"\1" + framed, *(b"\0" + joined([body]) for body in bodies)]
+
+
+def journal_file(data: bytes) -> None:
+    """Replay a journal of which records are changed, missing, doubled, or made up."""
+    source, run = Reader(data), _run()
+    folder = FOLDER.empty("journal")
+    (number,) = journal.numbers(run.folder / "0")
+    known, bodies = _records(), []
+    while source and len(bodies) < 40:
+        kind = source.number()
+        if kind < 200:
+            bodies.append(known[kind % len(known)])
+        elif kind < 240:
+            body = bytearray(known[source.number() % len(known)])
+            body[source.number(2) % len(body)] = source.number()
+            bodies.append(bytes(body))
+        else:
+            bodies.append(source.piece())
+    records = [
+        b"".join(bytes(p) for p in journal_records.framed([body])) for body in bodies if body
+    ]
+    journal.path_of(folder, number).write_bytes(journal._MAGIC + b"".join(records))
+    come, _ = run.come_back(folder=folder)
+    assert 0 <= come.num_records <= len(records)
+    assert come.place.offset >= 0 and np.isfinite(come.core["model"]["theta"]).all()
+
+
+def _journal_seeds() -> list[bytes]:
+    whole = bytes(range(len(_records())))
+    return [whole, whole + b"\xf0" + joined([_event(plain(events.Tick()))]), b"\0\xd0\1\x20\0"]
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+@functools.cache
+def _checkpoint() -> tuple[bytes, bytes]:
+    """Return manifest and arrays of a small checkpoint."""
+    place = Checkpoints(FOLDER.empty("checkpoint")).save(
+        3, {"a": np.arange(3), "b": [1, 2.5, None], "c": (b"xy", float("inf")), 4: np.float32(2)}
+    )
+    return (place / "manifest.json").read_bytes(), (place / "arrays.bin").read_bytes()
+
+
+def checkpoint(data: bytes) -> None:
+    """Read a checkpoint, the manifest's checksum made right where it is JSON at all."""
+    source = Reader(data)
+    mends, manifest, arrays = source.number(), source.piece(), source.rest()
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        if mends & 1:
+            content = json.loads(manifest)["content"]
+            _mend_arrays(content, arrays, mends)
+            text = _canonical(content)
+            manifest = b'{"crc32":%d,"content":%b}' % (zlib.crc32(text), text)
+    place = FOLDER.path / "one"
+    place.mkdir(exist_ok=True)
+    (place / "manifest.json").write_bytes(manifest)
+    (place / "arrays.bin").write_bytes(arrays)
+    with contextlib.suppress(DamagedCheckpointError):
+        step, state = load(place)
+        assert isinstance(step, int) and isinstance(state, dict)
+
+
+def _mend_arrays(content: dict[str, Any], arrays: bytes, mends: int) -> None:
+    for each in content["arrays"] if mends & 2 else ():
+        size = int(np.prod(each["shape"])) * np.dtype(each["dtype"]).itemsize
+        each["crc32"] = zlib.crc32(arrays[each["offset"] : each["offset"] + size])
+
+
+def _checkpoint_seeds() -> list[bytes]:
+    manifest, arrays = _checkpoint()
+    return [bytes([mends]) + joined([manifest]) + arrays for mends in (0, 3)]
+
+
+def saved(data: bytes) -> None:
+    """Read small files that a run left: advice, and what says that it has ended."""
+    path = FOLDER.write("advice.json", data)
+    with contextlib.suppress(ConfigurationError):
+        advice.load(path)
+    with contextlib.suppress(ConfigurationError):
+        measured.final_accuracy(_folder_with("summary.json", data))
+
+
+def _folder_with(name: str, content: bytes) -> pathlib.Path:
+    FOLDER.path.joinpath("left").mkdir(exist_ok=True)
+    FOLDER.write(f"left/{name}", content)
+    return FOLDER.path / "left"
+
+
+def _saved_seeds() -> list[bytes]:
+    given = {
+        "schema": 1, "proposal": 0, "predicted": [], "test_accuracy": 0.9, "machine": "x",
+    }  # fmt: skip
+    return [json.dumps(given).encode(), b'{"test_accuracy": null}', b"[" * 5000]
+
+
+# -- what the Supervisor reads again -------------------------------------------------------------
+
+
+def metrics_file(data: bytes) -> None:
+    """Read a run's summary and metrics, as reports and a Supervisor that comes back do."""
+    source = Reader(data)
+    summary, lines = source.piece(), source.rest()
+    folder = _folder_with("summary.json", summary)
+    path = FOLDER.write("left/metrics.jsonl", lines)
+    found, num_bytes = read_lines(path)
+    assert num_bytes <= len(lines) and all(isinstance(line, dict) for line in found)
+    with contextlib.suppress(ConfigurationError):
+        report.load_run(folder)
+    with contextlib.suppress(ValueError):
+        rounds_log.read_rounds(path)
+    with contextlib.suppress(ConfigurationError):
+        measured.load(folder)
+    shutil.rmtree(run_dir.rounds_of(folder, 1).parent, ignore_errors=True)
+    log = rounds_log.RoundsLog(folder)
+    place = run_dir.rounds_of(folder, 1)
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(lines)
+    log.add(1, summary.decode(errors="replace"))
+    log.add(1, '{"host":"h","device":"cpu","rank":0,"life":"l","columns":[],"rows":[]}')
+    log.close()
+
+
+def _metrics_seeds() -> list[bytes]:
+    folder = write_run(FOLDER.empty("whole") / "run")
+    summary, lines = ((folder / name).read_bytes() for name in ("summary.json", "metrics.jsonl"))
+    short = b"".join(lines.splitlines(keepends=True)[:3])
+    row = b'{"num_iters":1,"num_samples":8,"total_time":0.5,"time":{"encode":0.1}}\n'
+    status = make_status(40).to_json().encode()
+    return [joined([summary]) + short, joined([summary]) + row * 2, joined([b"{}"]) + status]
+
+
+def esync_logs(data: bytes) -> None:
+    """Import rounds of ESync's own files, and draw what they say."""
+    folder = FOLDER.empty("esync")
+    device = folder / "host" / "cpu"
+    device.mkdir(parents=True)
+    for number, content in enumerate(Reader(data).pieces(), 1):
+        (device / f"iter-{number}.txt").write_bytes(content)
+        if number == 4:
+            break
+    with contextlib.suppress(ValueError):
+        original_layout.read_mode(folder)
+    with contextlib.suppress(ConfigurationError):
+        measured.load(folder)
+
+
+def _esync_seeds() -> list[bytes]:
+    step = {"check ready": 0.1, "forward and backward": 0.5, "global update": 0.2}
+    row = {
+        "num_iters": 1,
+        "num_samples": 8,
+        "total_time": 1.5,
+        "accuracy": 0.5,
+        "time": {"0": step},
+    }
+    one = json.dumps(row).encode()
+    two = json.dumps({**row, "num_iters": 2, "time": {"0": step, "1": step}}).encode()
+    return [joined([one, two]), joined([b'{"time": {}}']), joined([b'{"time": {"x": {}}}'])]
+
+
+TARGETS = {
+    "record": Target("records of the journal", record, _record_seeds),
+    "journal": Target("whole journals, replayed to a core", journal_file, _journal_seeds, 256),
+    "checkpoint": Target("checkpoints", checkpoint, _checkpoint_seeds),
+    "saved": Target("advice and summaries", saved, _saved_seeds),
+    "metrics": Target("metrics.jsonl, summary.json, rounds", metrics_file, _metrics_seeds),
+    "esync_logs": Target("ESync's own log files", esync_logs, _esync_seeds),
+}

@@ -1,0 +1,63 @@
+"""One target under atheris, in a process of its own: ``python -m tests.fuzz.guided NAME ...``.
+
+What follows the name are options of libFuzzer. The process ends with the first crash.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import random
+import resource
+import sys
+
+#: What is instrumented: all that decodes, and nothing that decodes by native code.
+ROOMS = ["ops", "proto", "ps", "data", "worker", "cluster", "supervisor"]
+#: Address space that a process may take beyond what it has before the first input.
+ROOM_BYTES = 1 << 30
+
+
+def main(arguments: list[str]) -> None:
+    """Fuzz until libFuzzer ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=ROOMS):
+        from tests.fuzz import mutators, registry, target
+
+        chosen = registry.load(arguments[0])
+
+    def one(data: bytes) -> None:
+        with target.watched():
+            chosen.one(data)
+
+    def change(data: bytes, longest: int, seed: int) -> bytes:
+        """Change the message in an input, or, now and then, any of its bytes."""
+        dice = random.Random(seed)
+        if chosen.message is not None and dice.randrange(4):
+            made = mutators.mutated(data, chosen.message, chosen.head, dice)
+            if made is not None and len(made) <= longest:
+                return made
+        return bytes(atheris.Mutate(data, longest))
+
+    for seed in chosen.seeds():
+        one(seed)
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    atheris.Setup([sys.argv[0], *arguments[1:]], one, custom_mutator=change)
+    atheris.Fuzz()
+
+
+def is_missing() -> str | None:
+    """Return why nothing can be fuzzed here; None: it can be."""
+    if importlib.util.find_spec("atheris") is not None:
+        return None
+    return (
+        "the fuzzer atheris is not installed here: it has wheels for CPython 3.11 to 3.13 on Linux "
+        "with x86-64, and requirements-dev.txt asks for it there (make setup). The corpus is "
+        "replayed without it (pytest tests/fuzz), and so is python -m tests.fuzz.hostile."
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,36 @@
+"""All targets by name; a module is imported when its targets are wanted."""
+
+from __future__ import annotations
+
+import importlib
+
+from tests.fuzz.target import Target
+
+#: Module -> the names in its TARGETS.
+MODULES: dict[str, tuple[str, ...]] = {
+    "wire_targets": ("framing", "push", "block", "positions", "exponents", "hello", "manifest"),
+    "reply_targets": ("reply", "membership", "documents", "peers", "holding"),
+    "datagram_targets": ("datagram", "assembler", "reception"),
+    "disk_targets": ("record", "journal", "checkpoint", "saved", "metrics", "esync_logs"),
+    "data_targets": ("idx", "cifar", "pickle", "tfrecord", "index_file", "adacomp", "image_size"),
+    "text_targets": ("groups", "fractions", "hosts", "speeds", "tf_config", "credentials"),
+    "stream_targets": ("stream",),
+}
+
+
+def names() -> list[str]:
+    """Return all targets' names."""
+    return [name for of_module in MODULES.values() for name in of_module]
+
+
+def load(name: str) -> Target:
+    """Return a target.
+
+    Raises:
+        KeyError: There is none of this name.
+    """
+    for module, of_module in MODULES.items():
+        if name in of_module:
+            targets: dict[str, Target] = importlib.import_module(f"tests.fuzz.{module}").TARGETS
+            return targets[name]
+    raise KeyError(name)

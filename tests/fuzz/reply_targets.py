@@ -1,0 +1,279 @@
+"""What workers, following shards and the Supervisor decode of what shards and peers tell them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import threading
+import types
+from typing import Any
+
+import numpy as np
+
+from cluster.flags import read_run
+from ops import metrics, rounds
+from ops.datagram_counts import SentCounts
+from ops.routing.routed import Encoding, Routed, Unreliable
+from ops.types import ConfigurationError, Link
+from proto import peers_pb2 as peers
+from proto import thinwire_pb2 as pb
+from proto.channel_grpc import StreamLost
+from proto.convert import Malformed
+from ps import status
+from ps.epoch_words import epoch_of
+from supervisor.view import Viewer
+from tests.command_line import given
+from tests.fuzz.target import Reader, Target, joined, parsed
+from tests.fuzz.wire_targets import golden, mend_lengths
+from tests.harness import KERNELS, SPEC, method
+from tests.proto.samples import samples
+from tests.supervisor.samples import make_status, make_worker
+from worker.collective_mailbox import Mailbox, Member, RoundName
+from worker.collective_peers import PeerLost, _Conversation
+from worker.collective_replica import Replica
+from worker.collective_service import PeerServer
+from worker.core import WorkerCore
+from worker.exchange import Exchange
+
+#: The flags of a worker, and how many values shard 0 averages beside the weights.
+WORKERS = (
+    (("--method=asgd",), 0),
+    (("--method=adacomp", "--compression_rate=0.25"), 3),
+    (("--method=dgt", "--dgt_transport=grpc", "--dgt_error_feedback", "--dgt_reception=drop"), 0),
+)
+
+
+@functools.cache
+def _exchange(chosen: int) -> Exchange:
+    flags, aux_size = WORKERS[chosen]
+    with given("--nb_workers=1", *flags):
+        run = read_run()
+    layouts = run.method.placement.place(SPEC, 1)
+    made = Exchange(run, 1, SPEC, layouts, Link(), threading.Event(), aux_size)
+    leg = made.shards[0].leg
+    if leg is not None:
+        said = pb.DatagramSession(session=7, key=bytes(range(32)), ports=[40_001])
+        leg.opened("127.0.0.1:1", pb.Welcome(datagrams=said))
+        leg.seal(3, _routed())
+    return made
+
+
+def _routed() -> Routed:
+    """Return an update of which two blocks went in datagrams."""
+    part = Unreliable(
+        slot=0, size=16, block_entries=8, blocks=np.array([0, 1]),
+        channels=np.array([1, 1], np.uint8), encoding=Encoding.FLOAT32, indices=None,
+        data=np.ones(16, np.float32), scales=np.ones(2, np.float32), lows=np.zeros(2, np.float32),
+    )  # fmt: skip
+    return Routed((), (part,), 0.5, 2)
+
+
+# -- replies of shards -------------------------------------------------------------------------
+
+
+def reply(data: bytes) -> None:
+    """Hand a worker a reply, and let it take what decodes."""
+    source = Reader(data)
+    chosen, mends = source.number() % len(WORKERS), source.number()
+    message = pb.Reply()
+    if not parsed(message, source.rest()):
+        return
+    aux_size = WORKERS[chosen][1]
+    if mends & 1:
+        message.aux_count = aux_size
+    if mends & 2:
+        for slot, each in enumerate(message.blocks):
+            each.slot = slot
+    if mends & 4:
+        mend_lengths(message)
+    exchange = _exchange(chosen)
+    shard, (flags, _) = exchange.shards[0], WORKERS[chosen]
+    shard.answer = lambda: (message, memoryview(message.payload))  # type: ignore[method-assign]
+    with contextlib.suppress(ConfigurationError):
+        _core(flags[0], aux_size, exchange).finish(exchange.pull())
+    _look(message)
+
+
+def _core(flag: str, aux_size: int, exchange: Exchange) -> WorkerCore:
+    choices = {"compression_rate": 0.25} if "adacomp" in flag else {}
+    chosen = method(flag.removeprefix("--method="), 1, **choices)
+    core = WorkerCore(SPEC, exchange.layouts, chosen, KERNELS, [1, 1], np.zeros(aux_size, "f4"))
+    core.learning_rate = 0.1
+    core.begin(np.ones(28, np.float32), 8, 0.5, np.zeros(aux_size, "f4") if aux_size else None)
+    return core
+
+
+def _look(message: pb.Reply) -> None:
+    """Let a Supervisor have it, too."""
+    layouts = method("asgd").placement.place(SPEC, 1)
+    viewer = Viewer(SPEC, layouts, 3, in_step=False)
+    replies = types.SimpleNamespace(
+        empty=lambda: True, get=lambda timeout: (message, memoryview(message.payload))
+    )
+    session = types.SimpleNamespace(say=lambda spoken: None, address="127.0.0.1:1")
+    with contextlib.suppress(ConfigurationError):
+        viewer.fetch([types.SimpleNamespace(replies=replies, session=session)])  # type: ignore[list-item]
+
+
+def _reply_seeds() -> list[bytes]:
+    dense = [pb.Block(slot=slot, count=size) for slot, size in enumerate((16, 8, 4))]
+    full = pb.Reply(blocks=dense, operation=pb.OPERATION_FULL, step=3)
+    full.payload = np.arange(31, dtype="<f4").tobytes()
+    lost = pb.Reply(step=3, reception=pb.Reception(announced=2, arrived=1, bitmap=b"\1"))
+    found = [full, lost, *(one.reply for one in samples().values() if _is_reply(one))]
+    return [
+        bytes([chosen, mends]) + one.SerializeToString()
+        for chosen in range(len(WORKERS))
+        for mends in (0, 7)
+        for one in found
+    ]
+
+
+def _is_reply(message: Any) -> bool:
+    return isinstance(message, pb.ToClient) and message.WhichOneof("body") == "reply"
+
+
+def membership(data: bytes) -> None:
+    """Read an epoch, as a following shard does."""
+    message = pb.Membership()
+    if parsed(message, data):
+        with contextlib.suppress(Malformed):
+            epoch_of(message)
+
+
+def _membership_seeds() -> list[bytes]:
+    names = ("to_client_membership", "to_client_membership_formed")
+    return [samples()[name].membership.SerializeToString() for name in names]
+
+
+# -- documents ---------------------------------------------------------------------------------
+
+_DOCUMENTS = (
+    metrics.RunStatus.from_json,
+    metrics.WorkerMetrics.from_json,
+    rounds.unpack,
+    SentCounts.from_json,
+    status._own_counters,
+    status._sent,
+    status._received,
+    lambda text: status._counts(text, "rejected"),
+    lambda text: status._tables(text, "guards"),
+)
+
+
+def documents(data: bytes) -> None:
+    """Read a document of the metrics; ill-formed is a ValueError, or nothing."""
+    source = Reader(data)
+    read = source.choice(_DOCUMENTS)
+    text = source.rest().decode(errors="replace")
+    with contextlib.suppress(ValueError):
+        read(text)
+
+
+def _document_seeds() -> list[bytes]:
+    origin = rounds.Origin("host", "cpu", 0, "life")
+    row = rounds.Row(
+        1, 8, 0.5, 1, 0, 1, 0, 0.25, 100, 100, 0.0, 0.1, {rounds.ENCODE: 0.1}, None
+    )  # fmt: skip
+    whole = make_status(40)
+    texts = {
+        0: [whole.to_json()],
+        1: [make_worker(1, 8).to_json()],
+        2: rounds.pack(origin, [row]),
+        3: [SentCounts(pushes=1, blocks=[1, 2]).to_json()],
+        4: [make_worker(1, 8).to_json()],
+        6: [json.dumps({"datagrams": {"workers": {}, "dropped": {"tag": 1}}})],
+        7: [json.dumps({"rejected": {"malformed": 1}})],
+        8: [json.dumps({"guards": {"norm": {"1": 2}}})],
+    }
+    return [bytes([kind]) + text.encode() for kind, each in texts.items() for text in each]
+
+
+# -- peers -------------------------------------------------------------------------------------
+
+
+class _Wire:
+    """A stream of one peer, heard or dialled, without a network."""
+
+    def __init__(self, frames: list[bytes]) -> None:
+        self._frames = frames
+        self.peer, self.evidence = "ipv4:127.0.0.1:1", None
+        self.bytes_sent = self.bytes_received = self.num_waiting = 0
+        self.introduced = False
+
+    def incoming(self) -> list[bytes]:
+        return self._frames
+
+    def receive(self, seconds: float) -> bytes:
+        if not self._frames:
+            raise StreamLost("over")
+        return self._frames.pop(0)
+
+    def send(self, frames: Any, counted: bool = True) -> None:
+        for _ in frames:
+            pass
+
+
+def _replica() -> Replica:
+    made = Replica(np.zeros(28, np.float32), method("ssgd"), KERNELS)
+    made.fetched(RoundName(0, 3), np.ones(28, np.float32))
+    return made
+
+
+def peers_of(data: bytes) -> None:
+    """Let a peer talk to this worker; whatever it says, nothing is kept beyond the limit."""
+    mailbox = Mailbox(1 << 12)
+    server = PeerServer(mailbox, _replica().answer, 1 << 10)
+    server.run_id = "run-1"
+    server._read(_Wire(list(Reader(data).pieces())))  # type: ignore[arg-type]
+    assert mailbox._num_bytes <= 1 << 12
+    assert not server._heard and not server._streams
+
+
+def _peer_seeds() -> list[bytes]:
+    greeting, *_ = (one for one in golden("to_peer") if b"run-1" in one)
+    return [joined([greeting, one, one]) for one in golden("to_peer")]
+
+
+def holding(data: bytes) -> None:
+    """Ask a peer for its model; take over what it hands out."""
+    source = Reader(data)
+    conversation = object.__new__(_Conversation)
+    conversation.member = Member(2, 7, "127.0.0.1:1")
+    conversation.stream = _Wire(list(source.pieces()))  # type: ignore[assignment]
+    conversation._assembler = _assembler()
+    with contextlib.suppress(PeerLost):
+        answer = conversation.receive(1.0)
+        assert answer is not None
+        with contextlib.suppress(ValueError):  # Neighbours calls it a mistake of configuration
+            _replica().adopt(answer[1], RoundName(0, 4))
+
+
+def _assembler() -> Any:
+    from proto import convert
+
+    return convert.Assembler(peers.FromPeer, lambda message: 1 << 12)
+
+
+def _holding_seeds() -> list[bytes]:
+    whole = peers.Holding(
+        standing=peers.STANDING_STEPPED, version=4, payload=bytes(112), payload_bytes=112
+    )
+    frames = [*golden("from_peer"), peers.FromPeer(holding=whole).SerializeToString()]
+    return [joined([one]) for one in frames]
+
+
+TARGETS = {
+    "reply": Target(
+        "replies, as workers and the Supervisor take them", reply, _reply_seeds,
+        message=pb.Reply, head=2,
+    ),
+    "membership": Target(
+        "epochs, as following shards take them", membership, _membership_seeds,
+        message=pb.Membership,
+    ),
+    "documents": Target("documents of metrics and rounds", documents, _document_seeds),
+    "peers": Target("what peers tell a worker", peers_of, _peer_seeds),
+    "holding": Target("what a peer hands out", holding, _holding_seeds),
+}  # fmt: skip
