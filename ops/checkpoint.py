@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ops.disk import check_room, sync, sync_directory
-from ops.types import State
+from ops.types import ConfigurationError, State
 
 FORMAT_VERSION = 1
 _ALIGNMENT_BYTES = 64
@@ -100,6 +100,9 @@ class Checkpoints:
         """Return (step, state) of the newest whole checkpoint, or None when there is none.
 
         A damaged one is logged as a warning and the one before it is tried.
+
+        Raises:
+            ConfigurationError: Another version of Thinwire wrote the newest whole one.
         """
         self.num_skipped = 0
         for _, path in reversed(self._found()):
@@ -140,6 +143,7 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
 
     Raises:
         DamagedCheckpointError: with the path and what is wrong.
+        ConfigurationError: Another version of Thinwire wrote it.
     """
     path = pathlib.Path(path)
     try:
@@ -278,10 +282,11 @@ def _write_manifest(path: pathlib.Path, content: dict[str, Any]) -> None:
 def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
     document = json.loads(path.read_bytes())
     content: dict[str, Any] = document["content"]
-    if content["format"] != FORMAT_VERSION:
-        raise ValueError(
-            f"format is {content['format']!r}, this version of Thinwire reads {FORMAT_VERSION}"
-        )
     if zlib.crc32(_canonical(content)) != document["crc32"]:
         raise ValueError(f"the checksum of {path.name} does not match its text")
+    if content["format"] != FORMAT_VERSION:  # whole: going back to an older one would lose it
+        raise ConfigurationError(
+            f"{path.parent} is a checkpoint of format {content['format']!r}, and this version of "
+            f"Thinwire reads {FORMAT_VERSION}; go on with the one that wrote it, or --overwrite."
+        )
     return content
