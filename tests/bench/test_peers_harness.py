@@ -1,0 +1,133 @@
+"""The harness: runs are kept as they end, failed ones tried again, without root it says so."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+
+import pytest
+
+from bench.peers import __main__ as harness
+from bench.peers import curves, running, work
+from bench.peers.contenders import CONTENDERS, Contender, Node
+from bench.peers.lab import SERVER, Lab, Place
+
+
+class Machine:
+    """Stands for the runs themselves."""
+
+    def __init__(self, monkeypatch, obstacle=""):
+        self.calls, self.said, self.failing = [], [], set()
+        monkeypatch.setattr(harness, "why_not", lambda: obstacle)
+        monkeypatch.setattr(harness, "namespaces", lambda *_: contextlib.nullcontext("lab"))
+        monkeypatch.setattr(harness, "evaluator", lambda: None)
+        monkeypatch.setattr(harness, "run", self.run)
+        present = {
+            name: dataclasses.replace(each, python=harness.Path(sys.executable))
+            for name, each in CONTENDERS.items()
+        }
+        monkeypatch.setattr(harness, "CONTENDERS", present)
+
+    def run(self, contender, task, lab, targets, evaluate):
+        self.calls.append((contender.name, task.learning_rate))
+        if contender.name in self.failing:
+            self.failing.discard(contender.name)
+            raise running.Failed("gloo aborted")
+        rates = curves.Rates(10.0, 20.0, 1.0, 1.0)
+        point = curves.Point(5.0, 50.0, 1.0, 1.0, 0.9)
+        return {"samples_per_second": 640.0, "rates": dataclasses.asdict(rates),
+                "curve": [dataclasses.asdict(point)]}  # fmt: skip
+
+    def measure(self, path, *names, links=("none",), rates=(0.01,)):
+        settings = harness.settings(names, links, rates, 1, 60.0, 600.0, (0.8,))
+        table = harness.Harness(settings, path, self.said.append)
+        table.measure()
+        return table
+
+
+def test_runs_are_appended_and_resumed(tmp_path, monkeypatch):
+    machine, path = Machine(monkeypatch), tmp_path / "records.jsonl"
+    machine.measure(path, "torch DDP", "thinwire asgd")
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["contender"] for line in lines] == ["torch DDP", "thinwire asgd"]
+    path.write_text(lines[0] + "\n" + lines[1][:40])  # ended in the middle
+    machine.calls.clear()
+    machine.measure(path, "torch DDP", "thinwire asgd")
+    assert machine.calls == [("thinwire asgd", 0.01)]
+
+
+def test_a_crash_is_tried_again_and_kept_in_mind(tmp_path, monkeypatch):
+    machine, name = Machine(monkeypatch), "torch DDP, PowerSGD"
+    machine.failing = {name}
+    table = machine.measure(tmp_path / "records.jsonl", name)
+    (record,) = table.records
+    assert record["ok"] and record["attempts"] == 2 and record["error"] == "gloo aborted"
+    assert any("attempt 1: gloo aborted" in line for line in machine.said)
+
+
+def test_without_root_peers_run_without_a_limit_only(tmp_path, monkeypatch):
+    machine = Machine(monkeypatch, obstacle="not root")
+    names = ("torch DDP", "thinwire dgs")
+    table = machine.measure(tmp_path / "records.jsonl", *names, links=("none", "100"))
+    assert [name for name, _ in machine.calls] == [*names, "thinwire dgs"]
+    left_out = [record for record in table.records if not record["ok"]]
+    assert [record["error"] for record in left_out] == ["left out: not root"]
+    assert "emulated links" in machine.said[0]
+
+
+def test_an_environment_that_is_not_there_is_said(tmp_path, monkeypatch):
+    machine = Machine(monkeypatch)
+    gone = dataclasses.replace(CONTENDERS["torch DDP"], python=tmp_path / "python")
+    monkeypatch.setitem(harness.CONTENDERS, "torch DDP", gone)
+    table = machine.measure(tmp_path / "records.jsonl", "torch DDP")
+    assert "setup.sh" in table.records[0]["error"] and not machine.calls
+
+
+SCRIPT = """
+import json, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+began = time.monotonic()
+lines = [{"time": began + n, "steps": n + 1, "snapshot": None} for n in range(9)]
+(folder / "progress-0.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+"""
+
+
+def _contender(script, others=()):
+    def nodes(task, lab):
+        leader = Node(SERVER, (sys.executable, "-c", script, task.folder), leads=True)
+        return [leader, *(Node(SERVER, (sys.executable, "-c", other)) for other in others)]
+
+    return Contender("one", "among workers", True, harness.Path(sys.executable), nodes)
+
+
+def _run(contender, seconds=60.0):
+    lab = Lab({SERVER: Place((), "127.0.0.1", "lo")}, [7000])
+    task = work.Work(seconds, 0, 2, 64, 0.01, 0.9, 1)
+    return running.run(contender, task, lab, [0.8], lambda _: 0.9)
+
+
+def test_processes_are_run_and_those_left_are_ended(tmp_path):
+    path = tmp_path / "pid"
+    stays = f"import os, time; os.write(os.open({str(path)!r}, 65), b'%d' % os.getpid())"
+    path.touch()
+    waits = f"import os\nwhile not os.path.getsize({str(path)!r}): pass\n"
+    found = _run(_contender(waits + SCRIPT, [stays + "; time.sleep(1000)"]))
+    assert found["samples_per_second"] == pytest.approx(64.0)
+    assert found["steps"] == 9 and found["rates"]["bytes_up"] is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(path.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("script", "others", "told"),
+    [
+        ("raise SystemExit('out of memory')", (), "ended with 1; out of memory"),
+        ("import time; time.sleep(1000)", ["raise SystemExit('no port')"], "no port"),
+        ("", (), "no step was done"),
+    ],
+    ids=["leader", "other", "nothing"],
+)
+def test_failures_tell_what_was_said(script, others, told):
+    with pytest.raises(running.Failed, match=told):
+        _run(_contender(script, others))
