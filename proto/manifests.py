@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ops.routing.assembler import Assembled
 from ops.routing.routed import Announced, Manifest
 from proto import thinwire_pb2 as pb
 from proto.framing import Malformed
@@ -44,4 +45,17 @@ def from_message(said: pb.Manifest) -> Manifest:
         said.num_skipped,
         said.num_reliable,
         said.num_dropped,
+    )
+
+
+def outcome_of(assembled: Assembled, came_late: int) -> pb.Reception:
+    """Return what a worker is told of its datagrams of a step; `came_late` are of earlier steps."""
+    return pb.Reception(
+        announced=assembled.announced,
+        arrived=assembled.arrived,
+        late=assembled.num_late,
+        came_late=came_late,
+        fresh=assembled.fresh,
+        filled=assembled.fill,
+        bitmap=assembled.bitmap or b"",
     )

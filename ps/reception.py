@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ops.routing.assembler import Assembled, Assembler
 from ops.routing.books import Books
-from ops.routing.datagram_format import HEADER, MAGIC, VERSION, Session
+from ops.routing.datagram_format import Session
 from ops.routing.routed import Manifest
 from ops.routing.transport import Transport
 from ops.types import Update
@@ -28,40 +25,15 @@ from proto import thinwire_pb2 as pb
 from proto.framing import Malformed
 from ps import datagram_accounts, events
 from ps.datagram_accounts import Received
+from ps.datagram_runs import Losses, heads_of, num_ours, runs
+from ps.datagram_sessions import Head, Reception, Sessions
 from ps.pushes import Contents, NonFinite, PushDecoder
 
 if TYPE_CHECKING:
     from ops.types import Float32
 
-_SESSION_BYTES, _KEY_BYTES = 8, 32
 #: No life of a worker has this number. Who pushes without a session is to say Hello again.
 _NO_LIFE = 0
-
-
-@dataclasses.dataclass
-class _Head:
-    """What the stream has brought of the push that is being put together."""
-
-    push: pb.Push  # the newest message of it
-    aux: Float32 | None
-    num_bytes: int
-
-
-@dataclasses.dataclass
-class _Reception:
-    """One life of one worker."""
-
-    worker: int
-    incarnation: int
-    session: Session
-    assembler: Assembler
-    head: _Head | None = None
-    closed_step: int = 0  # of the newest whole push
-    refusal: str | None = None  # why that was not finite
-    outcome: pb.Reception | None = None  # of its datagrams
-    bytes_before: int = 0  # of datagrams, when it was whole
-    late_before: int = 0  # datagrams that had come late then
-    was_kept: bool = False  # once, as a member's
 
 
 class Receptions:
@@ -92,15 +64,13 @@ class Receptions:
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._decoder, self._sizes, self._router = decoder, sizes, router
+        self._decoder = decoder
         self._deliver, self._refuse, self._wake = deliver, refuse, wake
-        self._drop_rate, self._random = 0.0, np.random.default_rng(0)
-        self._entropy, self._clock = entropy, clock
+        self._losses: Losses | None = None
+        self._clock = clock
         self._lock = threading.RLock()  # whom pushes are delivered to may ask back
-        self._by_worker: dict[int, _Reception] = {}
-        self._by_session: dict[int, _Reception] = {}
+        self._sessions = Sessions(lambda session: Assembler(session, sizes, router), entropy)
         self._dropped: collections.Counter[str] = collections.Counter()
-        self._closed: list[tuple[int, Books]] = []  # of sessions that have ended, by worker
         self.on_closed: Callable[[int, Assembled, Books], None] | None = None
 
     def obey(self, transport: Transport) -> None:
@@ -110,23 +80,14 @@ class Receptions:
 
     def lose(self, rate: float, seed: int) -> None:
         """Lose this fraction of what `take` gets on purpose from now on."""
-        self._drop_rate, self._random = rate, np.random.default_rng(seed)
+        self._losses = Losses(rate, seed) if rate else None
 
     # -- sessions ---------------------------------------------------------------------------
 
     def open(self, worker: int, incarnation: int) -> Session:
         """Return the session of a life of a worker; an earlier life's ends."""
         with self._lock:
-            found = self._by_worker.get(worker)
-            if found is not None and found.incarnation == incarnation:
-                return found.session
-            self._close(worker)
-            number = int.from_bytes(self._entropy(_SESSION_BYTES), "little")
-            session = Session(number, self._entropy(_KEY_BYTES), worker)
-            assembler = Assembler(session, self._sizes, self._router)
-            reception = _Reception(worker, incarnation, session, assembler)
-            self._by_worker[worker] = self._by_session[number] = reception
-            return session
+            return self._sessions.open(worker, incarnation)
 
     def introduce(
         self, worker: int, incarnation: int, ports: Iterable[int], welcome: pb.Welcome
@@ -139,7 +100,7 @@ class Receptions:
     def numbers(self) -> list[int]:
         """Return the numbers of the open sessions."""
         with self._lock:
-            return list(self._by_session)
+            return self._sessions.numbers()
 
     def keep(self, workers: Iterable[int]) -> None:
         """End the sessions of members that are none any more.
@@ -149,36 +110,27 @@ class Receptions:
         Args:
             workers: All members, those included that enter with the next round.
         """
-        members = set(workers)
         with self._lock:
-            for worker, reception in list(self._by_worker.items()):
-                if worker in members:
-                    reception.was_kept = True
-                elif reception.was_kept:
-                    self._end(worker)
+            for worker in self._sessions.leavers(workers):
+                self._end(worker)
 
     def end_all(self) -> None:
         """End all sessions; whoever pushes next is told to say Hello again."""
         with self._lock:
-            for worker in list(self._by_worker):
-                self._end(worker)
+            for reception in self._sessions:
+                self._end(reception.worker)
 
     def _end(self, worker: int) -> None:
         """End a session; a push that is being put together will never be whole: refuse it."""
-        head = self._by_worker[worker].head
-        self._close(worker)
+        reception = self._sessions.of_worker(worker)
+        self._sessions.close(worker)
+        head = reception.head if reception is not None else None
         if head is None or head.push.more:
             return
         try:
             self._pass_on(worker, head.push, head.aux, _NO_LIFE)
         except NonFinite as error:
             self._refuse(worker, head.push.step, str(error))
-
-    def _close(self, worker: int) -> None:
-        reception = self._by_worker.pop(worker, None)
-        if reception is not None:
-            del self._by_session[reception.session.id]
-            self._closed.append((worker, reception.assembler.books))
 
     # -- coming in --------------------------------------------------------------------------
 
@@ -190,36 +142,30 @@ class Receptions:
         Returns:
             How many were worth it: genuine and not here before; or lost on purpose.
         """
-        if not self._drop_rate:
+        if self._losses is None:
             return self.take_from_stream(data, size)
-        pieces = [data[start : start + size] for start in range(0, len(data), size)]
         with self._lock:
-            lives = self._random.random(len(pieces)) >= self._drop_rate
-            num_lost = int(len(pieces) - lives.sum())
+            left, num_lost = self._losses.thin(data, size)
             self._dropped["on purpose"] += num_lost
-        left = [piece for piece, survives in zip(pieces, lives, strict=True) if survives]
-        return num_lost + self.take_from_stream(memoryview(b"".join(left)), size)
+        return num_lost + self.take_from_stream(left, size)
 
     def take_from_stream(self, data: memoryview, size: int) -> int:
         """Take in datagrams that came where nothing is lost, on purpose neither; as `take`."""
-        heads = _heads(data, size)
+        heads = heads_of(data, size)
         taken = 0
         with self._lock:
             self._dropped["truncated"] += -(-len(data) // size) - len(heads)
-            for start, stop, number in _runs(heads):
-                reception = self._by_session.get(number)
+            for start, stop, number in runs(heads):
+                reception = self._sessions.of_number(number)
                 if reception is None:
-                    self._count_strangers(heads[start:stop])
+                    ours = num_ours(heads[start:stop])
+                    self._dropped["unknown session"] += ours
+                    self._dropped["not Thinwire's"] += stop - start - ours
                 else:
                     taken += self._feed(reception, data[start * size : stop * size], size)
         return taken
 
-    def _count_strangers(self, heads: np.ndarray) -> None:
-        ours = int(((heads["magic"] == MAGIC) & (heads["version"] == VERSION)).sum())
-        self._dropped["unknown session"] += ours
-        self._dropped["not Thinwire's"] += len(heads) - ours
-
-    def _feed(self, reception: _Reception, data: memoryview, size: int) -> int:
+    def _feed(self, reception: Reception, data: memoryview, size: int) -> int:
         """Hand datagrams of a session on; return how many were genuine and not here before."""
         books, now = reception.assembler.books, self._clock()
         before = books.num_new
@@ -238,7 +184,7 @@ class Receptions:
         contents = self._decoder.read(push, payload, parts=True)
         manifest = manifests.from_message(push.manifest)
         with self._lock:
-            reception = self._by_worker.get(worker)
+            reception = self._sessions.of_worker(worker)
             if reception is None or reception.incarnation != push.incarnation:
                 self._pass_on(worker, push, contents.aux, _NO_LIFE)
                 return
@@ -252,7 +198,7 @@ class Receptions:
             self._deliver(dataclasses.replace(event, incarnation=incarnation))
 
     def _mark(
-        self, reception: _Reception, push: pb.Push, contents: Contents, manifest: Manifest
+        self, reception: Reception, push: pb.Push, contents: Contents, manifest: Manifest
     ) -> None:
         now = self._clock()
         assembler = reception.assembler
@@ -264,13 +210,13 @@ class Receptions:
             elif not push.more:
                 if reception.refusal is not None:  # whatever it says now, it was refused
                     raise NonFinite(reception.refusal)
-                reception.head = _Head(push, contents.aux, contents.num_bytes)
+                reception.head = Head(push, contents.aux, contents.num_bytes)
                 self._finish(reception, again)
             return
         before = reception.head
         going_on = before is not None and before.push.step == push.step and before.push.more
         total = contents.num_bytes + (before.num_bytes if before and going_on else 0)
-        reception.head = _Head(push, contents.aux, total)
+        reception.head = Head(push, contents.aux, total)
         try:
             assembler.mark(push.step, contents.blocks, manifest, now)
             if not push.more:
@@ -286,24 +232,24 @@ class Receptions:
     def next_deadline(self) -> float | None:
         """Return when `tick` is due, if ever."""
         with self._lock:
-            deadlines = [each.assembler.next_deadline() for each in self._by_worker.values()]
+            deadlines = [each.assembler.next_deadline() for each in self._sessions]
         return min((when for when in deadlines if when is not None), default=None)
 
     def tick(self) -> None:
         """Hand over what has waited long enough."""
         with self._lock:
             now = self._clock()
-            for reception in self._by_worker.values():
+            for reception in self._sessions:
                 self._settle(reception, now)
 
-    def _settle(self, reception: _Reception, now: float) -> None:
+    def _settle(self, reception: Reception, now: float) -> None:
         assembled = reception.assembler.close(now)
         if assembled is not None:
             if self.on_closed is not None:
                 self.on_closed(reception.worker, assembled, reception.assembler.books)
             self._finish(reception, assembled)
 
-    def _finish(self, reception: _Reception, assembled: Assembled) -> None:
+    def _finish(self, reception: Reception, assembled: Assembled) -> None:
         head = reception.head
         if head is None:
             return
@@ -311,7 +257,7 @@ class Receptions:
         late = sum(reception.assembler.books.num_late)
         came_late, reception.late_before = late - reception.late_before, late
         reception.closed_step = assembled.step
-        reception.outcome = _outcome(assembled, came_late)
+        reception.outcome = manifests.outcome_of(assembled, came_late)
         if assembled.flat is not None:
             update = Update(None, assembled.flat)
         else:
@@ -332,13 +278,13 @@ class Receptions:
     def drop(self, worker: int, step: int) -> None:
         """Hear that a whole push was refused: what of it comes late is not used either."""
         with self._lock:
-            reception = self._by_worker.get(worker)
+            reception = self._sessions.of_worker(worker)
             if reception is not None:
                 reception.assembler.refuse(step)
 
     def outcome(self, worker: int, step: int) -> pb.Reception | None:
         """Return what became of a push's datagrams, if it is the worker's newest whole one."""
-        reception = self._by_worker.get(worker)  # one look: no lock
+        reception = self._sessions.of_worker(worker)  # one look: no lock
         if reception is None or reception.closed_step != step:
             return None
         return reception.outcome
@@ -348,8 +294,7 @@ class Receptions:
     def books(self) -> list[tuple[int, Books]]:
         """Return the books of all sessions, by worker."""
         with self._lock:
-            opened = [(who, each.assembler.books) for who, each in self._by_worker.items()]
-            return [*self._closed, *opened]
+            return self._sessions.books()
 
     def received(self) -> Received:
         """Return a copy of all that was counted."""
@@ -359,33 +304,5 @@ class Receptions:
     def restore(self, before: Received) -> None:
         """Go on counting from an earlier life of the shard."""
         with self._lock:
-            self._closed.extend(before.workers.items())
+            self._sessions.add_books(before.workers.items())
             self._dropped.update(before.dropped)
-
-
-def _heads(data: memoryview, size: int) -> np.ndarray:
-    """Return the headers of whole enough datagrams, as a view."""
-    count = len(data) // size if size >= HEADER.itemsize else 0
-    if size >= HEADER.itemsize and len(data) - count * size >= HEADER.itemsize:
-        count += 1  # the last one, shorter
-    return np.ndarray((count,), HEADER, data, strides=(size,)) if count else np.empty(0, HEADER)
-
-
-def _runs(heads: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return (first, behind the last, session) of datagrams in a row with one session number."""
-    sessions = heads["session"]
-    edges = np.flatnonzero(sessions[1:] != sessions[:-1]) + 1
-    borders = [0, *edges.tolist(), len(heads)] if len(heads) else []
-    return [(start, stop, int(sessions[start])) for start, stop in itertools.pairwise(borders)]
-
-
-def _outcome(assembled: Assembled, came_late: int) -> pb.Reception:
-    return pb.Reception(
-        announced=assembled.announced,
-        arrived=assembled.arrived,
-        late=assembled.num_late,
-        came_late=came_late,
-        fresh=assembled.fresh,
-        filled=assembled.fill,
-        bitmap=assembled.bitmap or b"",
-    )

@@ -288,7 +288,7 @@ def test_what_is_kept_does_not_grow(reception):
             port.receptions.take(memoryview(each[0]), each[1])
         port.pushed.clear(), port.replies.clear()
         if step in (199, 399):
-            sizes.append(_kept(port.receptions._by_worker[1].assembler))
+            sizes.append(_kept(port.receptions._sessions.of_worker(1).assembler))
     assert sizes[0] == pytest.approx(sizes[1], abs=20) and max(sizes) < 200
     assert port.core.version == 400
 

@@ -1,0 +1,113 @@
+"""Which life of which worker a datagram is of: the open sessions of one shard, and closed books."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ops.routing.assembler import Assembler
+from ops.routing.books import Books
+from ops.routing.datagram_format import Session
+from proto import thinwire_pb2 as pb
+
+if TYPE_CHECKING:
+    from ops.types import Float32
+
+_SESSION_BYTES, _KEY_BYTES = 8, 32
+
+
+@dataclasses.dataclass
+class Head:
+    """What the stream has brought of the push that is being put together."""
+
+    push: pb.Push  # the newest message of it
+    aux: Float32 | None
+    num_bytes: int
+
+
+@dataclasses.dataclass
+class Reception:
+    """One life of one worker."""
+
+    worker: int
+    incarnation: int
+    session: Session
+    assembler: Assembler
+    head: Head | None = None
+    closed_step: int = 0  # of the newest whole push
+    refusal: str | None = None  # why that was not finite
+    outcome: pb.Reception | None = None  # of its datagrams
+    bytes_before: int = 0  # of datagrams, when it was whole
+    late_before: int = 0  # datagrams that had come late then
+    was_kept: bool = False  # once, as a member's
+
+
+class Sessions:
+    """The open ones, by worker and by number; whoever calls holds a lock.
+
+    Args:
+        assemble: Makes the assembler of a session.
+        entropy: Makes so many random bytes.
+    """
+
+    def __init__(
+        self, assemble: Callable[[Session], Assembler], entropy: Callable[[int], bytes]
+    ) -> None:
+        self._assemble, self._entropy = assemble, entropy
+        self._by_worker: dict[int, Reception] = {}
+        self._by_number: dict[int, Reception] = {}
+        self._closed: list[tuple[int, Books]] = []  # of sessions that have ended, by worker
+
+    def __iter__(self) -> Iterator[Reception]:
+        """Go through the open ones."""
+        return iter(list(self._by_worker.values()))
+
+    def of_worker(self, worker: int) -> Reception | None:
+        """Return a worker's; it may be of an earlier life."""
+        return self._by_worker.get(worker)
+
+    def of_number(self, number: int) -> Reception | None:
+        """Return the one that datagrams with this number belong to."""
+        return self._by_number.get(number)
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all."""
+        return list(self._by_number)
+
+    def open(self, worker: int, incarnation: int) -> Session:
+        """Return the session of a life of a worker; an earlier life's ends."""
+        found = self._by_worker.get(worker)
+        if found is not None and found.incarnation == incarnation:
+            return found.session
+        self.close(worker)
+        number = int.from_bytes(self._entropy(_SESSION_BYTES), "little")
+        session = Session(number, self._entropy(_KEY_BYTES), worker)
+        opened = Reception(worker, incarnation, session, self._assemble(session))
+        self._by_worker[worker] = self._by_number[number] = opened
+        return session
+
+    def close(self, worker: int) -> None:
+        """End a worker's; its books stay."""
+        reception = self._by_worker.pop(worker, None)
+        if reception is not None:
+            del self._by_number[reception.session.id]
+            self._closed.append((worker, reception.assembler.books))
+
+    def leavers(self, members: Iterable[int]) -> list[int]:
+        """Return whose sessions are to end: those who were members and are none any more."""
+        staying, found = set(members), []
+        for reception in self:
+            if reception.worker in staying:
+                reception.was_kept = True
+            elif reception.was_kept:
+                found.append(reception.worker)
+        return found
+
+    def books(self) -> list[tuple[int, Books]]:
+        """Return the books of all, the closed ones included, by worker."""
+        return [*self._closed, *((each.worker, each.assembler.books) for each in self)]
+
+    def add_books(self, books: Iterable[tuple[int, Books]]) -> None:
+        """Count those of an earlier life of the shard as well."""
+        self._closed.extend(books)
