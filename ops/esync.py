@@ -94,8 +94,7 @@ class Esync:
 
     def note(self, report: Report, state: State) -> State:
         """Take in what a worker says of itself."""
-        fresh = {"times": [], "begun": False, "ready": False, "local_steps": 0, "finished_at": 0.0}
-        record = state["records"].setdefault(report.worker, fresh)
+        record = _record_of(report.worker, state)
         record["begun"] = True
         record["local_steps"], record["finished_at"] = report.local_steps, report.finished_at
         if report.step_seconds > 0:
@@ -121,6 +120,11 @@ class Esync:
             return False, state
         record["ready"] = record["ready"] or self._is_time(worker, members, now, state)
         return record["ready"], state
+
+    def pushed(self, worker: int, state: State) -> State:
+        """Hear that a worker has pushed, though it may have been told nothing: it had lost us."""
+        _record_of(worker, state).update(begun=True, ready=True)
+        return state
 
     def released(self, workers: Sequence[int], state: State) -> State:
         """Begin a new round for these: their records wait for the first report of it."""
@@ -158,10 +162,14 @@ class Esync:
 
     def _is_time(self, worker: int, members: Sequence[int], now: float, state: State) -> bool:
         records = state["records"]
-        if any(member not in records or not records[member]["times"] for member in members):
-            return False  # somebody may be slower than all who have spoken
-        seconds = {member: self._step_seconds(records[member]) for member in members}
-        slowest = max(members, key=lambda member: (seconds[member], -member))
+        seconds = {}
+        for member in members:
+            record = records.get(member)
+            if record is not None and record["times"]:
+                seconds[member] = self._step_seconds(record)
+            elif record is None or not record["ready"] or member == worker:
+                return False  # somebody may be slower than all who have spoken
+        slowest = max(seconds, key=lambda member: (seconds[member], -member))
         if not records[slowest]["begun"]:  # it has not finished the last exchange yet
             return False
         if worker == slowest or records[slowest]["ready"]:
@@ -180,6 +188,13 @@ class Esync:
         for seconds in times[1:]:
             smooth += amount * (seconds - smooth)
         return smooth
+
+
+def _record_of(worker: int, state: State) -> State:
+    """Return what is known of a worker, in place."""
+    fresh = {"times": [], "begun": False, "ready": False, "local_steps": 0, "finished_at": 0.0}
+    record: State = state["records"].setdefault(worker, fresh)
+    return record
 
 
 def _parse_smoothing(text: str) -> tuple[str, float]:

@@ -126,6 +126,7 @@ class PsCore:
             return [admission.turn_away(self, event, 0)]
         self.deadlines.begin(now)
         admission.note_lost_updates(self, event)
+        admission.withdraw(self, member, event.worker)
         member.question, member.asked_at = (0, admission.usable_base(self, event)), now
         return answers.give(self, [event.worker], now)
 
@@ -158,6 +159,7 @@ class PsCore:
         member.question, member.free, member.early = (event.step, usable), False, event
         self.early.add(event.worker)
         member.last_step = event.step
+        self.state_server.pushed(event.worker)
         self.regrouping.pushed(event, now)
         return [*offences.judge(self, event, member, now), *self._settle(now)]
 

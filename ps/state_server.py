@@ -45,6 +45,11 @@ class StateServer:
             return []
         return [events.Answer(query.worker, query.step, query.local_steps, ready)]
 
+    def pushed(self, worker: int) -> None:
+        """Hear that a worker waits for its round to be over."""
+        if self._state is not None:
+            self._state = self._pacer.pushed(worker, self._state)
+
     def released(self, workers: Sequence[int]) -> None:
         """Hear that these workers' round is over."""
         if self._state is not None:

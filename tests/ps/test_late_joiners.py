@@ -11,7 +11,7 @@ def push_of(run, number):
     worker = run.workers[number]
     batch = worker.batches.integers(0, len(run.problem.y), run.batch)
     _, gradient = run.problem.gradient(worker.core.weights, batch)
-    worker.outgoing = worker.core.begin(gradient, run.batch, 1.0)
+    worker.outgoing = worker.core.begin(gradient, run.batch, 1.0) or worker.core.end_round()
     return run.push_event(worker, 0)
 
 
@@ -60,3 +60,24 @@ def test_a_push_that_comes_late_takes_no_answer_from_a_newer_one():
     assert {(each.worker, each.step) for each in actions} == {(1, 2), (2, 2)}
     run.feed(0, events.Pull(1, first.incarnation, None, 0))
     assert [type(each) for each in run.feed(0, first)] == [events.Reply]  # said again: answered
+
+
+def test_nobody_trains_on_for_ever_beside_one_that_has_pushed_unasked():
+    """Back after its lease, worker 2 has no record, and it asks nothing: it waits for its round."""
+    run = MiniRun(method("esync", 2), iter_max=50)
+    run.join_all()
+    first, second = run.workers[1], run.workers[2]
+
+    def ask(worker, steps):
+        query = events.Query(worker.number, worker.incarnation, 1, steps, 0.1, 0.0, 0.0)
+        return [each.ready for each in run.feed(0, query) if isinstance(each, events.Answer)]
+
+    for worker in (first, second):
+        worker.alive = False
+        ask(worker, 0)
+    push = push_of(run, 2)
+    run.feed(0, events.Leave(2, second.incarnation, "its lease is over"))
+    run.feed(0, events.Join(2, second.incarnation, True, "peer"))
+    run.now += 1.0
+    assert answered(run, push) == set()
+    assert ask(first, 1) == [True]
