@@ -25,13 +25,13 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dgt": ("--dgt_k=0.3", "--dgt_block_size=1024", "--dgt_wait_ms=20", "--journal=on"),
     "gsp": ("--journal=on",),
 }
-_SHARDS = (Victim.SHARD_0, Victim.OTHER_SHARD)
+SHARDS = (Victim.SHARD_0, Victim.OTHER_SHARD)
 _KILLS = tuple(fault for fault in Fault if fault.kills)
 
 
 def plans_of_kills(seed: int, count: int, nb_ps: int) -> Iterator[Plan]:
     """Return seeded plans of kills that go through all of them in turn."""
-    victims = _SHARDS if nb_ps > 1 else _SHARDS[:1]
+    victims = SHARDS if nb_ps > 1 else SHARDS[:1]
     return plans(seed, count, tuple(itertools.product(_KILLS, victims)))
 
 

@@ -1,7 +1,8 @@
 """The real processes of a run, each with wires of its own to every shard that may be tampered with.
 
-A client dials 127.0.1.N at the shard's own port, where a proxy listens; the shard itself is at
-127.0.0.1. So datagrams, which go to the same host at ports that the shard names, meet a proxy too.
+A client dials a loopback address of its own at the shard's port, where a proxy listens; the shard
+is at 127.0.0.1. So datagrams, which go to the same host at ports that the shard names, meet a proxy
+too.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Cast:
         self.folder, self.nb_workers, self.nb_ps, self.seed = folder, nb_workers, nb_ps, seed
         self.nodes, self.hearing, self.board = Nodes(folder), Hearing(), Switchboard()
         self.ports = [free_port() for _ in range(nb_ps)]
+        # Another test may run at the same time, and be given a port that a proxy here still has.
+        self._net = f"127.{os.getpid() % 200 + 1}.{self.ports[0] % 250 + 1}"
         self.nodes.port, self.nodes.nb_ps = self.ports[0], nb_ps
         counts = (f"--nb_workers={nb_workers}", f"--nb_ps={nb_ps}", f"--seed={seed}")
         self.nodes.common = (*SMALL, *counts, *flags)
@@ -96,7 +99,7 @@ class Cast:
         """Start nodes; a name that has ended starts anew."""
         for name in names:
             kind, _, number = name.partition("-")
-            hosts = ",".join(f"{_host_of(self, name)}:{port}" for port in self.ports)
+            hosts = ",".join(f"{self._host_of(name)}:{port}" for port in self.ports)
             role = {
                 "ps": ("--type_node=PS", f"--id_ps={number}", "--linger_seconds=6"),
                 "worker": ("--type_node=Worker", f"--id_worker={number}"),
@@ -150,7 +153,7 @@ class Cast:
         if name.startswith("worker-") and not self.protected:
             heard = self.hearing.between(int(name[7:]), shard)
         seed = random.Random(f"{self.seed} {name} {shard}").getrandbits(32)
-        listen, target = (_host_of(self, name), port), ("127.0.0.1", port)
+        listen, target = (self._host_of(name), port), ("127.0.0.1", port)
         self.wires[name, shard] = Proxy(self.board, listen, target, seed, heard)
 
     def _open_for_datagrams(self, worker: int, ports: tuple[int, ...]) -> None:
@@ -158,13 +161,16 @@ class Cast:
         name = f"worker-{worker}"
         for port in ports:
             if (name, port) not in self._datagrams:
-                listen, target = (_host_of(self, name), port), ("127.0.0.1", port)
+                listen, target = (self._host_of(name), port), ("127.0.0.1", port)
                 seed = self.seed + worker
                 passing = DatagramProxy(self.board, listen, target, self.weather, seed)
                 self._datagrams[name, port] = passing
 
+    def _host_of(self, name: str) -> str:
+        return f"{self._net}.{10 + self.names.index(name)}"
+
     def _protect(self) -> None:
-        hosts = ("127.0.0.1", *(_host_of(self, name) for name in self.names))
+        hosts = ("127.0.0.1", *(self._host_of(name) for name in self.names))
         holders = certificates.holders(hosts, self.nb_ps, self.nb_workers)
         certificates.make(self.folder / "certs", holders, days=1)
         token = self.folder / "token"
@@ -244,10 +250,6 @@ class Cast:
                 process.send_signal(signal.SIGCONT)
         self.nodes.reap()
         self.board.close()
-
-
-def _host_of(cast: Cast, name: str) -> str:
-    return f"127.0.1.{10 + cast.names.index(name)}"
 
 
 class Awake:

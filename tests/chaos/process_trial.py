@@ -134,6 +134,10 @@ class Trial:
         dice = random.Random(plan.seed)
         shard = 0 if plan.victim is Victim.SHARD_0 else dice.randrange(1, self.cast.nb_ps)
         self.progress(1 + int(plan.instant * _MOST_STEPS))
+        return self.kill_and_judge(plan, shard, dice)
+
+    def kill_and_judge(self, plan: Plan, shard: int, dice: random.Random) -> Kill:
+        """Kill this shard now, in the way that is planned, and judge it."""
         self._kill(plan.fault, shard, dice)
         return self.judge(plan, shard, dice)
 
@@ -158,6 +162,9 @@ class Trial:
         if fault is Fault.KILL_IN_SNAPSHOT:
             folder = self._witness(shard).folder
             wait_until(lambda: any(folder.glob(".tmp-*")), 5.0)
+            os.kill(pid, signal.SIGKILL)
+            return
+        if self.cast.protected:  # nobody can tell what is sent
             os.kill(pid, signal.SIGKILL)
             return
         body = "reply" if fault is Fault.KILL_AFTER_PUSH else "push"

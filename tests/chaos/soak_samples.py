@@ -11,7 +11,7 @@ _WARM_UP = 0.25  # of a life: caches fill, graphs are compiled
 #: A life is judged that is as long as this part of the run.
 _LEAST_PART = 0.4
 #: What may be between the first and the last quarter of a life after it has warmed up.
-_MOST_GROWTH, _MOST_GROWTH_MIB, _MOST_FILES, _MOST_THREADS = 0.05, 12.0, 4.0, 4.0
+_MOST_GROWTH, _MOST_GROWTH_MIB, _MOST_FILES, _MOST_THREADS = 0.05, 12.0, 6.0, 8.0
 
 
 @dataclasses.dataclass(frozen=True)

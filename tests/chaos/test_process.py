@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.chaos.process import METHODS, plans_of_kills
+from tests.chaos.faults import plans
+from tests.chaos.process import METHODS, SHARDS, plans_of_kills
 from tests.chaos.process_cast import Cast
+from tests.chaos.process_faults import Faults, pairs
 from tests.chaos.process_trial import Trial
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.processes]
@@ -38,3 +40,23 @@ def test_shards_that_are_killed_in_every_way(tmp_path, method):
     assert sum(each.compared for each in trial.kills) >= 4
     assert any(each.torn for each in trial.kills)
     assert summary["journal"]["cuts"]
+
+
+@pytest.mark.product
+@pytest.mark.parametrize(("method", "protected"), [("dgt", False), ("adacomp", True)])
+def test_whatever_befalls_a_node_the_run_goes_on(tmp_path, method, protected):
+    flags = (f"--method={method}", "--dataset=synthetic", *METHODS[method])
+    cast = Cast(tmp_path, flags, nb_workers=2, nb_ps=2, protected=protected)
+    trial = Trial(cast, 1)
+    tried = pairs(protected)
+    try:
+        trial.begin(supervisor=True)
+        faults = Faults(trial)
+        for plan in plans(1, len(tried), tried):
+            faults.befall(plan)
+        summary = trial.end()
+    finally:
+        cast.close()
+    kills = sum(fault.kills and victim in SHARDS for fault, victim in tried)
+    assert len(trial.kills) == kills
+    assert summary["test_accuracy"] > 0.5

@@ -20,7 +20,7 @@ def test_a_process_that_grows_is_not():
 
 
 def test_files_that_are_never_closed_are_seen():
-    assert not growth("ps-0", life(lambda t: 300, lambda t: 20 + int(t) // 50), 600).is_flat
+    assert not growth("ps-0", life(lambda t: 300, lambda t: 20 + int(t) // 25), 600).is_flat
 
 
 def test_a_short_life_is_not_judged():
