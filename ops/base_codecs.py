@@ -11,12 +11,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ops.codec_checks import check_finite, check_rate, check_value_dtype
 from ops.low_rank import expanded
 from ops.types import (
-    VALUE_DTYPES,
     Block,
     CodedValues,
-    ConfigurationError,
     EncodeContext,
     Kind,
     ModelSpec,
@@ -27,10 +26,6 @@ from ops.types import (
 
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
-
-
-class NonFiniteUpdate(ValueError):
-    """A tensor holds NaN or infinity; nothing was encoded and no state has changed."""
 
 
 class Forgetful:
@@ -269,49 +264,6 @@ def rescaled(block: Block, factor: float) -> Block:
     scale = min(max(block.values.scale * factor, float(limits.tiny)), float(limits.max))
     values = CodedValues(block.values.dtype, block.values.data, float(np.float32(scale)))
     return dataclasses.replace(block, values=values)
-
-
-def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
-    """Refuse tensors that are not finite, unless somebody has done so already.
-
-    Raises:
-        NonFiniteUpdate: A tensor holds NaN or infinity.
-    """
-    from ops.wire import all_finite
-
-    if ctx.finite:
-        return
-    for number, tensor in enumerate(tensors):
-        if not all_finite(tensor):
-            raise NonFiniteUpdate(
-                f"tensor {number} of the update holds NaN or infinity; expected finite values. "
-                "Lower --learning_rate or set --clip_norm."
-            )
-
-
-def check_rate(rate: float, flag: str = "compression_rate") -> None:
-    """Refuse a rate that keeps nothing; `flag` set it.
-
-    Raises:
-        ConfigurationError: It is not above 0.
-    """
-    if not rate > 0:  # refuses NaN too
-        raise ConfigurationError(
-            f"--{flag}={rate}: it is the fraction of entries kept; expected above 0 "
-            "(for example 0.01), and 1 or more for all entries."
-        )
-
-
-def check_value_dtype(value_dtype: str, flag: str = "value_dtype") -> None:
-    """Refuse an unknown value dtype; `flag` set it.
-
-    Raises:
-        ConfigurationError: It is none of ops.types.VALUE_DTYPES.
-    """
-    if value_dtype not in VALUE_DTYPES:
-        raise ConfigurationError(
-            f"--{flag}={value_dtype!r}: expected one of {', '.join(VALUE_DTYPES)}."
-        )
 
 
 def _whole(tensors: Sequence[Float32], value_dtype: str, kind: Kind, ctx: EncodeContext) -> Packet:

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ops.base_codecs import Dense, NonFiniteUpdate, RandomK, kept_entries
+from ops.base_codecs import Dense, RandomK, kept_entries
+from ops.codec_checks import NonFiniteUpdate
 from ops.dense_below import DenseBelow
 from ops.feedback import ErrorFeedback, MomentumCorrection
 from ops.power_sgd import PowerSgd

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ops.base_codecs import Dense, check_finite, feed
+from ops.base_codecs import Dense, feed
+from ops.codec_checks import check_finite
 from ops.feedback import Wrapper
 from ops.types import Block, ConfigurationError, EncodeContext, ModelSpec, Packet, State
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
-from ops.base_codecs import check_rate, check_value_dtype
+from ops.codec_checks import check_rate, check_value_dtype
 from ops.down_exact import DownDelta, check_fraction, whole
 from ops.replies import Asked, Handed, ShardView
 from ops.types import ConfigurationError, State

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ops.base_codecs import (
-    check_finite,
     decoded,
     detached,
     encode_multiplied,
     feed,
     without_factors,
 )
+from ops.codec_checks import check_finite
 from ops.types import ConfigurationError, EncodeContext, Kind, ModelSpec, Packet, State
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ops.base_codecs import Forgetful, check_finite, check_value_dtype
+from ops.base_codecs import Forgetful
+from ops.codec_checks import check_finite, check_value_dtype
 from ops.low_rank import pays
 from ops.types import (
     Block,

@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ops.base_codecs import check_finite, check_rate, rescaled
+from ops.base_codecs import rescaled
+from ops.codec_checks import check_finite, check_rate
 from ops.feedback import Wrapper
 from ops.types import ConfigurationError, EncodeContext, Kind, ModelSpec, Packet, State
 

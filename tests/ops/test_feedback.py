@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops import codecs, kernels
-from ops.base_codecs import NonFiniteUpdate, decoded
+from ops.base_codecs import decoded
+from ops.codec_checks import NonFiniteUpdate
 from ops.types import VALUE_DTYPES, EncodeContext, Kind, ModelSpec, TensorSpec
 
 BODIES = kernels.load("numpy")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ops import kernels
-from ops.base_codecs import Dense, NonFiniteUpdate, RandomK, decoded
+from ops.base_codecs import Dense, RandomK, decoded
+from ops.codec_checks import NonFiniteUpdate
 from ops.codecs import CodecChoices, build
 from ops.dense_below import DenseBelow
 from ops.feedback import ErrorFeedback, MomentumCorrection
