@@ -80,7 +80,8 @@ class _Watch(threading.Thread):
     def end(self) -> None:
         """Watch no more."""
         self._over.set()
-        self.join()
+        if self.is_alive():
+            self.join()
 
 
 class Soak:
@@ -119,6 +120,7 @@ class Soak:
             self._strike(churn)
             churn.heal(120)
             trial.progress(5)
+            watch.end()
             outcome.summary = trial.end()
         except AssertionError as error:
             churn.failures.append(str(error))
