@@ -136,12 +136,12 @@ def _reap(channel: socket.socket) -> None:
             _tell(channel, pid=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
 
 
-def _serve(channel: socket.socket) -> list[str] | None:
+def _serve(channel: socket.socket, asker: int) -> list[str] | None:
     """Fork at every request; return its arguments in the child, None when all is over."""
     signal.signal(signal.SIGCHLD, lambda *_: _reap(channel))
     while True:
         request, outputs, _, _ = socket.recv_fds(channel, _LARGEST, 1)
-        if not request:
+        if not request or os.getppid() != asker:  # nobody would reap what it asked for before
             return None
         # A child that ends before its number is told is reaped after it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -172,10 +172,10 @@ def _become(request: dict, output: int, channel: socket.socket) -> list[str]:
 
 def main() -> None:
     """Load, fork at every request, and in a fork run the script that was asked for."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel, asker = socket.socket(fileno=int(sys.argv[1])), os.getppid()
     for name in LOADED:
         importlib.import_module(name)
-    arguments = _serve(channel)
+    arguments = _serve(channel, asker)
     if arguments is not None:
         sys.argv = arguments
         sys.path.insert(0, str(pathlib.Path(arguments[0]).parent))
