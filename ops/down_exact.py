@@ -1,6 +1,6 @@
 """Down codecs after whose reply a worker's floats equal the shard's, bit for bit: dense, delta.
 
-AdaComp's published code sends the whole model every time; docs/METHOD.md, AdaComp, has the rule.
+AdaComp's published code sends the whole model every time; docs/methods/adacomp.md, has the rule.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class DownSparse:
         resync_every: Every so many replies to a worker one is the whole model; 0: none is.
         max_staleness: A worker whose base is more updates old is sent the whole model; 0: none is.
 
-    Source: the server of DGS with secondary compression, Yan et al. (ICPP 2020); docs/METHOD.md,
-    The way down.
+    Source: the server of DGS with secondary compression, Yan et al. (ICPP 2020);
+    docs/methods/down.md.
     Differences: float32 values overwrite instead of being added, so that no rounding adds up.
     """
 
@@ -139,7 +139,7 @@ class DownAuto(DownSparse):
         switch_fraction: Of the entries.
         push_factor: Of the bytes of the push that a reply answers; 0: that one does not matter.
 
-    Source: DGS's secondary compression "on demand"; docs/METHOD.md, The way down.
+    Source: DGS's secondary compression "on demand"; docs/methods/down.md.
     """
 
     switch_fraction: float = 0.1

@@ -5,7 +5,7 @@ core. Times are moments of shard 0's own clock and durations of the worker's: no
 compared.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
-Centers", IEEE TSC 15(4); docs/METHOD.md, ESync.
+Centers", IEEE TSC 15(4); docs/methods/esync.md.
 Differences: nobody is let go before every live member has reported a step; step times are smoothed;
 the margin may follow the measured times; a slowest that is long overdue does not stop the others.
 """

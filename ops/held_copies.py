@@ -8,7 +8,7 @@ is ever lost. The functions here work on the state of `ops.down_codecs.DownSpars
         "replies": since the worker was last sent the whole model}
     scratch: not saved. "difference" [largest slice] float32, "last": worker -> its last reply
 
-Source: the server of DGS, Yan et al. (ICPP 2020); docs/METHOD.md, The way down.
+Source: the server of DGS, Yan et al. (ICPP 2020); docs/methods/down.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 BSP, ASP, SSP and GSP are one rule with two parameters. The rule only orders worker ids; it never
 sees an update, so one bookkeeping serves every shard, the simulator and the tests.
 
-Source: Jiang et al. (CCGrid 2019) for groups, Ho et al. (NIPS 2013) for the bound; docs/METHOD.md.
+Source: Jiang et al. (CCGrid 2019) for groups, Ho et al. (NIPS 2013) for the bound;
+docs/methods/grouping_sgd.md.
 """
 
 from __future__ import annotations

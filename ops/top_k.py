@@ -71,7 +71,7 @@ class TopK(Selecting):
             which is adapted so that there are about k.
         threshold_scope: tensor: k of each tensor; global: k of all together.
 
-    Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/METHOD.md, AdaComp.
+    Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     Sampling: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, and its authors' program. One
     threshold for all: Aji and Heafield, EMNLP 2017.
     """

@@ -102,7 +102,7 @@ class PerEntry:
             number of forgotten releases (``count``: an upper bound of sigma), or dropped
             (``reject``).
 
-    Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/METHOD.md, AdaComp.
+    Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
 
     window: int = 1024

@@ -4,7 +4,7 @@ Arithmetic is float32 in this order everywhere: product = rate * value, then the
 TensorFlow bodies keep the order, so both agree bit for bit above the subnormal range (which
 TensorFlow's threads flush to zero).
 
-Source: AdaComp's update of the parameter server; docs/METHOD.md, AdaComp.
+Source: AdaComp's update of the parameter server; docs/methods/adacomp.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What blocks of a gradient contribute: moving averages of their mean magnitudes, in numpy.
 
-Source: DGT's contribution; docs/METHOD.md, DGT. Sums are pairwise in float32.
+Source: DGT's contribution; docs/methods/dgt.md. Sums are pairwise in float32.
 """
 
 from __future__ import annotations

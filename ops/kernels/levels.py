@@ -4,7 +4,7 @@
 a level stands for ``lo + (level + 0.5) * step``. A block of equal values has step 0 and stands for
 ``lo``. Values must be finite, and so must ``hi - lo``.
 
-Source: docs/METHOD.md, DGT.
+Source: docs/methods/dgt.md.
 """
 
 from __future__ import annotations

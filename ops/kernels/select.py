@@ -4,7 +4,7 @@ A sampled threshold lets one pass over cache-sized pieces find slightly more tha
 the exact k are then chosen among those. Where the sample misleads, everything is looked at, so
 the result never depends on luck.
 
-Source: AdaComp's selection; docs/METHOD.md, AdaComp.
+Source: AdaComp's selection; docs/methods/adacomp.md.
 """
 
 from __future__ import annotations

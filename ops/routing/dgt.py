@@ -1,7 +1,7 @@
 """DGT: blocks that contribute much travel reliably, the rest in datagrams by priority.
 
 Source: Zhou et al., "DGT: a contribution-aware differential gradient transmission mechanism for
-distributed machine learning", Future Generation Computer Systems 121, 2021; docs/METHOD.md, DGT.
+distributed machine learning", Future Generation Computer Systems 121, 2021; docs/methods/dgt.md.
 """
 
 from __future__ import annotations

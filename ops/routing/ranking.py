@@ -1,6 +1,6 @@
 """Which rank of a block travels on which channel, and in which order blocks are ranked.
 
-Source: DGT's ranking and channel map; docs/METHOD.md, DGT.
+Source: DGT's ranking and channel map; docs/methods/dgt.md.
 """
 
 from __future__ import annotations
