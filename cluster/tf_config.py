@@ -58,7 +58,7 @@ def parse(text: str) -> Place | None:
         return None
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad(f"it is no JSON ({error})") from error
     if config == {}:
         return None
@@ -106,7 +106,7 @@ def _task(
     if not isinstance(given, dict):
         raise _bad(f"its task is {given!r}, not an object of type and index")
     kind, index = given.get("type"), given.get("index", 0)
-    if kind not in _ROLES:
+    if not isinstance(kind, str) or kind not in _ROLES:
         raise _bad(f"its task type is {kind!r}, which is none of {', '.join(_ROLES)}")
     if isinstance(index, str) and index.isdecimal():  # as some cluster managers write it
         index = int(index)

@@ -38,6 +38,11 @@ _KINDS = {
     Kind.DELTA: pb.UPDATE_KIND_DELTA,
     Kind.VALUES: pb.UPDATE_KIND_VALUES,
 }
+#: What reading anything else than such a record may raise.
+_NOT_WRITTEN_HERE = (
+    *(struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError),
+    RecursionError,
+)
 
 
 class Damaged(ValueError):
@@ -103,8 +108,8 @@ class Coder:
             if kind == _PUSH_EVENT:
                 return self._push(body[_BODY.size :]), now
             if kind == _EVENT:
-                return made(json.loads(bytes(body[_BODY.size :]))), now
-        except (struct.error, ValueError, KeyError, TypeError) as error:
+                return _event(json.loads(bytes(body[_BODY.size :]))), now
+        except _NOT_WRITTEN_HERE as error:
             raise Damaged(f"{type(error).__name__}: {error}") from error
         except (DecodeError, convert.Malformed, NonFinite) as error:
             raise Damaged(f"no push of this shard: {error}") from error
@@ -117,6 +122,13 @@ class Coder:
         contents = self._decoder.read(message, memoryview(bytes(content[start:])))
         update = contents.plain or self._decoder.flatten(contents.blocks)
         return self._decoder.event(worker, message, update, contents.aux, num_bytes)
+
+
+def _event(content: Any) -> events.Event:
+    event = made(content)
+    if not isinstance(event, events.Event):
+        raise TypeError(f"a {type(event).__name__} is no event")
+    return event
 
 
 def framed(body: Sequence[Any]) -> list[Any]:
@@ -142,7 +154,7 @@ def content_of_head(body: memoryview) -> dict[str, Any]:
     try:
         _, kind = _BODY.unpack_from(body)
         content = json.loads(bytes(body[_BODY.size :]))
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, RecursionError) as error:
         raise Damaged(f"no head: {error}") from error
     if kind != _HEAD or not isinstance(content, dict):
         raise Damaged(f"the first record is of kind {kind}; expected a head")

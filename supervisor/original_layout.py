@@ -198,7 +198,7 @@ def _logged(host: str, device: str, rank: int, documents: Sequence[dict[str, Any
                 for phase, seconds in step.items():
                     total[phase] = total.get(phase, 0.0) + seconds
             accuracy = float(document.get("accuracy") or 0.0)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"{where}: the map 'time' or 'accuracy' is odd: {error}") from error
         values = {
             "num_iters": document.get("num_iters"),
