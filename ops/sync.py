@@ -121,6 +121,14 @@ class SyncRule:
             self._touch(worker, state)
         return state
 
+    def withdraw(self, worker: int, state: State) -> State:
+        """Forget that a worker has handed in its update; its round waits for another one."""
+        if _holds(state["pushed"], worker):
+            state["pushed"].remove(worker)
+            state["num_pushed"][self.group_of(worker)] -= 1
+            self._touch(worker, state)
+        return state
+
     def close(self, state: State) -> State:
         """Let nobody go on who finishes a round from now on, until `regroup`."""
         state["closed"] = True
@@ -158,6 +166,10 @@ class SyncRule:
     def is_live(self, worker: int, state: State) -> bool:
         """Return whether a round waits for the worker's push."""
         return _holds(state["live"], worker)
+
+    def goes_on(self, worker: int, state: State) -> bool:
+        """Return whether a live worker may do its next round."""
+        return self.is_live(worker, state) and worker not in state["held"]
 
     def advance(self, state: State) -> tuple[list[tuple[int, ...]], list[int], State]:
         """Settle everything that can be settled now.

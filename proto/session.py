@@ -5,6 +5,7 @@ Workers, supervisors and following shards all speak through a Session; what they
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -186,6 +187,16 @@ class Session:
         """Return the next whole message and its payload, as long as the shard lives.
 
         Raises:
+            StreamLost: As `listen_for` does.
+        """
+        while (heard := self.listen_for(math.inf)) is None:
+            pass
+        return heard
+
+    def listen_for(self, seconds: float) -> tuple[pb.ToClient, memoryview] | None:
+        """Return the next whole message, or None if nothing at all comes in this time.
+
+        Raises:
             StreamLost: The stream ended, what arrived is malformed, or the shard was silent for so
                 long as it never is.
         """
@@ -193,8 +204,10 @@ class Session:
             began = time.monotonic()
             patience = max(0.0, self.arrivals.deadline - began)
             try:
-                complete = self._take(patience)
+                complete = self._take(min(patience, seconds))
             except NoProgress as error:
+                if seconds < patience:
+                    return None
                 late = time.monotonic() - began - patience
                 if late > _STALL_SECONDS:  # we stood still; what came meanwhile is not read yet
                     self.arrivals.excuse(late + _STALL_SECONDS, time.monotonic())

@@ -53,6 +53,23 @@ def is_late(member: Member, push: events.Push) -> bool:
     return push.step <= member.last_step and push.step != member.question[0]
 
 
+def withdraw(core: PsCore, member: Member, worker: int) -> None:
+    """Drop a push that waits for its round: who asks for the model does not wait for it any more.
+
+    So does a worker that was let go after another shard had answered it: the round that its push
+    would wait for here is not the one that it does there.
+    """
+    waiting = member.pending or member.early
+    if waiting is None or core.guard.has_refused(worker, waiting.step):
+        return
+    core.accounts.reject("left", worker)
+    member.last_step = waiting.step - 1  # so that a retry counts
+    member.pending = member.early = None
+    core.early.discard(worker)
+    core.sync_state = core.sync.withdraw(worker, core.sync_state)
+    member.free = core.sync.goes_on(worker, core.sync_state)
+
+
 def usable_base(core: PsCore, event: events.Pull | events.Push) -> int | None:
     """Return the version the worker holds, if this shard has had it in its present life."""
     base = event.base_version

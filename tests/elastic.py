@@ -298,7 +298,11 @@ class House:
         self.check()
 
     def check(self):
-        """Nothing is applied twice, and nothing that was acknowledged is missing."""
+        """Nothing is applied twice, and nothing that was acknowledged is missing.
+
+        Who is let go in the middle of an exchange may leave its part of it out on other shards.
+        """
+        left = self.first.membership.num_left
         for shard in self.shards:
             counts = collections.Counter((w, step) for _, w, _, step in shard.applied)
             twice = [each for each, count in counts.items() if count > 1]
@@ -306,7 +310,8 @@ class House:
             if shard.generation == 0:
                 said = {(worker.number, s) for worker in self.workers for s in worker.acknowledged}
                 missing = said - set(counts)
-                assert not missing, f"shard {shard.number} lacks {sorted(missing)}"
+                allowed = left if shard.number else 0
+                assert len(missing) <= allowed, f"shard {shard.number} lacks {sorted(missing)}"
             assert np.isfinite(shard.core.model.theta).all()
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
@@ -26,7 +26,7 @@ from worker.shard_client import PushRefused, ShardClient
 from worker.ways_out import WaysOut
 
 #: Refusals of a push after which a worker goes on with the shard's model.
-_PULL_AGAIN = (pb.REASON_STALE_GENERATION, pb.REASON_OUTLIER)
+_PULL_AGAIN = (pb.REASON_STALE_GENERATION, pb.REASON_OUTLIER, pb.REASON_NOT_MEMBER)
 
 
 class Exchange:
@@ -79,6 +79,8 @@ class Exchange:
         ]
         self.shards[0].on_welcome = self._note_welcome
         self.shards[0].before_rejoining = self._reach_others
+        for shard in self.shards:
+            shard.on_expelled = functools.partial(self._note_expulsion, shard)
         self._totals = totals_of(
             id_worker,
             [shard.leg for shard in self.shards],
@@ -103,7 +105,7 @@ class Exchange:
         first, *others = self.shards
         for shard in others:
             shard.attend()
-        first.attend(not first.is_expelled or all(shard.alive for shard in others))
+        first.attend(lambda: all(shard.alive for shard in others))
 
     def pull(self) -> list[ShardReply]:
         """Fetch the whole model.
@@ -183,11 +185,23 @@ class Exchange:
         """Seconds from a push to its last byte out, the slowest shard's sum."""
         return max(shard.send_seconds for shard in self.shards)
 
+    @staticmethod
+    def _glance(others: Sequence[ShardClient]) -> None:
+        for shard in others:
+            shard.glance()
+
     def _note_welcome(self, welcome: pb.Welcome) -> None:
         """Let the other shards know when shard 0 let this worker in."""
         self._epoch = max(self._epoch, welcome.epoch)
         for shard in self.shards[1:]:
             shard.hello.epoch = welcome.epoch
+
+    def _note_expulsion(self, shard: ShardClient) -> None:
+        """Do not finish elsewhere what shard 0 has finished: there it is another round by now."""
+        first, *others = self.shards
+        if not first.asking:
+            for other in others if shard is first else [shard]:
+                other.give_up_push()
 
     def _reach_others(self) -> None:
         for shard in self.shards[1:]:
@@ -200,6 +214,9 @@ class Exchange:
                 reply = self._taken(number)
                 return dataclasses.replace(reply, refused=is_outlier)
             except PushRefused as refusal:
+                if refusal.reason == pb.REASON_NOT_MEMBER:
+                    logging.warning("this worker was let go in the middle of an exchange; "
+                                    "%s may lack its part of it", shard.address)  # fmt: skip
                 if refusal.reason in _PULL_AGAIN:
                     is_outlier = refusal.reason == pb.REASON_OUTLIER
                     if is_outlier:
@@ -219,7 +236,9 @@ class Exchange:
 
     def _taken(self, number: int) -> ShardReply:
         """Wait for a shard's answer, and decode it."""
-        reply, payload = self.shards[number].answer()
+        others = self.shards[number + 1 :]  # the ones before have answered
+        glance = [functools.partial(self._glance, others)] if others else []
+        reply, payload = self.shards[number].answer(*glance)
         try:
             return self._decode(number, reply, payload)
         except (convert.Malformed, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from worker.shard_line import ShardLine
 
 #: How long a question whose answer is not waited for waits for its turn.
 _QUERY_TURN_SECONDS = 0.05
+#: How long to listen to one shard before a look at the others.
+_GLANCE_SECONDS = 0.1
 
 
 class PushRefused(Exception):
@@ -44,6 +47,8 @@ class ShardClient(ShardLine):
         super().__init__(*line, **choices)
         self._make: Callable[[], list[Spoken]] = list  # makes what is asked
         self._asked: list[Spoken] = []
+        self._outcome: tuple[pb.Reply, memoryview] | PushRefused | None = None
+        self._gives_up = False
         self._back_at: float | None = None  # put out until then; the stream stands
         self.before_rejoining: Callable[[], None] = lambda: None
         self.on_welcome: Callable[[pb.Welcome], None] = lambda welcome: None
@@ -56,13 +61,16 @@ class ShardClient(ShardLine):
                 not change until they are answered.
         """
         with self._turn:
-            self._asking = True
+            self._asking, self._outcome, self._gives_up = True, None, False
             self._make = make
             self._asked = make()
             self._send()
 
-    def answer(self) -> tuple[pb.Reply, memoryview]:
+    def answer(self, meanwhile: Callable[[], None] | None = None) -> tuple[pb.Reply, memoryview]:
         """Wait for the answer, through reconnections.
+
+        Args:
+            meanwhile: Called now and then; looks after what is asked elsewhere.
 
         Raises:
             PushRefused: The shard judged the push and did not apply it.
@@ -70,17 +78,41 @@ class ShardClient(ShardLine):
             Halted: It is gone because the run has ended.
         """
         try:
-            while True:
-                try:
-                    answer = self._receive()
-                except StreamLost as error:
-                    self._reconnect(error)
-                    continue
-                if answer is not None:
-                    self._asked = []
-                    return answer
+            while self._outcome is None:
+                self.glance(math.inf if meanwhile is None else _GLANCE_SECONDS)
+                if meanwhile is not None:
+                    meanwhile()
+            outcome = self._outcome
         finally:
-            self._asking = False
+            self._asking, self._asked, self._outcome = False, [], None
+        if isinstance(outcome, PushRefused):
+            raise outcome
+        return outcome
+
+    def glance(self, seconds: float = 0.0) -> None:
+        """Take in one message of the shard, if one comes in this time.
+
+        Answers may need the worker to do something, such as to send a push again: others may be
+        waiting for it at this shard while the worker waits at another one.
+
+        Raises:
+            Unreachable, Refused, Halted: As `answer` does.
+        """
+        if self._outcome is not None or not self._asking:
+            return
+        if self._gives_up:
+            self._outcome = PushRefused(pb.Refusal(reason=pb.REASON_NOT_MEMBER))
+            return
+        try:
+            self._outcome = self._receive(seconds)
+        except PushRefused as refusal:
+            self._outcome = refusal
+        except StreamLost as error:
+            self._reconnect(error)
+
+    def give_up_push(self) -> None:
+        """Wait no longer for what becomes of the push in question (any thread)."""
+        self._gives_up = self._asking and self._asked_step > 0
 
     def reach(self) -> None:
         """Open the stream again if the shard is not heard; what was asked is asked again.
@@ -167,10 +199,12 @@ class ShardClient(ShardLine):
         for datagrams in leg.after() if leg is not None else ():
             self._session.say(datagrams, counted=True)
 
-    def _receive(self) -> tuple[pb.Reply, memoryview] | None:
+    def _receive(self, seconds: float) -> tuple[pb.Reply, memoryview] | None:
         if self._session is None:
             raise StreamLost("not connected")
-        message, payload = self._session.listen()
+        if (heard := self._session.listen_for(seconds)) is None:
+            return None
+        message, payload = heard
         body = message.WhichOneof("body")
         if body == "reply" and message.reply.step == self._asked_step:
             return message.reply, payload
@@ -217,8 +251,9 @@ class ShardClient(ShardLine):
             if self.is_expelled:
                 self.before_rejoining()
             self.connect()
-            self._asked = self._make() if self._asked else []  # what seals datagrams may be another
-            self._send()
+            if self._asked and not self._gives_up:
+                self._asked = self._make()  # what seals datagrams may be another
+                self._send()
 
     def _drop(self) -> None:
         self._back_at = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 
 from absl import logging
 
@@ -26,7 +27,12 @@ class Expelled(StreamLost):
 
 
 class ShardLine:
-    """Keeps a stream to one shard, and counts over all of them."""
+    """Keeps a stream to one shard, and counts over all of them.
+
+    Attributes:
+        is_expelled: The shard has let this worker go, and has not heard its Hello since.
+        on_expelled: Called when it says so.
+    """
 
     def __init__(
         self,
@@ -67,6 +73,7 @@ class ShardLine:
         self.welcome = pb.Welcome()
         self.halt_cause = ""
         self.is_expelled = False
+        self.on_expelled: Callable[[], None] = lambda: None
         self._asking = False
         self._turn = threading.Lock()  # held by who may replace the stream
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
@@ -94,6 +101,11 @@ class ShardLine:
         session = self._session
         open_seconds = session.stream.send_seconds if session else 0.0
         return self._send_seconds_before + open_seconds
+
+    @property
+    def asking(self) -> bool:
+        """Whether a question is open."""
+        return self._asking
 
     @property
     def connected(self) -> bool:
@@ -124,21 +136,22 @@ class ShardLine:
         if session is not None:
             session.say(message, counted)
 
-    def attend(self, may_dial: bool = True) -> None:
+    def attend(self, may_rejoin: Callable[[], bool] = lambda: True) -> None:
         """Look after the stream while nothing is asked (heartbeat thread).
 
         Whoever computes for long, or waits for another shard, hears here that this one has let it
         go or is lost, and is back before its lease ends, or soon after.
 
         Args:
-            may_dial: Whether to open a lost stream again.
+            may_rejoin: Whether to say Hello again where this worker was let go.
         """
         if not self._turn.acquire(blocking=False):
             return
         try:
             if not (self._asking or self._closing.is_set() or self.halt_cause):
                 self._overhear()
-                if self._session is None and may_dial and time.monotonic() >= self._try_again_at:
+                lost = self._session is None and time.monotonic() >= self._try_again_at
+                if lost and (not self.is_expelled or may_rejoin()):
                     self._revive()
         finally:
             self._turn.release()
@@ -203,6 +216,7 @@ class ShardLine:
             self.halt_cause = message.halt.cause
         if body == "refusal" and message.refusal.reason == pb.REASON_NOT_MEMBER:
             self.is_expelled = True
+            self.on_expelled()
             raise Expelled(message.refusal.message)
 
     def _revive(self) -> None:

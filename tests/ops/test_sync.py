@@ -229,3 +229,19 @@ def test_the_rule_is_what_looking_at_every_worker_gives(workers, bound, size, se
         assert results[0][:2] == results[1][:2]
         for field in ("live", "joining", "pushed", "held", "clocks"):
             assert states[0][field] == states[1][field]
+
+
+def test_a_withdrawn_push_is_waited_for_again():
+    rule = SyncRule(((1, 2),))
+    state = rule.init()
+    for worker in (1, 2):
+        state = rule.join(worker, state)
+    _, free, state = rule.advance(state)
+    assert free == [1, 2]
+    state = rule.withdraw(1, rule.push(1, state))
+    assert rule.goes_on(1, state)
+    released, _, state = rule.advance(rule.push(2, state))
+    assert released == []
+    released, _, state = rule.advance(rule.push(1, state))
+    assert released == [(1, 2)]
+    assert rule.withdraw(1, state) == state  # nothing is there to be withdrawn
