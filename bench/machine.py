@@ -41,20 +41,24 @@ def facts(packages: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 def describe(found: Mapping[str, Any]) -> str:
     """Return the facts as Markdown lines."""
-    commit = found["commit"] + (" with uncommitted changes" if found["dirty"] else "")
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     load = f"load before the start: {found['load_before']}"
     if found["load_before"] > _BUSY_SHARE * (found["cores"] or 1):
         load += " (**the machine was not quiet: these figures are no measurement**)"
     return "\n".join(
         [
-            f"- {found['date']}, commit {commit}",
+            f"- {found['date']}, commit {commit(found)}",
             f"- {found['cores']} cores ({found['processor']}), {found['memory_gib']} GiB, "
             f"{found['system']}, TCP {found['congestion_control']}",
             f"- {versions}",
             f"- {load}",
         ]
     )
+
+
+def commit(found: Mapping[str, Any]) -> str:
+    """Return the commit among the facts, and whether the files were quite those."""
+    return str(found["commit"]) + (" with uncommitted changes" if found["dirty"] else "")
 
 
 def write(
@@ -89,9 +93,9 @@ def _version(package: str) -> str | None:
 
 def _commit() -> dict[str, Any]:
     try:
-        commit = _git("rev-parse", "--short=12", "HEAD").strip()
+        head = _git("rev-parse", "--short=12", "HEAD").strip()
         return {
-            "commit": commit,
+            "commit": head,
             "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES).strip()),
         }
     except (OSError, subprocess.CalledProcessError):  # an archive without its history

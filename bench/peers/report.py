@@ -85,6 +85,8 @@ def failures(records: Iterable[Record]) -> list[str]:
     found = []
     for record in records:
         where = f"{record['contender']}, link {record['link']}, lr {record['learning_rate']:g}"
+        if record.get("left_out"):
+            continue
         if not record["ok"]:
             found.append(f"{where}: failed: {record['error']}")
         elif record.get("attempts", 1) > 1:
@@ -96,9 +98,18 @@ def document(records: list[Record], links: Sequence[str], targets: Sequence[floa
     """Return the tables as Markdown."""
     parts = [_NOTES, markdown(cells(records, links, targets)), "Ours against theirs:\n",
              rows_document(list(rows(records, links, targets)))]  # fmt: skip
+    parts.append(_circumstances(records))
     if troubles := failures(records):
         parts.append("Troubles:\n\n" + "".join(f"- {line[:300]}\n" for line in troubles))
     return "\n".join(parts)
+
+
+def _circumstances(records: Sequence[Record]) -> str:
+    """Return what the runs were of, and how busy the machine was before each."""
+    loads = [record["load_before"] for record in records if "load_before" in record]
+    commits = sorted({record.get("commit", "unknown") for record in records if record["ok"]})
+    load = f"Load before a run: {max(loads, default=0.0):.1f} at most."
+    return f"{load} Of commit {', '.join(commits)}.\n"
 
 
 def rows_document(found: Sequence[Row]) -> str:

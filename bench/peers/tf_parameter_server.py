@@ -25,6 +25,7 @@ from bench.peers import work
 _INTER_OP_THREADS = 3
 #: Steps that wait for a worker, for each of them: enough to keep it busy, and few at the end.
 _STEPS_AHEAD = 4
+_POLL_SECONDS = 0.05
 
 
 def _loss(weights: list[tf.Variable], images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -130,7 +131,7 @@ class Trainer:
                 scheduled += 1
             if done:
                 over = tell(done)
-            threading.Event().wait(0.02)
+            threading.Event().wait(_POLL_SECONDS)
 
 
 def _coordinate(task: work.Work, cluster: dict[str, list[str]]) -> None:

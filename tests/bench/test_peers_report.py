@@ -80,7 +80,9 @@ def test_seconds_and_bytes_are_held_against_the_best_peer():
 def test_troubles_are_listed():
     failed = plan.record_of(plan.Run("torch DDP", "100", 0.1, 1), None, error="gloo aborted")
     again = record("torch DDP, PowerSGD") | {"attempts": 2, "error": "crashed"}
-    text = report.document([failed, again], ["none", "100"], TARGETS)
+    left_out = plan.record_of(plan.Run("torch DDP", "10", 0.1, 1), None, left_out=True)
+    text = report.document([failed, again, left_out], ["none", "100"], TARGETS)
+    assert "link 10," not in text
     assert "torch DDP, link 100, lr 0.1: failed: gloo aborted" in text
     assert "worked at attempt 2: crashed" in text
 
