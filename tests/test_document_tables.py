@@ -85,3 +85,15 @@ def test_files_that_are_named_exist():
             if not any(list(ROOT.glob(found)) for found in (name, f"{name}.py")):
                 missing.append(f"{page.name}: {name}")
     assert not missing, missing
+
+
+def test_pages_that_code_cites_exist():
+    rooms = ("cluster", "data", "models", "ops", "proto", "ps", "supervisor", "thinwire", "worker")
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for room in rooms
+        for path in (ROOT / room).rglob("*.py")
+        for name in re.findall(r"docs/[\w/]+\.md", path.read_text())
+        if not (ROOT / name).exists()
+    ]
+    assert not missing, missing
