@@ -1,22 +1,28 @@
-"""What a journal costs: real runs with and without one, and a shard that does nothing but apply.
+"""What a journal costs: a real run that keeps one by turns, and a shard that only applies.
 
-mnist_cnn, batch 64, 2 workers of one thread. The runs take turns: off, on, off, on. The shard is
-handed pushes that are ready, as fast as it takes them, which no network does; what the writer
-thread then takes of a core is compared.
+mnist_cnn, batch 64, a PS and 2 workers of one thread. The PS keeps its journal every other two
+seconds (`bench.journal_turns`), and pairs of turns are compared. The shard is handed pushes that
+are ready, as fast as it takes them, which no network does; what the writer thread then takes of a
+core is compared.
 
-    python -m bench.journal --seconds 20 --rounds 3
+    python -m bench.journal --seconds 2 --turns 40
     python -m bench.journal --shard
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import pathlib
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,14 +46,11 @@ from ps.replay import Settings
 METHODS = ("adacomp", "dgs")
 #: Without the journal / with it, in updates a second.
 _GOAL = 1 / 1.05
-_ROUNDS = 2
 _WORKERS = 2
 _FLAGS = (
-    *("--type_node=Cluster", "--network=mnist_cnn", "--batch_size=64", "--worker_threads=1"),
-    *(f"--nb_workers={_WORKERS}", "--iter_max=100000000", "--eval_interval_seconds=100000"),
-    *("--learning_rate=0.01", "--port=0"),
+    *("--network=mnist_cnn", "--batch_size=64", "--worker_threads=1", "--learning_rate=0.01"),
+    *(f"--nb_workers={_WORKERS}", "--iter_max=100000000"),
 )
-_WARMUP_SECONDS = 6.0  # tracing, and the first evaluation
 _PATIENCE_SECONDS = 200.0  # to start and to end, on a busy machine
 _KEPT = 0.01
 _TURN = 60  # pushes
@@ -62,39 +65,73 @@ MNIST_CNN = ModelSpec(
 )
 
 
-def rows(seconds: float = 20.0) -> list[Row]:
+def rows(seconds: float = 2.0, turns: int = 40) -> list[Row]:
     """Measure, and return the rows of the table."""
-    return [*run_rows(seconds, _ROUNDS), *(shard_row(method) for method in METHODS)]
+    return [*run_rows(seconds, turns), *(shard_row(method) for method in METHODS)]
 
 
-def run_rows(seconds: float, rounds: int) -> list[Row]:
-    """Compare runs of processes; the note tells the ratios of all rounds."""
-    return [_run_row(method, seconds, rounds) for method in METHODS]
+def run_rows(seconds: float, turns: int) -> list[Row]:
+    """Compare the turns of a run for each method."""
+    return [_run_row(method, seconds, turns) for method in METHODS]
 
 
-def _run_row(method: str, seconds: float, rounds: int) -> Row:
-    rates: dict[str, list[float]] = {"off": [], "on": []}
-    for _ in range(rounds):
-        for journal, found in rates.items():
-            found.append(_rate(method, journal, seconds))
-    off, on = (statistics.median(found) for found in rates.values())
-    ratios = sorted(b / a for a, b in zip(*rates.values(), strict=True))
-    note = "of each round: " + ", ".join(f"{ratio:.3f}" for ratio in ratios)
+def _run_row(method: str, seconds: float, turns: int) -> Row:
+    lines = _turns_of(method, seconds, turns)
+    off, on = (
+        [line["updates"] / line["seconds"] for line in lines if line["on"] is writes]
+        for writes in (False, True)
+    )
+    ratios = [b / a for a, b in zip(off, on, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    costs = [line["writer_seconds"] / max(1, line["updates"]) for line in lines]
+    cost = statistics.median(costs[1::2]) - statistics.median(costs[::2])
+    note = f"{len(ratios)} pairs, half {low:.3f} to {high:.3f}; writer {1e6 * cost:+.0f} us a push"
     name = f"{method} with a journal / without"
-    return Row(name, on, "updates/s", off, statistics.median(ratios), _GOAL, "higher", note)
+    rates = (statistics.median(on), "updates/s", statistics.median(off))
+    return Row(name, *rates, median, _GOAL, "higher", note)
 
 
-def _rate(method: str, journal: str, seconds: float) -> float:
-    """Return the updates a second of a run, warm-up left out."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        command = [sys.executable, str(thinwire.ROOT / "main.py"), *_FLAGS]
-        command += [f"--method={method}", f"--journal={journal}"]
-        command.append(f"--max_seconds={_WARMUP_SECONDS + seconds}")
-        thinwire.run(command, _WARMUP_SECONDS + seconds + _PATIENCE_SECONDS, folder)
-        entries = [e for e in thinwire.statuses(folder) if e["seconds"] >= _WARMUP_SECONDS]
-    first, last = entries[0], entries[-1]
-    return (last["version"] - first["version"]) / (last["seconds"] - first["seconds"])
+def _turns_of(method: str, seconds: float, turns: int) -> list[dict[str, Any]]:
+    """Play a run whose PS takes turns; return what it noted of each."""
+    with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as probe:
+        folder, port = pathlib.Path(name), probe.getsockname()[1]
+        common = [*_FLAGS, f"--method={method}", f"--port={port}", f"--run_dir={folder / 'run'}"]
+        probe.close()
+        report = folder / "turns.json"
+        ps = ["-m", "bench.journal_turns", str(report), str(seconds), str(turns), *common]
+        commands = [[*ps, "--type_node=PS", "--journal=on", "--linger_seconds=3"]]
+        commands += [
+            ["main.py", *common, "--type_node=Worker", f"--id_worker={worker}"]
+            for worker in range(1, _WORKERS + 1)
+        ]
+        _play(commands, folder, 2 * seconds * turns + _PATIENCE_SECONDS)
+        lines: list[dict[str, Any]] = json.loads(report.read_text())
+        return lines
+
+
+def _play(commands: Sequence[Sequence[str]], folder: pathlib.Path, seconds: float) -> None:
+    """Run Python processes together, quietly, to their end.
+
+    Raises:
+        RuntimeError: One failed; the message has the end of their output.
+        subprocess.TimeoutExpired: One did not end.
+    """
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    with open(folder / "output.txt", "w+") as output:
+        started = [
+            subprocess.Popen([sys.executable, *command], cwd=thinwire.ROOT, env=environment,
+                             stdout=output, stderr=output)
+            for command in commands
+        ]  # fmt: skip
+        try:
+            codes = [process.wait(seconds) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        if any(codes):
+            output.seek(0)
+            raise RuntimeError(f"ended with {codes}: {output.read()[-2000:]}")
 
 
 class Shard:
@@ -189,11 +226,11 @@ def shard_row(method: str) -> Row:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    options.add_argument("--seconds", type=float, default=20.0, help="of each run of processes")
-    options.add_argument("--rounds", type=int, default=_ROUNDS)
+    options.add_argument("--seconds", type=float, default=2.0, help="of a turn")
+    options.add_argument("--turns", type=int, default=40, help="of each method's run")
     options.add_argument("--shard", action="store_true", help="a shard at its limit alone")
     arguments = options.parse_args()
-    found: list[Row] = [] if arguments.shard else run_rows(arguments.seconds, arguments.rounds)
+    found = [] if arguments.shard else run_rows(arguments.seconds, arguments.turns)
     found += [shard_row(method) for method in METHODS]
     sys.stdout.write(render(found))
 
