@@ -1,5 +1,6 @@
 """A real shard server without sockets and threads: streams that tests play into it."""
 
+import functools
 import math
 import types
 
@@ -106,13 +107,19 @@ def frame(**body):
     return pb.ToServer(**body).SerializeToString()
 
 
+@functools.cache
+def _usual_update():
+    """Blocks and payload of two entries; coded once, for liars push by the million."""
+    block = Block(0, 24, np.array([1, 7]), CodedValues("float32", np.float32([0.1, -0.2])))
+    message = pb.ToServer()
+    pieces = convert.blocks_to_message([wire.IndexChooser().encode(block)], message.push.blocks)
+    return tuple(message.push.blocks), b"".join(pieces)
+
+
 def push_frame(blocks=None, values=b"", **fields):
     """A push that is right but for what the arguments make wrong."""
     if blocks is None:
-        block = Block(0, 24, np.array([1, 7]), CodedValues("float32", np.float32([0.1, -0.2])))
-        message = pb.ToServer()
-        pieces = convert.blocks_to_message([wire.IndexChooser().encode(block)], message.push.blocks)
-        blocks, values = message.push.blocks, b"".join(pieces)
+        blocks, values = _usual_update()
     push = pb.Push(
         **{"step": 1, "samples": 8, "local_steps": 1, "loss": 0.5, "blocks": blocks,
            "payload": values, "payload_bytes": len(values), "epoch": 1, **fields}
