@@ -7,12 +7,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from absl import logging
+
 from cluster.simulator.clock import Clock
 from cluster.simulator.connection import Connection
 from cluster.simulator.kept import KeptShard, Killed
 from cluster.simulator.pipes import Pipe
 from ops import wire
-from ops.types import State
+from ops.types import ConfigurationError, State
 from ps import events
 from ps.core import PsCore
 from ps.journaled import JournaledCore
@@ -121,9 +123,11 @@ class ShardLife:
             return
         self.is_open = True
         try:
-            self.save(self.core.version, self.core.snapshot())
-            if self.kept is not None and self.kept.saved is not None:
-                self.kept.saved.flush()  # the new generation must survive a crash
+            self._save_at_once()  # the new generation must survive a crash
+        except ConfigurationError as error:
+            logging.error("shard %d cannot begin: %s", self.number, error)
+            self.kill()
+            return
         except Killed:
             self.kill()
             return
@@ -153,24 +157,28 @@ class ShardLife:
         self.handle(events.Stalled(seconds))
 
     def finish(self) -> None:
-        """Leave a last snapshot behind and end.
-
-        Raises:
-            OSError: It cannot be written, and the journal could.
-        """
+        """Leave a last snapshot behind, if the disk takes it, and end."""
         if not self.alive:
             return
         self.journaled.close()
         try:
-            self.save(self.core.version, self.core.snapshot())
-            if self.kept is not None and self.kept.saved is not None:
-                self.kept.saved.flush()
-        except OSError:
-            if self.journaled.failure is None:
-                raise
+            self._save_at_once()
+        except ConfigurationError as error:
+            logging.error("what the run ended with cannot be saved: %s", error)
         except Killed:
             pass
         self.alive = self.is_open = False
+
+    def _save_at_once(self) -> None:
+        """Have a snapshot on disk when this returns.
+
+        Raises:
+            ConfigurationError: The disk refuses.
+            Killed: It was the last thing to happen.
+        """
+        self.save(self.core.version, self.core.snapshot())
+        if self.kept is not None and self.kept.saved is not None:
+            self.kept.saved.flush()
 
     def _waits(self, again: Callable[[], None]) -> bool:
         """Return whether nothing is taken in now; `again` is called when the shard wakes up."""

@@ -53,8 +53,6 @@ CASES = (
     Case("dcasgd", journal="auto"),
     Case("esync", journal="auto", iter_max=14),
 )
-#: What is checked of a run without faults.
-_PATIENCE = 40
 
 
 def possible(plan: Plan, case: Case) -> bool:
@@ -86,7 +84,7 @@ def played(case: Case, plan: Plan | None) -> Outcome:
         outcome.struck = striker is not None and striker.struck
         outcome.restarts = sum(ledger.num_restarts for ledger in run.ledgers)
         counted = sum(shard.core.accounts.lost_updates for shard in run.shards)
-        outcome.lost_updates = (counted, sum(ledger.lost for ledger in run.ledgers))
+        outcome.lost_updates = (counted, sum(ledger.num_undone for ledger in run.ledgers))
         outcome.models = run.checked_models
         run.check()
     except Exception:  # noqa: BLE001 - whatever goes wrong is a finding
@@ -120,6 +118,14 @@ def outcomes(
         number += 1
         made += 1
         yield played(case, plan)
+
+
+def sample(seed: int) -> Iterator[tuple[Case, Plan]]:
+    """Return every pair once, each with another case."""
+    for number, pair in enumerate(SIMULATED):
+        plan = next(plans(seed + number, 1, [pair]))
+        turned = (CASES[(number + turn) % len(CASES)] for turn in range(len(CASES)))
+        yield next(case for case in turned if possible(plan, case)), plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -130,6 +130,7 @@ class Striker:
         def noted() -> None:
             if shard.alive and not self.struck:
                 self._come_back(shard)
+            _let_be(shard, "kill")
             kill()
 
         shard.kill = noted  # type: ignore[method-assign]
@@ -154,6 +155,7 @@ class Striker:
             if self.struck:
                 push(outgoing)
                 return
+            _let_be(worker.streams, "push")
             is_seen = self._chance()
             if before:
                 self._end(worker, is_seen)
@@ -264,6 +266,11 @@ def _arrive_if_it_lives(shard: SimulatedShard, life: int, event: Any) -> None:
     shard.if_it_lives(life, functools.partial(shard.arrive, event))
 
 
+def _let_be(what: Any, name: str) -> None:
+    """Give something its own method back."""
+    vars(what).pop(name, None)
+
+
 def _make_room(disk: Any) -> None:
     disk.is_full = False
 
@@ -281,6 +288,7 @@ def _at_push(
             return
         done.append(True)
         striker.struck = True
+        _let_be(connection, "_deliver")
         act(connection, number, event)
 
     connection._deliver = deadly  # type: ignore[method-assign]
@@ -295,6 +303,7 @@ def _at_answer(striker: Striker, connection: Connection) -> None:
         if not done and isinstance(message, Replied) and message.step:
             done.append(True)
             striker.struck = True
+            port.ear = ear
             connection.snap()
         return ear(shard, stream, message)
 

@@ -59,7 +59,6 @@ class Ledger:
 
     Attributes:
         entries: What happened to the model, in order, as far as it still counts.
-        lost: Versions that restarts without a journal have undone, as workers had heard of them.
         num_restarts: How often it came back.
     """
 
@@ -71,7 +70,8 @@ class Ledger:
         self.marks: dict[int, tuple[State, int]] = {}  # id of a snapshot's state -> (it, entries)
         self.on_disk = 0  # entries that the newest whole snapshot holds
         self.heard: dict[int, int] = {}  # generation -> the highest version a reply brought
-        self.lost = 0
+        self.num_undone = 0  # updates that restarts have undone ...
+        self.num_acknowledged_undone = 0  # ... and workers had heard of
         self.num_restarts = 0
         self.undone: set[Key] = set()
         self.tolerates_end = False  # the disk was full: the last answers are not in the journal
@@ -107,7 +107,8 @@ class Ledger:
             self.undone |= {key for entry in gone for key, _, _ in entry.pushes}
             del self.entries[self.on_disk :]
             heard = self.heard.get(before.config.generation, 0)
-            self.lost += max(0, heard - core.version)
+            self.num_acknowledged_undone += max(0, heard - core.version)
+            self.num_undone += before.version - core.version
         versions = [entry.version for entry in self.applied]
         if (versions[-1] if versions else 0) != core.version:
             raise Fork(f"shard {self.number} is at {core.version}, it had applied {versions[-1:]}")
@@ -156,6 +157,14 @@ class Ledger:
         self.marks = {key: mark for key, mark in self.marks.items() if mark[1] >= self.on_disk}
 
     # -- what must be true --------------------------------------------------------------------
+
+    def check_losses(self, counted: int) -> None:
+        """What the shard counts as lost is what restarts have undone, and no acknowledged less."""
+        if counted != self.num_undone or self.num_acknowledged_undone > counted:
+            raise Fork(
+                f"shard {self.number} counts {counted} lost updates; {self.num_undone} were "
+                f"undone, {self.num_acknowledged_undone} of them acknowledged"
+            )
 
     def check_once(self) -> None:
         """No (worker, step) was applied twice, in whichever life."""

@@ -88,6 +88,8 @@ class ChaoticRun(Simulation):
             shard.on_begin = self._note_life
             self.ledgers.append(Ledger(shard.number, keeps_journal=case.journal == "on"))
             disk.on_saved = self.ledgers[-1].note_saved
+            if shard.number:
+                shard.on_end = functools.partial(self._note_follower_end, shard)
         for worker in self.workers:
             self._listen_to(worker)
 
@@ -95,6 +97,23 @@ class ChaoticRun(Simulation):
 
     def _note_life(self, shard: SimulatedShard) -> None:
         self.ledgers[shard.number].begin(shard.core)
+
+    def _note_follower_end(self, shard: SimulatedShard, reason: str) -> None:
+        """A shard has ended by itself: its process does, and is started when there is room."""
+        if reason in _TO_GO_ON and not self.is_over:
+            again = functools.partial(self._replace, shard)
+            self.clock.at(self.clock.now + _LINGER_SECONDS, again)
+
+    def _replace(self, shard: SimulatedShard) -> None:
+        if self.is_over or not shard.alive or shard.core.stop_reason is None:
+            return
+        self.ledgers[shard.number].tolerates_end = True
+        self.disks[shard.number].is_full = False
+        shard.finish()
+        for port in shard.ports.values():
+            port.stream = None
+            port.connection.snap()
+        shard.start()
 
     def _listen_to(self, worker: Any) -> None:
         streams, tell, settle, replied = (
@@ -230,6 +249,7 @@ class ChaoticRun(Simulation):
         """
         for shard, ledger in zip(self.shards, self.ledgers, strict=True):
             ledger.check_once()
+            ledger.check_losses(shard.core.accounts.lost_updates)
             self._check_acknowledged(shard, ledger)
             where = routing.positions(self.spec, shard.layout)
             theta = np.concatenate([self._initial[at] for at in where])
@@ -263,6 +283,6 @@ class Outcome:
     error: str = ""
     reason: str = ""
     seconds: float = 0.0  # virtual
-    lost_updates: tuple[int, int] = (0, 0)  # as counted, as noted
+    lost_updates: tuple[int, int] = (0, 0)  # as counted, as undone
     restarts: int = 0
     models: int = 0  # workers' own models that were compared
