@@ -239,10 +239,12 @@ class ClientStream:
     def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
         """End the stream after what has been queued, or after the grace; may be called twice."""
         self._outgoing.put(None)
-        if self._channel is None or self._reader is None:
+        if self._reader is None:
             return
         self._reader.join(grace_seconds)
-        self._channel.close()  # cancels the call if it has not ended by itself
+        channel, self._channel = self._channel, None
+        if channel is not None:  # gRPC: where a close was interrupted, another one never returns
+            channel.close()  # cancels the call if it has not ended by itself
         self._reader.join()
 
     def _read(self, call: Any) -> None:  # grpc.Call and an iterator

@@ -99,6 +99,21 @@ def test_silence_is_no_progress_and_the_stream_goes_on():
         assert client.receive(WAIT_SECONDS) == b"x"
 
 
+def test_a_close_that_was_interrupted_is_not_waited_for_by_the_next(monkeypatch):
+    with serving(echo) as server, connected(server) as client:
+        closed, close = [], client._channel.close
+
+        def interrupted():
+            closed.append(close())
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(client._channel, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.close(0.0)
+        client.close(0.0)
+        assert closed == [None]
+
+
 def test_the_handlers_end_closes_the_stream_after_what_was_queued():
     def handler(stream):
         stream.send([b"refused"])
