@@ -81,10 +81,11 @@ def blocks() -> Iterator[Block]:
 
 def commands() -> list[Command]:
     """Return every command of every page."""
-    return [command for block in blocks() if block.is_shell for command in _commands_of(block)]
+    return [command for block in blocks() if block.is_shell for command in commands_of(block)]
 
 
-def _commands_of(block: Block) -> Iterator[Command]:
+def commands_of(block: Block) -> Iterator[Command]:
+    """Yield a block's commands, in the order in which bash comes to them."""
     done = subprocess.run(
         [str(shutil.which("bash")), "-c", _PRELUDE + block.text],
         cwd="/", env={"PATH": "/nowhere", "HOME": "/nowhere"}, capture_output=True, text=True,

@@ -26,7 +26,7 @@ from thinwire import arguments
 
 ROOT = documents.ROOT
 #: What a page may call that is not ours.
-FOREIGN = ("git", "cd", ".venv/bin/tensorboard", "bench/peers/setup.sh")
+FOREIGN = (".venv/bin/tensorboard",)
 #: Flags of these, of absl, of bench/netns.sh, what stands for any, an example.
 FOREIGN_FLAGS = {"logdir", "flagfile", "help", "check", "flag", "power_exponent"}
 #: Words of a command that only exist at a reader's.
@@ -56,6 +56,52 @@ def test_every_command_is_one_that_starts(at_home):
     found = [f"{command.place}\n    {text}" for command in commands
              if (text := complaint(command, at_home))]  # fmt: skip
     assert not found, "\n".join(found)
+
+
+def block_of(text):
+    return documents.Block(ROOT / "README.md", 1, "bash", text)
+
+
+def test_bash_makes_words_of_a_block():
+    text = """
+    export THINWIRE_TOKEN="$(cat ~/run.token)"  # not 'closed
+    for id in $(seq 2); do
+      .venv/bin/python main.py --groups='1,2|3' \\
+        --id_worker=$id &
+    done; wait
+    TF_CONFIG='{"a": 1}' python -m bench "two words"
+    """
+    found = list(documents.commands_of(block_of(text)))
+    loop = sorted(found[:2], key=lambda command: command.words)
+    assert [command.words for command in loop] == [
+        ("main.py", "--groups=1,2|3", "--id_worker=1"),
+        ("main.py", "--groups=1,2|3", "--id_worker=2"),
+    ]
+    assert found[2].words == ("-m", "bench", "two words")
+    assert found[2].variables == {"THINWIRE_TOKEN": documents.TOKEN, "TF_CONFIG": '{"a": 1}'}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python main.py --no_such_flag=1",
+        "python main.py --compression_rate=0",
+        "python main.py --method=asgd --groups='1,2|3,4'",
+        "python main.py --type_node=PS --ip_PS=0.0.0.0",
+        "python main.py --type_node=Worker --hosts_file=hosts",
+        "python main.py --model=examples/no_such.py",
+        "python examples/server.py --metod=dgs",
+        "python examples/no_such.py",
+        "python -m bench.accuracy --study nothing",
+        "python -m supervisor.drawer --out DIR",
+        "make no-such-target",
+        "bench/netns.sh train --no_such_flag",
+        "a_tool_of_nobody --help",
+    ],
+)
+def test_commands_that_would_not_start_are_seen(at_home, text):
+    (command,) = documents.commands_of(block_of(text))
+    assert complaint(command, at_home)
 
 
 def complaint(command, patch):
