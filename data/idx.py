@@ -41,7 +41,7 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
         with _open(path) as stream:
             shape = _read_header(stream, path, ranks)
             return _read_body(stream, path, shape)
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # sizes that no array has
         raise ConfigurationError(
             f"Data file {path} cannot be read: {error}. Expected "
             f"{'a gzip-compressed' if path.suffix == '.gz' else 'an uncompressed'} IDX file. "

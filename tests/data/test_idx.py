@@ -93,3 +93,10 @@ def test_any_flipped_byte_is_refused_or_harmless(
         assert idx.read(path, ranks=(3, 4)).size == IMAGES.size
     except ConfigurationError:
         assert position < 16
+
+
+def test_no_images_of_a_size_that_no_array_has_are_refused(tmp_path):
+    path = tmp_path / "images"
+    path.write_bytes(idx.header((0, 2**32 - 1, 2**32 - 1)))
+    with pytest.raises(ConfigurationError, match="images cannot be read: array is too big"):
+        idx.read(path, ranks=(3,))

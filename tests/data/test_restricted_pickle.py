@@ -1,9 +1,11 @@
 """Pickles of data are read; pickles that name anything else are not run."""
 
+import contextlib
 import io
 import os
 import pickle
 import pickletools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -89,3 +91,18 @@ def test_an_array_that_lies_about_its_shape(shape: bytes) -> None:
     assert content.count(right) == 1
     with pytest.raises(ConfigurationError, match="array of shape"):
         load(content.replace(right, shape))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\x80\x02}r\x00\x00\x00\x04.", b"\x80\x04\x8e\x00\x00\x00\x40\x00\x00\x00\x00a."],
+    ids=["place in the memo", "length of a text"],
+)
+def test_a_few_bytes_take_no_gigabytes(content):
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ConfigurationError):
+            load_dict(io.BytesIO(content), "here")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
