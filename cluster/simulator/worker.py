@@ -23,7 +23,9 @@ from worker.measure import Measure
 from worker.participant import MAX_NON_FINITE
 
 if TYPE_CHECKING:
+    from cluster.simulator.step import Step
     from cluster.simulator.trainer import Trainer  # which imports TensorFlow
+    from ops.types import Float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,15 @@ class Equipment:
     step_seconds: Callable[[], float]  # of its next mini-batch
     streams: Streams
     measure: Measure
+
+
+@dataclasses.dataclass(frozen=True)
+class _Computed:
+    """A mini-batch's gradient, and the shards' versions that it was computed at."""
+
+    step: Step
+    gradient: Float32
+    versions: list[int]
 
 
 @dataclasses.dataclass
@@ -58,6 +69,10 @@ class SimulatedWorker:
         self._local: State = {}
         self._asker = SimulatedAsker(self.core.method.pacer, self._streams, clock)
         self._outgoing: Outgoing | None = None
+        self._overlaps = self.core.method.overlap
+        self._ahead: _Computed | None = None  # while an exchange is under way
+        self._ahead_is_done = False
+        self._means = self.core.statistics  # over the workers, as the last reply brought them
         self._step_seconds = 0.0
         self._query_began = 0.0
         self._seconds = Seconds()
@@ -78,7 +93,7 @@ class SimulatedWorker:
         self._asker = SimulatedAsker(self.core.method.pacer, self._streams, self._clock)
         self._local = self._trainer.local_of(self.number)
         self._step_seconds = self._own.step_seconds()  # measured alone before the start
-        self._non_finite_in_a_row, self._outgoing = 0, None
+        self._non_finite_in_a_row, self._outgoing, self._ahead = 0, None, None
         self._streams.begin_life(self)
 
     def die(self, is_seen: bool = True) -> None:
@@ -145,6 +160,8 @@ class SimulatedWorker:
             self._push(self.core.end_round())
             return
         self._step_seconds = self._own.step_seconds()
+        if self._overlaps:
+            self._ahead, self._ahead_is_done = self._compute(), False
         done = functools.partial(self._finish_step, self._streams.incarnation)
         self._clock.at(self._clock.now + self._step_seconds, done)
 
@@ -158,14 +175,38 @@ class SimulatedWorker:
             return
         self._seconds.compute += self._step_seconds
         self._measure.note(rounds.FORWARD_AND_BACKWARD, self._step_seconds)
+        self._ahead_is_done = True
+        if self._overlaps:
+            self._go_ahead()
+        else:
+            self._take_in(self._compute())
+
+    def _compute(self) -> _Computed:
+        """Compute a gradient at the weights of now."""
         core, trainer = self.core, self._trainer
-        step = trainer.step(core.weights, core.statistics, self._own.shard, self._local)
+        statistics = self._means if self._overlaps else core.statistics
+        step = trainer.step(core.weights, statistics, self._own.shard, self._local)
         self._local = step.local
         self._num_steps += 1
         # Its own: a push that is sent again is coded again, when others have used the trainer.
-        gradient = trainer.gradient.copy()
+        return _Computed(step, trainer.gradient.copy(), list(core.versions))
+
+    def _go_ahead(self) -> None:
+        """Begin the next exchange if the gradient is there, and the answer to the last push."""
+        computed = self._ahead
+        if computed is None or not self._ahead_is_done or self._outgoing is not None:
+            return
+        self._ahead = None
+        if not self.core.stopped:
+            self._take_in(computed)
+
+    def _take_in(self, computed: _Computed) -> None:
+        """Hand a gradient to the pacer and the codec, and do what they want."""
+        step, at = computed.step, computed.versions if self._overlaps else None
         try:
-            outgoing = core.begin(gradient, step.samples, step.loss, step.statistics)
+            outgoing = self.core.begin(
+                computed.gradient, step.samples, step.loss, step.statistics, at
+            )
         except NonFiniteUpdate:
             self._num_non_finite += 1
             self._non_finite_in_a_row += 1
@@ -176,6 +217,8 @@ class SimulatedWorker:
             self._consider()
         else:
             self._push(outgoing)
+            if self._overlaps:
+                self._consider()
 
     def _push(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
@@ -200,7 +243,12 @@ class SimulatedWorker:
             self._non_finite_in_a_row = 0
         self.core.restart_from_base()
         self._asker.begin_round(self.core.step + 1, self._step_seconds)
-        self._consider()
+        if self._overlaps:
+            self._means = self.core.statistics.copy()
+        if self._ahead is not None:
+            self._go_ahead()
+        else:
+            self._consider()
 
     def _book(self, replies: list[ShardReply | None]) -> None:
         """Write down where the time of an exchange went."""
