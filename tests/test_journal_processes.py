@@ -109,3 +109,24 @@ def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method
     assert not summary["journal"]["on"]
     assert summary["membership"]["lost_updates"] == lost
     assert summary["updates"] * nb_ps + lost >= 40 * nb_ps
+
+
+@pytest.mark.product
+def test_every_start_may_choose_anew_whether_a_journal_is_kept(nodes):
+    """Lost is what a life without one had done since its last snapshot."""
+    start(nodes, 1, "--method=adacomp", "--iter_max=1000000", "--lease_seconds=60",
+          "--checkpoint_interval_seconds=2", "--journal=on")  # fmt: skip
+    folder, lost, least = checkpoints_of(nodes.run_dir, "ps-0"), 0, 0
+    for journal in ("off", "on", "off", "on"):
+        version = come_to_rest(nodes, least + 30)
+        nodes.kill("ps")
+        saved = Checkpoints(folder).load_latest()[0]
+        if journal == "on":  # this life kept none
+            lost += version - saved
+        nodes.start("ps", "--type_node=PS", "--linger_seconds=4", f"--journal={journal}")
+        pause(nodes, signal.SIGCONT)
+        least = version if journal == "off" else saved
+    summary = end(nodes, least + 30)
+    assert summary["membership"]["lost_updates"] == lost
+    assert summary["journal"]["cuts"] == [] and summary["journal"]["replayed"] > 0
+    assert sum(each["pushes"] for each in summary["workers"]) == summary["updates"]

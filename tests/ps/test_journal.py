@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from ops.checkpoint import Checkpoints
 from ops.grouping import AutoGroups
 from ops.types import Update
-from ps import events, journal, journal_records
+from ps import events, journal, journal_records, soft_state
 from ps.core import PsCore
 from ps.journal import numbers, path_of
+from ps.replay import Settings
 from tests.harness import method
 from tests.ps.journaled_run import JournaledRun, assert_same, everything
+from tests.ps.test_saved_shard import RECEIVED, shard
 
 METHODS = {
     "adacomp": lambda: method("adacomp", 3, compression_rate=0.2),
@@ -84,9 +86,9 @@ def test_replay_gives_the_very_same_shard(tmp_path, name, nb_ps):
     run = kind(tmp_path, METHODS[name](), iter_max=150, nb_ps=nb_ps)
     run.join_all()
     live(run, rng.randint(40, 130), rng)
-    for shard in range(nb_ps):
-        assert_back(run, shard)
-        assert run.shards[shard].version > 5
+    for number in range(nb_ps):
+        assert_back(run, number)
+        assert run.shards[number].version > 5
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +220,24 @@ def test_old_files_go_and_a_snapshot_is_due(tmp_path, monkeypatch):
     assert_back(run)
     assert len(list((tmp_path / "0").glob("*-step-*"))) == 2
     assert Checkpoints(tmp_path / "0").load_latest()[1]["journal"] == 2
+
+
+@pytest.mark.parametrize(("limit", "finished"), [(20, "iter_max"), (10, "iter_max"), (21, None)])
+def test_an_end_that_only_the_journal_knows_is_an_end(tmp_path, limit, finished):
+    """A shard is killed before its last snapshot; a raised limit makes it go on all the same."""
+    folder = tmp_path / "run" / "checkpoints" / "ps-0"
+    run = JournaledRun(tmp_path / "own", METHODS["gsp"](), iter_max=20)
+    core, coder = run.shards[0], run.coders[0]
+    run.journals[0] = journal.Journal(folder, coder, 112)
+    number = run.journals[0].begin(Settings(core.config, 10.0, {"iter_max": 20}).to_plain())
+    saved = shard(tmp_path / "run")
+    saved.open()
+    begun = {"journal": number, "soft": soft_state.save(core)}
+    saved.put(0, core.snapshot(), "abc", {}, {}, RECEIVED, begun)
+    saved.flush()
+    run.run()
+    assert core.stop_reason == "iter_max"
+    saved = shard(tmp_path / "run", f"--iter_max={limit}")
+    assert saved.finished is None
+    saved.replay(lambda config, seconds: run.fresh(0, config, seconds), coder)
+    assert saved.core["model"]["version"] == 20 and saved.finished == finished
