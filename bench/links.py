@@ -18,7 +18,7 @@ from bench.table import Row, render, spread
 
 _ROUNDS = 2
 _FAST, _SLOW = "--link_mbps=100", "--link_mbps=10"
-_PLAIN = "--momentum=0"
+_PLAIN, _OVERLAP = "--momentum=0", "--overlap"
 _FLOAT32 = ("--value_dtype=float32", "--down_value_dtype=float32")
 _BFLOAT16 = ("--value_dtype=bfloat16", "--down_codec=sparse", "--down_value_dtype=bfloat16")
 #: Name of a run -> method and flags.
@@ -32,12 +32,20 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "dgs 100": ("dgs", _PLAIN, _FAST),
     "dgs float32 100": ("dgs", _PLAIN, *_FLOAT32, _FAST),
     "dgs 10": ("dgs", _PLAIN, _SLOW),
+    "asgd ahead": ("asgd", _OVERLAP),
+    "adacomp ahead": ("adacomp", _PLAIN, _OVERLAP),
+    "adacomp ahead 100": ("adacomp", _PLAIN, _OVERLAP, _FAST),
+    "dgs ahead": ("dgs", _PLAIN, _OVERLAP),
+    "dgs ahead 100": ("dgs", _PLAIN, _OVERLAP, _FAST),
 }
 #: (row, run, run that it is compared with, goal of the ratio of samples/s).
 _RATES: tuple[tuple[str, str, str, float | None], ...] = (
     ("asgd at 100 Mbit/s / without limit", "asgd 100", "asgd", None),
     ("adacomp at 100 Mbit/s / without limit", "adacomp 100", "adacomp", 0.9),
     ("dgs at 100 Mbit/s / without limit", "dgs 100", "dgs", 0.9),
+    ("asgd with / without --overlap, no limit", "asgd ahead", "asgd", None),
+    ("adacomp --overlap at 100 Mbit/s / no limit", "adacomp ahead 100", "adacomp ahead", 0.9),
+    ("dgs --overlap at 100 Mbit/s / no limit", "dgs ahead 100", "dgs ahead", 0.9),
     ("dgs, float32 / asgd, at 100 Mbit/s", "dgs float32 100", "asgd 100", 8.0),
     ("dgs / asgd, at 10 Mbit/s", "dgs 10", "asgd 10", 40.0),
 )
