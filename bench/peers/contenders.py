@@ -248,5 +248,7 @@ def over_emulated_link(name: str, mbps: float) -> Contender:
 def environment_of(node: Node) -> dict[str, str]:
     """Return what a node's process finds in its environment."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "GRPC_VERBOSITY": "ERROR"}
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Each start would compile a peer's modules anew where they may not be kept.
+    left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return inherited | quiet | {"PYTHONUNBUFFERED": "1"} | dict(node.environment)

@@ -54,8 +54,6 @@ environment() { # NAME PREFERRED_PYTHON MINOR_FIRST MINOR_LAST CHECK PACKAGE...
     say "$name is left out: installed, but '$check' fails; see the notes in this script"
     failed=1
   else
-    # Where Python may not write its compiled modules, every process would compile them anew.
-    "$folder/bin/python" -m compileall -q -j 0 "$folder/lib" >/dev/null
     echo "$*" >"$folder/.complete"
   fi
 }
