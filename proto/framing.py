@@ -30,8 +30,9 @@ _DATA_TAG = 0x0A  # Chunk.data, field 1
 _PAYLOAD_TAG = b"\x6a"  # payload, field 13 of every bulk body
 _CHUNK_OVERHEAD = 8  # two tags and two lengths of three bytes
 _NO_BYTES = memoryview(b"")
-_CHUNK_DATA_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
-_MIN_CHUNK_BYTES = 16 << 10
+#: Most and fewest bulk bytes of one chunk.
+MAX_CHUNK_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
+MIN_CHUNK_BYTES = 16 << 10
 
 BytesLike = bytes | bytearray | memoryview
 Envelope = pb.ToServer | pb.ToClient | peers.ToPeer | peers.FromPeer
@@ -65,14 +66,14 @@ def chunk_bytes_for(link: Link) -> int:
     lease: half a second's worth, but at least 16 KiB.
     """
     if link.mbps <= 0:
-        return _CHUNK_DATA_BYTES
-    return min(_CHUNK_DATA_BYTES, max(_MIN_CHUNK_BYTES, int(link.mbps * 1e6 / 8 / 2)))
+        return MAX_CHUNK_BYTES
+    return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, int(link.mbps * 1e6 / 8 / 2)))
 
 
 def frames(
     message: Envelope,
     pieces: Sequence[BytesLike],
-    chunk_bytes: int = _CHUNK_DATA_BYTES,
+    chunk_bytes: int | Callable[[], int] = MAX_CHUNK_BYTES,
 ) -> Iterator[bytes]:
     """Return the frames of a message with its payload.
 
@@ -82,7 +83,7 @@ def frames(
     Args:
         message: With one of the bodies that have a ``payload``, and that unset.
         pieces: The payload, as buffers of bytes in order.
-        chunk_bytes: Most bulk bytes of one chunk.
+        chunk_bytes: Most bulk bytes of one chunk; a function is asked before each.
 
     Raises:
         ValueError: The header does not fit into one frame, or the message has no payload.
@@ -100,13 +101,16 @@ def frames(
         whole = b"".join((_BULK_TAG, length, header, tail, *views))
         if len(whole) <= MAX_MESSAGE_BYTES:
             return iter((whole,))
-    return _header_and_chunks(frame(message), views, min(chunk_bytes, _CHUNK_DATA_BYTES))
+    size = chunk_bytes if callable(chunk_bytes) else lambda: chunk_bytes
+    return _header_and_chunks(frame(message), views, size)
 
 
-def _header_and_chunks(header: bytes, views: list[memoryview], chunk_bytes: int) -> Iterator[bytes]:
+def _header_and_chunks(
+    header: bytes, views: list[memoryview], size: Callable[[], int]
+) -> Iterator[bytes]:
     yield header
     parts: list[memoryview] = []
-    room = chunk_bytes
+    room = whole = min(size(), MAX_CHUNK_BYTES)
     for view in views:
         position = 0
         while position < len(view):
@@ -115,10 +119,10 @@ def _header_and_chunks(header: bytes, views: list[memoryview], chunk_bytes: int)
             position += len(part)
             room -= len(part)
             if room == 0:
-                yield _chunk(parts, chunk_bytes)
-                parts, room = [], chunk_bytes
+                yield _chunk(parts, whole)
+                parts, room = [], (whole := min(size(), MAX_CHUNK_BYTES))
     if parts:
-        yield _chunk(parts, chunk_bytes - room)
+        yield _chunk(parts, whole - room)
 
 
 def _chunk(parts: list[memoryview], size: int) -> bytes:

@@ -21,6 +21,7 @@ from proto.grpc_common import (
     channel_options,
     wire_bytes,
 )
+from proto.pace import ChunkPace
 
 _CLOSE_GRACE_SECONDS = 1.0
 _NO_SUCH_SERVICE = "UNIMPLEMENTED"
@@ -50,6 +51,7 @@ class ClientStream:
     a 1 KB round trip of 200, against reading in the caller's thread.
 
     Attributes:
+        chunks: How large pieces of payloads should be.
         arrived_at: When the frame came that `receive` gave last.
         heard_at: When the newest frame came, received or not.
 
@@ -89,6 +91,7 @@ class ClientStream:
             ("grpc.min_reconnect_backoff_ms", 1000),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
+        self.chunks = ChunkPace()
         self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[tuple[bytes | StreamLost, float]] = queue.SimpleQueue()
         self.arrived_at = self.heard_at = time.monotonic()
@@ -279,7 +282,9 @@ class ClientStream:
                     size = wire_bytes(len(data)) if link is None else next(sizes)
                     if counted:
                         self._bytes_sent += size
+                    began = time.monotonic()
                     yield data
+                    self.chunks.note(len(data), time.monotonic() - began)
                 self._send_seconds += time.monotonic() - sent_at
         except Exception as error:  # gRPC ends the call; the reader says why
             self._send_error = error

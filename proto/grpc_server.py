@@ -28,6 +28,7 @@ from proto.grpc_common import (
     host_and_port,
     wire_bytes,
 )
+from proto.pace import ChunkPace
 
 _SPARE_CALLS = 8  # health checks, and streams that are told that there is no room
 _MOST_WATCHERS = 4  # of our health at a time: each keeps one of these calls
@@ -40,7 +41,8 @@ class PortInUse(ConfigurationError):
 class ServerStream:
     """One client's conversation, as the shard sees it.
 
-    ``incoming`` is for one thread; everything else may be called from any thread.
+    ``incoming`` is for one thread; everything else may be called from any thread. ``chunks`` says
+    how large pieces of payloads should be.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ServerStream:
         self.evidence = evidence
         self.introduced = False  # whether it has said Hello, or has ended
         self._num_made = self._num_to_make = 0
+        self.chunks = ChunkPace()
         self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
         self._sender: EmulatedSender | None = None
         self._lost = threading.Event()
@@ -142,7 +145,9 @@ class ServerStream:
                     return
                 if counted:
                     self._bytes_sent += size
+                began = time.monotonic()
                 yield data
+                self.chunks.note(len(data), time.monotonic() - began)
 
 
 class Server:

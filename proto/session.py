@@ -18,6 +18,7 @@ from proto.channel_emulated import EmulatedSender
 from proto.channel_grpc import ClientStream, NoProgress, StreamLost
 from proto.credentials import NotTrusted, words_of
 from proto.framing import BytesLike
+from proto.pace import ChunkPace
 
 #: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
 _SLACK_BYTES = 4096
@@ -72,6 +73,13 @@ def rhythm(lease_seconds: float = 0.0) -> Arrivals:
     return Arrivals(least, max(_MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE * lease_seconds))
 
 
+def chunk_bytes(emulated: Link, chunks: ChunkPace) -> int | Callable[[], int]:
+    """Return how large pieces of payloads should be: by an emulated link's rate, or as they go."""
+    if emulated.mbps > 0:
+        return convert.chunk_bytes_for(emulated)
+    return lambda: chunks.num_bytes
+
+
 class Session:
     """One stream to one shard.
 
@@ -103,7 +111,8 @@ class Session:
         self._hello = hello
         self._stream = ClientStream(address, link, dscp=dscp, credentials=credentials)
         given = hello.link
-        self._chunk_bytes = convert.chunk_bytes_for(Link(given.mbps, given.delay_ms, given.loss))
+        emulated = Link(given.mbps, given.delay_ms, given.loss)
+        self._chunk_bytes = chunk_bytes(emulated, self._stream.chunks)
         self._assembler = convert.Assembler(pb.ToClient, lambda message: max_payload_bytes)
 
     @property

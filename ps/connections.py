@@ -13,6 +13,7 @@ from ops.types import Block, CodedValues, Link, ShardLayout, Update
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ServerStream
+from proto.session import chunk_bytes
 from ps import events
 from ps.reception import Receptions
 
@@ -28,8 +29,8 @@ class Connection:
         self.incarnation = incarnation
         self.peer_address: str = hello.peer_address
         self.chooser = wire.IndexChooser()
-        link = hello.link
-        self.chunk_bytes = convert.chunk_bytes_for(Link(link.mbps, link.delay_ms, link.loss))
+        link = Link(hello.link.mbps, hello.link.delay_ms, hello.link.loss)
+        self.chunk_bytes = chunk_bytes(link, stream.chunks)
         self.evaluates = hello.role == pb.ROLE_SUPERVISOR and len(hello.model) > 0
         self.left = False
         self.welcomed = False  # the core has let this worker in on this stream

@@ -34,6 +34,7 @@ class Leader:
         put: Callable[[events.Event], None],
         report: Callable[[], str],
         credentials: Credentials = NO_CREDENTIALS,
+        is_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare to follow.
 
@@ -44,7 +45,9 @@ class Leader:
             put: Queues an event for the core.
             report: Makes this shard's metrics document.
             credentials: Of this shard.
+            is_wanted: Whether there are workers that talk to this shard.
         """
+        self._is_wanted = is_wanted
         self._hello, self._put, self._report = hello, put, report
         self._session: Session | None = None
         self._closing = threading.Event()
@@ -103,13 +106,29 @@ class Leader:
                 if self._closing.is_set() or self.halted:
                     return
                 logging.warning("lost shard 0: %s", error)
-                try:
-                    self.connect(reconnect_seconds)
-                except (Unreachable, Refused) as failure:
-                    logging.error("%s", failure)
-                    self.lost_for_good = True
-                    self._put(events.Stop("interrupted"))
+                if not self._return(reconnect_seconds):
                     return
+
+    def _return(self, reconnect_seconds: float) -> bool:
+        """Find shard 0 again; as long as workers come here, it is the network that is cut.
+
+        Returns:
+            Whether it was found; else the run is over for this shard.
+        """
+        while not self._closing.is_set():
+            try:
+                self.connect(reconnect_seconds)
+                return True
+            except Unreachable as failure:
+                logging.error("%s", failure)
+                if self._is_wanted():
+                    continue
+            except Refused as failure:
+                logging.error("%s", failure)
+            self.lost_for_good = True
+            self._put(events.Stop("interrupted"))
+            return False
+        return False
 
     def _hear(self) -> None:
         while self._session is not None:

@@ -234,6 +234,7 @@ class Shard:
             self.server.queue.put,
             self.board.shard_document,
             self.run.credentials,
+            lambda: bool(self.server.connections.workers),
         )
         welcome = leader.connect(self.run.reconnect_timeout_seconds)
         self.run_id = welcome.run_id

@@ -100,6 +100,7 @@ class Shard:
             self.leader = Leader(
                 self.house.leader_wires[self.number].address, hello_to_leader(mine),
                 self.house.layouts[self.number], self.server.queue.put, lambda: "{}",
+                is_wanted=lambda: bool(self.server.connections.workers),
             )  # fmt: skip
             self.leader.connect(20.0)
             self.server.on_missed = self.leader.miss

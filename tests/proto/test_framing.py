@@ -96,7 +96,7 @@ def test_any_split_comes_together_again(size, cuts, inline, chunk):
     pieces = [payload[start:stop] for start, stop in itertools.pairwise(edges)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(framing, "INLINE_BYTES", inline)
-        patch.setattr(framing, "_CHUNK_DATA_BYTES", chunk)
+        patch.setattr(framing, "MAX_CHUNK_BYTES", chunk)
         sent = list(frames(new_push(), pieces))
     assembler = assembler_for(new_push())
     *early, last = [assembler.feed(data) for data in sent]

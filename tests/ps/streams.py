@@ -10,6 +10,7 @@ from ops import wire
 from ops.types import Block, CodedValues, Kind
 from proto import convert
 from proto import thinwire_pb2 as pb
+from proto.pace import ChunkPace
 from ps.handshake import identity
 from ps.reader import StreamReader
 from ps.server import ShardServer
@@ -26,6 +27,7 @@ class Stream:
         self.server, self.frames = server, frames
         self.peer, self.lost, self.bytes_sent, self.num_read = "fuzz", False, 0, 0
         self.closed, self.introduced, self.num_waiting = False, False, 0
+        self.chunks = ChunkPace()
         self._assembler = convert.Assembler(pb.ToClient, lambda message: 1 << 20)
         self.received = []
 
