@@ -97,12 +97,17 @@ def read(run: Run) -> SimulatorFlags:
 
     Raises:
         ConfigurationError: Step times, failures, links or capacities that are ill-formed or out of
-            range, or another number of values than workers or shards; or a collective.
+            range, or another number of values than workers or shards; a collective, or a journal.
     """
     if run.method.collective != THROUGH_PS:
         raise ConfigurationError(
             f"--collective={run.method.collective} is not simulated; "
             f"take --collective={THROUGH_PS}."
+        )
+    if FLAGS.journal == "on":
+        raise ConfigurationError(
+            "--journal=on: a simulated PS never dies, so that a journal would be read by nobody; "
+            "leave it out. A simulation that was cut short is played again, to the same bits."
         )
     own = worker_flags.read(run.nb_workers)
     worker_flags.refuse_idle_links(run)

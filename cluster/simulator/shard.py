@@ -302,7 +302,7 @@ class SimulatedShard(ShardLife):
         if self.receptions is not None:
             self.receptions.keep(self.core.sync_state["live"])
 
-    def _missed(self, action: Any, coded: Any) -> None:
+    def _missed(self, action: events.Missed, coded: Any) -> None:
         """Tell shard 0 of workers that are not heard here."""
         if self.leader is not None:
             for life in action.lives:
@@ -325,7 +325,7 @@ class SimulatedShard(ShardLife):
         events.Welcome: _say,
         events.Refuse: _refusal,
         events.NewEpoch: _new_epoch,
-        **({events.Missed: _missed} if hasattr(events, "Missed") else {}),
+        events.Missed: _missed,
         events.Ended: _ended,
         events.Regrouped: _regrouped,
         events.Snapshot: _snapshot,

@@ -5,11 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.flags import read_run
+from cluster.simulator import flags as simulator_flags
 from cluster.simulator import outages, speeds
 from cluster.simulator.clock import Clock
 from cluster.simulator.pipes import Pipe, carry
 from ops.types import ConfigurationError, Link
 from proto.channel_emulated import LinkModel
+from tests.command_line import given as given_flags
 
 
 def drawn(step_time, count, seed=1):
@@ -155,3 +158,11 @@ def test_the_clock_never_goes_back():
     while clock.advance():
         pass
     assert seen == [2.0]
+
+
+def test_a_journal_that_nobody_would_read_is_refused():
+    complaint = pytest.raises(ConfigurationError, match="--journal=on: a simulated PS never dies")
+    with given_flags("--type_node=Simulator", "--journal=on"), complaint:
+        simulator_flags.check(read_run())
+    with given_flags("--type_node=Simulator"):
+        simulator_flags.check(read_run())
