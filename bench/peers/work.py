@@ -207,7 +207,8 @@ class Progress:
         now = time.monotonic()
         if self._began is None:
             self._began = now
-            self._next_snapshot = now + self._task.snapshot_seconds
+            # Who counts no steps tells of a whole round, the first of which is worth keeping.
+            self._next_snapshot = now + (0.0 if steps is None else self._task.snapshot_seconds)
         over = last or now - self._began >= self._task.seconds
         over = over or (0 < self._task.steps <= (steps or 0))
         due = self._snapshots and weights is not None and (now >= self._next_snapshot or over)

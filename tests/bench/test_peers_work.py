@@ -66,6 +66,12 @@ def test_progress_ends_by_steps_or_by_word(tmp_path, limit):
     assert (tmp_path / "00000.npy").exists()
 
 
+def test_the_first_round_is_kept(tmp_path):
+    progress = work.Progress(task(tmp_path), "server", snapshots=True)
+    assert not progress.tell(None, lambda: np.zeros(1, np.float32))
+    assert (tmp_path / "00000.npy").exists()
+
+
 def test_work_survives_the_command_line(tmp_path):
     wanted = task(tmp_path, steps=20, snapshot_seconds=0.5)
     options = work.parser("")
