@@ -31,6 +31,9 @@ from proto.grpc_common import (
 from proto.pace import ChunkPace
 
 _SPARE_CALLS = 8  # health checks, and streams that are told that there is no room
+#: Connections that nobody speaks on keep a descriptor: until one has become HTTP/2, and while it
+#: has no stream.
+_HANDSHAKE_MS, _IDLE_MS = 30_000, 60_000
 _MOST_WATCHERS = 4  # of our health at a time: each keeps one of these calls
 
 
@@ -284,7 +287,12 @@ def serve(
     Raises:
         PortInUse: Another process has the port, or the address is not of this machine.
     """
-    options = [*channel_options(keepalive_seconds, dscp), ("grpc.so_reuseport", 0)]
+    options = [
+        *channel_options(keepalive_seconds, dscp),
+        ("grpc.so_reuseport", 0),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ]
     executor: Any = DaemonThreads()
     server = grpc.server(
         executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS

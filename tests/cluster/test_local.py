@@ -301,6 +301,20 @@ def test_the_nodes_command_lines_are_those_of_this_run(cluster, tmp_path):
                 assert values.id_ps == node.number
 
 
+def test_each_node_tells_its_figures_at_a_port_of_its_own(cluster):
+    _, launcher = cluster((), "--metrics_port=9400", "--metrics_host=::1", "--log_level=ps=debug")
+    ports = {}
+    for node in launcher.nodes.values():
+        with given(*node.flags) as values:
+            run = read_run()
+            ports[node.name] = run.metrics_port
+            assert (run.metrics_host, values.log_level) == ("::1", ["ps=debug"])
+    assert ports == {"ps-0": 9400, "ps-1": 9401, "worker-1": 9402, "worker-2": 9403,
+                     "supervisor-0": 9404}  # fmt: skip
+    _, launcher = cluster()
+    assert not any("metrics" in flag for node in launcher.nodes.values() for flag in node.flags)
+
+
 def test_a_finished_run_starts_nobody_unless_it_is_to_be_overwritten(cluster, tmp_path):
     summary = {"stop_reason": "iter_max", "updates": 10, "seconds": 1, "best_test_accuracy": 0.5}
     (tmp_path / "summary.json").write_text(json.dumps(summary))

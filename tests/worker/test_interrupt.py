@@ -1,0 +1,27 @@
+"""A worker that is told to end, and whose last answer does not come."""
+
+import types
+
+from worker.participant import Participant
+
+
+class Line:
+    """One shard, as a worker sees it."""
+
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+
+    def say(self, message):
+        self.log.append((self.name, message.WhichOneof("body"), message.leave.cause))
+
+    def close(self):
+        self.log.append((self.name, "close"))
+
+
+def test_it_says_farewell_everywhere_before_it_closes_anything():
+    log = []
+    part = Participant.__new__(Participant)
+    part.exchange = types.SimpleNamespace(shards=[Line(log, 0), Line(log, 1)])
+    part._cut()
+    assert log == [(0, "leave", "interrupted"), (1, "leave", "interrupted"),
+                   (0, "close"), (1, "close")]  # fmt: skip
