@@ -1,0 +1,39 @@
+"""The table of metrics in docs/OPERATIONS.md: every name that a node tells, and no other."""
+
+import re
+import types
+
+from ops.datagram_counts import SentCounts
+from ps.datagram_accounts import Received
+from supervisor import meters as supervisor_meters
+from tests import documents
+from tests.ps.streams import Shard
+from tests.ps.test_meters import meters_of as shard_meters
+from tests.supervisor.test_meters import STATUS, evaluation
+from tests.worker.test_meters import part
+from worker import meters as worker_meters
+
+
+def told():
+    """Return every name, as Prometheus has it, without the prefix."""
+    shard = Shard("asgd")
+    shard.server.journaled.journal = types.SimpleNamespace(
+        num_records=0, num_bytes=0, bytes_since_snapshot=0
+    )
+    worker = part()
+    worker.exchange.datagrams = SentCounts()
+    meters = [
+        *shard_meters(shard, lambda: Received())[0].read(),
+        *worker_meters.meters_of(worker),
+        *supervisor_meters.meters_of(STATUS, [evaluation(1, 0.5)]),
+    ]
+    return {meter.name + "_total" * (meter.kind == "counter") for meter in meters}
+
+
+def test_the_table_names_what_nodes_tell():
+    page = (documents.ROOT / "docs" / "OPERATIONS.md").read_text()
+    rows = documents.rows(page, "metric (`thinwire_` before each)", "of", "labels")
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert {name for name in named if not name.startswith(("process_", "thinwire_"))} == (
+        told() | {"node_info"}
+    )
