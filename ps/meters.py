@@ -102,7 +102,7 @@ def _model_meters(core: PsCore) -> list[Meter]:
         counter("rejected_pushes", "Pushes that never reached the model.",
                 dict(accounts.rejected), "reason"),
         counter("replies", "Replies that carried weights.", accounts.num_replies),
-        counter("lost_updates", "Updates that restarts undid, as far as workers prove them.",
+        counter("lost_updates", "Updates of this shard that restarts undid.",
                 accounts.lost_updates),
         histogram("staleness", "Updates between a push's base and its merging.",
                   accounts.staleness),
