@@ -130,6 +130,11 @@ class _Flooded:
         self.sender.abuse(_split(self.rogue, self.rogue.begin(_gradient(0))))
         self.exchange(0)
 
+    @property
+    def num_hostile(self) -> int:
+        """How many datagrams were sent, but for the honest worker's own."""
+        return self.sender.sent - self.genuine
+
     def close(self) -> None:
         """Close all sockets."""
         self.sender.close()
@@ -174,7 +179,7 @@ class _Flooded:
 
     def outcome(self) -> Outcome:
         """Return what became of everything, the honest worker's own datagrams left out."""
-        outcome = Outcome(self.sender.sent - self.genuine)
+        outcome = Outcome(self.num_hostile)
         received, kept_out = self.arrived()
         known = self.port.port.received()
         outcome.refused.update(known.dropped)
@@ -220,9 +225,9 @@ def flood(num_datagrams: int, seed: int, filtered: bool) -> Outcome:
     try:
         flooded.flood(min(_A_ROUND, num_datagrams // 4))  # what is allocated once is so by now
         started, before = time.monotonic(), resident_bytes()
-        while flooded.sender.sent < num_datagrams:
+        while (left := num_datagrams - flooded.num_hostile) > 0:
             with watched(_BATCH_SECONDS):
-                flooded.flood(min(_A_ROUND, num_datagrams - flooded.sender.sent))
+                flooded.flood(min(_A_ROUND, left))
                 rounds += 1
                 flooded.exchange(rounds)
         outcome = flooded.outcome()

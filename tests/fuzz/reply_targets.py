@@ -14,13 +14,14 @@ import numpy as np
 from cluster.flags import read_run
 from ops import metrics, rounds
 from ops.datagram_counts import SentCounts
+from ops.methods import Method
 from ops.routing.routed import Encoding, Routed, Unreliable
 from ops.types import ConfigurationError, Link
 from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost
 from proto.convert import Malformed
-from ps import status
+from ps import reported
 from ps.epoch_words import epoch_of
 from supervisor.view import Viewer
 from tests.command_line import given
@@ -95,9 +96,13 @@ def reply(data: bytes) -> None:
     _look(message)
 
 
+@functools.cache
+def _method(name: str) -> Method:
+    return method(name, 1, **({"compression_rate": 0.25} if name == "adacomp" else {}))
+
+
 def _core(flag: str, aux_size: int, exchange: Exchange) -> WorkerCore:
-    choices = {"compression_rate": 0.25} if "adacomp" in flag else {}
-    chosen = method(flag.removeprefix("--method="), 1, **choices)
+    chosen = _method(flag.removeprefix("--method="))
     core = WorkerCore(SPEC, exchange.layouts, chosen, KERNELS, [1, 1], np.zeros(aux_size, "f4"))
     core.learning_rate = 0.1
     core.begin(np.ones(28, np.float32), 8, 0.5, np.zeros(aux_size, "f4") if aux_size else None)
@@ -106,8 +111,7 @@ def _core(flag: str, aux_size: int, exchange: Exchange) -> WorkerCore:
 
 def _look(message: pb.Reply) -> None:
     """Let a Supervisor have it, too."""
-    layouts = method("asgd").placement.place(SPEC, 1)
-    viewer = Viewer(SPEC, layouts, 3, in_step=False)
+    viewer = Viewer(SPEC, _exchange(0).layouts, 3, in_step=False)
     replies = types.SimpleNamespace(
         empty=lambda: True, get=lambda timeout: (message, memoryview(message.payload))
     )
@@ -154,11 +158,11 @@ _DOCUMENTS = (
     metrics.WorkerMetrics.from_json,
     rounds.unpack,
     SentCounts.from_json,
-    status._own_counters,
-    status._sent,
-    status._received,
-    lambda text: status._counts(text, "rejected"),
-    lambda text: status._tables(text, "guards"),
+    reported.own_counters,
+    reported.sent,
+    reported.received,
+    lambda text: reported.counts(text, "rejected"),
+    lambda text: reported.tables(text, "guards"),
 )
 
 
@@ -216,7 +220,7 @@ class _Wire:
 
 
 def _replica() -> Replica:
-    made = Replica(np.zeros(28, np.float32), method("ssgd"), KERNELS)
+    made = Replica(np.zeros(28, np.float32), _method("ssgd"), KERNELS)
     made.fetched(RoundName(0, 3), np.ones(28, np.float32))
     return made
 
