@@ -8,7 +8,7 @@ import pytest
 from ops.checkpoint import Checkpoints
 from ops.run import EXIT_CONFIGURATION
 from ops.run_dir import checkpoints_of
-from tests.test_journal_processes import WORKERS, end, start, start_ps
+from tests.test_journal_processes import WORKERS, come_to, end, start, start_ps
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.product]
 
@@ -121,3 +121,23 @@ def test_a_folder_that_takes_no_files_any_more(nodes, journal, code):
     assert nodes.summary()["stop_reason"] == why
     output = nodes.output("ps")
     assert "what the run ended with cannot be saved" in output and "Traceback" not in output
+
+
+def test_damaged_snapshots_cost_nothing_until_there_are_no_others(nodes):
+    start(nodes, 1, "--method=adacomp", "--iter_max=1000000", "--checkpoint_interval_seconds=1")
+    folder = checkpoints_of(nodes.run_dir, "ps-0")
+    for least in (30, 60):  # the newest one, then the newest two
+        come_to(nodes, least)
+        nodes.watch(lambda status: len([*folder.glob("*-step-*")]) == 3)
+        nodes.kill("ps")
+        for path in sorted(folder.glob("*-step-*"))[-least // 30 :]:
+            (path / "arrays.bin").write_bytes(b"TW")
+        start_ps(nodes)
+    summary = end(nodes, 90)
+    assert summary["membership"]["lost_updates"] == 0 and steps_of(nodes) == summary["updates"]
+    assert nodes.output("ps").count("Trying the one before it") == 3
+    for path in folder.glob("*-step-*"):
+        (path / "manifest.json").unlink()
+    start_ps(nodes)
+    assert nodes.wait("ps") == EXIT_CONFIGURATION
+    assert "all of them are damaged" in nodes.output("ps")
