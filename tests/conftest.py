@@ -24,10 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def loudness():
     """Undo what a test's command line does to absl's log level, which others read the log at."""
-    absl = logging.getLogger("absl")
-    before = absl.level
+    absl, root = logging.getLogger("absl"), logging.root.manager
+    before = absl.level, root.disable
     yield
-    absl.setLevel(before)
+    absl.setLevel(before[0])
+    root.disable = before[1]
 
 
 @pytest.fixture
