@@ -21,6 +21,7 @@ PREFIX = "thinwire_"
 #: Upper bounds of a histogram of whole numbers.
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _MOST_READERS = 8  # at a time; further ones are hung up on
+_TURN_SECONDS = 0.1  # between two looks whether to go on; closing waits for one
 _READ_SECONDS = 10.0  # for a reader to say what it wants
 
 #: Tells a node's meters; called in the port's threads, several at a time.
@@ -85,7 +86,9 @@ class MetricsPort:
             )  # fmt: skip
         logging.info("metrics on http://%s/metrics", host_and_port(host, self.port))
         name = f"metrics {self.port}"
-        threading.Thread(target=self._server.serve_forever, name=name, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(_TURN_SECONDS,), name=name, daemon=True
+        ).start()
 
     def close(self) -> None:
         """Listen no longer."""

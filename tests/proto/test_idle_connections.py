@@ -27,7 +27,9 @@ def read_to_the_end(port, said):
             pass
 
 
-@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize(
+    "protected", [pytest.param(False, marks=pytest.mark.product), True], ids=["plain", "TLS"]
+)
 def test_whoever_opens_no_stream_does_not_stay(monkeypatch, protected):
     monkeypatch.setattr(grpc_server, "_HANDSHAKE_MS", 600)
     monkeypatch.setattr(grpc_server, "_IDLE_MS", 800)
