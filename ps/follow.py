@@ -50,7 +50,8 @@ class Leader:
         self._is_wanted = is_wanted
         self._hello, self._put, self._report = hello, put, report
         self._session: Session | None = None
-        self._closing = threading.Event()
+        self._closing, self._hurry = threading.Event(), threading.Event()
+        self._has_reported_end = False
         limit, arrivals = payload_limit(layout), rhythm()
         self._dialler = Dialler(
             f"shard 0 at {address}",
@@ -92,6 +93,7 @@ class Leader:
     def close(self) -> None:
         """Say farewell with a last report."""
         self._closing.set()
+        self._hurry.set()
         session = self._session
         if session is not None:
             session.say(pb.ToServer(report=pb.Report(document=self._report())))
@@ -149,8 +151,16 @@ class Leader:
         drain.daemon = True
         drain.start()
 
+    def report_end(self) -> None:
+        """Report at once, for the last time but for the farewell."""
+        if not self._has_reported_end:
+            self._has_reported_end = True
+            self._hurry.set()
+
     def _speak(self) -> None:
-        while not self._closing.wait(_REPORT_SECONDS):
+        while not self._closing.is_set():
+            self._hurry.wait(_REPORT_SECONDS)
+            self._hurry.clear()
             session = self._session
             if session is not None:
                 session.say(pb.ToServer(report=pb.Report(document=self._report())))

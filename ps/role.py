@@ -28,7 +28,7 @@ from ops.schedule import Budget
 from ops.signals import heard_by
 from ops.sync import SyncRule
 from ops.types import ConfigurationError, State
-from ps import events
+from ps import events, last_reports
 from ps import flags as ps_flags
 from ps.aux_mean import AuxMean
 from ps.core import PsCore
@@ -45,7 +45,7 @@ from ps.meters import ShardMeters
 from ps.saved_shard import SavedShard
 from ps.scalars import PsScalars
 from ps.server import ShardServer
-from ps.status import StatusBoard
+from ps.status import Beside, StatusBoard
 
 
 def main(run: Run) -> int:
@@ -172,16 +172,22 @@ class Shard:
             most_streams(self.run),
         )
         self.server.door = door_of(self.run)
-        self.board = StatusBoard(self.run, self.spec, core, self.server, self._received)
+        server = self.server
+        beside = Beside(
+            lambda: server.door.refused,
+            server.journaled.summary,
+            lambda: last_reports.are_awaited(server),
+        )
+        self.board = StatusBoard(self.run, self.spec, core, server, self._received, beside)
         self.server.reports = self.saved.reports
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
         self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
         meters = ShardMeters(self.server, self.board, self._received)
         self.metrics = meters.open_port(self.run, _name(own.id_ps))
-        if (beside := self.server.datagrams) is not None:
-            beside.receptions.restore(self.saved.datagrams)
-            beside.open(self.run.transport, own.bind)
+        if (datagrams := self.server.datagrams) is not None:
+            datagrams.receptions.restore(self.saved.datagrams)
+            datagrams.open(self.run.transport, own.bind)
 
     def _aux(self, shared: SharedModel) -> AuxMean:
         """Return what this shard averages beside the weights: on shard 0 alone, if anything."""
@@ -232,7 +238,7 @@ class Shard:
             hello_to_leader(self._identity()),
             self.layout,
             self.server.queue.put,
-            self.board.shard_document,
+            lambda: self.board.shard_document(last_reports.are_due(self.server)),
             self.run.credentials,
             lambda: bool(self.server.connections.workers),
         )
@@ -294,6 +300,8 @@ class Shard:
         accounts, connections = self.core.accounts, self.server.connections
         if self.core.stop_reason is None:
             return False
+        if self.leader is not None and last_reports.are_due(self.server):
+            self.leader.report_end()
         if self.interrupted and not self.leads:  # workers go on: what it no longer takes is lost
             return True
         since = time.monotonic() - (accounts.ended_at or 0.0)

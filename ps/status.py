@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ops import metrics
-from ops.datagram_counts import BLOCK, SentCounts
+from ops.datagram_counts import BLOCK
 from ops.run import Run
 from ops.types import ModelSpec
 from proto import thinwire_pb2 as pb
-from ps import datagram_accounts
+from ps import datagram_accounts, reported
 from ps.core import PsCore
 from ps.datagram_accounts import Received
 
 if TYPE_CHECKING:
     from ps.server import ShardServer
 
-#: Fields a worker counts itself; the rest of its line is what the shard saw.
-_OWN_FIELDS = (
-    "bytes_up",
-    "compute_seconds",
-    "encode_seconds",
-    "send_seconds",
-    "wait_seconds",
-    "steps_per_second",
-    "non_finite",
-    "restarts",
-    "labels",
-)
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """What the core knows nothing of; each is asked for whenever it is wanted.
+
+    Attributes:
+        refused_peers: How many clients were refused or cut off, by reason.
+        journal: The block of the summary that tells of the journal, or {}.
+        awaits: Whether other shards have still to send their last figures.
+    """
+
+    refused_peers: Callable[[], dict[str, int]] = dict
+    journal: Callable[[], dict[str, Any]] = dict
+    awaits: Callable[[], bool] = bool
 
 
 class StatusBoard:
@@ -43,10 +46,11 @@ class StatusBoard:
         core: PsCore,
         server: ShardServer,
         received: Callable[[], Received | None] = lambda: None,
+        beside: Beside | None = None,
     ) -> None:
-        """Look at `core`, `server` and `received` whenever asked (writer thread)."""
+        """Look at `core`, `server`, `received` and `beside` whenever asked (writer thread)."""
         self._run, self._spec, self._core, self._server = run, spec, core, server
-        self._received = received
+        self._received, self._beside = received, beside or Beside()
 
     def about(self) -> dict[str, Any]:
         """Return what does not change during a run, for Welcome."""
@@ -59,13 +63,14 @@ class StatusBoard:
             "seed": run.seed,
         }
 
-    def shard_document(self) -> str:
-        """Return a following shard's own counters, for shard 0."""
+    def shard_document(self, is_last: bool = False) -> str:
+        """Return a following shard's own counters, for shard 0; say if no others will follow."""
         own = {"bytes_down": self._server.connections.bytes_down(), **self._rejected()}
         staleness = self._core.accounts.groups.histograms()
         model = self._core.model
         own |= {"weighting": model.memory(), "down": model.down_summary()}
-        own["group_staleness"], own["refused_peers"] = staleness, self._server.door.refused
+        own["group_staleness"], own["refused_peers"] = staleness, self._beside.refused_peers()
+        own["is_last"] = is_last
         own["membership"] = {"lost_updates": self._core.accounts.lost_updates}
         if guards := self._core.guard.summary():
             own["guards"] = guards["refused"]
@@ -118,7 +123,7 @@ class StatusBoard:
                 **self.guards(),
                 **self._refused_peers(),
                 **_restarted(workers),
-                **self._server.journaled.summary(),
+                **self._beside.journal(),
             },
             stop_reason=core.stop_reason,
         )
@@ -145,7 +150,7 @@ class StatusBoard:
     ) -> metrics.WorkerMetrics:
         account = self._core.accounts.worker(worker)
         clock = self._core.sync_state["clocks"].get(worker, 0)
-        own = _own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
+        own = reported.own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
         return metrics.WorkerMetrics(
             id=worker,
             state=state,  # type: ignore[arg-type]
@@ -163,14 +168,15 @@ class StatusBoard:
     def _state(self, worker: int, waits: bool) -> str:
         membership = self._core.membership.state_of(worker)
         if membership == "left":
-            return "done" if self._core.stop_reason else "left"
+            is_over = self._core.stop_reason is not None and not self._beside.awaits()
+            return "done" if is_over else "left"
         return "suspect" if membership == "suspect" else ("waiting" if waits else "training")
 
     def _bytes_down(self) -> dict[int, int]:
         totals = dict(self._server.connections.bytes_down())
         for (role, _), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
-                for worker, count in _counts(text, "bytes_down").items():
+                for worker, count in reported.counts(text, "bytes_down").items():
                     if worker.isdecimal():
                         totals[int(worker)] = totals.get(int(worker), 0) + count
         return totals
@@ -180,7 +186,7 @@ class StatusBoard:
         total = collections.Counter(own)
         for (role, _), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
-                total.update(_counts(text, block))
+                total.update(reported.counts(text, block))
         return {block: dict(total)} if total["bytes"] else {}
 
     def _datagrams(self) -> dict[str, Any]:
@@ -191,8 +197,8 @@ class StatusBoard:
         shards, sent = [own], {}
         for (role, who), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
-                shards.append(_received(text))
-            elif who in self._core.members and (counts := _sent(text)) is not None:
+                shards.append(reported.received(text))
+            elif who in self._core.members and (counts := reported.sent(text)) is not None:
                 sent[who] = counts
         channels = self._run.method.router.channels
         return {BLOCK: datagram_accounts.block(shards, sent, channels)}
@@ -205,7 +211,7 @@ class StatusBoard:
         refused = {why: collections.Counter(by) for why, by in block["refused"].items()}
         for (role, _), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
-                for reason, counts in _tables(text, "guards").items():
+                for reason, counts in reported.tables(text, "guards").items():
                     refused.setdefault(reason, collections.Counter()).update(counts)
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
@@ -213,7 +219,7 @@ class StatusBoard:
         """Return who belongs together, and what each group has done on this shard and others."""
         core = self._core
         others = {
-            str(who): _tables(text, "group_staleness")
+            str(who): reported.tables(text, "group_staleness")
             for (role, who), text in self._server.reports.copy().items()
             if role == pb.ROLE_SHARD
         }
@@ -226,10 +232,10 @@ class StatusBoard:
 
     def _refused_peers(self) -> dict[str, dict[str, int]]:
         """Return how many clients were refused or cut off, by reason; {} without any."""
-        total = collections.Counter(self._server.door.refused)
+        total = collections.Counter(self._beside.refused_peers())
         for (role, _), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
-                total.update(_counts(text, "refused_peers"))
+                total.update(reported.counts(text, "refused_peers"))
         return {"refused_peers": dict(total)} if total else {}
 
     def _lost_updates(self) -> int:
@@ -237,7 +243,7 @@ class StatusBoard:
         lost = self._core.accounts.lost_updates
         for (role, _), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
-                lost += _counts(text, "membership").get("lost_updates", 0)
+                lost += reported.counts(text, "membership").get("lost_updates", 0)
         return lost
 
     def _rejected(self) -> dict[str, Any]:
@@ -248,9 +254,9 @@ class StatusBoard:
         total = collections.Counter(self._core.accounts.rejected)
         for (role, who), text in self._server.reports.copy().items():
             if role == pb.ROLE_SHARD:
-                total.update(_counts(text, "rejected"))
+                total.update(reported.counts(text, "rejected"))
             elif role == pb.ROLE_WORKER and who in self._core.members:
-                total["non_finite"] += _own_counters(text).get("non_finite", 0)
+                total["non_finite"] += reported.own_counters(text).get("non_finite", 0)
         return {reason: count for reason, count in total.items() if count}
 
 
@@ -258,49 +264,3 @@ def _restarted(workers: list[metrics.WorkerMetrics]) -> dict[str, dict[str, int]
     """Return how often a Cluster has started workers again; {} where it has not."""
     counts = {str(each.id): each.restarts for each in workers if each.restarts}
     return {"restarted_workers": counts} if counts else {}
-
-
-def _own_counters(text: str) -> dict[str, Any]:
-    """Take a worker's own figures from its report; anything ill-formed counts as nothing."""
-    try:
-        report = metrics.WorkerMetrics.from_json(text)
-    except ValueError:
-        return {}
-    return {name: getattr(report, name) for name in _OWN_FIELDS}
-
-
-def _sent(text: str) -> SentCounts | None:
-    """Take what a worker has sent in datagrams from its report."""
-    try:
-        return metrics.WorkerMetrics.from_json(text).datagrams
-    except ValueError:
-        return None
-
-
-def _received(text: str) -> Received:
-    """Take what came in datagrams from a following shard's report."""
-    try:
-        return Received.from_dict(metrics.parse_json(text)["datagrams"])
-    except (ValueError, KeyError, TypeError):
-        return Received()
-
-
-def _counts(text: str, name: str) -> dict[str, int]:
-    """Take one table of counts from a following shard's report."""
-    try:
-        return _whole(metrics.parse_json(text)[name])
-    except (ValueError, KeyError, AttributeError, TypeError):
-        return {}
-
-
-def _tables(text: str, name: str) -> dict[str, dict[str, int]]:
-    """Take several tables of counts from a following shard's report."""
-    try:
-        tables = metrics.parse_json(text)[name]
-        return {key: _whole(table) for key, table in tables.items()}
-    except (ValueError, KeyError, AttributeError, TypeError):
-        return {}
-
-
-def _whole(table: dict[str, Any]) -> dict[str, int]:
-    return {key: count for key, count in table.items() if type(count) is int and count >= 0}

@@ -217,8 +217,8 @@ class Worker(threading.Thread):
         if self.part._heartbeat is not None:
             self.part._heartbeat._stop.set()
         for shard in self.part.exchange.shards:
-            if shard._session is not None:
-                shard._session.stream._channel.close()
+            if (session := shard._session) is not None:
+                session.close(0.0)
         self._moving.set()
 
     def state(self):

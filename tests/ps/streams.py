@@ -14,7 +14,7 @@ from proto.pace import ChunkPace
 from ps.handshake import identity
 from ps.reader import StreamReader
 from ps.server import ShardServer
-from ps.status import StatusBoard
+from ps.status import Beside, StatusBoard
 from tests.harness import SPEC, MiniRun, method
 
 HONEST, ROGUE = 1, 2
@@ -77,7 +77,8 @@ class Shard:
         about = types.SimpleNamespace(
             method=self.run.method, nb_workers=2, nb_ps=1, seed=1, iter_max=10**6
         )
-        self.board = StatusBoard(about, SPEC, self.core, self.server)
+        beside = Beside(lambda: self.server.door.refused, self.server.journaled.summary)
+        self.board = StatusBoard(about, SPEC, self.core, self.server, beside=beside)
         self.server.on_status = self.board.document
         self.server.open_for(mine, "{}")
 

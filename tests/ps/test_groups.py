@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ops import grouping
-from ps import events, status
+from ps import events, reported
 from ps.group_accounts import GroupAccounts
 from tests.harness import MiniRun, method
 from tests.ps.test_core import core_of, join, of, push
@@ -124,12 +124,12 @@ def test_updates_worth_less_than_a_tenth_and_many_groups():
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"group_staleness": 3}', '{"group_staleness": [1]}'])
 def test_a_shard_s_ill_formed_report_counts_as_nothing(text):
-    assert status._tables(text, "group_staleness") == {}
+    assert reported.tables(text, "group_staleness") == {}
 
 
 def test_a_shard_s_report_is_read():
     text = '{"group_staleness": {"1,2": {"1": 4, "2": -1, "3": "x"}}}'
-    assert status._tables(text, "group_staleness") == {"1,2": {"1": 4}}
+    assert reported.tables(text, "group_staleness") == {"1,2": {"1": 4}}
 
 
 def test_uneven_groups_are_warned_of():
