@@ -219,7 +219,7 @@ def test_the_summary_tells_the_speeds():
 
 @pytest.mark.parametrize("told", [None, events.Formed(7, ((1, 4), (2, 3)), {1: 0, 2: 5, 4: 2**40})])
 def test_epochs_pass_the_wire(told):
-    epoch = events.Epoch(9, (1, 2, 4), True, told)
+    epoch = events.Epoch(9, (1, 2, 4), True, told, lives=(7, 2**63, 0))
     message = message_of(epoch, ((1, 4), (2, 3)))
     assert epoch_of(type(message).FromString(message.SerializeToString())) == epoch
 
