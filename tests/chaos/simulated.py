@@ -137,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--journal", choices=("on", "auto"), help="these cases alone")
     parser.add_argument("--fault", choices=[fault.value for fault in Fault], action="append")
     parser.add_argument("--victim", choices=[victim.value for victim in Victim], action="append")
+    parser.add_argument("--seconds", type=float, help="begin no run after so many")
     parser.add_argument("--stop", action="store_true", help="at the first failure")
     given = parser.parse_args(arguments)
     logging.set_verbosity(logging.FATAL)
@@ -162,7 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table[row, "struck"] += outcome.struck
         table[row, "restarts"] += outcome.restarts
         table[row, "failed"] += bool(outcome.error)
-        if failures and given.stop:
+        late = given.seconds is not None and time.perf_counter() - begun > given.seconds
+        if late or (failures and given.stop):
             break
     print_table(table)
     seconds = time.perf_counter() - begun
