@@ -100,7 +100,9 @@ def document(records: list[Record], links: Sequence[str], targets: Sequence[floa
              rows_document(list(rows(records, links, targets)))]  # fmt: skip
     parts.append(_circumstances(records))
     if troubles := failures(records):
-        parts.append("Troubles:\n\n" + "".join(f"- {line[:300]}\n" for line in troubles))
+        parts.append(
+            "Troubles:\n\n" + "".join(f"- {' '.join(line.split())[:300]}\n" for line in troubles)
+        )
     return "\n".join(parts)
 
 
