@@ -77,7 +77,8 @@ def _play(given: argparse.Namespace, folder: pathlib.Path) -> str:
         cast.close()
     sys.stdout.write(
         f"{given.method}: {len(trial.kills)} kills, {summary['updates']} updates, "
-        f"{summary['membership']['lost_updates']} lost, accuracy {summary['test_accuracy']:.3f}, "
+        f"{summary['membership']['lost_updates']} lost to the {trial.num_cut} records cut off on "
+        f"purpose, accuracy {summary['test_accuracy']:.3f}, "
         "every exit code 0\n"
     )
     return ""

@@ -169,7 +169,9 @@ def _aux_of(state: State) -> AuxMean:
 
 
 def tear(folder: pathlib.Path, dice: Any, cut: bool) -> str:
-    """Leave the newest journal as a kill within an append would, or damage it; say what was done.
+    """Leave the newest journal as a kill within an append would, or damage it.
+
+    Returns what was done; nothing where only a head is there.
 
     Args:
         folder: Of the shard's checkpoints.
@@ -178,9 +180,12 @@ def tear(folder: pathlib.Path, dice: Any, cut: bool) -> str:
     """
     newest = journal.path_of(folder, journal.numbers(folder)[-1])
     data = newest.read_bytes()
-    ends = [0, *(end for end, _ in journal_records.bodies(journal.contents(newest)))]
+    try:
+        ends = [0, *(end for end, _ in journal_records.bodies(journal.contents(newest)))]
+    except journal_records.Damaged:
+        return "by the kill itself"
     if len(ends) < 3:
-        return "nothing but a head is there"
+        return ""
     size = ends[-1] - ends[-2]
     kept = dice.randrange(1, size)
     if cut:
