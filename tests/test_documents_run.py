@@ -1,0 +1,148 @@
+"""The commands of README and docs/, really run in the order of their pages, with small budgets.
+
+What cannot be run anywhere stands in NOT_RUN with the reason; `test_documents.py` reads it all.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests import documents
+from tests.documents import ROOT
+from tests.nodes import free_port
+
+#: What is added to a command line of main.py: flags given last win.
+BUDGET = ("--iter_max=6", "--max_seconds=60", "--worker_threads=1", "--linger_seconds=5")
+PATIENCE_SECONDS = 1200  # a machine that does other things first may take them
+ALL_IN_ONE = ("--type_node=Cluster", "--type_node=Simulator", "--type_node=Standalone")
+BY_HAND = ("--type_node=PS", "--type_node=Worker", "--type_node=Supervisor")
+#: Data that not everybody has -> the same shapes, shipped.
+SHIPPED = {"--dataset=fashion_mnist": "--dataset=fashion_mnist_sample"}
+#: Part of a command -> why it is not run.
+NOT_RUN = {
+    "--hosts_file": "needs hosts; tests/cluster/test_ssh.py has some",
+    "--launcher=ray": "needs Ray; tests/cluster/test_ray.py runs where it is",
+    "--tls_cert": "leaves its method to the reader; tests/test_secure_processes.py trains so",
+    "Advisor": "measures for a minute; tests/cluster/test_advisor_role.py does it",
+    "main.py --method=adacomp": "TF_CONFIG names other machines; tests/cluster/test_tf_config.py",
+    "python -m bench": "trains for minutes or hours; tests/bench runs its parts",
+    "python -m supervisor.measure": "words in capitals are the reader's; test_measure.py",
+    "python -m supervisor.drawer": "words in capitals are the reader's; test_drawer.py",
+    "python -m tests.chaos": "kills nodes for minutes; tests/chaos has short plans",
+    "python -m proto.": "makes secrets, or asks a node elsewhere; tests/proto runs both",
+    "examples/": "tests/thinwire/test_examples.py",
+    "bench/netns.sh": "needs root",
+    "tensorboard": "serves until it is stopped",
+    "make": "installs, or takes minutes; the maintainers run each",
+}
+
+
+def is_run(command):
+    alone = any(word in ALL_IN_ONE for word in command.words)
+    return not reason(command) and (
+        alone or by_hand(command) or command.words[:2] == ("-m", "supervisor.report")
+    )
+
+
+def by_hand(command):
+    page = command.block.page.name
+    return page == "README.md" and any(word in BY_HAND for word in command.words)
+
+
+def reason(command):
+    text = " ".join((command.program, *command.words))
+    return next((why for part, why in NOT_RUN.items() if part in text), None)
+
+
+def test_every_command_is_run_or_has_a_reason():
+    left = [each.place for each in documents.commands() if not is_run(each) and not reason(each)]
+    assert not left, left
+
+
+def test_every_reason_is_for_a_command():
+    texts = [" ".join((each.program, *each.words)) for each in documents.commands()]
+    needless = [part for part in NOT_RUN if not any(part in text for text in texts)]
+    assert not needless, needless
+
+
+class House:
+    """A folder that looks like the checkout, with `runs/` of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.started = []
+        for path in ROOT.iterdir():
+            if path.name not in ("runs", "build") and not path.name.startswith("."):
+                (folder / path.name).symlink_to(path)
+
+    def start(self, command, *more):
+        words = [SHIPPED.get(word, word) for word in command.words]
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
+        environment |= {name: text for name, text in command.variables.items() if text}
+        with open(self.folder / f"{len(self.started)}.out", "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *words, *more], cwd=self.folder, env=environment, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.started.append((command, process, log.name))
+
+    def complaints(self, seconds=PATIENCE_SECONDS):
+        """Wait for all that was started; say of each that failed how."""
+        found = []
+        for command, process, log in self.started:
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = "no end"
+            if code != 0:
+                with open(log) as text:
+                    found.append(f"{command.place}\n  {code}: {text.read()[-2000:]}")
+        return found
+
+    def reap(self):
+        for _, process, _ in self.started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def house(tmp_path):
+    made = House(tmp_path)
+    yield made
+    made.reap()
+
+
+@pytest.mark.product
+@pytest.mark.timeout(3600)
+def test_commands_that_are_whole_runs(house):
+    for command in documents.commands():
+        if is_run(command) and not by_hand(command):
+            house.start(command, *(BUDGET if command.words[0] == "main.py" else ()))
+            house.started[-1][1].wait(PATIENCE_SECONDS)  # pages use what the line before has left
+    assert len(house.started) >= 8
+    complaints = house.complaints()
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.product
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("run", ["ten", "lan"])
+def test_nodes_that_are_started_by_hand(house, run):
+    """Ten workers are two here, and all machines this one."""
+    more = (*BUDGET, "--nb_workers=2", f"--port={free_port()}", "--ip_PS=127.0.0.1")
+    for command in documents.commands():
+        words = command.words
+        if not by_hand(command) or f"--run_dir=runs/{run}" not in words:
+            continue
+        number = next((int(w.partition("=")[2]) for w in words if w.startswith("--id_worker")), 0)
+        if number <= 2:
+            house.start(command, *more)
+            if (run, number) == ("lan", 1):  # "with --id_worker=2 on the second"
+                house.start(command, *more, "--id_worker=2")
+    assert len(house.started) == 4
+    complaints = house.complaints()
+    assert not complaints, "\n".join(complaints)
