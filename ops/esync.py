@@ -23,6 +23,10 @@ from ops.types import ConfigurationError, Kind, State
 _EPS_FLOOR_SECONDS, _EPS_OF_FASTEST, _EPS_OF_QUERY = 0.005, 0.1, 2.0
 #: A margin beyond this share of the slowest step would turn ESync into SSGD.
 _EPS_OF_SLOWEST = 0.2
+#: Who has trained for so long, beside so many steps of the slowest worker, pushes though that one
+#: has not begun its round: it may wait for just this push, at a shard that is a round behind since
+#: the membership changed. A constant, for it says only that no exchange is meant to be slower.
+_STUCK_SECONDS, _STUCK_STEPS = 30.0, 20.0
 #: Beyond this share of its own step the slowest is overdue, and no reason to stop.
 _OVERDUE = 0.5
 _QUERY_TIMES_KEPT = 100
@@ -171,7 +175,8 @@ class Esync:
                 return False  # somebody may be slower than all who have spoken
         slowest = max(seconds, key=lambda member: (seconds[member], -member))
         if not records[slowest]["begun"]:  # it has not finished the last exchange yet
-            return False
+            trained = records[worker]["local_steps"] * seconds[worker]
+            return trained > _STUCK_SECONDS + _STUCK_STEPS * seconds[slowest]
         if worker == slowest or records[slowest]["ready"]:
             return True
         rest = seconds[slowest] - (now - records[slowest]["finished_at"])

@@ -153,3 +153,18 @@ def test_one_pause_does_not_make_a_fast_device_the_slowest():
 def test_bad_values_are_refused(wrong):
     with pytest.raises(ConfigurationError):
         Esync(**wrong)
+
+
+def test_nobody_waits_for_ever_for_one_that_does_not_begin():
+    """It may wait for the others at a shard that is a round behind; until then they train on."""
+    rule, state = Esync(), Esync().init()
+    for worker, seconds in ((1, 0.5), (2, 1.0)):
+        state = rule.note(Report(worker, 1, seconds, 0.0), state)
+    state = rule.released((1, 2), state)
+    told = []
+    for steps in range(1, 111):
+        state = rule.note(Report(1, steps, 0.5, 0.5 * steps), state)
+        ready, state = rule.answer(1, (1, 2), 0.5 * steps, state)
+        told.append(ready)
+    assert told.index(True) == 100  # the 101st step ends beyond 30 s and 20 steps of the slowest
+    assert all(told[100:])
