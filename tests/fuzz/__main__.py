@@ -12,6 +12,8 @@ import pathlib
 import subprocess
 import sys
 
+from absl import logging
+
 from tests.fuzz import guided, registry
 from tests.fuzz.target import CORPUS, CRASHES
 
@@ -38,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.keep:
         from tests.fuzz import keeping
 
+        logging.set_verbosity(logging.FATAL)
         for name in chosen:
             sys.stdout.write(f"{name}: {keeping.keep(name, WORK / name / 'found')}\n")
         return 0

@@ -20,7 +20,9 @@ ROOM_BYTES = 1 << 30
 def main(arguments: list[str]) -> None:
     """Fuzz until libFuzzer ends the process."""
     import atheris
+    from absl import logging
 
+    logging.set_verbosity(logging.FATAL)
     with atheris.instrument_imports(include=ROOMS):
         from tests.fuzz import mutators, registry, target
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import queue
 import threading
 import types
 from typing import Any
@@ -112,10 +113,9 @@ def _core(flag: str, aux_size: int, exchange: Exchange) -> WorkerCore:
 def _look(message: pb.Reply) -> None:
     """Let a Supervisor have it, too."""
     viewer = Viewer(SPEC, _exchange(0).layouts, 3, in_step=False)
-    replies = types.SimpleNamespace(
-        empty=lambda: True, get=lambda timeout: (message, memoryview(message.payload))
-    )
-    session = types.SimpleNamespace(say=lambda spoken: None, address="127.0.0.1:1")
+    replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    answer = message, memoryview(message.payload)
+    session = types.SimpleNamespace(say=lambda asked: replies.put(answer), address="127.0.0.1:1")
     with contextlib.suppress(ConfigurationError):
         viewer.fetch([types.SimpleNamespace(replies=replies, session=session)])  # type: ignore[list-item]
 

@@ -1,5 +1,6 @@
 """A reply that is of no use ends a worker, or a Supervisor, with words and not with a traceback."""
 
+import queue
 import types
 
 import numpy as np
@@ -42,10 +43,9 @@ def view_of(reply):
     """Return what a Supervisor makes of one shard's reply."""
     layouts = method("asgd").placement.place(SPEC, 1)
     viewer = Viewer(SPEC, layouts, 0, in_step=False)
-    replies = types.SimpleNamespace(
-        empty=lambda: True, get=lambda timeout: (reply, memoryview(reply.payload))
-    )
-    session = types.SimpleNamespace(say=lambda message: None, address="here:1")
+    replies = queue.SimpleQueue()
+    answer = reply, memoryview(reply.payload)
+    session = types.SimpleNamespace(say=lambda message: replies.put(answer), address="here:1")
     return viewer.fetch([types.SimpleNamespace(replies=replies, session=session)])
 
 
