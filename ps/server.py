@@ -134,6 +134,8 @@ class ShardServer:
         """Let a supervisor or a following shard in (reader threads)."""
 
         def welcome() -> None:
+            if connection.evaluates:
+                self._make_room_for(connection)
             connection.say(self._welcome_message(None))
             if connection.role == pb.ROLE_SHARD and self._epoch is not None:
                 connection.say(pb.ToClient(membership=self._epoch))
@@ -143,6 +145,20 @@ class ShardServer:
                 connection.say(pb.ToClient(halt=pb.Halt(cause=self.core.stop_reason)))
 
         self.queue.put(welcome)
+
+    def _make_room_for(self, newcomer: Connection) -> None:
+        """End the stream of a Supervisor whose place another takes: it may be long dead."""
+        for other in self.connections.with_role(pb.ROLE_SUPERVISOR):
+            if other is newcomer or not other.evaluates or other.left:
+                continue
+            message = (
+                f"another Supervisor ({newcomer.stream.peer}) has taken this one's place; a run is "
+                "evaluated by one at a time. End the one that is not wanted."
+            )
+            logging.warning("Supervisor %s: %s", other.stream.peer, message)
+            refusal = pb.Refusal(reason=pb.REASON_ID_TAKEN, message=message)
+            other.say(pb.ToClient(refusal=refusal))
+            other.stream.close()
 
     def pass_on_rounds(self, worker: int, batch: str) -> None:
         """Send a worker's rounds to the Supervisor (reader threads)."""

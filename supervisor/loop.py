@@ -24,9 +24,10 @@ from ops.signals import heard_by
 from ops.types import ModelSpec
 from proto import convert
 from proto import thinwire_pb2 as pb
-from proto.channel_grpc import StreamLost, Unreachable
+from proto.channel_grpc import Unreachable
+from proto.dialling import Dialler
 from proto.metrics_port import open_port
-from proto.session import Refused, Session, payload_limit
+from proto.session import Refused, Session, payload_limit, rhythm
 from supervisor import flags as supervisor_flags
 from supervisor.dashboard import Dashboard
 from supervisor.meters import meters_of
@@ -34,8 +35,6 @@ from supervisor.recorder import Recorder
 from supervisor.shard_stream import Batches, ShardStream
 from supervisor.view import Viewer
 
-_RETRY_SECONDS = 0.5
-_DIAL_SECONDS = 2.0  # of one attempt, so that Ctrl-C is heard
 _PLAIN_LINE_SECONDS = 10.0  # between two lines where there is no terminal
 _RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
 #: How long to wait for the last reports of a run that has ended.
@@ -76,6 +75,7 @@ class _Watcher:
         self._viewer = Viewer(spec, self.layouts, num_statistics, in_step)
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
+        self._diallers = [self._dialler(number) for number in range(len(self.layouts))]
         self.dashboard = Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
@@ -110,33 +110,26 @@ class _Watcher:
             Unreachable, Refused: A shard stays away, or does not want us.
         """
         shards: list[ShardStream] = []
-        deadline = time.monotonic() + self.run.reconnect_timeout_seconds
-        told = False
-        for number, layout in enumerate(self.layouts):
-            while True:
-                session = Session(
-                    self.run.addresses[number],
-                    self._hello(number),
-                    payload_limit(layout, self.num_statistics),
-                    credentials=self.run.credentials,
-                )
-                try:
-                    remaining = max(0.5, deadline - time.monotonic())
-                    welcome = session.open(min(_DIAL_SECONDS, remaining))
-                    break
-                except (StreamLost, Unreachable, Refused) as error:
-                    if isinstance(error, Refused) and error.reason != pb.REASON_STARTING:
-                        raise
-                    if time.monotonic() >= deadline or self.interrupted.is_set():
-                        raise Unreachable(str(error)) from error
-                    if not told:
-                        told = True
-                        logging.info("looking for the PS at %s, for up to %g s", session.address,
-                                     self.run.reconnect_timeout_seconds)  # fmt: skip
-                    self.interrupted.wait(_RETRY_SECONDS)
+        for dialler in self._diallers:
+            try:
+                session, welcome = dialler.dial(self.run.reconnect_timeout_seconds)
+            except (Unreachable, Refused):
+                for shard in shards:
+                    shard.session.close(0.0)
+                raise
             self.run_id = welcome.run_id
             shards.append(ShardStream(session, self.rounds))
         self.shards = shards
+
+    def _dialler(self, number: int) -> Dialler:
+        address, arrivals = self.run.addresses[number], rhythm()
+        limit = payload_limit(self.layouts[number], self.num_statistics)
+
+        def make() -> Session:
+            hello, credentials = self._hello(number), self.run.credentials
+            return Session(address, hello, limit, credentials=credentials, arrivals=arrivals)
+
+        return Dialler(f"the PS at {address}", make, self.interrupted, (pb.REASON_STARTING,))
 
     def _hello(self, shard: int) -> pb.Hello:
         return pb.Hello(
@@ -184,13 +177,26 @@ class _Watcher:
             self.recorder.rounds(*self.rounds.get())
 
     def _ended(self) -> bool:
+        self._check_place()
         return self.interrupted.is_set() or bool(self.shards[0].halt_cause)
+
+    def _check_place(self) -> None:
+        """Make room for a Supervisor that has taken this one's place.
+
+        Raises:
+            Refused: There is one.
+        """
+        for shard in self.shards:
+            if shard.refusal is not None:
+                self.recorder.close()
+                raise Refused(shard.refusal)
 
     def _due_by_updates(self, status: metrics.RunStatus, last_version: int) -> bool:
         interval = self.own.eval_interval_updates
         return interval > 0 and status.version - max(0, last_version) >= interval
 
     def _reconnect(self) -> bool:
+        self._check_place()
         logging.warning("lost the PS; looking for it for %g s", self.run.reconnect_timeout_seconds)
         for shard in self.shards:
             shard.session.close(0.0)

@@ -12,8 +12,6 @@ from proto import thinwire_pb2 as pb
 from proto.channel_grpc import StreamLost
 from proto.session import Session
 
-#: How long a shard may say nothing.
-PROGRESS_SECONDS = 30.0
 #: Batches of rounds as they arrive: worker, document.
 Batches = queue.SimpleQueue[tuple[int, str]]
 
@@ -23,6 +21,7 @@ class ShardStream:
 
     def __init__(self, session: Session, rounds: Batches) -> None:
         self.session, self._rounds = session, rounds
+        self.refusal: pb.Refusal | None = None  # why the shard wants no more of this Supervisor
         self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
         self.status: metrics.RunStatus | None = None
         self.halt_cause = ""
@@ -42,6 +41,8 @@ class ShardStream:
                     self.status = metrics.RunStatus.from_json(message.report.document)
                 elif body == "halt":
                     self.halt_cause = message.halt.cause
+                elif body == "refusal":
+                    self.refusal = message.refusal
         except StreamLost as error:
             if not self.halt_cause:  # else that is how a run ends
                 logging.info("lost the stream: %s", error)

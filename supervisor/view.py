@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import queue
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from ops.kernels.quantise import dequantise
 from ops.types import ConfigurationError, ModelSpec, ShardLayout
 from proto import convert
 from proto import thinwire_pb2 as pb
-from supervisor.shard_stream import PROGRESS_SECONDS, ShardStream
+from supervisor.shard_stream import ShardStream
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -68,13 +67,13 @@ class Viewer:
         versions, statistics = [], None
         for shard in shards:
             while not shard.replies.empty():  # of a pull that was given up
-                shard.replies.get()
+                if shard.replies.get() is None:
+                    return None
             shard.session.say(pb.ToServer(pull=pb.Pull(observe=True)))
         for shard, layout in zip(shards, self._layouts, strict=True):
-            try:
-                answer = shard.replies.get(timeout=PROGRESS_SECONDS)
-            except queue.Empty:
-                answer = None
+            # No deadline but the stream's own, which the shard's silence ends: a large model takes
+            # minutes over a slow link.
+            answer = shard.replies.get(timeout=None)
             if answer is None:
                 return None
             try:
