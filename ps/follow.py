@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from absl import logging
@@ -20,7 +21,7 @@ from ps.epoch_words import epoch_of
 _REPORT_SECONDS = 1.0
 #: Stop reasons after which every shard applies as many updates as shard 0 did.
 _SPENT = ("iter_max", "epochs")
-_DRAIN_SECONDS = 3.0
+_LOOK_SECONDS = 0.05
 
 
 class Leader:
@@ -51,7 +52,7 @@ class Leader:
         self._hello, self._put, self._report = hello, put, report
         self._session: Session | None = None
         self._closing, self._hurry = threading.Event(), threading.Event()
-        self._has_reported_end = False
+        self._has_reported_end, self._lease_seconds = False, 0.0
         limit, arrivals = payload_limit(layout), rhythm()
         self._dialler = Dialler(
             f"shard 0 at {address}",
@@ -71,7 +72,7 @@ class Leader:
         """
         session, welcome = self._dialler.dial(timeout_seconds)
         self._session = session
-        self._hello.run_id = welcome.run_id
+        self._hello.run_id, self._lease_seconds = welcome.run_id, welcome.lease_seconds
         return welcome
 
     def follow(self, reconnect_seconds: float) -> None:
@@ -143,13 +144,23 @@ class Leader:
                 self._end_in_time(events.Stop(message.halt.cause))
 
     def _end_in_time(self, stop: events.Stop) -> None:
-        """End this shard too; a spent budget first lets updates on their way arrive here."""
+        """End this shard too; a spent budget first lets updates on their way arrive here.
+
+        They have arrived when all workers have gone, for these wait for every shard's answer. A
+        worker that is dead, or cannot reach us, is waited for no longer than its lease.
+        """
         if stop.reason not in _SPENT:
             self._put(stop)
             return
-        drain = threading.Timer(_DRAIN_SECONDS, self._put, (stop,))
-        drain.daemon = True
+        drain = threading.Thread(target=self._drain, args=(stop,), name="drain", daemon=True)
         drain.start()
+
+    def _drain(self, stop: events.Stop) -> None:
+        deadline = time.monotonic() + self._lease_seconds
+        while self._is_wanted() and time.monotonic() < deadline:
+            if self._closing.wait(_LOOK_SECONDS):
+                break
+        self._put(stop)
 
     def report_end(self) -> None:
         """Report at once, for the last time but for the farewell."""
