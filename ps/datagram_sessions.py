@@ -57,7 +57,7 @@ class Sessions:
         self._assemble, self._entropy = assemble, entropy
         self._by_worker: dict[int, Reception] = {}
         self._by_number: dict[int, Reception] = {}
-        self._closed: list[tuple[int, Books]] = []  # of sessions that have ended, by worker
+        self._closed: dict[int, Books] = {}  # worker -> of all its sessions that have ended
 
     def __iter__(self) -> Iterator[Reception]:
         """Go through the open ones."""
@@ -92,7 +92,7 @@ class Sessions:
         reception = self._by_worker.pop(worker, None)
         if reception is not None:
             del self._by_number[reception.session.id]
-            self._closed.append((worker, reception.assembler.books))
+            self.add_books([(worker, reception.assembler.books)])
 
     def leavers(self, members: Iterable[int]) -> list[int]:
         """Return whose sessions are to end: those who were members and are none any more."""
@@ -105,9 +105,11 @@ class Sessions:
         return found
 
     def books(self) -> list[tuple[int, Books]]:
-        """Return the books of all, the closed ones included, by worker."""
-        return [*self._closed, *((each.worker, each.assembler.books) for each in self)]
+        """Return the books of all, by worker: the open ones', and those of closed ones in one."""
+        return [*self._closed.items(), *((each.worker, each.assembler.books) for each in self)]
 
     def add_books(self, books: Iterable[tuple[int, Books]]) -> None:
-        """Count those of an earlier life of the shard as well."""
-        self._closed.extend(books)
+        """Count those of closed sessions; they are added up, for there may be any number."""
+        for worker, each in books:
+            before = self._closed.get(worker)
+            self._closed[worker] = each if before is None else before.plus(each)

@@ -8,7 +8,7 @@ import pytest
 from ops.datagram_counts import SentCounts
 from ops.routing import books
 from ops.routing.assembled import Assembled
-from ps import datagram_accounts
+from ps import datagram_accounts, events
 from ps.datagram_accounts import Received, block, received
 from tests.ps.port import Port
 
@@ -131,3 +131,17 @@ def test_a_closed_step_is_a_line(caplog):
         "worker 3, step 7: fresh 0.900, fill 0.950, 8 of 10 datagrams in time, 2 late ones used "
         "(1.50 steps late); dropped so far: duplicate 3"
     ]
+
+
+def test_any_number_of_lives_leaves_one_book_of_a_worker():
+    port = Port(nb_workers=1)
+    worker = port.join(1)
+    worker.send(worker.begin())
+    once = sum(port.books(1)[0].num_datagrams)
+    for life in range(2000, 2050):
+        port.queue.append(events.Lost(1, worker.incarnation))
+        port.turn()
+        worker = port.join(1, life)
+        worker.send(worker.begin())
+    assert len(port.receptions.books()) == 2  # of all that are closed, and of the open one
+    assert sum(sum(each.num_datagrams) for each in port.books(1)) == 51 * once
