@@ -263,7 +263,7 @@ class PsCore:
         if not self.started:
             return actions
         while True:
-            self._take_early()
+            actions += self._take_early()
             released, free, self.sync_state = self.sync.advance(self.sync_state)
             for workers in released:
                 actions += self._release(workers, now)
@@ -275,16 +275,29 @@ class PsCore:
                     return actions
                 actions += told
 
-    def _take_early(self) -> None:
-        """Let pushes of live workers into their round; one of a newer epoch waits for that."""
+    def _take_early(self) -> list[events.Action]:
+        """Let pushes of live workers into their round; one of a newer epoch waits for that.
+
+        One that has waited while its group changed is sent again, as whatever comes late is: the
+        other shards may have turned it away, and would merge it with others than this one.
+        """
+        told: list[events.Action] = []
         for worker in sorted(self.early):
             member = self.members[worker]
-            known = member.early is not None and member.early.epoch <= self.membership.epoch
+            push = member.early
+            known = push is not None and push.epoch <= self.membership.epoch
             known = known and not self.regrouping.defers(worker, member.last_step)
-            if known and self.sync.is_live(worker, self.sync_state):
-                self.early.discard(worker)
-                member.pending, member.early = member.early, None
+            if push is None or not known or not self.sync.is_live(worker, self.sync_state):
+                continue
+            self.early.discard(worker)
+            member.early = None
+            if admission.epoch_fits(self, push):
+                member.pending = push
                 self.sync_state = self.sync.push(worker, self.sync_state)
+            else:
+                member.question, member.last_step = None, push.step - 1
+                told.append(refusals.stale_epoch(push, self.membership.epoch))
+        return told
 
     def _release(self, workers: tuple[int, ...], now: float) -> list[events.Action]:
         """Apply one complete round."""

@@ -81,3 +81,24 @@ def test_nobody_trains_on_for_ever_beside_one_that_has_pushed_unasked():
     run.now += 1.0
     assert answered(run, push) == set()
     assert ask(first, 1) == [True]
+
+
+def test_a_push_that_waited_while_its_group_changed_is_sent_again():
+    """Merged here with others than on shard 0, it would have put the shards out of step."""
+    run = MiniRun(method("bsp", 2), iter_max=50, nb_ps=2)
+    run.join_all()
+    pushes = []
+    for number in (1, 2):
+        push_of(run, number)
+        pushes.append(run.push_event(run.workers[number], 1))
+    epoch = run.shards[0].membership.epoch
+    run.feed(1, events.Epoch(epoch + 1, (), True))  # shard 0 has lost both
+    for push in pushes:
+        assert run.feed(1, dataclasses.replace(push, epoch=epoch + 1)) == []
+    told = run.feed(1, events.Epoch(epoch + 2, (1,), True))
+    assert [(each.reason, each.epoch) for each in told if isinstance(each, events.Refuse)] == [
+        ("STALE_EPOCH", epoch + 2)
+    ]
+    assert run.shards[1].version == 0  # worker 1 alone would have been a round
+    again = dataclasses.replace(pushes[0], epoch=epoch + 2)
+    assert {each.worker for each in run.feed(1, again) if isinstance(each, events.Reply)} == {1}
