@@ -39,7 +39,7 @@ from tests.harness import KERNELS, Softmax, method
 from worker.flags import Device
 
 _HOUR = 3600.0
-_LEASE_SECONDS = 300.0
+_LEASE_SECONDS = 600.0
 _SNAPSHOT_SECONDS = 600.0
 _RESTART_SECONDS = 5.0
 

@@ -106,3 +106,13 @@ def test_a_stream_without_progress_is_opened_anew(what):
     assert play(simulation) == "iter_max"
     assert connection.number == 2  # the second stream
     assert shard.core.accounts.worker(1).pushes > 50
+
+
+@pytest.mark.parametrize("skew", [98_765.4321, -54_321.0123, 1e9 / 3])
+def test_a_clock_that_is_ahead_rings_no_alarm_too_early(tmp_path, skew):
+    """Rounded down, the alarm rang before its time, and again at once, for ever."""
+    simulation = kept(tmp_path)
+    shard = simulation.shards[0]
+    shard.skew = skew
+    assert play(simulation) == "iter_max"
+    assert shard.journaled.journal.num_records < 2000
