@@ -16,11 +16,11 @@ LINK = Link(0.5, 20.0)
 
 
 def sent_by(worker):
-    """Return what a worker will send from now on: (step, update) of each push."""
+    """Return what a worker will send from now on to shard 0: (step, update) of each push."""
     found, tell = [], worker.streams.tell
 
     def noted(shard, event, sizes, counted):
-        if isinstance(event, events.Push):
+        if isinstance(event, events.Push) and shard == 0:
             found.append((event.step, event.update.values.copy()))
         tell(shard, event, sizes, counted)
 
@@ -46,8 +46,14 @@ def test_a_push_that_is_sent_again_is_that_workers_own():
     simulation = simulated("asgd", 3, steps="0.5,0.11,0.13", links=(LINK,), iter_max=80)
     worker = simulation.workers[0]
     found = sent_by(worker)
-    for when in (0.59, 2.1, 3.3):
-        simulation.clock.at(when, worker.streams.connections[0].snap)
+    connection = worker.streams.connections[0]
+
+    def cut():
+        connection.cut_until = simulation.clock.now + 0.6
+        connection.snap()
+
+    for when in (0.59, 2.1, 3.9):
+        simulation.clock.at(when, cut)
     assert play(simulation) == "iter_max"
     steps = [step for step, _ in found]
     again = [n for n in range(1, len(steps)) if steps[n] == steps[n - 1]]
