@@ -8,6 +8,7 @@ the repository's corpus. A crash is told with the file that holds its input; put
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import sys
 from absl import logging
 
 from tests.fuzz import guided, registry
-from tests.fuzz.target import CORPUS, CRASHES
+from tests.fuzz.target import CORPUS, CRASHES, FOLDER_VARIABLE, in_memory
 
 WORK = pathlib.Path(__file__).parents[2] / "build" / "fuzz"
 #: Of wall clock, which stands still for nobody; processor time is watched by the target itself.
@@ -71,8 +72,11 @@ def _fuzz(name: str, seconds: float, seed: int) -> bool:
     sys.stdout.write(f"{name}: {target.about}, {seconds:g} s\n")
     sys.stdout.flush()
     log = place / "log.txt"
-    with log.open("wb") as output:
-        ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+    with log.open("wb") as output, in_memory() as files:  # a fuzzer's process cleans up nothing
+        ended = subprocess.run(
+            command, stdout=output, stderr=subprocess.STDOUT, check=False,
+            env={**os.environ, FOLDER_VARIABLE: files},
+        )  # fmt: skip
     lines = log.read_text(errors="replace").splitlines()
     told = [line for line in lines if line.startswith("Done ") or "exec/s" in line][-2:]
     sys.stdout.write("".join(f"  {line.strip()}\n" for line in told))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import shutil
 import signal
@@ -129,20 +130,32 @@ def watched(seconds: float = HANG_SECONDS) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
+#: Variable that names an existing folder for the files that decoders read.
+FOLDER_VARIABLE = "THINWIRE_FUZZ_FOLDER"
+
+
+def in_memory() -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder, in memory where there is a place for files."""
+    memory = pathlib.Path("/dev/shm")
+    return tempfile.TemporaryDirectory(
+        prefix="thinwire-fuzz-", dir=memory if memory.is_dir() else None
+    )
+
+
 class Folder:
-    """A folder in memory where there is one, for decoders that read files."""
+    """A folder for decoders that read files."""
 
     def __init__(self) -> None:
         self._path: pathlib.Path | None = None
 
     @property
     def path(self) -> pathlib.Path:
-        """The folder; made when it is first asked for, and removed at the end of the process."""
+        """The folder: the one that the environment names, else one of this process."""
         if self._path is None:
-            memory = pathlib.Path("/dev/shm")
-            where = memory if memory.is_dir() else None
-            self._holder = tempfile.TemporaryDirectory(prefix="thinwire-fuzz-", dir=where)
-            self._path = pathlib.Path(self._holder.name)
+            given = os.environ.get(FOLDER_VARIABLE)
+            if given is None:
+                self._holder = in_memory()
+            self._path = pathlib.Path(given or self._holder.name)
         return self._path
 
     def write(self, name: str, content: bytes) -> pathlib.Path:
