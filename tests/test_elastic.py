@@ -4,6 +4,8 @@ Real servers, clients and streams in one process. Most are for `make product`; w
 alone is in tests/ps/test_membership.py.
 """
 
+import time
+
 import pytest
 
 from tests.elastic import House, wait_for
@@ -63,11 +65,16 @@ def test_a_short_cut_costs_nothing_but_time(mode):
     with house(mode, lease_seconds=4.0) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(10)
-        for shard in (0, 1):
-            run.wires[2, shard].cut()
-            rounds(run.workers[0], 1)  # what is on its way comes to an end
-            run.wires[2, shard].mend()
-            rounds(run.workers[1], 5)
+        run.wires[2, 0].cut()
+        lease = run.first.membership.leases[2]
+        wait_for(lambda: time.monotonic() - lease.last_heard > 1.0, 60, "silence at shard 0")
+        run.wires[2, 0].mend()
+        rounds(run.workers[1], 5)
+        run.wires[2, 1].cut()
+        heard = run.shards[1].core.membership._heard
+        wait_for(lambda: time.monotonic() - heard[2] > 1.0, 60, "silence at shard 1")
+        run.wires[2, 1].mend()
+        rounds(run.workers[1], 5)
         run.wires[2, 0].reset()
         rounds(run.workers[1], 5)
         assert run.first.membership.num_left == 0
