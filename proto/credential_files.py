@@ -12,6 +12,7 @@ from absl import logging
 
 from ops.credentials import Credentials
 from ops.types import ConfigurationError
+from proto import credentials as trust
 
 TOKEN_VARIABLE = "THINWIRE_TOKEN"
 #: Whoever listens to a connection can try shorter ones out.
@@ -141,7 +142,8 @@ def _check_certificate(files: Files, found: Credentials, part: str, serves: bool
             "proto.certificates)."
         ) from error
     named = [value for kind, value in seen.get("subjectAltName", ()) if kind == "URI"]
-    if part not in named and not serves:
+    # Those who dial a PS look at its host's name; made elsewhere, its certificate may name no part.
+    if part not in named and (not serves or any(trust.is_part(name) for name in named)):
         raise ConfigurationError(
             f"{where} names {', '.join(named) or 'no part in a run'}, and this node is {part}; "
             "give it its own certificate ({node} in the path stands for its name)."

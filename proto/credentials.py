@@ -46,6 +46,11 @@ def part_of_shard(shard: int) -> str:
 PART_OF_SUPERVISOR = f"{_PREFIX}supervisor"
 
 
+def is_part(name: str) -> bool:
+    """Return whether a URI among a certificate's names is that of a part."""
+    return name.startswith(_PREFIX)
+
+
 def part_of(hello: pb.Hello) -> str:
     """Return the URI of the part that a Hello claims."""
     if hello.role == pb.ROLE_WORKER:

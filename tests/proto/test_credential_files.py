@@ -111,6 +111,16 @@ def test_expired_and_other_peoples_certificates_are_told(papers, tmp_path):
         read(files, SHARD, serves=True)
 
 
+def test_a_shard_with_the_papers_of_another_part_is_told(papers, tmp_path):
+    files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
+    words = r"names thinwire://worker/1, and this node is thinwire://ps/0; give it its own"
+    with pytest.raises(ConfigurationError, match=words):
+        read(files, SHARD, serves=True)
+    files = papers.write(tmp_path, "ps-0", papers.by_name["ps-0"])
+    with pytest.raises(ConfigurationError, match=r"names thinwire://ps/0, and this node is"):
+        read(files, "thinwire://ps/1", serves=True)
+
+
 def test_a_certificate_of_another_authority_is_warned_of(papers, tmp_path, warnings):
     files = papers.write(tmp_path, "worker-1", Papers().by_name["worker-1"])
     read(files)
