@@ -63,7 +63,7 @@ class Day(Simulation):
         self.seconds = given.hours * _HOUR
         run = run_of(
             chosen, given.workers, nb_ps=given.shards, iter_max=1 << 40, run_dir=folder,
-            seed=given.seed + 1, lease_seconds=_LEASE_SECONDS, max_seconds=self.seconds,
+            seed=given.seed + 1, lease_seconds=_LEASE_SECONDS,
             checkpoint_interval_seconds=_SNAPSHOT_SECONDS, keep_checkpoints=2,
         )  # fmt: skip
         own = SimulatorFlags(
@@ -125,6 +125,8 @@ class Day(Simulation):
     def play_day(self) -> str:
         """Play to the end, reading every hour what the process holds."""
         self._schedule()
+        # By virtual time: what --max_seconds counts is the shard's own clock, which may jump.
+        self.clock.at(self.seconds, self._stop)
         latest = 1.2 * self.seconds
         while self.end is None and self.clock.now < latest and self.clock.advance():
             if self.clock.now >= len(self.hours) * _HOUR:
@@ -134,6 +136,13 @@ class Day(Simulation):
         for shard in self.shards:
             shard.finish()
         return reason
+
+    def _stop(self) -> None:
+        """End the run, as soon as shard 0 is there to hear of it."""
+        if self.shards[0].listens:
+            self.stop("max_seconds")
+        else:
+            self.clock.at(self.clock.now + _RESTART_SECONDS, self._stop)
 
     def _read(self) -> None:
         pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
