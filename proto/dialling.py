@@ -62,7 +62,10 @@ class Dialler:
         pauses = Backoff(_FIRST_PAUSE_SECONDS, self._longest_pause_seconds)
         while True:
             try:
-                return self.attempt(deadline - time.monotonic())
+                found = self.attempt(deadline - time.monotonic())
+                if pauses.num_pauses:
+                    logging.info("found %s", self._name)
+                return found
             except (Unreachable, StreamLost, Refused) as error:
                 if isinstance(error, Refused) and error.retry_after_seconds > 0:
                     logging.warning("%s", error)
