@@ -79,6 +79,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"unexpected argument {arguments[1]!r}: every setting is a --flag\n")
         return EXIT_BAD_FLAG
     _start_log()
+    _quieten_libraries()  # before gRPC reads certificates
     try:
         tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
         logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new ...
@@ -122,13 +123,20 @@ def _exit_code(error: Exception) -> int | None:
     return next((code for kind, code in codes if isinstance(error, kind)), None)
 
 
+def _quieten_libraries() -> None:
+    """Say how much TensorFlow and gRPC may write; they look once, when they are imported.
+
+    gRPC has a line for every handshake that fails, so whoever can connect could fill the disk.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def _prepare_process(run: Run) -> None:
     """Set what must be set before TensorFlow and gRPC start."""
     from proto.process import keep_freed_memory
 
     keep_freed_memory()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if run.device != "auto":
         os.environ["CUDA_VISIBLE_DEVICES"] = run.device.removeprefix("gpu:").replace("cpu", "-1")
     if run.type_node != "Cluster":

@@ -1,13 +1,18 @@
 """Certificates and tokens from the command line to a Run, and what may be bound with them."""
 
+import os
+
 import pytest
 from absl import flags
 
+import main
 from cluster import code_place, on_ray, security_flags
 from cluster.flags import read_run
 from cluster.launch import environment, given_flags
 from ops.credentials import NO_CREDENTIALS
+from ops.run import EXIT_CONFIGURATION
 from ops.types import ConfigurationError
+from proto import credential_files
 from ps import flags as ps_flags
 from tests.command_line import given
 from tests.papers import TOKEN, Papers
@@ -155,3 +160,20 @@ def test_ray_does_not_leave_nodes_without_a_token(monkeypatch, tmp_path):
         assert "nobody can guess" not in str(refused.value)
     with given("--type_node=Cluster", f"--token_file={tmp_path}/token"):
         on_ray.demand_token([without])
+
+
+def test_grpc_is_told_to_be_quiet_before_certificates_make_it_look(folder, monkeypatch):
+    seen = []
+
+    def refuse(*_, **__):
+        seen.append(os.environ.get("GRPC_VERBOSITY"))
+        raise ConfigurationError("no")
+
+    for name in ("GRPC_VERBOSITY", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(credential_files, "read", refuse)
+    monkeypatch.setattr(main, "_start_log", lambda: None)
+    with given("--type_node=PS", *tls(folder)):
+        assert main.main(["main.py"]) == EXIT_CONFIGURATION
+    assert seen == ["ERROR"]
