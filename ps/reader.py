@@ -111,7 +111,7 @@ class StreamReader:
             self._complain(*stranger)
             raise _Bye
         if mine is None:
-            self._complain(pb.REASON_STARTING, "this PS has not reached shard 0 yet; try again.")
+            self._complain(pb.REASON_STARTING, "this PS is not ready yet; try again.")
             raise _Bye
         refusal = judge(hello, mine)
         if refusal is not None:
