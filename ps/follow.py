@@ -61,6 +61,7 @@ class Leader:
             (pb.REASON_STARTING,),
         )
         self.halted: str | None = None
+        self._asks_for_end: str | None = None
         self.lost_for_good = False
 
     def connect(self, timeout_seconds: float) -> pb.Welcome:
@@ -73,6 +74,8 @@ class Leader:
         session, welcome = self._dialler.dial(timeout_seconds)
         self._session = session
         self._hello.run_id, self._lease_seconds = welcome.run_id, welcome.lease_seconds
+        if self._asks_for_end is not None:
+            self.ask_for_end(self._asks_for_end)  # an earlier stream may have been lost
         return welcome
 
     def follow(self, reconnect_seconds: float) -> None:
@@ -81,6 +84,13 @@ class Leader:
             target=self._listen, args=(reconnect_seconds,), name="leader", daemon=True
         ).start()
         threading.Thread(target=self._speak, name="leader-report", daemon=True).start()
+
+    def ask_for_end(self, cause: str) -> None:
+        """Ask shard 0 to end the run (any thread); again whenever it is found anew."""
+        self._asks_for_end = cause
+        session = self._session
+        if session is not None:
+            session.say(pb.ToServer(halt=pb.Halt(cause=cause)))
 
     def miss(self, missed: events.Missed) -> None:
         """Tell shard 0 of workers that are not heard here."""

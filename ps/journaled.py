@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
@@ -19,7 +20,9 @@ STOP_REASON = "journal_failed"
 class JournaledCore:
     """Writes down, then handles; without a journal it only handles.
 
-    When the disk refuses, the run ends: what the core has not been told by then it is not told.
+    When the disk refuses, the run ends: what the core has not been told by then it is not told. A
+    following shard cannot end a run by itself; until shard 0 does, it answers no push, for it would
+    not be applied.
 
     Attributes:
         journal: None: nothing is written.
@@ -27,6 +30,7 @@ class JournaledCore:
         about: What the summary says beside the counts.
         recovered: What earlier journals brought back, all lives together.
         reached: Where to note how far the core has come; None: nowhere.
+        on_failure: Called once, when the disk has refused.
     """
 
     def __init__(self, core: PsCore) -> None:
@@ -37,6 +41,7 @@ class JournaledCore:
         self.about: dict[str, Any] = {}
         self.recovered: State = {"replayed": 0, "cuts": []}
         self.reached: Reached | None = None
+        self.on_failure: Callable[[], None] = lambda: None
         self._settings: State = {}
         self._writes = self._ends = False
 
@@ -54,6 +59,9 @@ class JournaledCore:
         if self.failure is not None and not self._ends:
             self._ends = True
             return self.core.handle(events.Stop(STOP_REASON), now)
+        follows = not self.core.membership.leads
+        if self.failure is not None and follows and isinstance(event, events.Push):
+            return []
         actions = self.core.handle(event, now)
         if self.reached is not None:
             self.reached.note(self.core.version)
@@ -97,3 +105,4 @@ class JournaledCore:
         self.failure = failure
         logging.error("%s", failure)
         self.close()
+        self.on_failure()

@@ -16,6 +16,7 @@ from proto.session import payload_limit
 from ps import events
 from ps.connections import Connection
 from ps.handshake import judge
+from ps.journaled import STOP_REASON
 from ps.limits import unanswered
 from ps.pushes import NonFinite, PushDecoder
 
@@ -33,6 +34,7 @@ _LONGEST_SECONDS = 1e6
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 #: What a supervisor may end a run for.
 _HALT_CAUSES = ("iter_max", "epochs", "max_seconds", "target_accuracy", "interrupted", "diverged")
+_SHARD_HALT_CAUSES = (STOP_REASON,)
 
 
 class _Bye(Exception):
@@ -221,8 +223,9 @@ class StreamReader:
 
     def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
         del payload
-        if halt.cause not in _HALT_CAUSES:
-            raise convert.Malformed(f"halt for {halt.cause!r:.80}; known: {_HALT_CAUSES}")
+        known = _SHARD_HALT_CAUSES if self._worker.role == pb.ROLE_SHARD else _HALT_CAUSES
+        if halt.cause not in known:
+            raise convert.Malformed(f"halt for {halt.cause!r:.80}; known: {known}")
         self.server.queue.put(events.Stop(halt.cause))
 
     @property
@@ -282,6 +285,7 @@ class StreamReader:
         (pb.ROLE_SUPERVISOR, "leave"): _observer_leaves,
         (pb.ROLE_SUPERVISOR, "report"): _report,
         (pb.ROLE_SHARD, "heartbeat"): _shard_lives,
+        (pb.ROLE_SHARD, "halt"): _halt,
         (pb.ROLE_SHARD, "report"): _report,
         (pb.ROLE_SHARD, "leave"): _observer_leaves,
     }

@@ -37,6 +37,7 @@ from ps.flags import PsFlags
 from ps.follow import Leader
 from ps.handshake import Identity, hello_to_leader, identity
 from ps.journal_records import Coder
+from ps.journaled import STOP_REASON
 from ps.keeping import Keeping
 from ps.limits import door_of, most_streams
 from ps.members import CoreConfig
@@ -245,6 +246,7 @@ class Shard:
         welcome = leader.connect(self.run.reconnect_timeout_seconds)
         self.run_id = welcome.run_id
         self.server.on_missed = leader.miss
+        self.server.journaled.on_failure = lambda: leader.ask_for_end(STOP_REASON)
         leader.follow(self.run.reconnect_timeout_seconds)
         return leader
 

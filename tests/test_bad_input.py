@@ -165,6 +165,7 @@ def says_hello_in_vain(nodes, words, compression_rate="0.01", **fields):
     """Greet the PS as worker 2, with what the PS itself has written down of the run."""
     saved = Checkpoints(nodes.run_dir / "checkpoints" / "ps-0").load_latest()[1]
     settings = dict(saved["fingerprint"]) | {"codec.compression_rate": compression_rate}
+    del settings["nb_ps"]  # a PS alone must come back with as many
     tensors = [TensorSpec(path, tuple(shape), dtype) for path, shape, dtype in saved["model"]]
     hello = {
         "protocol_version": convert.PROTOCOL_VERSION,

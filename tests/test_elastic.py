@@ -190,3 +190,12 @@ def test_a_second_process_of_a_live_worker_is_turned_away():
         assert "--id_worker=1 is held by a live worker" in str(second.error)
         rounds(run.workers[0], 3)
         run.stop()
+
+
+def test_a_shard_that_cannot_write_ends_the_run():
+    with house("bsp") as run:
+        run.start()
+        run.wait_for_updates(3)
+        run.shards[1].leader.ask_for_end("interrupted")  # is not a shard's to say: its stream ends
+        run.shards[1].leader.ask_for_end("journal_failed")
+        wait_for(lambda: run.first.stop_reason == "journal_failed", 30, "the end")

@@ -229,6 +229,7 @@ class SimulatedShard(ShardLife):
     def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
         """Go on with another core."""
         self.core, self.journaled = core, journaled
+        journaled.on_failure = self.ask_for_end
         self._busy_until, self._tick_at = 0.0, None
         if self.receptions is not None and self._transport is not None and self.decoder is not None:
             self.receive_datagrams(self.decoder, self._transport)

@@ -17,7 +17,7 @@ from ops import wire
 from ops.types import ConfigurationError, State
 from ps import events
 from ps.core import PsCore
-from ps.journaled import JournaledCore
+from ps.journaled import STOP_REASON, JournaledCore
 
 _SEEK_SECONDS = 1.0  # between two attempts of a following shard to reach shard 0
 
@@ -56,6 +56,7 @@ class ShardLife:
         """Live from the start, with this core."""
         self.number, self.core, self.clock = number, core, clock
         self.journaled = JournaledCore(core)
+        self.journaled.on_failure = self.ask_for_end
         self.ports: dict[int, Port] = {}
         self.followers: list[Any] = []
         self.leader: Any = None
@@ -68,6 +69,15 @@ class ShardLife:
     def handle(self, event: events.Event) -> None:
         """Let the core handle an event now; do what it says."""
         raise NotImplementedError
+
+    def ask_for_end(self) -> None:
+        """Ask shard 0 to end the run, as a following shard does whose journal has failed."""
+        if self.leader is None or not self.alive:
+            return
+        if self.leader.alive:
+            self.clock.at(self.clock.now, lambda: self.leader.arrive(events.Stop(STOP_REASON)))
+        else:
+            self.clock.at(self.clock.now + _SEEK_SECONDS, self.ask_for_end)
 
     @property
     def now(self) -> float:

@@ -52,6 +52,16 @@ def test_with_a_journal_nothing_is_lost(fault):
         assert outcome.lost_updates == (0, 0)
 
 
+@pytest.mark.parametrize("name", ["dgt", "bsp", "dgs"])
+def test_a_following_shard_whose_disk_is_full_ends_the_run(name):
+    """It answers no push that it will not apply; shard 0 ends the run, and the same goes on."""
+    for instant, seed in ((0.478582644474096, 1673119991), (0.7, 3)):
+        plan = Plan(Fault.DISK_FULL, Victim.OTHER_SHARD, instant, seed)
+        outcome = played(case_of(name, nb_ps=2), plan)
+        assert not outcome.error, f"{name} | {plan!r}\n{outcome.error}"
+        assert outcome.struck and outcome.restarts
+
+
 @pytest.mark.parametrize("name", ["bsp", "ssp", "dcasgd"])
 def test_without_one_the_summary_counts_what_was_lost(name):
     lost = []
