@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -206,6 +207,9 @@ OURS: Mapping[str, tuple[tuple[str, ...], bool]] = {
          "--local_optimizer=momentum"),
         False,
     ),
+    "thinwire asgd, overlap": (("--method=asgd", "--overlap"), True),
+    "thinwire bsp, overlap": (("--method=bsp", "--overlap"), True),
+    "thinwire dgs, overlap": (("--method=dgs", "--overlap", _PLAIN), False),
 }  # fmt: skip
 
 
@@ -227,8 +231,8 @@ def _listed() -> Sequence[Contender]:
     ]  # fmt: skip
     # In turn, so that a disturbance of the machine hits ours and peers alike.
     mixed: list[Contender] = []
-    for one, other in zip(ours.values(), peers, strict=True):
-        mixed += [one, other]
+    for pair in itertools.zip_longest(ours.values(), peers):
+        mixed += [each for each in pair if each is not None]
     return mixed
 
 
