@@ -263,7 +263,7 @@ def _refused(status: RunStatus) -> list[str]:
         for reason, by in block.get("refused", {}).items()
     ]
     if quarantines := sum(block.get("quarantines", {}).values()):
-        counts.append(f"{quarantines} quarantines")
+        counts.append(f"{quarantines} quarantine{'s' if quarantines > 1 else ''}")
     return [f"refused: {', '.join(counts)}"] if counts else []
 
 

@@ -55,6 +55,13 @@ def test_plain_line_says_who_works_and_what_it_cost():
     assert plain_line(Progress(make_status(0, workers=[]))).endswith("workers: none")
 
 
+@pytest.mark.parametrize(("terms", "words"), [(1, "1 quarantine -"), (2, "2 quarantines -")])
+def test_plain_line_says_whom_guards_have_refused(terms, words):
+    guards = {"refused": {"outlier": {"3": 4, "12": 1}}, "quarantines": {"3": terms}}
+    line = plain_line(Progress(make_status(policies={"guards": guards})))
+    assert f"refused: 5 outlier of worker 3, 12, {words}" in line
+
+
 def test_table_shows_each_worker():
     suspect = make_worker(2, 800, state="suspect", loss=None)
     text = drawn(render(Progress(make_status(workers=[make_worker(1, 800), suspect]))))
