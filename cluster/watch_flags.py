@@ -77,11 +77,12 @@ def level_of(entries: list[str], role: str, node: str) -> str:
 
 
 def check(run: Run, given: flags.FlagValues) -> None:
-    """Refuse ports that nobody would open, or that there are not.
+    """Refuse ports that nobody would open, or that there are not, and levels of nobody.
 
     Raises:
         ConfigurationError: Says which.
     """
+    _check_levels(run, given.log_level)
     port: int = given.metrics_port
     if port and run.type_node in ("Simulator", "Advisor"):
         raise ConfigurationError(
@@ -98,6 +99,18 @@ def check(run: Run, given: flags.FlagValues) -> None:
             f"--metrics_port={port}: the nodes of this Cluster would need the ports up to {last}; "
             f"expected at most {_HIGHEST_PORT}. Begin lower."
         )
+
+
+def _check_levels(run: Run, entries: list[str]) -> None:
+    numbers = {"ps": (0, run.nb_ps - 1), "worker": (1, run.nb_workers)}
+    for entry in entries:
+        role, _, number = _parts(entry)[0].partition("-")
+        first, last = numbers.get(role, (0, 0))
+        if number and not first <= int(number) <= last:
+            raise ConfigurationError(
+                f"--log_level={entry}: this run has no {role}-{number}; expected a number of "
+                f"{first} to {last}."
+            )
 
 
 def port_of(base: int, role: str, number: int, nb_ps: int, nb_workers: int) -> int:

@@ -47,6 +47,21 @@ def test_levels_that_are_none(text):
         pass
 
 
+@pytest.mark.parametrize("who", ["worker-3", "worker-0", "ps-1", "supervisor-1"])
+def test_a_level_of_a_node_that_the_run_does_not_have_is_refused(who):
+    with (
+        given("--type_node=Cluster", "--nb_workers=2", f"--log_level=info,{who}=debug") as values,
+        pytest.raises(ConfigurationError, match=f"this run has no {who}; expected a number of"),
+    ):
+        watch_flags.check(read_run(), values)
+
+
+def test_levels_of_nodes_that_the_run_has_are_taken():
+    levels = "--log_level=ps-0=debug,worker-1=debug,worker-2=info,supervisor-0=error,cluster=info"
+    with given("--type_node=Cluster", "--nb_workers=2", levels) as values:
+        watch_flags.check(read_run(), values)
+
+
 def test_each_node_of_a_cluster_has_a_port_of_its_own():
     nodes = [("PS", 0), ("PS", 1), *(("Worker", n) for n in range(1, 5)), ("Supervisor", 0)]
     ports = [watch_flags.port_of(9400, *node, 2, 4) for node in nodes]
