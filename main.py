@@ -33,6 +33,7 @@ from ops.run import (
     Diverged,
     Run,
 )
+from ops.signals import END_SIGNALS
 from ops.types import ConfigurationError
 from ps import flags as ps_flags
 from supervisor import flags as supervisor_flags
@@ -252,4 +253,7 @@ def define_flags() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a role hears it
     define_flags()
-    sys.exit(main(_parse(sys.argv)))
+    ended_with = main(_parse(sys.argv))
+    for end_signal in END_SIGNALS:  # there is nothing left to interrupt, and the code is known
+        signal.signal(end_signal, signal.SIG_IGN)
+    sys.exit(ended_with)
