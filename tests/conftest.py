@@ -2,9 +2,14 @@
 
 import logging
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+# Shells start what runs in the background deaf to Ctrl-C, which tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # below, for TensorFlow reads the environment at import
 from hypothesis import settings
