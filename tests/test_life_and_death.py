@@ -52,7 +52,8 @@ def test_a_killed_worker_leaves_and_the_others_finish(nodes, mode, flags):
     assert nodes.wait("ps") == 0
     summary = nodes.summary()
     assert summary["updates"] == int(flags[-1].partition("=")[2])
-    assert summary["membership"]["left"] == 1
+    membership = summary["membership"]  # on a busy machine others miss a lease, and return
+    assert membership["left"] - membership["returned"] == 1
     assert nodes.processes["worker-2"].returncode == -signal.SIGKILL
 
 
