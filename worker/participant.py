@@ -203,8 +203,7 @@ class Participant:
         self, outgoing: Outgoing, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
         """Push, wait, and begin the next round; see `settle`."""
-        self.exchange.send(outgoing)
-        self._under_way = outgoing
+        self.send(outgoing)
         return self.settle(take_over, epoch)
 
     def send(self, outgoing: Outgoing) -> None:

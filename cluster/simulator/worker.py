@@ -202,10 +202,10 @@ class SimulatedWorker:
 
     def _take_in(self, computed: _Computed) -> None:
         """Hand a gradient to the pacer and the codec, and do what they want."""
-        step, at = computed.step, computed.versions if self._overlaps else None
+        step = computed.step
         try:
             outgoing = self.core.begin(
-                computed.gradient, step.samples, step.loss, step.statistics, at
+                computed.gradient, step.samples, step.loss, step.statistics, computed.versions
             )
         except NonFiniteUpdate:
             self._num_non_finite += 1
