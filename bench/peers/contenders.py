@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from bench.peers import work
+from bench.peers import thinwire, work
 from bench.peers.lab import SERVER, Lab, worker
 
 FOLDER = Path(__file__).resolve().parent
@@ -60,19 +60,11 @@ def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[Nod
 
     def nodes(task: work.Work, lab: Lab) -> list[Node]:
         address, port = lab.places[SERVER].address, lab.ports[0]
-        dataset = "fashion_mnist" if work.full_set_is_installed() else "fashion_mnist_sample"
         common = (
             str(_PROJECT),
             str(ROOT / "main.py"),
             f"--model={FOLDER / 'thinwire_model.py'}",
-            f"--dataset={dataset}",
-            f"--batch_size={task.batch_size}",
-            f"--nb_workers={task.workers}",
-            "--worker_threads=1",
-            f"--learning_rate={task.learning_rate}",
-            f"--momentum={task.momentum}",
-            f"--seed={task.seed}",
-            "--iter_max=100000000",
+            *thinwire.training_flags(task),
             "--insecure",
             f"--ip_PS={address}",
             f"--port={port}",

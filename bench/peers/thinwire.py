@@ -21,14 +21,10 @@ _WARMUP_SECONDS = 12.0  # starting, tracing and the first evaluation disturb the
 _TAIL_SECONDS = 200.0  # to start and to end, on a busy machine
 
 
-def flags(task: work.Work, method: str, extra: Sequence[str] = ()) -> list[str]:
-    """Return the command line of main.py for the peers' work."""
+def training_flags(task: work.Work) -> list[str]:
+    """Return what every node of ours trains with, whatever its method, model and links."""
     dataset = "fashion_mnist" if work.full_set_is_installed() else "fashion_mnist_sample"
     return [
-        sys.executable,
-        str(ROOT / "main.py"),
-        f"--method={method}",
-        "--network=mnist_cnn",
         f"--dataset={dataset}",
         f"--batch_size={task.batch_size}",
         f"--nb_workers={task.workers}",
@@ -36,8 +32,19 @@ def flags(task: work.Work, method: str, extra: Sequence[str] = ()) -> list[str]:
         f"--learning_rate={task.learning_rate}",
         f"--momentum={task.momentum}",
         f"--seed={task.seed}",
-        f"--max_seconds={_WARMUP_SECONDS + task.seconds}",
         "--iter_max=100000000",
+    ]
+
+
+def flags(task: work.Work, method: str, extra: Sequence[str] = ()) -> list[str]:
+    """Return the command line of main.py for the peers' work."""
+    return [
+        sys.executable,
+        str(ROOT / "main.py"),
+        f"--method={method}",
+        "--network=mnist_cnn",
+        *training_flags(task),
+        f"--max_seconds={_WARMUP_SECONDS + task.seconds}",
         "--eval_interval_seconds=100000",
         "--port=0",
         *extra,
