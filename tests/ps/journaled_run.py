@@ -6,6 +6,7 @@ import numpy as np
 
 from ops.checkpoint import Checkpoints
 from ps import durable, events, soft_state
+from ps.core import PsCore
 from ps.journal import Journal
 from ps.journal_records import Coder
 from ps.replay import Settings, replay
@@ -80,6 +81,20 @@ class JournaledRun(MiniRun):
 def everything(core):
     """Return all that a core knows; nothing of it is shared with the core."""
     return durable.save(core), soft_state.save(core)
+
+
+def watched(core):
+    """Return a list that gets all that the core knows: now, and after each of its events."""
+    states = [everything(core)]
+
+    class Watched(PsCore):
+        def handle(self, event, now):
+            actions = super().handle(event, now)
+            states.append(everything(self))
+            return actions
+
+    core.__class__ = Watched
+    return states
 
 
 def assert_same(one, other, where="state"):

@@ -16,7 +16,7 @@ from ps.core import PsCore
 from ps.journal import numbers, path_of
 from ps.replay import Settings
 from tests.harness import method
-from tests.ps.journaled_run import JournaledRun, assert_same, everything
+from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
 from tests.ps.test_saved_shard import RECEIVED, shard
 
 METHODS = {
@@ -95,15 +95,7 @@ def test_replay_gives_the_very_same_shard(tmp_path, name, nb_ps):
 def recorded(tmp_path_factory):
     """A run, the state after each of its events, and the bytes of its journal."""
     run = JournaledRun(tmp_path_factory.mktemp("recorded"), METHODS["sparse"](), iter_max=99)
-    states = [everything(run.shards[0])]
-
-    class Watched(PsCore):
-        def handle(self, event, now):
-            actions = super().handle(event, now)
-            states.append(everything(self))
-            return actions
-
-    run.shards[0].__class__ = Watched
+    states = watched(run.shards[0])
     run.join_all()
     for _ in range(30):
         run.turn()

@@ -6,10 +6,9 @@ import shutil
 
 import pytest
 
-from ps.core import PsCore
 from ps.journal import Journal, numbers, path_of
 from ps.replay import Settings
-from tests.ps.journaled_run import JournaledRun, assert_same, everything
+from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
 from tests.ps.test_journal import METHODS, assert_back, live
 
 
@@ -86,15 +85,7 @@ def test_lives_follow_each_other_in_one_journal(tmp_path):
 def chain(tmp_path_factory):
     """A run of one snapshot and three files; the state after each event; events of each file."""
     run = JournaledRun(tmp_path_factory.mktemp("chain"), METHODS["sparse"](), iter_max=99)
-    states, counts = [everything(run.shards[0])], []
-
-    class Watched(PsCore):
-        def handle(self, event, now):
-            actions = super().handle(event, now)
-            states.append(everything(self))
-            return actions
-
-    run.shards[0].__class__ = Watched
+    states, counts = watched(run.shards[0]), []
     run.join_all()
     for _ in range(3):
         for _ in range(10):
