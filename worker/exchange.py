@@ -117,11 +117,6 @@ class Exchange:
             shard.ask(_pull)
         return [self._taken(number) for number in range(len(self.shards))]
 
-    def push(self, outgoing: Outgoing) -> list[ShardReply | None]:
-        """Push to every shard, then wait for every answer; see `send` and `replies`."""
-        self.send(outgoing)
-        return self.replies()
-
     def send(self, outgoing: Outgoing) -> None:
         """Push to every shard; one push is under way at a time."""
         if self._totals is not None:

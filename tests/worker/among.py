@@ -117,7 +117,8 @@ class WorkerThread(threading.Thread):
                 self.on_round(self)
                 if self.dead:
                     return
-                for number, reply in enumerate(self.exchange.push(outgoing)):
+                self.exchange.send(outgoing)
+                for number, reply in enumerate(self.exchange.replies()):
                     core.receive(number, reply)
                 core.restart_from_base()
                 asker.begin_round(core.step + 1, seconds)
