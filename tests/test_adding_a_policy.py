@@ -2,10 +2,13 @@
 
 import __future__
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 
-from ops import kernels, weighting
+from ops import codecs, down_codecs, kernels, pacing, routing, weighting
 from ops.methods import METHODS
 from ops.types import Update
 from tests import documents
@@ -16,6 +19,28 @@ NAME = ("weighting", "power")
 PAGE = documents.ROOT / "docs" / "ADDING_A_POLICY.md"
 CODE = [block.text for block in documents.blocks() if block.page == PAGE
         and block.language == "python"]  # fmt: skip
+
+
+#: Seam as the page calls it -> the classes of its policies.
+POLICIES = {
+    "Pacer": pacing.REGISTRY.values(),
+    "Codec": [type(codecs.build(name, codecs.CodecChoices())) for name in codecs.REGISTRY],
+    "Down codec": down_codecs.REGISTRY.values(),
+    "Router": routing.REGISTRY.values(),
+    "Weighting": weighting.REGISTRY.values(),
+}
+
+
+def test_the_verbs_of_the_page_are_those_of_all_policies():
+    table = {seam: verbs for seam, _, verbs in
+             documents.rows(PAGE.read_text(), "seam", "file", "verb")}  # fmt: skip
+    for seam, policies in POLICIES.items():
+        told = re.findall(r"`(\w+)\((.*?)\)", table[seam])
+        assert told, seam
+        for name, words in told:
+            for policy in policies:
+                arguments = list(inspect.signature(getattr(policy, name)).parameters)
+                assert ["self", *words.split(", ")] == arguments, f"{policy.__name__}.{name}"
 
 
 def code_with(words):

@@ -2,7 +2,7 @@
 
 Arithmetic is float32, in the order written here; the TensorFlow bodies keep the order.
 
-Source: Zheng et al., ICML 2017; docs/methods/esync.md.
+Source: Zheng et al., ICML 2017; docs/methods/dcasgd.md.
 """
 
 from __future__ import annotations
