@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from absl import logging
 
@@ -280,66 +279,6 @@ class Exchange:
         if leg is None or not reply.step:
             return None
         return leg.heard(reply.reception)
-
-
-class Heartbeat:
-    """Keeps the leases alive and reports, whatever the training thread is doing."""
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        lease_seconds: float,
-        report: Callable[[], str],
-        rounds: Callable[[], list[str]],
-    ) -> None:
-        """Start the thread; `report` makes the metrics document, `rounds` those of new rounds."""
-        self._exchange, self._report, self._rounds = exchange, report, rounds
-        self._interval_seconds = min(1.0, lease_seconds / 3)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Send a last report and end."""
-        self._stop.set()
-        self._thread.join()
-        self._beat()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval_seconds):
-            self._beat()
-
-    def _beat(self) -> None:
-        first, *others = self._exchange.shards
-        first.say(pb.ToServer(report=pb.Report(document=self._report())))
-        if first.connected:  # else they are kept
-            for document in self._rounds():
-                first.say(pb.ToServer(report=pb.Report(rounds=document)))
-        for shard in others:
-            shard.say(pb.ToServer(heartbeat=pb.Heartbeat()))
-        if not self._stop.is_set():
-            self._exchange.attend()
-
-
-class Stopwatch:
-    """Adds up where a worker's time goes."""
-
-    def __init__(self) -> None:
-        """Start at zero."""
-        self.seconds: dict[str, float] = {"compute": 0.0, "encode": 0.0, "wait": 0.0}
-        self._mark = time.perf_counter()
-
-    def start(self) -> None:
-        """Begin a lap without booking the time before."""
-        self._mark = time.perf_counter()
-
-    def lap(self, what: str) -> float:
-        """Book the seconds since the last mark, and return them."""
-        now = time.perf_counter()
-        seconds = now - self._mark
-        self.seconds[what] += seconds
-        self._mark = now
-        return seconds
 
 
 def _pull() -> list[Spoken]:

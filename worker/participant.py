@@ -21,10 +21,11 @@ from ops.types import ModelSpec
 from proto import thinwire_pb2 as pb
 from worker.asking import Asker
 from worker.core import Outgoing, ShardReply, WorkerCore
-from worker.exchange import Heartbeat, Stopwatch
 from worker.exchange_choice import exchange_for
 from worker.flags import WorkerFlags
+from worker.heartbeat import Heartbeat
 from worker.measure import REGISTRY, origin_of
+from worker.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from ops.types import Float32

@@ -21,9 +21,9 @@ from ps.server import ShardServer
 from tests.harness import KERNELS, SPEC, Softmax
 from worker.asking import Asker
 from worker.core import WorkerCore
-from worker.exchange import Heartbeat
 from worker.exchange_choice import exchange_for
 from worker.flags import Device, WorkerFlags
+from worker.heartbeat import Heartbeat
 from worker.shard_client import Halted
 
 LEASE_SECONDS = 2.0  # of a machine that does other work as well
