@@ -41,7 +41,8 @@ def _begun() -> tuple[Any, Any, Any, Any]:
     from ops.types import Block, CodedValues
     from ps.pushes import PushDecoder
     from ps.shard_model import ShardModel
-    from worker.core import ShardReply, WorkerCore
+    from worker.core import WorkerCore
+    from worker.exchanged import ShardReply
     from worker.train_step import TrainStep
 
     tf.config.threading.set_intra_op_parallelism_threads(1)

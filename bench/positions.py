@@ -37,7 +37,8 @@ def _measure() -> tuple[float, float]:
     from ops.down_codecs import Operation
     from ops.run import ModelChoice
     from ops.types import Block, CodedValues
-    from worker.core import ShardReply, WorkerCore
+    from worker.core import WorkerCore
+    from worker.exchanged import ShardReply
     from worker.train_step import TrainStep
 
     images, labels = work.load()

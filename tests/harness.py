@@ -22,7 +22,8 @@ from ps.core import PsCore
 from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
 from ps.pushes import PushDecoder
-from worker.core import Outgoing, ShardReply, WorkerCore
+from worker.core import WorkerCore
+from worker.exchanged import Outgoing, ShardReply
 
 KERNELS = kernels.load("numpy")
 #: The six rows of weights in two tensors, so that three shards have something each.

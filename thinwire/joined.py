@@ -22,7 +22,7 @@ from ops.run import Diverged
 from ops.types import ConfigurationError, State
 from ops.wrappers import WarmUp
 from thinwire.arguments import Settings
-from worker.core import Outgoing, ShardReply, taken
+from worker.exchanged import Outgoing, ShardReply, taken
 from worker.participant import Participant
 from worker.shard_client import Halted
 from worker.train_step import clip, decay

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ops.types import Block, CodedValues, Kind
 from worker.collective_mailbox import RoundName
-from worker.core import Outgoing, WorkerCore
+from worker.core import WorkerCore
+from worker.exchanged import Outgoing
 
 if TYPE_CHECKING:
     from ops.types import Float32

@@ -32,8 +32,9 @@ from worker.collective_neighbours import Neighbours
 from worker.collective_peers import Peers, listening_address
 from worker.collective_replica import Replica
 from worker.collective_service import PeerServer, door_of, pace_of
-from worker.core import Outgoing, ShardReply, WorkerCore
+from worker.core import WorkerCore
 from worker.exchange import Exchange
+from worker.exchanged import Outgoing, ShardReply
 from worker.flags import WorkerFlags
 from worker.shard_client import Halted, PushRefused
 

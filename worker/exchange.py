@@ -18,8 +18,8 @@ from ops.types import ConfigurationError, Link, ModelSpec, ShardLayout, State
 from proto import convert
 from proto import thinwire_pb2 as pb
 from proto.session import payload_limit
-from worker.core import Outgoing, ShardReply
 from worker.datagram_totals import totals_of
+from worker.exchanged import Outgoing, ShardReply
 from worker.push_messages import Spoken, sealed_messages
 from worker.shard_client import PushRefused, ShardClient
 from worker.ways_out import WaysOut

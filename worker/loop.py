@@ -23,7 +23,7 @@ from proto.channel_grpc import Unreachable
 from proto.metrics_port import open_port
 from worker import durable
 from worker import flags as worker_flags
-from worker.core import Outgoing, taken
+from worker.exchanged import Outgoing, taken
 from worker.flags import WorkerFlags
 from worker.meters import meters_of
 from worker.participant import Participant

@@ -15,7 +15,7 @@ from typing import Protocol
 from ops import rounds
 from ops.pacing import Pacer
 from ops.rounds import Origin, Row
-from worker.core import Outgoing, ShardReply
+from worker.exchanged import Outgoing, ShardReply
 
 #: Rounds kept while no shard listens; older ones are dropped.
 _MOST_ROWS = 50_000

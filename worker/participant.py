@@ -20,8 +20,9 @@ from ops.run import DRAIN_SECONDS, Diverged, Run
 from ops.types import ModelSpec
 from proto import thinwire_pb2 as pb
 from worker.asking import Asker
-from worker.core import Outgoing, ShardReply, WorkerCore
+from worker.core import WorkerCore
 from worker.exchange_choice import exchange_for
+from worker.exchanged import Outgoing, ShardReply
 from worker.flags import WorkerFlags
 from worker.heartbeat import Heartbeat
 from worker.measure import REGISTRY, origin_of

@@ -11,8 +11,8 @@ from ops.types import Kind
 from proto import convert, manifests
 from proto import thinwire_pb2 as pb
 from proto.framing import BytesLike
-from worker.core import Outgoing
 from worker.datagram_leg import DatagramLeg
+from worker.exchanged import Outgoing
 
 #: A message, and the pieces of its payload.
 Spoken = tuple[pb.ToServer, Sequence[BytesLike]]

@@ -27,7 +27,7 @@ from ps.datagram_accounts import Received
 from ps.journaled import JournaledCore
 from ps.pushes import NonFinite, PushDecoder
 from ps.reception import Receptions
-from worker.core import ShardReply
+from worker.exchanged import ShardReply
 
 #: What shard 0's records call this run.
 RUN_ID = "simulated"

@@ -26,8 +26,8 @@ from proto import convert
 from proto import thinwire_pb2 as pb
 from ps import events
 from ps.pushes import PushDecoder
-from worker.core import Outgoing, ShardReply
 from worker.datagram_totals import totals_of
+from worker.exchanged import Outgoing, ShardReply
 
 _PATIENCE_SECONDS = 60.0
 _RELIABLE, _USUAL = Reliable(), Transport()

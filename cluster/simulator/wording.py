@@ -12,8 +12,8 @@ from proto import thinwire_pb2 as pb
 from proto.framing import BytesLike
 from ps import events
 from ps.pushes import NonFinite, PushDecoder
-from worker.core import Outgoing
 from worker.datagram_leg import DatagramLeg
+from worker.exchanged import Outgoing
 from worker.push_messages import sealed_messages
 
 #: What a shard takes in, and the sizes of the frames that bring it.

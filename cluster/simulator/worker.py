@@ -18,7 +18,8 @@ from ops.codecs import NonFiniteUpdate
 from ops.rounds import Origin
 from ops.types import State
 from ps import events
-from worker.core import Outgoing, ShardReply, WorkerCore, taken
+from worker.core import WorkerCore
+from worker.exchanged import Outgoing, ShardReply, taken
 from worker.measure import Measure
 from worker.participant import MAX_NON_FINITE
 

@@ -19,7 +19,7 @@ from ops.routing.transport import Transport
 from tests.fuzz.hostile import Outcome, resident_bytes
 from tests.fuzz.target import watched
 from tests.ps.port import Port, Talker
-from worker.core import Outgoing
+from worker.exchanged import Outgoing
 
 _HOST = "127.0.0.1"
 _CHOICES = {"overrides": {"sync": "asp"}, "dgt_wait_ms": 3_600_000.0, "dgt_block_size": 8}

@@ -24,8 +24,8 @@ from ps.core import PsCore
 from ps.reader import StreamReader
 from tests.harness import MiniRun, MiniWorker
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
-from worker.core import ShardReply
 from worker.datagram_leg import DatagramLeg
+from worker.exchanged import ShardReply
 from worker.push_messages import sealed_messages
 
 LEASE_SECONDS = 10.0

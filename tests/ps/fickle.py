@@ -22,7 +22,8 @@ from ps.members import CoreConfig
 from ps.membership import Coordinator
 from ps.pushes import PushDecoder
 from tests.harness import KERNELS
-from worker.core import ShardReply, WorkerCore
+from worker.core import WorkerCore
+from worker.exchanged import ShardReply
 from worker.push_messages import push_messages
 
 SPEC = ModelSpec((TensorSpec("kernel", (6, 5)), TensorSpec("b", (5,)), TensorSpec("one", (1,))))

@@ -10,8 +10,8 @@ from proto import thinwire_pb2 as pb
 from ps import events
 from ps.datagram_port import DatagramPort
 from tests.harness import MiniRun, MiniWorker, method
-from worker.core import Outgoing
 from worker.datagram_leg import DatagramLeg
+from worker.exchanged import Outgoing
 from worker.push_messages import push_messages
 
 #: Two entries a block, two of the toy's seven fat blocks reliable: all else is in datagrams.

@@ -20,7 +20,7 @@ from ps.pushes import PushDecoder
 from tests.harness import KERNELS, MiniWorker
 from tests.ps.liar import Liar
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame, push_frame
-from worker.core import ShardReply
+from worker.exchanged import ShardReply
 
 NUM_MESSAGES = 100_000
 ROUNDS = 50  # pushes of the honest worker

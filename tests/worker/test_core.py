@@ -13,7 +13,8 @@ from ops.codecs import NonFiniteUpdate
 from ops.down_codecs import Operation
 from ops.types import Block, CodedValues, Kind, ModelSpec, Packet, TensorSpec
 from tests.harness import method
-from worker.core import ShardReply, WorkerCore, aligned
+from worker.core import WorkerCore, aligned
+from worker.exchanged import ShardReply
 
 BODIES = kernels.load("numpy")
 SPEC = ModelSpec((TensorSpec("w", (3, 4)), TensorSpec("b", (4,)), TensorSpec("s", (1,))))

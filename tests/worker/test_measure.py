@@ -11,7 +11,7 @@ from ops.esync import Esync
 from ops.pacing import Every, Fixed
 from ops.rounds import Origin, unpack
 from ops.types import Kind
-from worker.core import Outgoing, ShardReply
+from worker.exchanged import Outgoing, ShardReply
 from worker.measure import REGISTRY, Measure, NoMeasure, StepMeasure, origin_of
 
 ORIGIN = Origin("alpha", "cpu", 0, "0000002a")
