@@ -12,9 +12,10 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from ops.grouping import AutoGroups, Groups, format_groups, groups_of_one, one_group
+from ops.sync_books import count_anew, empty_books, holds, move, touch
 from ops.types import ConfigurationError, State
 
 
@@ -75,58 +76,44 @@ class SyncRule:
 
     def init(self) -> State:
         """Return the state of an empty cluster."""
-        return {
-            "live": [],  # ids whose pushes a round waits for, ascending
-            "joining": [],  # ids that enter at their group's next round boundary, ascending
-            "pushed": [],  # live ids whose push is not yet released, ascending
-            "held": [],  # live ids, new or with their round released, that may not go on yet
-            "clocks": {},  # id -> finished iterations; kept when a worker leaves
-            # What follows saves looking at every worker for each push.
-            "touched": [],  # groups that may have something to settle, ascending
-            "num_live": {},  # group -> live ids in it
-            "num_pushed": {},  # group -> pushed ids in it
-            "levels": {},  # clock -> live ids at it
-            "blocked": 0,  # the first so many of `held` have clocks above ...
-            "blocked_above": -1,  # ... this one
-            "closed": False,  # nobody may go on, because groups are about to change
-        }
+        return empty_books()
 
     def join(self, worker: int, state: State) -> State:
         """Announce a worker; it becomes live at its group's next round boundary."""
-        if not _holds(state["live"], worker) and not _holds(state["joining"], worker):
+        if not holds(state["live"], worker) and not holds(state["joining"], worker):
             bisect.insort(state["joining"], worker)
-            self._touch(worker, state)
+            touch(self.group_of(worker), state)
         return state
 
     def leave(self, worker: int, state: State) -> State:
         """Forget a worker; its clock no longer holds anybody back."""
         group = self.group_of(worker)
-        if _holds(state["live"], worker):
+        if holds(state["live"], worker):
             state["num_live"][group] -= 1
-            self._move(state, state["clocks"][worker], None)
-        if _holds(state["pushed"], worker):
+            move(state, state["clocks"][worker], None)
+        if holds(state["pushed"], worker):
             state["num_pushed"][group] -= 1
         for field in ("live", "joining", "pushed", "held"):
             state[field] = [other for other in state[field] if other != worker]
         state["blocked"] = 0
-        self._touch(worker, state)
+        touch(group, state)
         return state
 
     def push(self, worker: int, state: State) -> State:
         """Note that a live worker has handed in its update for this round."""
-        if not _holds(state["pushed"], worker):
+        if not holds(state["pushed"], worker):
             bisect.insort(state["pushed"], worker)
             pushed = state["num_pushed"]
             pushed[self.group_of(worker)] = pushed.get(self.group_of(worker), 0) + 1
-            self._touch(worker, state)
+            touch(self.group_of(worker), state)
         return state
 
     def withdraw(self, worker: int, state: State) -> State:
         """Forget that a worker has handed in its update; its round waits for another one."""
-        if _holds(state["pushed"], worker):
+        if holds(state["pushed"], worker):
             state["pushed"].remove(worker)
             state["num_pushed"][self.group_of(worker)] -= 1
-            self._touch(worker, state)
+            touch(self.group_of(worker), state)
         return state
 
     def close(self, state: State) -> State:
@@ -139,33 +126,14 @@ class SyncRule:
         return len(state["held"]) == len(state["live"])
 
     def regroup(self, groups: Groups, state: State) -> tuple[SyncRule, State]:
-        """Return the rule of other groups, and the state of the same workers in them.
-
-        Pushes that wait for their round go on waiting, in the new groups. Members of a group step
-        together, so they take over the lowest of their clocks: nobody who is on the way is then
-        further ahead than the bound allows.
-        """
+        """Return the rule of other groups, and the state of the same workers in them."""
         rule = dataclasses.replace(self, groups=groups)
-        num_live: dict[int, int] = {}
-        num_pushed: dict[int, int] = {}
-        levels: dict[int, int] = {}
-        for number, group in enumerate(rule.groups):
-            live = [worker for worker in group if _holds(state["live"], worker)]
-            if not live:
-                continue
-            clock = min(state["clocks"][worker] for worker in live)
-            state["clocks"] |= dict.fromkeys(live, clock)
-            num_live[number] = len(live)
-            num_pushed[number] = sum(_holds(state["pushed"], worker) for worker in live)
-            levels[clock] = levels.get(clock, 0) + len(live)
-        state |= {"num_live": num_live, "num_pushed": num_pushed, "levels": levels}
-        state |= {"blocked": 0, "blocked_above": -1, "closed": False}
-        state["touched"] = list(range(len(rule.groups)))
+        count_anew(rule.groups, state)
         return rule, state
 
     def is_live(self, worker: int, state: State) -> bool:
         """Return whether a round waits for the worker's push."""
-        return _holds(state["live"], worker)
+        return holds(state["live"], worker)
 
     def goes_on(self, worker: int, state: State) -> bool:
         """Return whether a live worker may do its next round."""
@@ -182,7 +150,7 @@ class SyncRule:
         for number in state["touched"]:
             num_pushed = state["num_pushed"].get(number, 0)
             if num_pushed and num_pushed == state["num_live"].get(number, 0):
-                members = [w for w in self.groups[number] if _holds(state["live"], w)]
+                members = [w for w in self.groups[number] if holds(state["live"], w)]
                 released.append(tuple(members))
                 self._finish_round(number, members, state)
                 num_pushed = 0
@@ -195,22 +163,6 @@ class SyncRule:
         """Return the smallest number of finished iterations over live workers (0 if none)."""
         return min(state["levels"], default=0)
 
-    def _touch(self, worker: int, state: State) -> None:
-        """See to it that the worker's group is looked at next."""
-        number = self.group_of(worker)
-        if not _holds(state["touched"], number):
-            bisect.insort(state["touched"], number)
-
-    def _move(self, state: State, old: int | None, new: int | None) -> None:
-        """Count a live worker at clock `new`, and no longer at `old`."""
-        levels = state["levels"]
-        if new is not None:
-            levels[new] = levels.get(new, 0) + 1
-        if old is not None:
-            levels[old] -= 1
-            if not levels[old]:
-                del levels[old]
-
     def _finish_round(self, number: int, workers: Collection[int], state: State) -> None:
         done = set(workers)
         state["pushed"] = [worker for worker in state["pushed"] if worker not in done]
@@ -218,7 +170,7 @@ class SyncRule:
         for worker in workers:
             clock = state["clocks"][worker]
             state["clocks"][worker] = clock + 1
-            self._move(state, clock, clock + 1)
+            move(state, clock, clock + 1)
             state["held"].append(worker)
 
     def _admit(self, number: int, state: State) -> None:
@@ -229,13 +181,13 @@ class SyncRule:
         """
         for worker in [each for each in state["joining"] if self.group_of(each) == number]:
             group = self.groups[number]
-            peer = next((peer for peer in group if _holds(state["live"], peer)), None)
+            peer = next((peer for peer in group if holds(state["live"], peer)), None)
             own = max(state["clocks"].get(worker, 0), self.min_clock(state))
             state["clocks"][worker] = own if peer is None else state["clocks"][peer]
             state["joining"].remove(worker)
             bisect.insort(state["live"], worker)
             state["num_live"][number] = state["num_live"].get(number, 0) + 1
-            self._move(state, None, state["clocks"][worker])
+            move(state, None, state["clocks"][worker])
             state["held"].append(worker)
 
     def _let_go(self, state: State) -> list[int]:
@@ -252,12 +204,6 @@ class SyncRule:
         held[start:] = [worker for worker in held[start:] if state["clocks"][worker] > limit]
         state["blocked"], state["blocked_above"] = len(held), limit
         return free
-
-
-def _holds(ascending: Sequence[int], value: int) -> bool:
-    """Return whether a sorted list holds a value."""
-    place = bisect.bisect_left(ascending, value)
-    return place < len(ascending) and ascending[place] == value
 
 
 @dataclasses.dataclass(frozen=True)
