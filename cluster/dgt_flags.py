@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping
 from absl import flags, logging
 
 from ops.options import Rule, Topic, choice, integer, number, switch
-from ops.routing import dgt
+from ops.routing import dgt_choices
 from ops.routing.transport import CLASSES, TRANSPORTS, Transport
 from ops.types import ConfigurationError
 
 _IS_BLOCK = Rule(lambda size: size % 4 == 0, "must be a multiple of 4, the bytes of a float32")
-_IS_BITS = Rule(lambda bits: bits in dgt.LOW_BITS, "must be 32, 16, 8 or 4")
+_IS_BITS = Rule(lambda bits: bits in dgt_choices.LOW_BITS, "must be 32, 16, 8 or 4")
 
 TOPIC = Topic(
     "DGT: blocks that contribute little travel in datagrams (--router=dgt)",
     (
         integer(
             "dgt_channels", 3, "Channels for datagrams; 0: all is reliable.", low=0,
-            high=dgt.MAX_CHANNELS,
+            high=dgt_choices.MAX_CHANNELS,
         ),
         number("dgt_k", 0.8, "Fraction of blocks that are reliable.", low=0.0, high=1.0),
         number("dgt_k_min", 0.2, "Least fraction with --dgt_adaptive_k.", low=0.0, high=1.0),
@@ -39,14 +39,14 @@ TOPIC = Topic(
             "dgt_reception",
             "diff",
             "What comes late is added to the next step, or dropped.",
-            dgt.RECEPTIONS,
+            dgt_choices.RECEPTIONS,
         ),
         switch("dgt_send_drop", "A control: throw unreliable blocks away at the sender."),
         choice(
             "dgt_random",
             "0",
             "A control: rank at random, anew in each step, or always the same as the original.",
-            dgt.RANDOM,
+            dgt_choices.RANDOM,
         ),
         switch("dgt_clear_zero", "Leave out blocks of zeros.", default=True),
         integer(
@@ -76,14 +76,17 @@ TOPIC = Topic(
             "dgt_marker",
             "step",
             "Whose reliable part ends the wait: the step's, or each tensor's own.",
-            dgt.MARKERS,
+            dgt_choices.MARKERS,
         ),
         number(
             "dgt_loss_ema", 0.0, "Weight of the past in the loss that k follows.", low=0.0,
             high=0.9999,
         ),
         choice(
-            "dgt_scope", "tensor", "k of each tensor's blocks, or of all of a shard's.", dgt.SCOPES
+            "dgt_scope",
+            "tensor",
+            "k of each tensor's blocks, or of all of a shard's.",
+            dgt_choices.SCOPES,
         ),
         integer("dgt_mtu", 1472, "Most bytes in a datagram; 1452 for IPv6.", low=128, high=65_507),
         choice(

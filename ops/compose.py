@@ -21,7 +21,7 @@ from ops.collectives import THROUGH_PS
 from ops.grouping import AutoGroups
 from ops.local_update import LocalUpdate
 from ops.methods import METHODS, Method
-from ops.routing.dgt import DgtChoices
+from ops.routing.dgt_choices import DgtChoices
 from ops.server_update import ServerUpdate
 from ops.types import ConfigurationError, Kind
 

@@ -9,7 +9,8 @@ from absl import flags
 
 from cluster import dgt_flags
 from cluster.flags import read_run
-from ops.routing.dgt import Dgt, DgtChoices
+from ops.routing.dgt import Dgt
+from ops.routing.dgt_choices import DgtChoices
 from ops.routing.transport import Transport
 from ops.types import ConfigurationError
 from tests.command_line import given
