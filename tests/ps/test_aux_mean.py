@@ -18,7 +18,7 @@ from ps.aux_mean import AuxMean
 from ps.core import PsCore
 from ps.pushes import NonFinite, PushDecoder
 from tests.harness import KERNELS, SPEC, method
-from tests.ps.test_core import core_of, join, of
+from tests.ps.cores import core_of, join, of
 
 START = np.float32([1, 2, 3])
 

@@ -7,7 +7,7 @@ from ops import grouping
 from ps import events, reported
 from ps.group_accounts import GroupAccounts
 from tests.harness import MiniRun, method
-from tests.ps.test_core import core_of, join, of, push
+from tests.ps.cores import core_of, join, of, push
 
 VECTOR = [(3,), (3,), (1, 2), (3,), (1, 2), (1, 2), (3,)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from ps import events
 from tests.harness import method
-from tests.ps.test_core import core_of, join, of, push
+from tests.ps.cores import core_of, join, of, push
 
 
 def replies_by_worker(actions):

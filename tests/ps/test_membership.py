@@ -1,5 +1,6 @@
 """Leases, suspicion, epochs with lives, and whom a following shard misses: cores alone."""
 
+import numpy as np
 import pytest
 
 from ops.sync import SyncRule
@@ -10,7 +11,7 @@ from ps.core import PsCore
 from ps.epoch_words import epoch_of, message_of
 from ps.membership import Coordinator, Follower
 from tests.harness import KERNELS, method
-from tests.ps.test_core import core_of, join, np, of, push
+from tests.ps.cores import core_of, join, of, push
 
 LEASE = 9.0
 

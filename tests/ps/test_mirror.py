@@ -7,7 +7,7 @@ from ops.down_codecs import Operation
 from ops.types import ConfigurationError, Update
 from ps import events
 from tests.harness import method
-from tests.ps.test_core import core_of, join, of
+from tests.ps.cores import core_of, join, of
 
 NONE = Update(np.empty(0, np.int64), np.empty(0, np.float32))
 

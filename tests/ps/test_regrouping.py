@@ -11,7 +11,7 @@ from ops.types import ConfigurationError
 from ps import events
 from ps.epoch_words import epoch_of, message_of
 from tests.harness import method
-from tests.ps.test_core import core_of
+from tests.ps.cores import core_of
 from tests.timed import TimedRun
 
 SPEEDS = [0.1, 0.1, 0.3, 0.3]

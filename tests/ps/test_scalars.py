@@ -7,7 +7,7 @@ from ps.datagram_accounts import received
 from ps.scalars import PsScalars
 from tests.harness import method
 from tests.ops.test_scalars import read
-from tests.ps.test_core import core_of, join, push
+from tests.ps.cores import core_of, join, push
 
 
 def pushed(core, count, base):
