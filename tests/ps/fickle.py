@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from ops import wire
-from ops.down_codecs import Operation
+from ops.down_codecs import DownAuto, Operation
 from ops.routing import place
 from ops.schedule import Budget, Schedule
 from ops.types import ModelSpec, TensorSpec
@@ -21,7 +21,7 @@ from ps.core import PsCore
 from ps.members import CoreConfig
 from ps.membership import Coordinator
 from ps.pushes import PushDecoder
-from tests.harness import KERNELS
+from tests.harness import KERNELS, method
 from worker.core import WorkerCore
 from worker.exchanged import ShardReply
 from worker.push_messages import push_messages
@@ -29,6 +29,21 @@ from worker.push_messages import push_messages
 SPEC = ModelSpec((TensorSpec("kernel", (6, 5)), TensorSpec("b", (5,)), TensorSpec("one", (1,))))
 SIZE = SPEC.num_parameters
 LEASE_SECONDS = 10.0
+
+
+def sending(down_codec="sparse", name="asgd", nb_workers=2, codec="topk", **choices):
+    """A method whose shards reply by `down_codec`, to pushes of `codec`."""
+    choices = {"compression_rate": 0.2, **choices}
+    overrides = {"down_codec": down_codec, "codec": codec, **choices.pop("overrides", {})}
+    return method(name, nb_workers=nb_workers, overrides=overrides, **choices)
+
+
+def eager(chosen):
+    """Let auto switch by the share of entries alone, however large pushes are."""
+    down_codec = chosen.down_codec
+    if isinstance(down_codec, DownAuto):
+        down_codec = dataclasses.replace(down_codec, push_factor=0.0)
+    return dataclasses.replace(chosen, down_codec=down_codec)
 
 
 class Life:
