@@ -11,7 +11,7 @@ from ops.types import ConfigurationError, Link
 from proto import convert
 from proto import thinwire_pb2 as pb
 from tests.command_line import given
-from tests.worker.test_core import SPEC, normed_core, numbers, start
+from tests.worker.cores import SPEC, normed_core, numbers, start
 from worker.exchange import Exchange
 from worker.push_messages import push_messages
 

@@ -1,0 +1,59 @@
+"""A worker's core of a small model, and the replies that a test hands it."""
+
+import numpy as np
+
+from ops import kernels, routing
+from ops.down_codecs import Operation
+from ops.types import Block, CodedValues, ModelSpec, TensorSpec
+from tests.harness import method
+from worker.core import WorkerCore
+from worker.exchanged import ShardReply
+
+BODIES = kernels.load("numpy")
+SPEC = ModelSpec((TensorSpec("w", (3, 4)), TensorSpec("b", (4,)), TensorSpec("s", (1,))))
+SIZE = SPEC.num_parameters
+
+
+def float32_block(slot, size, indices, values):
+    return Block(slot, size, indices, CodedValues("float32", np.asarray(values, np.float32)))
+
+
+def core_of(name="asgd", nb_ps=1, **choices):
+    chosen = method(name, nb_workers=1, **choices)
+    return WorkerCore(SPEC, routing.place(SPEC, nb_ps), chosen, BODIES, [1, 1])
+
+
+def reply(layout, operation=Operation.FULL, values=None, blocks=None, **fields):
+    """A reply of one shard; `values` [shard size] fill it whole."""
+    if blocks is None:
+        offsets = layout.offsets
+        blocks = [
+            float32_block(slot, piece.size, None, values[offsets[slot] : offsets[slot + 1]])
+            for slot, piece in enumerate(layout.slices)
+        ]
+    given = {"version": 0, "generation": 0, "learning_rate": 0.5, "samples": 0, "stop": False}
+    return ShardReply(operation, blocks, **{**given, **fields})
+
+
+def start(core, model):
+    """Hand the core the model, as its first pull does."""
+    return core.finish([reply(layout, values=part(layout, model)) for layout in core.layouts])
+
+
+def part(layout, model):
+    starts = [SPEC.offsets[piece.tensor] + piece.start for piece in layout.slices]
+    return np.concatenate(
+        [model[s : s + piece.size] for s, piece in zip(starts, layout.slices, strict=True)]
+    )
+
+
+def numbers(seed=0):
+    return np.random.default_rng(seed).standard_normal(SIZE, np.float32)
+
+
+STATISTICS = np.float32([1, 2, 3])
+
+
+def normed_core(**choices):
+    chosen = method("asgd", nb_workers=1, **choices)
+    return WorkerCore(SPEC, routing.place(SPEC, 1), chosen, BODIES, [1, 1], STATISTICS)
