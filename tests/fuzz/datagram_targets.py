@@ -1,10 +1,9 @@
-"""Datagrams: what one says, how steps are put together of them, whose they are."""
+"""Datagrams: what one says, and how steps are put together of them."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -12,12 +11,7 @@ from ops.routing import datagram_format as form
 from ops.routing.assembler import Assembler
 from ops.routing.routed import Announced, Encoding, Manifest, Unreliable
 from ops.types import Block, CodedValues
-from proto import thinwire_pb2 as pb
-from proto.framing import Malformed
-from ps import events
-from ps.pushes import NonFinite
 from tests.fuzz.target import Reader, Target
-from tests.fuzz.wire_targets import mend_lengths
 from tests.ops.datagram_samples import (
     CHANNELS,
     ENTRIES,
@@ -33,12 +27,12 @@ from tests.ops.datagram_samples import (
     signed,
     sparse_part,
 )
-from tests.ps.port import Port
 
 _WORDS = form.HEADER_BYTES // 4
 #: The step that templates are of; programs reach a few before and after it.
 _STEP = 5
-_MOST_CALLS = 60
+#: Of one program.
+MOST_CALLS = 60
 
 
 @functools.cache
@@ -130,7 +124,7 @@ class _Steps:
         """Do what the bytes say."""
         verbs = (self._feed, self._feed, self._feed, self._mark, self._mark, self._end, self._close,
                  self._wait, self._again)  # fmt: skip
-        for _ in range(_MOST_CALLS):
+        for _ in range(MOST_CALLS):
             if not self.source:
                 break
             self.source.choice(verbs)()
@@ -222,128 +216,7 @@ def _assembler_seeds() -> list[bytes]:
     return [b"\0" + whole + mark + close, b"\2" + mark + whole + close, b"\1" + mark + close * 3]
 
 
-# -- sessions ------------------------------------------------------------------------------------
-
-
-class _Talk:
-    """A real port and core; two workers whose leave to speak the program abuses."""
-
-    def __init__(self, source: Reader) -> None:
-        self.source = source
-        choices: dict[str, Any] = {"overrides": {"sync": "asp"}, "dgt_wait_ms": 50.0}
-        if source.number() % 2:
-            choices["dgt_marker"] = "tensor"
-        self.port = Port(nb_workers=2, **choices)
-        self.honest, self.rogue = self.port.join(1), self.port.join(2)
-        self.sent: list[tuple[bytes, int]] = []
-
-    def run(self) -> None:
-        """Do what the bytes say; the honest worker's pushes come through."""
-        verbs = (self._take, self._take, self._mark, self._mark, self._wait, self._join, self._send)
-        for _ in range(_MOST_CALLS):
-            if not self.source:
-                break
-            self.source.choice(verbs)()
-            self.port.tick()
-        before = len(self._replies())
-        self.honest.push(self.honest.begin())
-        self.port.now += 1.0
-        self.port.tick()
-        assert len(self._replies()) == before + 1
-        assert np.isfinite(self.port.theta).all()
-
-    def _replies(self) -> list[events.Reply]:
-        return [each for each in self.port.replies if each.worker == self.honest.number]
-
-    def _send(self) -> None:
-        outgoing = self.rogue.begin(step=1 + self.source.number() % 8)
-        found = self.rogue.datagrams(outgoing)
-        self.sent += found
-        for data, size in found[self.source.number() % 4 :]:
-            self.port.receptions.take(memoryview(data), size)
-
-    def _take(self) -> None:
-        source = self.source
-        if source.number() % 4 == 0 or not self.sent:
-            data = bytearray(source.piece())
-            size = source.number(2)
-        else:
-            one, size = source.choice(self.sent)
-            data = bytearray(one)
-            for _ in range(source.number() % 4):
-                data[source.number() % len(data)] = source.number()
-            if source.number() % 2:
-                size = min(size, len(data))
-                form.sign(memoryview(data)[:size], size, self.rogue.welcome.datagrams.key)
-        before = sum(self.port.dropped().values()) + self._num_taken()
-        num_fed = -(-len(data) // size) if size else 0
-        if size:
-            self.port.receptions.take(memoryview(bytes(data)), size)
-            after = sum(self.port.dropped().values()) + self._num_taken()
-            assert after >= before + (num_fed > 0)
-
-    def _num_taken(self) -> int:
-        return sum(sum(books.num_datagrams) for _, books in self.port.receptions.books())
-
-    def _mark(self) -> None:
-        source = self.source
-        outgoing = self.rogue.begin(step=1 + source.number() % 8)
-        for push, payload in self.rogue.messages(outgoing):
-            spoilt = source.number()
-            if spoilt & 1:
-                _spoil(push, source)
-                payload = memoryview(push.payload or bytes(payload))
-            if spoilt & 2:
-                push.more = not push.more
-            with contextlib.suppress(Malformed, NonFinite):
-                self.port.receptions.mark(self.rogue.number, push, payload)
-            if spoilt & 4:
-                break
-
-    def _wait(self) -> None:
-        self.port.now += self.source.number() / 100
-
-    def _join(self) -> None:
-        if self.source.number() % 4:
-            self.port.receptions.keep([1])
-        else:
-            self.port.queue.append(events.Lost(2, self.rogue.incarnation))
-            self.rogue = self.port.join(2, self.rogue.incarnation + 1)
-
-
-def _spoil(push: pb.Push, source: Reader) -> None:
-    """Change one thing about a push."""
-    match source.number() % 7:
-        case 0:
-            push.incarnation = source.interesting() % 2**64
-        case 1:
-            for each in push.manifest.channels:
-                each.count, each.first = source.interesting() % 2**32, source.number()
-        case 2:
-            push.loss = source.real()
-        case 3:
-            push.manifest.channels.add(channel=source.number() % 9, count=source.number())
-        case 4 if push.blocks:
-            block = push.blocks[source.number() % len(push.blocks)]
-            block.coding, block.index_bytes = source.number() % 9, source.number()
-            push.payload = source.piece()
-            mend_lengths(push)
-        case 5:
-            push.step = source.interesting() % 2**64
-        case _:
-            push.epoch, push.base_version = source.number(), source.interesting() % 2**64
-
-
-def reception(data: bytes) -> None:
-    """Streams and datagrams of a worker that abuses its session, before a real core."""
-    _Talk(Reader(data)).run()
-
-
 TARGETS = {
     "datagram": Target("received buffers", datagram, _datagram_seeds, longest=1024),
     "assembler": Target("steps put together, any order", assembler, _assembler_seeds, longest=1024),
-    "reception": Target(
-        "sessions, marks and datagrams before a core", reception,
-        lambda: [bytes([0, 6, 1, 0, 2, 1, 0]), bytes(range(64))], longest=512,
-    ),
-}  # fmt: skip
+}

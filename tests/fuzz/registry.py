@@ -8,9 +8,11 @@ from tests.fuzz.target import Target
 
 #: Module -> the names in its TARGETS.
 MODULES: dict[str, tuple[str, ...]] = {
-    "wire_targets": ("framing", "push", "block", "positions", "exponents", "hello", "manifest"),
+    "wire_targets": ("framing", "push", "hello", "manifest"),
+    "coding_targets": ("block", "positions", "exponents"),
     "reply_targets": ("reply", "membership", "documents", "peers", "holding"),
-    "datagram_targets": ("datagram", "assembler", "reception"),
+    "datagram_targets": ("datagram", "assembler"),
+    "session_targets": ("reception",),
     "disk_targets": ("record", "journal", "checkpoint", "saved", "metrics", "esync_logs"),
     "data_targets": ("idx", "cifar", "pickle", "tfrecord", "index_file", "adacomp", "image_size"),
     "text_targets": ("groups", "fractions", "hosts", "speeds", "tf_config", "credentials"),

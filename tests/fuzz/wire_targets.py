@@ -1,16 +1,14 @@
-"""What a shard decodes of its clients' messages: framing, pushes, blocks, Hellos, manifests."""
+"""What a shard decodes of its clients' messages: framing, pushes, Hellos, manifests."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from typing import Any
 
 import numpy as np
 
-from ops import index_codings, value_codings, wire
-from ops.types import Kind, LowRankBlock, RangedBlock, ShardLayout
-from ops.wire import WireError
+from ops import wire
+from ops.types import Kind, ShardLayout
 from proto import convert, manifests
 from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
@@ -24,9 +22,6 @@ from tests.proto.samples import GOLDEN, samples
 
 LARGEST_PAYLOAD_BYTES = 1 << 16
 ENVELOPES = (pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromPeer)
-#: Entries of a block's slot; the last one is far larger than what comes.
-SIZES = (0, 1, 7, 28, 255, 5000, 1 << 24)
-DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 
 def golden(kind: str) -> list[bytes]:
@@ -166,117 +161,6 @@ def m_is_push(message: Any) -> bool:
     return isinstance(message, pb.ToServer) and message.WhichOneof("body") == "push"
 
 
-# -- blocks ------------------------------------------------------------------------------------
-
-
-def block(data: bytes) -> None:
-    """Decode one block; what decodes is coded again and must be the same."""
-    source = Reader(data)
-    size, dtype = source.choice(SIZES), source.choice(DTYPES)
-    coding, count = source.number() % 10, source.interesting()
-    parameter, value_coding = source.interesting() % 2**32, source.number() % 3
-    scale, index = source.choice((1.0, 0.0, 0.5, 3e38, -1.0, float("nan"))), source.piece()
-    values = source.rest()
-    with contextlib.suppress(WireError):
-        found = wire.decode_block(
-            0, count, coding, parameter, memoryview(index), dtype, scale,
-            memoryview(values), size, value_coding,
-        )  # fmt: skip
-        assert found.size == size and found.values.data.size <= max(size, 1)
-        if isinstance(found, LowRankBlock | RangedBlock):
-            return
-        if found.indices is not None and found.indices.size:
-            assert found.indices[0] >= 0 and found.indices[-1] < size
-            assert (np.diff(found.indices) > 0).all()
-        _code_again(found)
-
-
-def _code_again(found: Any) -> None:
-    coded = wire.IndexChooser().encode(found)
-    again = wire.decode_block(
-        0, coded.count, coded.coding, coded.coding_parameter, memoryview(coded.index_bytes),
-        coded.value_dtype, coded.scale, memoryview(coded.value_bytes), found.size,
-        coded.value_coding,
-    )  # fmt: skip
-    assert again.values.data.tobytes() == found.values.data.tobytes()
-    full = found.indices is None or found.indices.size == found.size
-    assert full or (again.indices == found.indices).all()
-
-
-def _block_seeds() -> list[bytes]:
-    indices = np.array([1, 5, 6, 20], np.int64)
-    coded = {
-        1: index_codings.encode_bitmap(indices, 28),
-        2: index_codings.encode_rice(indices, 1),
-        3: index_codings.encode_deflated_gaps(indices),
-        4: index_codings.encode_uint32(indices),
-        5: index_codings.encode_elias_fano(indices, 2),
-        7: b"\4\0\0\0\x11",
-    }
-    low_bits = {2: 1, 5: 2}
-    seeds = [bytes([3, 0, 0, 28, 0, 0, 0, 0, 0]) + np.ones(28, "<f4").tobytes()]
-    for dtype, (coding, index) in itertools.product(range(4), coded.items()):
-        head = bytes([3, dtype, coding, 4, low_bits.get(coding, 0), 0, 0])
-        seeds.append(head + joined([index]) + bytes(4 * (4, 2, 2, 1)[dtype]))
-    exponents = value_codings.encode_exponents(np.float32([1, -2, 3, 4]))
-    seeds.append(bytes([3, 0, 4, 4, 0, 1, 0]) + joined([coded[4]]) + exponents)
-    factors = b"\0\0\0\0\7\0\0\0\0\0\x80\x3f"
-    seeds.append(bytes([3, 0, 6, 11, 1, 0, 0]) + joined([factors]) + bytes(44))
-    return seeds
-
-
-def positions(data: bytes) -> None:
-    """Code positions in every way; each must come back."""
-    source = Reader(data)
-    gaps = np.frombuffer(source.rest()[: 2 * (len(data) // 2)].ljust(2, b"\0"), "<u2")
-    gaps = gaps[: gaps.size].astype(np.int64)
-    scale = 1 << (int(gaps[0]) % 17)
-    indices = np.cumsum(gaps * scale + 1) - 1
-    size, count = int(indices[-1]) + 1 + int(gaps[-1]), indices.size
-    pairs: list[tuple[bytes, Any]] = [
-        (index_codings.encode_uint32(indices), index_codings.decode_uint32),
-        (index_codings.encode_deflated_gaps(indices), index_codings.decode_deflated_gaps),
-    ]
-    if size > 1 << 32:
-        pairs = []
-    for coded, decode in pairs:
-        np.testing.assert_array_equal(decode(memoryview(coded), count), indices)
-    for name in ("rice", "elias_fano"):
-        low, expected = getattr(index_codings, f"best_{name}")(indices)
-        if expected > 1 << 20:
-            continue
-        coded = getattr(index_codings, f"encode_{name}")(indices, low)
-        assert len(coded) == expected
-        decode = getattr(index_codings, f"decode_{name}")
-        np.testing.assert_array_equal(decode(memoryview(coded), count, size, low), indices)
-    if size < 1 << 20:
-        coded = index_codings.encode_bitmap(indices, size)
-        found = index_codings.decode_bitmap(memoryview(coded), count, size)
-        np.testing.assert_array_equal(found, indices)
-
-
-def exponents(data: bytes) -> None:
-    """Decode deflated exponents of any description."""
-    source = Reader(data)
-    width, count, exact = source.choice((2, 4, 1, 3, 8)), source.interesting(), source.number() % 2
-    coded = source.rest()
-    with contextlib.suppress(WireError):
-        plain = value_codings.decode_exponents(memoryview(coded), count, width)
-        assert len(plain) == count * width
-    if exact and len(coded) >= 4:
-        values = np.frombuffer(coded[: len(coded) // 4 * 4], "<f4")
-        again = value_codings.encode_exponents(values)
-        plain = value_codings.decode_exponents(memoryview(again), values.size, 4)
-        assert bytes(plain) == values.tobytes()
-
-
-def _exponent_seeds() -> list[bytes]:
-    values = np.float32([1, -2, 3, 4])
-    coded = value_codings.encode_exponents(values)
-    half = value_codings.encode_exponents(values.astype(np.float16))
-    return [b"\1\4\0" + coded, b"\0\4\0" + half, b"\1\4\1" + values.tobytes()]
-
-
 # -- introductions -----------------------------------------------------------------------------
 
 _FINGERPRINT = method("asgd").fingerprint()
@@ -335,11 +219,6 @@ TARGETS = {
     "push": Target(
         "Push messages to events, and into the journal", push, _push_seeds, message=pb.Push, head=2
     ),
-    "block": Target("coded blocks: positions and values", block, _block_seeds),
-    "positions": Target(
-        "positions through every coding", positions, lambda: [b"\1\0\2\0\xff\xff", bytes(40)]
-    ),
-    "exponents": Target("deflated exponents", exponents, _exponent_seeds),
     "hello": Target("Hellos: identity, model, link", hello, _hello_seeds, message=pb.Hello, head=1),
     "manifest": Target("manifests of datagrams", manifest, _manifest_seeds, message=pb.Manifest),
 }
