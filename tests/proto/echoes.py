@@ -1,0 +1,34 @@
+"""A server that says again what it hears, and its clients."""
+
+import contextlib
+
+from proto import channel_grpc
+
+WAIT_SECONDS = 20.0
+
+
+def echo(stream):
+    """Say again what is heard."""
+    for data in stream.incoming():
+        stream.send((data,))
+
+
+@contextlib.contextmanager
+def serving(handler, max_streams=4):
+    """A server, while it is needed."""
+    server = channel_grpc.serve("127.0.0.1", 0, handler, max_streams)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def connected(server, link=None):
+    """A stream to it, open."""
+    stream = channel_grpc.ClientStream(f"127.0.0.1:{server.port}", link)
+    try:
+        stream.open(WAIT_SECONDS)
+        yield stream
+    finally:
+        stream.close()
