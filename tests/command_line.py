@@ -1,11 +1,14 @@
 """The command line of ``main.py`` without a process: flags parsed here, as they were afterwards."""
 
 import contextlib
+import dataclasses
 
 from absl import flags
 from absl.testing import flagsaver
 
 import main
+from cluster.flags import read_run
+from worker import flags as worker_flags
 
 
 @contextlib.contextmanager
@@ -28,3 +31,26 @@ def own_flags() -> dict[str, flags.Flag]:
         topics = values.flags_by_module_dict().items()
         return {flag.name: flag for topic, members in topics if "." not in topic
                 for flag in members}  # fmt: skip
+
+
+def run_of(*arguments):
+    """Return the Run of a command line."""
+    with given(*arguments):
+        return read_run()
+
+
+def worker_of(*arguments):
+    """Return a worker's own settings."""
+    with given(*arguments) as values:
+        return worker_flags.read(values.nb_workers)
+
+
+def device_of(*arguments):
+    """All numbers that emulate a worker, by name."""
+    own = dataclasses.asdict(worker_of(*arguments))
+    found = {}
+    for settings in (own, *(value for value in own.values() if isinstance(value, dict))):
+        found |= settings
+        for value in settings.values():
+            found |= value if isinstance(value, dict) else {}
+    return found

@@ -5,7 +5,7 @@ from absl import flags
 
 from ops.down_codecs import DownAuto, DownDelta, DownSparse
 from ops.types import ConfigurationError
-from tests.cluster.test_flags import given, run_of
+from tests.command_line import given, run_of
 from tests.harness import method
 
 

@@ -5,7 +5,7 @@ import pytest
 from ops.grouping import AutoGroups
 from ops.placement import ByHash, BySpeed
 from ops.types import ConfigurationError
-from tests.cluster.test_flags import run_of
+from tests.command_line import run_of
 
 
 def test_groups_by_speed():

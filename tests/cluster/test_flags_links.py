@@ -5,8 +5,7 @@ import pytest
 from cluster.flags import read_run
 from cluster.simulator import flags as simulator_flags
 from ops.types import ConfigurationError
-from tests.cluster.test_flags import device_of, worker_of
-from tests.command_line import given
+from tests.command_line import device_of, given, worker_of
 from worker import flags as worker_flags
 
 

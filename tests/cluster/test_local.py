@@ -3,118 +3,23 @@
 And the launcher of this machine, as far as it can be tried without TensorFlow.
 """
 
-import collections
 import json
 import os
 import signal
-import sys
-import types
 
 import pytest
 
 from cluster import launch, local
 from cluster.flags import read_run
 from proto.channel_grpc import Unreachable
+from tests.cluster.pretended import ALL, ENDLESS, STUBBORN, FakeLauncher, Script, pretending
 from tests.command_line import given
 from worker import flags as worker_flags
-
-Script = collections.namedtuple("Script", "turns code on_signal", defaults=(3, 0, "its code"))
-#: It never ends by itself, and ignores what it is told.
-STUBBORN = Script(turns=10**9, on_signal="nothing")
-#: It never ends by itself; told to end, it does with 130.
-ENDLESS = Script(turns=10**9, code=130)
-
-
-class FakeProcess:
-    """Ends with `code` after so many turns, or when it is told to."""
-
-    def __init__(self, script):
-        self.script, self.turns, self.code, self.heard = script, 0, None, []
-
-    def turn(self):
-        self.turns += 1
-        if self.code is None and self.turns >= self.script.turns:
-            self.code = self.script.code
-
-    def poll(self):
-        return self.code
-
-    def send_signal(self, number):
-        self.heard.append(number)
-        if self.script.on_signal == "its code":
-            self.code = self.script.code
-
-    def kill(self):
-        self.heard.append(signal.SIGKILL)
-        self.code = -signal.SIGKILL
-
-    def wait(self):
-        assert self.code is not None, "waits for a node that does not end"
-        return self.code
-
-
-class FakeLauncher:
-    """Starts nodes by script; `at_turn` may do something of its own."""
-
-    addresses = ("127.0.0.1:7", "127.0.0.1:8")
-
-    def __init__(self, scripts, at_turn=None, settled=None):
-        self.scripts, self.at_turn, self.settled = scripts, at_turn, settled
-        self.nodes, self.processes, self.turns, self.closed = {}, {}, 0, False
-        self.lives = collections.Counter()
-
-    def start(self, node):
-        self.nodes[node.name] = node
-        script = self.scripts.get(node.name, Script())
-        if isinstance(script, list):  # one for each life
-            script = script[node.num_restarts]
-        if script is None:
-            raise Unreachable("no such host")
-        self.lives[node.name] += 1
-        self.processes[node.name] = FakeProcess(script)
-        return self.processes[node.name]
-
-    def settle(self):
-        if self.settled is not None:
-            raise self.settled
-
-    def tend(self):
-        self.turns += 1
-        if self.at_turn is not None:
-            self.at_turn(self.turns)
-        for process in self.processes.values():
-            process.turn()
-
-    def close(self):
-        assert all(process.code is not None for process in self.processes.values())
-        self.closed = True
-
-    def heard(self, name):
-        return self.processes[name].heard
 
 
 @pytest.fixture
 def cluster(monkeypatch, tmp_path):
-    """A function (scripts, *flags, ...) -> (exit code, launcher)."""
-    monkeypatch.setattr(launch, "_TURN_SECONDS", 0)
-    monkeypatch.setattr(launch, "_KILL_AFTER_SECONDS", 0.02)
-
-    def run(scripts=(), *flags, **behaviour):
-        launcher = FakeLauncher(dict(scripts), **behaviour)
-        module = types.SimpleNamespace(prepare=lambda run: launcher)
-        monkeypatch.setitem(sys.modules, "fake_launcher", module)
-        monkeypatch.setitem(launch.LAUNCHERS, "local", "fake_launcher")
-        usual = ("--type_node=Cluster", "--nb_workers=2", "--nb_ps=2", f"--run_dir={tmp_path}")
-        with given(*usual, *flags):
-            try:
-                return launch.main(read_run()), launcher
-            finally:
-                assert launcher.closed or not launcher.nodes
-
-    return run
-
-
-ALL = {"ps-0", "ps-1", "worker-1", "worker-2", "supervisor-0"}
+    return pretending(monkeypatch, tmp_path)
 
 
 def test_it_starts_everybody_once_and_ends_with_0(cluster):
@@ -189,71 +94,6 @@ def test_who_does_not_end_is_killed(cluster):
     assert launcher.heard("worker-2")[0] == signal.SIGINT
     assert launcher.heard("worker-2")[-1] == signal.SIGKILL
     assert signal.SIGKILL not in launcher.heard("ps-0")
-
-
-KILLED, CRASHED = Script(2, -9), Script(2, 1)
-
-
-@pytest.fixture
-def hasty(monkeypatch):
-    monkeypatch.setattr("cluster.restarts._FIRST_PAUSE_SECONDS", 0.0)
-
-
-@pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize(
-    ("lives", "num_lives", "code"),
-    [
-        ([KILLED, CRASHED, Script(5)], 3, 0),
-        ([KILLED, Script(2, 4), Script(5)], 3, 0),  # its life before still held its id
-        ([Script(2, 3), Script(5)], 2, 0),
-        ([KILLED] * 9, 4, 0),  # given up; a killed worker does not spoil the run
-        ([CRASHED] * 9, 4, 1),
-        ([KILLED, None, None, Script(5)], 2, 0),  # a host that is away counts as a death
-        ([Script(2, 0)] * 2, 1, 0),
-        ([Script(2, 2)] * 2, 1, 2),
-        ([Script(2, 4)] * 2, 1, 4),
-        ([Script(2, 5)] * 2, 1, 5),
-        ([Script(2, 130)] * 2, 1, 130),
-    ],
-)
-def test_a_worker_that_dies_is_started_again(cluster, lives, num_lives, code):
-    quiet = {"ps-0": Script(80), "ps-1": Script(80), "worker-1": Script(80)}
-    got, launcher = cluster(quiet | {"worker-2": lives}, "--restart_workers=3")
-    assert launcher.lives == {"worker-2": num_lives} | dict.fromkeys(ALL - {"worker-2"}, 1)
-    assert got == code
-    flags = launcher.nodes["worker-2"].flags
-    told = [flag for flag in flags if flag.startswith("--num_restarts=")]
-    restarts = launcher.nodes["worker-2"].num_restarts
-    assert told == ([f"--num_restarts={restarts}"] if restarts else [])
-    assert len(flags) == len(set(flags))
-
-
-@pytest.mark.usefixtures("hasty")
-def test_all_workers_may_die_at_once(cluster):
-    scripts = {name: [KILLED, Script(5)] for name in ("worker-1", "worker-2")}
-    scripts |= {"ps-0": Script(40), "ps-1": Script(40)}
-    code, launcher = cluster(scripts, "--restart_workers=1")
-    assert code == 0
-    assert not launcher.heard("ps-0")
-
-
-def test_nobody_is_started_again_unless_asked_or_when_the_run_is_over(cluster):
-    _, launcher = cluster({"worker-1": [KILLED, Script(5)]})
-    assert launcher.lives["worker-1"] == 1
-    scripts = {"worker-1": [Script(9, -9), Script(5)], "ps-0": Script(2), "ps-1": Script(99, -9)}
-    code, launcher = cluster(scripts, "--restart_workers=3")
-    assert launcher.lives["worker-1"] == 1
-    assert code == 3  # a dead PS ends a cluster
-
-
-def test_a_signal_ends_the_wait_for_another_start(cluster):
-    def at_turn(turn):
-        if turn == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    scripts = dict.fromkeys(ALL, ENDLESS) | {"worker-2": [KILLED, Script(5)]}
-    code, launcher = cluster(scripts, "--restart_workers=3", at_turn=at_turn)
-    assert (code, launcher.lives["worker-2"]) == (130, 1)
 
 
 def test_whoever_insists_gets_the_nodes_killed(cluster, monkeypatch):
