@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.elastic import House, wait_for
+from tests.elastic import House
+from tests.elastic_nodes import wait_for
 from tests.harness import method
 
 pytestmark = pytest.mark.timeout(300)

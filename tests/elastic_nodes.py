@@ -1,0 +1,215 @@
+"""Nodes of `tests.elastic`: real shards and workers in one process, which die and come back."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+import types
+
+import numpy as np
+
+from ops import agreement
+from ops.schedule import Budget, Schedule
+from ops.sync import SyncRule
+from ops.types import Link
+from proto.channel_grpc import Unreachable
+from proto.session import Refused
+from ps.aux_mean import AuxMean
+from ps.core import PsCore
+from ps.follow import Leader
+from ps.handshake import hello_to_leader, identity
+from ps.members import CoreConfig
+from ps.membership import Coordinator, Follower
+from ps.server import ShardServer
+from tests.harness import KERNELS, SPEC, Softmax
+from worker.flags import Device, WorkerFlags
+from worker.participant import Participant
+from worker.shard_client import Halted
+
+PROBLEM = Softmax()
+
+
+def wait_for(condition, seconds=30.0, what="the condition"):
+    """Look until it holds; time in which this process was stopped does not count."""
+    waited, before = 0.0, time.monotonic()
+    while not condition():
+        assert waited < seconds, f"{what} was not seen in {seconds:g} s"
+        threading.Event().wait(0.01)
+        now = time.monotonic()
+        waited, before = waited + min(0.1, now - before), now
+
+
+class Shard:
+    """One shard with its writer thread; may die and come back at the same port."""
+
+    def __init__(self, house, number):
+        self.house, self.number, self.port, self.generation = house, number, 0, 0
+        self.applied = []  # (version before, worker, incarnation, step)
+        self.saved = None  # newest snapshot
+        self.leader = None
+        self.start()
+
+    def start(self):
+        house, number = self.house, self.number
+        layout, rule = house.layouts[number], house.method.sync
+        initial = np.random.default_rng(1).normal(size=28).astype(np.float32) * 0.1
+        theta = np.concatenate(
+            [initial[SPEC.offsets[p.tensor] + p.start : SPEC.offsets[p.tensor] + p.stop]
+             for p in layout.slices]
+        )  # fmt: skip
+        config = CoreConfig(
+            Budget(house.iter_max), Schedule(0.1), house.nb_workers, self.generation,
+            offsets=layout.offsets, **house.config,
+        )  # fmt: skip
+        if number == 0:
+            member = Coordinator(house.nb_workers, house.lease_seconds)
+        else:
+            member = Follower(house.nb_workers, house.lease_seconds)
+            rule = SyncRule(rule.groups)
+        aux = AuxMean(num_slots=house.method.num_averaged(28)) if number == 0 else None
+        self.core = PsCore(config, house.method, theta, KERNELS, member, rule, aux)
+        if self.saved is not None:
+            self.core.restore(copy.deepcopy(self.saved))
+            self.applied = [each for each in self.applied if each[0] < self.core.version]
+        self._keep_what_is_applied()
+        self.server = ShardServer(
+            self.core, layout, layout.size / 28, self._save, house.lease_seconds, 32
+        )
+        self.port = self.server.listen("127.0.0.1", self.port)
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def open(self):
+        """Join shard 0, and let clients in."""
+        mine = identity("run", self.number, self.house.nb_ps, self.generation,
+                        agreement.fingerprint(self.house.run), SPEC, [])  # fmt: skip
+        if self.number:
+            self.leader = Leader(
+                self.house.leader_wires[self.number].address, hello_to_leader(mine),
+                self.house.layouts[self.number], self.server.queue.put, lambda: "{}",
+                is_wanted=lambda: bool(self.server.connections.workers),
+            )  # fmt: skip
+            self.leader.connect(20.0)
+            self.server.on_missed = self.leader.miss
+            self.leader.follow(20.0)
+        self.server.open_for(mine, "{}")
+
+    def _run(self):
+        self.server.run_until(self.ended.is_set)
+
+    def _save(self, version, state):
+        self.saved = state
+
+    def _keep_what_is_applied(self):
+        keep, core = self.core.accounts.applied, self.core
+
+        def applied(push, version, group):
+            self.applied.append((core.version - 1, push.worker, push.incarnation, push.step))
+            keep(push, version, group)
+
+        core.accounts.applied = applied
+
+    def snapshot(self):
+        """Save now."""
+        done = threading.Event()
+
+        def take():
+            self.saved = copy.deepcopy(self.core.snapshot())
+            done.set()
+
+        self.server.queue.put(take)
+        assert done.wait(10)
+
+    def kill(self):
+        """End without a word to anybody."""
+        self.ended.set()
+        self.thread.join(10)
+        if self.leader is not None:
+            self.leader._closing.set()
+            self.leader._session.close(0.0)
+        self.server.server._server.stop(None)
+
+    def come_back(self):
+        """Start anew from the newest snapshot, with another generation."""
+        self.generation += 1
+        self.start()
+        self.open()
+
+
+class Worker(threading.Thread):
+    """One process of a worker: the real Participant on a toy problem."""
+
+    def __init__(self, house, number, pause_seconds=0.0):
+        super().__init__(daemon=True, name=f"worker {number}")
+        self.house, self.number, self.pause_seconds = house, number, pause_seconds
+        addresses = tuple(house.wires[number, shard].address for shard in range(house.nb_ps))
+        run = types.SimpleNamespace(**vars(house.run) | {"addresses": addresses})
+        own = WorkerFlags(number, 1, 0.0, "off", Device(Link(), 1.0, 0.0))
+        self.part = Participant(run, own, SPEC, np.zeros(0, np.float32))
+        report = self.part._report
+        self.part._report = lambda: self._moving.wait() and report()
+        self.batches = np.random.default_rng([1, number, 7])
+        self.acknowledged = []  # steps that shard 0 has taken, by its word
+        self.num_rounds, self.error, self._state = 0, None, None
+        self._moving, self._killed = threading.Event(), threading.Event()
+        self._moving.set()
+
+    def run(self):
+        try:
+            self._train()
+        except (Unreachable, Refused, Halted) as error:
+            self.error = error
+
+    def _train(self):
+        part, cause = self.part, "error"
+        last = part.join()
+        if self._state is not None:
+            part.core.restore(self._state, last)
+        try:
+            part.begin()
+            while not part.stopped:
+                self._moving.wait()
+                outgoing = part.due() or self._step()
+                if outgoing is None:
+                    continue
+                replies = part.exchange_round(outgoing, lambda weights: None)
+                self.num_rounds += 1
+                if replies[0] is not None and not replies[0].refused and not replies[0].stop:
+                    self.acknowledged.append(outgoing.step)
+            cause = "done"
+        finally:
+            if not self._killed.is_set():
+                part.leave(cause)
+
+    def _step(self):
+        batch = self.batches.integers(0, len(PROBLEM.y), 8)
+        started = time.monotonic()
+        loss, gradient = PROBLEM.gradient(self.part.core.weights, batch)
+        if self.pause_seconds:
+            self.part.closing.wait(self.pause_seconds)
+        return self.part.take_in(gradient, len(batch), loss, None, started)
+
+    def freeze(self):
+        """Stand still, as a stopped process does."""
+        self._moving.clear()
+
+    def thaw(self):
+        """Go on."""
+        self._moving.set()
+
+    def kill(self):
+        """Be gone without a word."""
+        self._killed.set()
+        self.part.closing.set()
+        if self.part._heartbeat is not None:
+            self.part._heartbeat._stop.set()
+        for shard in self.part.exchange.shards:
+            if (session := shard._session) is not None:
+                session.close(0.0)
+        self._moving.set()
+
+    def state(self):
+        """Return what a checkpoint of this worker would hold."""
+        return copy.deepcopy(self.part.core.save())
