@@ -1,0 +1,64 @@
+"""Codecs that keep something back, driven on a small model; what they send, as one flat array."""
+
+import numpy as np
+
+from ops import codecs, kernels
+from ops.base_codecs import decoded
+from ops.types import EncodeContext, ModelSpec, TensorSpec
+
+BODIES = kernels.load("numpy")
+SPEC = ModelSpec((TensorSpec("w", (40, 10)), TensorSpec("one", (1,)), TensorSpec("b", (30,))))
+KEPT = (40, 1, 3)  # of each tensor at a rate of 0.1
+OTHERS = ("gd", "dgc", "dgs")
+
+
+def context(number=1, rate=0.1, **fields):
+    """Of one step, with a random generator of its own."""
+    return EncodeContext(number, rate, np.random.default_rng([7, number]), BODIES, **fields)
+
+
+def gradients(number):
+    """Those of a step."""
+    rng = np.random.default_rng([3, number])
+    return [rng.standard_normal(tensor.size, np.float32) for tensor in SPEC.tensors]
+
+
+def build(name, **choices):
+    """A codec that keeps a tenth, without a warm-up, unless something else is said."""
+    warms_up = codecs.REGISTRY[name].base.sends_fraction
+    choices = {"compression_rate": 0.1, "warmup_epochs": 0 if warms_up else None} | choices
+    return codecs.build(name, codecs.CodecChoices(**choices), nb_workers=4)
+
+
+def dense(packet):
+    """A packet's values [all entries], 0 where nothing is sent."""
+    flat = [np.zeros(tensor.size, np.float32) for tensor in SPEC.tensors]
+    for block in packet.blocks:
+        where, values = decoded(block)
+        flat[block.slot][where] = values
+    return np.concatenate(flat)
+
+
+def drive(codec, steps, **fields):
+    """What is sent in each step, and the state at the end."""
+    state, sent = codec.init(SPEC, BODIES), []
+    for number in range(1, steps + 1):
+        packet, state = codec.encode(gradients(number), state, context(number, **fields))
+        sent.append(dense(packet))
+    return np.array(sent), state
+
+
+def top(values, kept=KEPT):
+    """The mask of the largest of each tensor; ties to the lowest index, zeros never."""
+    mask, start = np.zeros(len(values), bool), 0
+    for tensor, count in zip(SPEC.tensors, kept, strict=True):
+        part = np.abs(values[start : start + tensor.size])
+        order = np.argsort(-part, kind="stable")[:count]
+        mask[start + order[part[order] > 0]] = True
+        start += tensor.size
+    return mask
+
+
+def flat(number):
+    """A step's gradients as one float64 array."""
+    return np.concatenate(gradients(number)).astype(float)
