@@ -16,10 +16,18 @@ _BLOCKS = [
     pb.Block(slot=0, count=3, coding=pb.INDEX_CODING_RICE, coding_parameter=6, index_bytes=4),
     pb.Block(slot=2, count=2, value_dtype=pb.VALUE_DTYPE_INT8, scale=0.125),
 ]
+_CHUNK = pb.Chunk(data=b"\x00\xff" * 5)
+_HALT = pb.Halt(cause="iter_max")
+_REPORT = pb.Report(document='{"loss": 0.5}')
+_TWO_FLOATS = b"\0\0\x80?\0\0\0@"
 
 
 def samples() -> dict[str, Message]:
     """Return {file name without ending: message}, one for each body of both envelopes."""
+    return _to_server() | _pushes() | _to_client() | _replies() | _memberships() | _among_workers()
+
+
+def _to_server() -> dict[str, Message]:
     hello = pb.Hello(
         protocol_version=1,
         role=pb.ROLE_WORKER,
@@ -32,6 +40,30 @@ def samples() -> dict[str, Message]:
         shard=1,
         num_shards=2,
     )
+    pull = pb.Pull(base_version=40, has_base=True, generation=1, observe=True)
+    query = pb.Query(
+        incarnation=2**63 + 7,
+        step=41,
+        local_steps=3,
+        step_seconds=0.25,
+        age_seconds=0.01,
+        query_seconds=0.002,
+    )
+    return {
+        "to_server_hello": pb.ToServer(hello=hello),
+        "to_server_hello_peer": pb.ToServer(hello=pb.Hello(id=3, peer_address="10.0.0.3:2300")),
+        "to_server_pull": pb.ToServer(pull=pull),
+        "to_server_query": pb.ToServer(query=query),
+        "to_server_chunk": pb.ToServer(chunk=_CHUNK),
+        "to_server_heartbeat": pb.ToServer(heartbeat=pb.Heartbeat()),
+        "to_server_leave": pb.ToServer(leave=pb.Leave(cause="done")),
+        "to_server_report": pb.ToServer(report=_REPORT),
+        "to_server_halt": pb.ToServer(halt=_HALT),
+        "to_server_datagrams": pb.ToServer(datagrams=pb.Datagrams(size=2, data=b"\1\2\3\4")),
+    }
+
+
+def _pushes() -> dict[str, Message]:
     push = pb.Push(
         incarnation=2**63 + 7,
         step=41,
@@ -47,6 +79,57 @@ def samples() -> dict[str, Message]:
         payload_bytes=18,
         payload=bytes(range(18)),
     )
+    values = pb.Push(step=41, base_version=40, kind=pb.UPDATE_KIND_VALUES, samples=64)
+    coded = pb.Block(count=3, coding=pb.INDEX_CODING_BITMAP, index_bytes=1, value_bytes=14)
+    coded.value_coding = pb.VALUE_CODING_EXPONENTS
+    with_aux = pb.Push(step=41, aux_count=2, payload_bytes=8, payload=_TWO_FLOATS)
+    checked = pb.Push(step=1000, base_version=40, base_checksum=2**32 - 2)
+    manifest = pb.Manifest(
+        channels=[pb.Announced(channel=1, first=2**32 - 1, count=3)],
+        k=0.5,
+        num_blocks=10,
+        num_skipped=1,
+        num_reliable=5,
+        num_dropped=1,
+    )
+    return {
+        "to_server_push": pb.ToServer(push=push),
+        "to_server_push_aux": pb.ToServer(push=with_aux),
+        "to_server_push_exponents": pb.ToServer(push=pb.Push(step=41, blocks=[coded])),
+        "to_server_push_checksum": pb.ToServer(push=checked),
+        "to_server_push_parted": pb.ToServer(push=pb.Push(step=41, manifest=manifest, more=True)),
+        "to_server_push_values": pb.ToServer(push=values),
+    }
+
+
+def _to_client() -> dict[str, Message]:
+    welcome = pb.Welcome(
+        run_id="run-1",
+        incarnation=2**63 + 7,
+        last_applied_step=40,
+        knows_worker=True,
+        epoch=2,
+        generation=1,
+        version=42,
+        lease_seconds=10.5,
+        document='{"seed": 1}',
+    )
+    session = pb.DatagramSession(session=2**63 + 9, key=bytes(range(32)), ports=[40_001, 40_002])
+    refusal = pb.Refusal(reason=pb.REASON_FULL, message="no room", step=41, epoch=2)
+    return {
+        "to_client_welcome": pb.ToClient(welcome=welcome),
+        "to_client_welcome_datagrams": pb.ToClient(welcome=pb.Welcome(datagrams=session)),
+        "to_client_refusal": pb.ToClient(refusal=refusal),
+        "to_client_answer": pb.ToClient(answer=pb.Answer(step=41, local_steps=3, ready=True)),
+        "to_client_chunk": pb.ToClient(chunk=_CHUNK),
+        "to_client_waiting": pb.ToClient(waiting=pb.Waiting()),
+        "to_client_halt": pb.ToClient(halt=_HALT),
+        "to_client_report": pb.ToClient(report=_REPORT),
+        "to_client_report_rounds": pb.ToClient(report=pb.Report(rounds='{"rows": []}', worker=3)),
+    }
+
+
+def _replies() -> dict[str, Message]:
     reply = pb.Reply(
         version=42,
         generation=1,
@@ -65,53 +148,35 @@ def samples() -> dict[str, Message]:
         members=[pb.Member(worker=3, incarnation=2**63 + 7, address="10.0.0.3:2300")],
     )
     rest = pb.Reply(version=42, step=41, operation=pb.OPERATION_SET_REST)
-    values = pb.Push(step=41, base_version=40, kind=pb.UPDATE_KIND_VALUES, samples=64)
     held = pb.Reply(version=42, step=41, held_seconds=0.75, staleness=3)
-    welcome = pb.Welcome(
-        run_id="run-1",
-        incarnation=2**63 + 7,
-        last_applied_step=40,
-        knows_worker=True,
-        epoch=2,
-        generation=1,
-        version=42,
-        lease_seconds=10.5,
-        document='{"seed": 1}',
-    )
-    session = pb.DatagramSession(session=2**63 + 9, key=bytes(range(32)), ports=[40_001, 40_002])
-    manifest = pb.Manifest(
-        channels=[pb.Announced(channel=1, first=2**32 - 1, count=3)],
-        k=0.5,
-        num_blocks=10,
-        num_skipped=1,
-        num_reliable=5,
-        num_dropped=1,
-    )
-    parted = pb.Push(step=41, manifest=manifest, more=True)
+    mean_aux = pb.Reply(step=41, aux_count=2, payload_bytes=8, payload=_TWO_FLOATS)
     came = pb.Reception(announced=3, arrived=2, late=1, fresh=0.5, filled=0.75, bitmap=b"\5")
-    refusal = pb.Refusal(reason=pb.REASON_FULL, message="no room", step=41, epoch=2)
+    return {
+        "to_client_reply": pb.ToClient(reply=reply),
+        "to_client_reply_held": pb.ToClient(reply=held),
+        "to_client_reply_reception": pb.ToClient(reply=pb.Reply(step=41, reception=came)),
+        "to_client_reply_rest": pb.ToClient(reply=rest),
+        "to_client_reply_members": pb.ToClient(reply=among),
+        "to_client_reply_aux": pb.ToClient(reply=mean_aux),
+    }
+
+
+def _memberships() -> dict[str, Message]:
     groups = [pb.Group(workers=[1, 3]), pb.Group(workers=[2])]
+    members = pb.Membership(epoch=2, groups=groups, started=True)
     formed = [pb.Group(workers=[1, 4], steps=[41, 0]), pb.Group(workers=[2, 3], steps=[7, 1])]
     regrouped = pb.Membership(epoch=9, groups=groups, started=True, formed=formed, formed_epoch=7)
-    chunk = pb.Chunk(data=b"\x00\xff" * 5)
-    report = pb.Report(document='{"loss": 0.5}')
-    halt = pb.Halt(cause="iter_max")
-    query = pb.Query(
-        incarnation=2**63 + 7,
-        step=41,
-        local_steps=3,
-        step_seconds=0.25,
-        age_seconds=0.01,
-        query_seconds=0.002,
-    )
+    return {
+        "to_client_membership": pb.ToClient(membership=members),
+        "to_client_membership_formed": pb.ToClient(membership=regrouped),
+    }
+
+
+def _among_workers() -> dict[str, Message]:
+    greeting = peers.Greeting(protocol_version=1, run_id="run-1", worker=3)
     part = peers.Part(
         view=2**63 + 5, generation=1, round=41, number=2, payload_bytes=4, payload=b"\0\0\x80?"
     )
-    coded = pb.Block(count=3, coding=pb.INDEX_CODING_BITMAP, index_bytes=1, value_bytes=14)
-    coded.value_coding = pb.VALUE_CODING_EXPONENTS
-    with_aux = pb.Push(step=41, aux_count=2, payload_bytes=8, payload=b"\0\0\x80?\0\0\0@")
-    checked = pb.Push(step=1000, base_version=40, base_checksum=2**32 - 2)
-    mean_aux = pb.Reply(step=41, aux_count=2, payload_bytes=8, payload=b"\0\0\x80?\0\0\0@")
     holding = peers.Holding(
         standing=peers.STANDING_STEPPED,
         version=40,
@@ -119,57 +184,16 @@ def samples() -> dict[str, Message]:
         payload_bytes=4,
         payload=b"\0\0\x80?",
     )
+    ask = peers.Ask(generation=1, version=40, digest=b"0123456789abcdef")
+    refusal = pb.Refusal(reason=pb.REASON_RUN, message="another run")
     return {
-        "to_server_query": pb.ToServer(query=query),
-        "to_client_answer": pb.ToClient(answer=pb.Answer(step=41, local_steps=3, ready=True)),
-        "to_server_hello": pb.ToServer(hello=hello),
-        "to_server_pull": pb.ToServer(
-            pull=pb.Pull(base_version=40, has_base=True, generation=1, observe=True)
-        ),
-        "to_server_push": pb.ToServer(push=push),
-        "to_server_push_aux": pb.ToServer(push=with_aux),
-        "to_server_push_exponents": pb.ToServer(push=pb.Push(step=41, blocks=[coded])),
-        "to_server_push_checksum": pb.ToServer(push=checked),
-        "to_server_chunk": pb.ToServer(chunk=chunk),
-        "to_server_heartbeat": pb.ToServer(heartbeat=pb.Heartbeat()),
-        "to_server_leave": pb.ToServer(leave=pb.Leave(cause="done")),
-        "to_server_report": pb.ToServer(report=report),
-        "to_server_halt": pb.ToServer(halt=halt),
-        "to_client_welcome": pb.ToClient(welcome=welcome),
-        "to_client_refusal": pb.ToClient(refusal=refusal),
-        "to_client_reply": pb.ToClient(reply=reply),
-        "to_client_reply_held": pb.ToClient(reply=held),
-        "to_server_push_parted": pb.ToServer(push=parted),
-        "to_server_datagrams": pb.ToServer(datagrams=pb.Datagrams(size=2, data=b"\1\2\3\4")),
-        "to_client_welcome_datagrams": pb.ToClient(welcome=pb.Welcome(datagrams=session)),
-        "to_client_reply_reception": pb.ToClient(reply=pb.Reply(step=41, reception=came)),
-        "to_client_reply_rest": pb.ToClient(reply=rest),
-        "to_client_reply_members": pb.ToClient(reply=among),
-        "to_server_push_values": pb.ToServer(push=values),
-        "to_server_hello_peer": pb.ToServer(hello=pb.Hello(id=3, peer_address="10.0.0.3:2300")),
-        "to_client_reply_aux": pb.ToClient(reply=mean_aux),
-        "to_client_chunk": pb.ToClient(chunk=chunk),
-        "to_client_waiting": pb.ToClient(waiting=pb.Waiting()),
-        "to_client_membership": pb.ToClient(
-            membership=pb.Membership(epoch=2, groups=groups, started=True)
-        ),
-        "to_client_membership_formed": pb.ToClient(membership=regrouped),
-        "to_client_halt": pb.ToClient(halt=halt),
-        "to_client_report": pb.ToClient(report=report),
-        "to_peer_greeting": peers.ToPeer(
-            greeting=peers.Greeting(protocol_version=1, run_id="run-1", worker=3)
-        ),
-        "to_peer_ask": peers.ToPeer(
-            ask=peers.Ask(generation=1, version=40, digest=b"0123456789abcdef")
-        ),
+        "to_peer_greeting": peers.ToPeer(greeting=greeting),
+        "to_peer_ask": peers.ToPeer(ask=ask),
         "to_peer_part": peers.ToPeer(part=part),
-        "to_peer_chunk": peers.ToPeer(chunk=chunk),
-        "from_peer_refusal": peers.FromPeer(
-            refusal=pb.Refusal(reason=pb.REASON_RUN, message="another run")
-        ),
+        "to_peer_chunk": peers.ToPeer(chunk=_CHUNK),
+        "from_peer_refusal": peers.FromPeer(refusal=refusal),
         "from_peer_holding": peers.FromPeer(holding=holding),
-        "from_peer_chunk": peers.FromPeer(chunk=chunk),
-        "to_client_report_rounds": pb.ToClient(report=pb.Report(rounds='{"rows": []}', worker=3)),
+        "from_peer_chunk": peers.FromPeer(chunk=_CHUNK),
     }
 
 
