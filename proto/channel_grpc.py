@@ -6,7 +6,8 @@ is `bytes` that are exactly one protobuf message each; `proto.convert` makes and
 
 from proto.grpc_client import ClientStream, NoProgress, StreamLost, Unreachable
 from proto.grpc_common import check_bind, is_loopback, wire_bytes
-from proto.grpc_server import PortInUse, Server, ServerStream, serve
+from proto.grpc_server import PortInUse, Server, serve
+from proto.server_stream import ServerStream
 
 __all__ = [
     "ClientStream",
