@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from ps.core import PsCore
 
 
+def refuse_join(core: PsCore, join: events.Join, now: float) -> events.Refuse | None:
+    """Return why this life of a worker may not join; None where it may."""
+    epoch = core.membership.epoch
+    if not 1 <= join.worker <= core.config.nb_workers:
+        return refusals.id_out_of_range(join, core.config.nb_workers, epoch)
+    if (seconds := seconds_out(core, join.worker)) > 0:
+        return refusals.quarantined(join, 0, seconds, epoch)
+    holder = core.membership.holder(join, now)
+    return None if holder is None else refusals.id_taken(join, holder, epoch)
+
+
 def member_of(core: PsCore, event: events.Pull | events.Push | events.Query) -> Member | None:
     """Return the member that speaks; None where this life of the worker is not one."""
     member = core.members.get(event.worker)
@@ -30,6 +41,31 @@ def turn_away(core: PsCore, event: events.Pull | events.Push, step: int) -> even
 def seconds_out(core: PsCore, worker: int) -> float:
     """Return how long a worker that was put out may not come yet; at the run's end it may."""
     return 0.0 if core.stop_reason is not None else core.guard.seconds_left(worker)
+
+
+def let_in_early(core: PsCore) -> list[events.Action]:
+    """Let pushes of live workers into their round; one of a newer epoch waits for that.
+
+    One that has waited while its group changed is sent again, as whatever comes late is: the
+    other shards may have turned it away, and would merge it with others than this one.
+    """
+    told: list[events.Action] = []
+    for worker in sorted(core.early):
+        member = core.members[worker]
+        push = member.early
+        known = push is not None and push.epoch <= core.membership.epoch
+        known = known and not core.regrouping.defers(worker, member.last_step)
+        if push is None or not known or not core.sync.is_live(worker, core.sync_state):
+            continue
+        core.early.discard(worker)
+        member.early = None
+        if epoch_fits(core, push):
+            member.pending = push
+            core.sync_state = core.sync.push(worker, core.sync_state)
+        else:
+            member.question, member.last_step = None, push.step - 1
+            told.append(refusals.stale_epoch(push, core.membership.epoch))
+    return told
 
 
 def take_pending(core: PsCore, workers: Sequence[int]) -> list[events.Push]:

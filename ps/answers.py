@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
-from ops.replies import Asked, Handed
+from ops.replies import Asked, Handed, Operation
 from ps import events
 from ps.members import Member
 
@@ -38,6 +38,12 @@ def give(core: PsCore, workers: Iterable[int], now: float) -> list[events.Action
         core.accounts.replied(core.sync.name_of(worker), waited)
         replies.append(reply_of(core, worker, step, handed, now))
     return replies
+
+
+def observe(core: PsCore, event: events.Observe, now: float) -> list[events.Action]:
+    """Hand the whole model to somebody who only looks at it."""
+    whole = Handed(Operation.FULL, core.model.whole(), core.version, "full")
+    return [events.View(event.observer, reply_of(core, 0, 0, whole, now))]
 
 
 def reply_of(core: PsCore, worker: int, step: int, handed: Handed, now: float) -> events.Reply:

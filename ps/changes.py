@@ -48,6 +48,14 @@ def _let_leave(core: PsCore, worker: int) -> list[events.Action]:
     return told
 
 
+def expel(core: PsCore, turnover: Sequence[Change], now: float) -> list[events.Action]:
+    """Let workers go that were silent, and tell also those who ask nothing: they may live."""
+    out = [w for _, w in turnover if w in core.members and core.members[w].question is None]
+    told = core.change(turnover, now)
+    epoch, lives = core.membership.epoch, [(w, core.members[w].incarnation) for w in out]
+    return [*told, *(refusals.not_member(worker, life, 0, epoch) for worker, life in lives)]
+
+
 def publish(core: PsCore) -> list[events.Action]:
     """Tell the other shards who is live."""
     if not core.started:  # a restarted shard 0 must not empty rounds that wait elsewhere

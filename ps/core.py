@@ -10,11 +10,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ops.methods import Method
-from ops.replies import Handed, Operation
 from ops.sync import SyncRule
 from ops.types import State
 from ops.weighting import Arrival
-from ps import admission, answers, changes, durable, events, offences, refusals
+from ps import (
+    admission,
+    answers,
+    changes,
+    durable,
+    ending,
+    events,
+    offences,
+    refusals,
+    state_server,
+)
 from ps.accounts import Accounts
 from ps.aux_mean import AuxMean
 from ps.deadlines import Deadlines
@@ -24,7 +33,6 @@ from ps.membership import Change, Membership
 from ps.mirror_model import model_for
 from ps.oldest_base import OldestBase
 from ps.regrouping import Regrouping
-from ps.state_server import StateServer
 
 if TYPE_CHECKING:
     from ops.types import Float32
@@ -68,7 +76,7 @@ class PsCore:
         self.early: set[int] = set()  # workers with an early push
         self._oldest_base = OldestBase()
         self.deadlines = Deadlines(config, self.accounts)
-        self.state_server = StateServer(method.pacer)
+        self.state_server = state_server.StateServer(method.pacer)
         self.regrouping = Regrouping(sync.auto, config.nb_workers)
         self._snapshot_version = 0
 
@@ -96,14 +104,8 @@ class PsCore:
     # -- events -----------------------------------------------------------------------------
 
     def _join(self, event: events.Join, now: float) -> list[events.Action]:
-        epoch = self.membership.epoch
-        if not 1 <= event.worker <= self.config.nb_workers:
-            return [refusals.id_out_of_range(event, self.config.nb_workers, epoch)]
-        if (seconds := admission.seconds_out(self, event.worker)) > 0:
-            return [refusals.quarantined(event, 0, seconds, epoch)]
-        holder = self.membership.holder(event, now)
-        if holder is not None:
-            return [refusals.id_taken(event, holder, epoch)]
+        if (refusal := admission.refuse_join(self, event, now)) is not None:
+            return [refusal]
         member = self.members.setdefault(event.worker, Member())
         member.incarnation, member.question = event.incarnation, None
         actions: list[events.Action] = []
@@ -163,27 +165,10 @@ class PsCore:
         self.regrouping.pushed(event, now)
         return [*offences.judge(self, event, member, now), *self._settle(now)]
 
-    def _query(self, event: events.Query, now: float) -> list[events.Action]:
-        self.membership.heard(event.worker, now)
-        if (member := admission.member_of(self, event)) is None:
-            epoch = self.membership.epoch
-            return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
-        if event.step <= member.last_step:  # of a round that is over: it must not touch the records
-            return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
-        group = self.sync.members_of(event.worker)
-        live = [each for each in group if self.sync.is_live(each, self.sync_state)]
-        over = self.stop_reason is not None or self.deadlines.drain is not None
-        return self.state_server.ask(event, live, over, now)
-
-    def _observe(self, event: events.Observe, now: float) -> list[events.Action]:
-        whole = Handed(Operation.FULL, self.model.whole(), self.version, "full")
-        reply = answers.reply_of(self, 0, 0, whole, now)
-        return [events.View(event.observer, reply)]
-
     def _leave(self, event: events.Leave, now: float) -> list[events.Action]:
         actions = self.change(list(self.membership.leave(event.worker, event.incarnation)), now)
         diverged = event.cause == "diverged" and not self.sync_state["live"]
-        return [*actions, *(self._end("diverged", now) if diverged else [])]
+        return [*actions, *(ending.end(self, "diverged", now) if diverged else [])]
 
     def _epoch(self, event: events.Epoch, now: float) -> list[events.Action]:
         self.started = self.started or event.started
@@ -192,28 +177,7 @@ class PsCore:
         return [*self.change(list(self.membership.follow(event, now)), now), *self._settle(now)]
 
     def _unheard(self, event: events.Unheard, now: float) -> list[events.Action]:
-        return self._expel(list(self.membership.miss(event.life)), now)
-
-    def _refused(self, event: events.Refused, now: float) -> list[events.Action]:
-        self.membership.heard(event.worker, now)
-        self.accounts.reject(event.reason, event.worker)
-        return offences.offend(self, event.worker, event.reason, now)
-
-    def _stop(self, event: events.Stop, now: float) -> list[events.Action]:
-        """End the run; an interrupted one first takes in what is on its way."""
-        if self.stop_reason is not None:
-            return []
-        if event.reason != "interrupted" or self.deadlines.drain is not None:
-            return self._end(event.reason, now)
-        return self._drain(event.reason, now)
-
-    def _drain(self, reason: str, now: float) -> list[events.Action]:
-        """Tell everybody of the end, and wait for what is still to come."""
-        self.deadlines.begin_drain(reason, now)
-        idle = [w for w, member in self.members.items() if member.question and not member.pending]
-        for worker in idle:
-            self.members[worker].free = True
-        return answers.give(self, idle, now)
+        return changes.expel(self, list(self.membership.miss(event.life)), now)
 
     def _note_presence(
         self, event: events.Alive | events.Lost | events.Stalled, now: float
@@ -229,26 +193,19 @@ class PsCore:
 
     def _expire(self, now: float) -> list[events.Action]:
         """Do what time has made due."""
-        actions = self._expel(list(self.membership.expire(now)), now)
+        actions = changes.expel(self, list(self.membership.expire(now)), now)
         if missed := self.membership.missed(now):
             actions.append(events.Missed(tuple(missed)))
         if self.deadlines.start_is_due(now):
             self.started = True
             actions += [*changes.publish(self), *self._settle(now)]
         if self.deadlines.limit_is_due(now):
-            actions += self._end("max_seconds", now)
+            actions += ending.end(self, "max_seconds", now)
         if why := self.deadlines.drain_is_over(now, self.sync_state["live"], self.model.lags):
-            actions += self._end(why, now)
+            actions += ending.end(self, why, now)
         if self.deadlines.snapshot_is_due(now):
-            actions += self._snapshot_if_new()
+            actions += self.snapshot_if_new()
         return actions
-
-    def _expel(self, turnover: Sequence[Change], now: float) -> list[events.Action]:
-        """Let workers go that were silent, and tell also those who ask nothing: they may live."""
-        out = [w for _, w in turnover if w in self.members and self.members[w].question is None]
-        told = self.change(turnover, now)
-        epoch, lives = self.membership.epoch, [(w, self.members[w].incarnation) for w in out]
-        return [*told, *(refusals.not_member(worker, life, 0, epoch) for worker, life in lives)]
 
     def change(self, turnover: Sequence[Change], now: float) -> list[events.Action]:
         """Carry a change of membership into the rule, and tell the other shards."""
@@ -263,7 +220,7 @@ class PsCore:
         if not self.started:
             return actions
         while True:
-            actions += self._take_early()
+            actions += admission.let_in_early(self)
             released, free, self.sync_state = self.sync.advance(self.sync_state)
             for workers in released:
                 actions += self._release(workers, now)
@@ -274,30 +231,6 @@ class PsCore:
                 if (told := self.regrouping.turn(self, now)) is None:
                     return actions
                 actions += told
-
-    def _take_early(self) -> list[events.Action]:
-        """Let pushes of live workers into their round; one of a newer epoch waits for that.
-
-        One that has waited while its group changed is sent again, as whatever comes late is: the
-        other shards may have turned it away, and would merge it with others than this one.
-        """
-        told: list[events.Action] = []
-        for worker in sorted(self.early):
-            member = self.members[worker]
-            push = member.early
-            known = push is not None and push.epoch <= self.membership.epoch
-            known = known and not self.regrouping.defers(worker, member.last_step)
-            if push is None or not known or not self.sync.is_live(worker, self.sync_state):
-                continue
-            self.early.discard(worker)
-            member.early = None
-            if admission.epoch_fits(self, push):
-                member.pending = push
-                self.sync_state = self.sync.push(worker, self.sync_state)
-            else:
-                member.question, member.last_step = None, push.step - 1
-                told.append(refusals.stale_epoch(push, self.membership.epoch))
-        return told
 
     def _release(self, workers: tuple[int, ...], now: float) -> list[events.Action]:
         """Apply one complete round."""
@@ -326,24 +259,10 @@ class PsCore:
         if reason and not self.membership.leads:  # the end of the run is shard 0's to declare
             self._spent = True
             return []
-        return self._end(reason, now) if reason else []
+        return ending.end(self, reason, now) if reason else []
 
-    def _end(self, reason: str, now: float) -> list[events.Action]:
-        if self.stop_reason is not None:
-            return []
-        if self.model.lags and self.deadlines.drain is None and self.sync_state["live"]:
-            return self._drain(reason, now)
-        self.stop_reason = reason
-        self.deadlines.end_drain()
-        self.accounts.ended_at = now
-        who = [worker for worker, member in self.members.items() if member.question]
-        return [
-            *answers.give(self, who, now),
-            *self._snapshot_if_new(force=True),
-            events.Ended(reason),
-        ]
-
-    def _snapshot_if_new(self, force: bool = False) -> list[events.Action]:
+    def snapshot_if_new(self, force: bool = False) -> list[events.Action]:
+        """Have the state saved if anything was applied since it was, or in any case."""
         if self.version == self._snapshot_version and not force:
             return []
         self._snapshot_version = self.version
@@ -362,15 +281,15 @@ class PsCore:
         events.Join: _join,
         events.Pull: _pull,
         events.Push: _push,
-        events.Query: _query,
-        events.Observe: _observe,
+        events.Query: state_server.query,
+        events.Observe: answers.observe,
         events.Alive: _note_presence,
         events.Lost: _note_presence,
         events.Stalled: _note_presence,
         events.Leave: _leave,
         events.Epoch: _epoch,
         events.Unheard: _unheard,
-        events.Refused: _refused,
-        events.Stop: _stop,
+        events.Refused: offences.refused,
+        events.Stop: ending.stop,
         events.Tick: _tick,
     }

@@ -26,10 +26,17 @@ def judge(core: PsCore, push: events.Push, member: Member, now: float) -> list[e
     member.question = None
     core.accounts.reject(OUTLIER, push.worker)
     told = refusals.outlier(push, why, core.membership.epoch)
-    return [told, *offend(core, push.worker, OUTLIER, now)]
+    return [told, *_offend(core, push.worker, OUTLIER, now)]
 
 
-def offend(core: PsCore, worker: int, reason: str, now: float) -> list[events.Action]:
+def refused(core: PsCore, event: events.Refused, now: float) -> list[events.Action]:
+    """Hear of a push that was refused before it came here."""
+    core.membership.heard(event.worker, now)
+    core.accounts.reject(event.reason, event.worker)
+    return _offend(core, event.worker, event.reason, now)
+
+
+def _offend(core: PsCore, worker: int, reason: str, now: float) -> list[events.Action]:
     """Count an offence; put a worker out that has offended too often.
 
     That is shard 0's to do, by what it sees itself; the others hear of it as of any leaving.

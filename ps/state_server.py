@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ops.esync import Report
 from ops.types import State
-from ps import events
+from ps import admission, events, refusals
+
+if TYPE_CHECKING:
+    from ps.core import PsCore
+
+
+def query(core: PsCore, event: events.Query, now: float) -> list[events.Action]:
+    """Hear how fast a member trains; say whether it is to push, if it asks that."""
+    core.membership.heard(event.worker, now)
+    if (member := admission.member_of(core, event)) is None:
+        epoch = core.membership.epoch
+        return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
+    if event.step <= member.last_step:  # of a round that is over: it must not touch the records
+        return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
+    group = core.sync.members_of(event.worker)
+    live = [each for each in group if core.sync.is_live(each, core.sync_state)]
+    over = core.stop_reason is not None or core.deadlines.drain is not None
+    return core.state_server.ask(event, live, over, now)
 
 
 class StateServer:
