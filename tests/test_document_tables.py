@@ -7,6 +7,7 @@ from ops.methods import METHODS, SEAMS
 from ops.server_update import OPTIMIZERS
 from tests import documents
 from tests.command_line import own_flags
+from tests.ops.test_metrics import SUMMARY_KEYS
 
 ROOT = documents.ROOT
 REGISTRIES = (
@@ -70,6 +71,14 @@ def test_a_page_s_composition_is_the_method_s():
                 assert METHODS["asgd"] | parts == METHODS[found[1]], page.name
 
 
+def test_every_key_of_the_summary_is_explained():
+    text = (ROOT / "docs" / "FIGURES.md").read_text()
+    tables = [*documents.rows(text, "key", "meaning"),
+              *documents.rows(text, "block of `summary.json`", "what")]  # fmt: skip
+    told = {name for cell, _ in tables for name in re.findall(r"`(\w+)`", cell)}
+    assert set(SUMMARY_KEYS.split()) <= told
+
+
 def test_originals_are_told_once():
     """METHOD.md alone has the tables of other programs' names."""
     for page in documents.pages():
@@ -85,6 +94,20 @@ def test_files_that_are_named_exist():
             if not any(list(ROOT.glob(found)) for found in (name, f"{name}.py")):
                 missing.append(f"{page.name}: {name}")
     assert not missing, missing
+
+
+def test_names_of_code_in_the_architecture_exist():
+    """A class and what it is said to have; of a seam's name only that it is one."""
+    files = [path.read_text() for room in ("ops", "ps", "worker", "proto")
+             for path in (ROOT / room).rglob("*.py")]  # fmt: skip
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    named = sorted(set(re.findall(r"\b([A-Z][a-z]\w+)\.([a-z_]\w+)", text)))
+    assert len(named) > 10
+    for owner, name in named:
+        seam = any(re.search(rf"(?m)^{owner} = ", file) for file in files)
+        homes = [file for file in files if re.search(rf"(?m)^class {owner}\b", file)]
+        has = any(re.search(rf"(?m)^    (def {name}\(|{name}: )", file) for file in homes)
+        assert seam or has, f"{owner}.{name}"
 
 
 def test_pages_that_code_cites_exist():
