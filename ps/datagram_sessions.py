@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ops.routing.assembled import Assembled
 from ops.routing.assembler import Assembler
 from ops.routing.books import Books
 from ops.routing.datagram_format import Session
+from proto import manifests
 from proto import thinwire_pb2 as pb
 
 if TYPE_CHECKING:
@@ -41,6 +43,24 @@ class Reception:
     bytes_before: int = 0  # of datagrams, when it was whole
     late_before: int = 0  # datagrams that had come late then
     was_kept: bool = False  # once, as a member's
+
+    def hear(self, push: pb.Push, aux: Float32 | None, num_bytes: int) -> None:
+        """Take in what the stream brings of a push; it may be one of several messages."""
+        before = self.head
+        goes_on = before is not None and before.push.step == push.step and before.push.more
+        total = num_bytes + (before.num_bytes if before and goes_on else 0)
+        self.head = Head(push, aux, total)
+
+    def end(self, assembled: Assembled) -> int:
+        """Hear that the push is whole; return how many bytes came in datagrams since the last."""
+        self.head = self.refusal = None
+        books = self.assembler.books
+        late, num_bytes = sum(books.num_late), sum(books.num_bytes)
+        came_late, self.late_before = late - self.late_before, late
+        self.closed_step = assembled.step
+        self.outcome = manifests.outcome_of(assembled, came_late)
+        beside, self.bytes_before = num_bytes - self.bytes_before, num_bytes
+        return beside
 
 
 class Sessions:

@@ -213,10 +213,7 @@ class Receptions:
                 reception.head = Head(push, contents.aux, contents.num_bytes)
                 self._finish(reception, again)
             return
-        before = reception.head
-        going_on = before is not None and before.push.step == push.step and before.push.more
-        total = contents.num_bytes + (before.num_bytes if before and going_on else 0)
-        reception.head = Head(push, contents.aux, total)
+        reception.hear(push, contents.aux, contents.num_bytes)
         try:
             assembler.mark(push.step, contents.blocks, manifest, now)
             if not push.more:
@@ -253,21 +250,13 @@ class Receptions:
         head = reception.head
         if head is None:
             return
-        reception.head = reception.refusal = None
-        late = sum(reception.assembler.books.num_late)
-        came_late, reception.late_before = late - reception.late_before, late
-        reception.closed_step = assembled.step
-        reception.outcome = manifests.outcome_of(assembled, came_late)
+        num_bytes = head.num_bytes + reception.end(assembled)
         if assembled.flat is not None:
             update = Update(None, assembled.flat)
         else:
             update = self._decoder.flatten(list(assembled.blocks))
-        num_bytes = sum(reception.assembler.books.num_bytes)
-        beside, reception.bytes_before = num_bytes - reception.bytes_before, num_bytes
         try:
-            event = self._decoder.event(
-                reception.worker, head.push, update, head.aux, head.num_bytes + beside
-            )
+            event = self._decoder.event(reception.worker, head.push, update, head.aux, num_bytes)
         except NonFinite as error:
             reception.refusal = str(error)
             reception.assembler.refuse(assembled.step)
