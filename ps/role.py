@@ -24,14 +24,11 @@ from ops.run import (
     Run,
     has_evaluated_summary,
 )
-from ops.schedule import Budget
 from ops.signals import heard_by
-from ops.sync import SyncRule
 from ops.types import ConfigurationError, State
 from ps import events, last_reports
 from ps import flags as ps_flags
-from ps.aux_mean import AuxMean
-from ps.core import PsCore
+from ps.core_maker import CoreMaker
 from ps.datagram_accounts import Received
 from ps.flags import PsFlags
 from ps.follow import Leader
@@ -66,15 +63,6 @@ def _name(id_ps: int) -> str:
     return f"ps-{id_ps}"
 
 
-def _examples_of_run(run: Run, shared: SharedModel, examples: int | None) -> int | None:
-    """Return the budget in examples that --epochs stands for."""
-    if run.epochs is None:
-        return None
-    if examples is None:
-        examples = num_train(run.data, run.model, shared.user_module, run.seed)
-    return max(1, round(run.epochs * examples))
-
-
 class Shard:
     """One PS process, or the server of a script.
 
@@ -105,15 +93,12 @@ class Shard:
         self.run_id = self.saved.run_id
         if not self.run_id and self.leads:
             self.run_id = secrets.token_hex(8)
-        flat = shared.flat()
-        theta = np.concatenate([flat[at] for at in routing.positions(self.spec, self.layout)])
-        budget = _examples_of_run(run, shared, examples)
-        self.bodies = kernels.load(run.kernels, on_gpu=has_gpu(run))
-        make = functools.partial(self._made, theta, shared)
-        coder = Coder(self.layout, run.method, self.bodies, self._aux(shared).size)
+        maker = CoreMaker(run, self.leads, shared, self.layout, examples)
+        coder = Coder(self.layout, run.method, maker.kernels, maker.aux().size)
         self.keeping = Keeping(run, own.journal, self.saved, coder, self.spec)
-        self.keeping.replay(make)
-        self.core = make(self._config(budget), run.lease_seconds)
+        self.keeping.replay(maker.make)
+        config = maker.config(self.saved, own.start_timeout_seconds)
+        self.core = maker.make(config, run.lease_seconds)
         if self.saved.core:
             self.core.restore(self.saved.core)
 
@@ -189,49 +174,6 @@ class Shard:
         if (datagrams := self.server.datagrams) is not None:
             datagrams.receptions.restore(self.saved.datagrams)
             datagrams.open(self.run.transport, own.bind)
-
-    def _aux(self, shared: SharedModel) -> AuxMean:
-        """Return what this shard averages beside the weights: on shard 0 alone, if anything."""
-        if not self.leads:
-            return AuxMean()
-        method = self.run.method
-        statistics = FlatVariables(shared.statistics if method.bn_sync else [])
-        return AuxMean(statistics.read(), method.num_averaged(self.spec.num_parameters))
-
-    def _config(self, examples: int | None) -> CoreConfig:
-        run = self.run
-        return CoreConfig(
-            budget=Budget(run.iter_max, examples),
-            schedule=run.schedule,
-            nb_workers=run.nb_workers,
-            generation=self.saved.generation,
-            generations_undone=self.saved.generations_undone,
-            max_seconds=run.max_seconds if self.leads else None,
-            start_timeout_seconds=self._start_timeout_seconds(),
-            snapshot_interval_seconds=run.checkpoint_interval_seconds,
-            offsets=self.layout.offsets,
-            guards=run.guards,
-        )
-
-    def _made(
-        self, theta: Any, shared: SharedModel, config: CoreConfig, lease_seconds: float
-    ) -> PsCore:
-        """Return a core that has been told nothing; `theta` is copied."""
-        method = self.run.method
-        rule = method.sync
-        membership: Coordinator | Follower
-        if self.leads:
-            membership = Coordinator(config.nb_workers, lease_seconds)
-        else:  # leave to go on is shard 0's alone to give
-            membership = Follower(config.nb_workers, lease_seconds)
-            rule = SyncRule(rule.groups)
-        aux = self._aux(shared)
-        return PsCore(config, method, theta.copy(), self.bodies, membership, rule, aux)
-
-    def _start_timeout_seconds(self) -> float:
-        """A run that goes on waits only as long as workers take to come back."""
-        asked = self.own.start_timeout_seconds
-        return min(asked, 10.0 + 2 * self.run.lease_seconds) if self.saved.core else asked
 
     def _join_leader(self) -> Leader:
         leader = Leader(

@@ -1,0 +1,83 @@
+"""What a shard's core begins with: its own weights, and no more of the run than is the shard's."""
+
+import types
+
+import numpy as np
+import pytest
+
+from ps import core_maker
+from ps.core_maker import CoreMaker
+from ps.membership import Coordinator, Follower
+from tests.command_line import run_of
+from tests.harness import SPEC
+
+TWO = ("--nb_workers=3", "--nb_ps=2", "--ps_hosts=localhost:1,localhost:2", "--kernels=numpy")
+
+
+class Numbers:
+    """What stands for variables and their values here."""
+
+    def __init__(self, numbers):
+        self.read = lambda: np.array(numbers, np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _without_tensorflow(monkeypatch):
+    monkeypatch.setattr(core_maker, "has_gpu", lambda run: False)
+    monkeypatch.setattr(core_maker, "FlatVariables", Numbers)
+
+
+def model():
+    flat = np.arange(SPEC.num_parameters, dtype=np.float32)
+    return types.SimpleNamespace(spec=SPEC, flat=flat.copy, statistics=[1, 2, 3], user_module=None)
+
+
+def maker_of(number, *flags, examples=None):
+    run = run_of(*TWO, *flags)
+    layouts = run.method.placement.place(SPEC, 2)
+    return CoreMaker(run, number == 0, model(), layouts[number], examples)
+
+
+def saved(core=None):
+    return types.SimpleNamespace(core=core, generation=4, generations_undone=2)
+
+
+def test_cores_hold_what_the_layout_says_and_share_no_weights():
+    cores = []
+    for number in (0, 1):
+        maker = maker_of(number)
+        cores += [maker.make(maker.config(saved(), 60.0), 10.0) for _ in range(2)]
+    held = np.concatenate([cores[0].model.theta, cores[2].model.theta])
+    np.testing.assert_array_equal(np.sort(held), np.arange(SPEC.num_parameters))
+    cores[0].model.theta[:] = -1
+    assert (cores[1].model.theta >= 0).all()
+
+
+def test_leave_to_go_on_and_the_time_limit_are_shard_0_s_alone():
+    first, other = (maker_of(number, "--method=ssp", "--max_seconds=9") for number in (0, 1))
+    leads = first.make(first.config(saved(), 60.0), 7.0)
+    follows = other.make(other.config(saved(), 60.0), 7.0)
+    assert isinstance(leads.membership, Coordinator) and isinstance(follows.membership, Follower)
+    assert leads.membership.lease_seconds == follows.membership.lease_seconds == 7.0
+    assert leads.sync.bound is not None and follows.sync.bound is None
+    assert (leads.config.max_seconds, follows.config.max_seconds) == (9, None)
+
+
+def test_only_shard_0_averages_beside_the_weights():
+    np.testing.assert_array_equal(maker_of(0).aux().mean, [1, 2, 3])
+    assert maker_of(1).aux().mean is None
+    assert maker_of(0, "--nobn_sync").aux().mean is None
+
+
+def test_a_run_that_goes_on_waits_no_longer_than_workers_take_to_come_back():
+    maker = maker_of(0, "--lease_seconds=5")
+    assert maker.config(saved(), 600.0).start_timeout_seconds == 600.0
+    again = maker.config(saved(core={"theta": 1}), 600.0)
+    assert again.start_timeout_seconds == 20.0
+    assert (again.generation, again.generations_undone) == (4, 2)
+    assert maker.config(saved(core={"theta": 1}), 3.0).start_timeout_seconds == 3.0
+
+
+def test_epochs_are_counted_in_examples():
+    assert maker_of(0).config(saved(), 1.0).budget.examples is None
+    assert maker_of(0, "--epochs=2.5", examples=100).config(saved(), 1.0).budget.examples == 250
