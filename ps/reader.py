@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ops.types import Link
 from proto import convert, versions
 from proto import thinwire_pb2 as pb
 from proto.channel_grpc import ServerStream
@@ -17,7 +17,7 @@ from ps import events
 from ps.connections import Connection
 from ps.handshake import judge
 from ps.journaled import STOP_REASON
-from ps.limits import unanswered
+from ps.limits import checked_link, unanswered
 from ps.pushes import NonFinite, PushDecoder
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ _LONGEST_COMPLAINT = 2000
 _RENEWALS_PER_LEASE = 10
 #: Of anything a worker may have measured.
 _LONGEST_SECONDS = 1e6
-#: Links that can be emulated: the flags' own limits, and no rate that stands still.
-_SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 #: What a supervisor may end a run for.
 _HALT_CAUSES = ("iter_max", "epochs", "max_seconds", "target_accuracy", "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
@@ -120,18 +118,18 @@ class StreamReader:
             self._turn_away("hello", refusal)
         door.introduced(self.stream)
         if hello.role == pb.ROLE_WORKER:
-            self._meet_worker(hello)
+            self._meet_worker(hello, mine.shard)
         else:
-            _checked_link(hello.link)
+            checked_link(hello.link)
             self.connection = Connection(self.stream, hello, 0)
             self.number = self.server.connections.add_observer(self.connection)
             self.server.welcome_observer(self.connection)
 
-    def _meet_worker(self, hello: pb.Hello) -> None:
-        link = _checked_link(hello.link)
+    def _meet_worker(self, hello: pb.Hello, shard: int) -> None:
+        link = checked_link(hello.link)
         incarnation = hello.incarnation or secrets.randbits(63) + 1
         self.connection = Connection(self.stream, hello, incarnation)
-        self.stream.pace(link, self.server.share, hello.link.seed + self.server.identity_shard)
+        self.stream.pace(link, self.server.share, hello.link.seed + shard)
         self.server.expect(incarnation, self.connection)
         self.server.queue.put(
             events.Join(
@@ -213,7 +211,8 @@ class StreamReader:
             raise convert.Malformed("rounds of a client that is no worker")
         if len(batch) > _MAX_DOCUMENT_BYTES:
             raise convert.Malformed(f"rounds of {len(batch)} characters")
-        self.server.pass_on_rounds(self._worker.id, batch)
+        pass_on = self.server.observers.pass_on_rounds
+        self.server.queue.put(functools.partial(pass_on, self._worker.id, batch))
 
     # -- observers --------------------------------------------------------------------------
 
@@ -289,16 +288,3 @@ class StreamReader:
         (pb.ROLE_SHARD, "report"): _report,
         (pb.ROLE_SHARD, "leave"): _observer_leaves,
     }
-
-
-def _checked_link(given: pb.EmulatedLink) -> Link:
-    """Return a client's emulated link; NaN fails every comparison."""
-    link = Link(given.mbps, given.delay_ms, given.loss)
-    fast_enough = link.mbps == 0 or _SLOWEST_MBPS <= link.mbps <= _FASTEST_MBPS
-    short_enough = 0 <= link.delay_ms <= _LONGEST_DELAY_MS
-    if not (fast_enough and short_enough and 0 <= link.loss <= _HIGHEST_LOSS):
-        raise convert.Malformed(
-            f"{link}: expected 0 (no limit) or {_SLOWEST_MBPS:g} to {_FASTEST_MBPS:g} Mbit/s, a "
-            f"delay up to {_LONGEST_DELAY_MS:g} ms and a loss up to {_HIGHEST_LOSS:g}"
-        )
-    return link

@@ -9,13 +9,10 @@ import signal
 import time
 from typing import Any
 
-import numpy as np
 from absl import logging
 
-from data.chosen import num_train
-from models.shared import SharedModel, has_gpu
-from models.statistics import FlatVariables
-from ops import agreement, group_files, kernels, metrics, placement, routing, run_dir
+from models.shared import SharedModel
+from ops import agreement, group_files, metrics, placement, run_dir
 from ops.run import (
     EXIT_CONFIGURATION,
     EXIT_DONE,
@@ -37,8 +34,6 @@ from ps.journal_records import Coder
 from ps.journaled import STOP_REASON
 from ps.keeping import Keeping
 from ps.limits import door_of, most_streams
-from ps.members import CoreConfig
-from ps.membership import Coordinator, Follower
 from ps.meters import ShardMeters
 from ps.saved_shard import SavedShard
 from ps.scalars import PsScalars
@@ -204,7 +199,7 @@ class Shard:
         )
 
     def _open(self) -> None:
-        self.server.on_status = self.board.document
+        self.server.observers.on_status = self.board.document
         self.server.on_groups = self._propose
         self.server.open_for(self._identity(), json.dumps(self.board.about()))
 

@@ -23,9 +23,9 @@ from ps.datagram_port import DatagramPort
 from ps.epoch_words import message_of
 from ps.handshake import Identity
 from ps.journaled import JournaledCore
+from ps.observers import Observers
 from ps.pushes import PushDecoder
 from ps.reader import StreamReader
-from ps.rounds import RoundsRelay
 
 _STATUS_INTERVAL_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 0.5
@@ -73,12 +73,10 @@ class ShardServer:
         self.identity: Identity | None = None  # None: not ready to be spoken to
         self.document = "{}"  # what Welcome tells supervisors and shards of the run
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
-        self.rounds = RoundsRelay()
-        self.on_status: Callable[[], str] | None = None
+        self.observers = Observers(self.connections)
         self.on_groups: Callable[[events.Regrouped], None] | None = None
         self.on_missed: Callable[[events.Missed], None] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection that said Hello
-        self._epoch: pb.Membership | None = None
         self._due = [time.monotonic()] * 2
         self.server: Server | None = None
 
@@ -108,11 +106,6 @@ class ShardServer:
     def _read(self, stream: ServerStream) -> None:
         StreamReader(self, self.decoder, stream).read()
 
-    @property
-    def identity_shard(self) -> int:
-        """This shard's number."""
-        return self.identity.shard if self.identity is not None else 0
-
     def expect(self, incarnation: int, connection: Connection) -> None:
         """Remember who said Hello until the core has judged (reader threads)."""
         self._welcomes[incarnation] = connection
@@ -134,40 +127,9 @@ class ShardServer:
         """Let a supervisor or a following shard in (reader threads)."""
 
         def welcome() -> None:
-            if connection.evaluates:
-                self._make_room_for(connection)
-            connection.say(self._welcome_message(None))
-            if connection.role == pb.ROLE_SHARD and self._epoch is not None:
-                connection.say(pb.ToClient(membership=self._epoch))
-            if connection.evaluates:
-                self.rounds.repeat(connection)
-            if self.core.stop_reason is not None:
-                connection.say(pb.ToClient(halt=pb.Halt(cause=self.core.stop_reason)))
+            self.observers.welcome(connection, self._welcome_message(None), self.core.stop_reason)
 
         self.queue.put(welcome)
-
-    def _make_room_for(self, newcomer: Connection) -> None:
-        """End the stream of a Supervisor whose place another takes: it may be long dead."""
-        for other in self.connections.with_role(pb.ROLE_SUPERVISOR):
-            if other is newcomer or not other.evaluates or other.left:
-                continue
-            message = (
-                f"another Supervisor ({newcomer.stream.peer}) has taken this one's place; a run is "
-                "evaluated by one at a time. End the one that is not wanted."
-            )
-            logging.warning("Supervisor %s: %s", other.stream.peer, message)
-            refusal = pb.Refusal(reason=pb.REASON_ID_TAKEN, message=message)
-            other.say(pb.ToClient(refusal=refusal))
-            other.stream.close()
-
-    def pass_on_rounds(self, worker: int, batch: str) -> None:
-        """Send a worker's rounds to the Supervisor (reader threads)."""
-
-        def pass_on() -> None:
-            supervisors = self.connections.with_role(pb.ROLE_SUPERVISOR)
-            self.rounds.take(worker, batch, [each for each in supervisors if each.evaluates])
-
-        self.queue.put(pass_on)
 
     # -- the writer thread ------------------------------------------------------------------
 
@@ -203,19 +165,11 @@ class ShardServer:
             self.datagrams.turn()
         if now >= self._due[0]:
             self._due[0] = now + _STATUS_INTERVAL_SECONDS
-            self.publish_status()
+            self.observers.publish_status()
         if now >= self._due[1]:
             self._due[1] = now + beat_seconds(self.lease_seconds)
             for connection in self.connections.everyone():
                 connection.say(pb.ToClient(waiting=pb.Waiting()))
-
-    def publish_status(self) -> None:
-        """Send the status document to every supervisor."""
-        supervisors = self.connections.with_role(pb.ROLE_SUPERVISOR)
-        if self.on_status is not None and supervisors:
-            report = pb.ToClient(report=pb.Report(document=self.on_status()))
-            for supervisor in supervisors:
-                supervisor.say(report)
 
     def _dispatch(self, actions: list[events.Action]) -> None:
         generation = self.core.config.generation
@@ -298,13 +252,11 @@ class ShardServer:
 
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
-        self._epoch = message_of(epoch, self.core.sync.groups)
         if self.datagrams is not None:
             self.queue.put(self.datagrams.end_sessions)  # after all epochs that come together
         if self.core.stop_reason is None:  # at the end everybody leaves
             logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
-        for shard in self.connections.with_role(pb.ROLE_SHARD):
-            shard.say(pb.ToClient(membership=self._epoch))
+        self.observers.tell_epoch(message_of(epoch, self.core.sync.groups))
 
     def _missed(self, action: events.Missed) -> None:
         workers = [life.worker for life in action.lives]
@@ -324,7 +276,7 @@ class ShardServer:
 
     def _ended(self, action: events.Ended) -> None:
         logging.info("run ended at version %d: %s", self.core.version, action.reason)
-        self.publish_status()
+        self.observers.publish_status()
         for connection in self.connections.everyone():
             connection.say(pb.ToClient(halt=pb.Halt(cause=action.reason)))
         if self.server is not None:

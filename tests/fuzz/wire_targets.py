@@ -13,7 +13,8 @@ from proto import convert, manifests
 from proto import peers_pb2 as peers
 from proto import thinwire_pb2 as pb
 from proto.convert import Malformed
-from ps import handshake, reader
+from proto.credentials import words_of
+from ps import handshake, limits
 from ps.journal_records import Coder, bodies
 from ps.pushes import NonFinite, PushDecoder
 from tests.fuzz.target import Reader, Target, joined, parsed
@@ -186,8 +187,8 @@ def hello(data: bytes) -> None:
     with contextlib.suppress(Malformed):
         convert.spec_of(message.model)
     with contextlib.suppress(Malformed):
-        reader._checked_link(message.link)
-    reader.words_of(message)
+        limits.checked_link(message.link)
+    words_of(message)
 
 
 def _hello_seeds() -> list[bytes]:

@@ -79,7 +79,7 @@ class Shard:
         )
         beside = Beside(lambda: self.server.door.refused, self.server.journaled.summary)
         self.board = StatusBoard(about, SPEC, self.core, self.server, beside=beside)
-        self.server.on_status = self.board.document
+        self.server.observers.on_status = self.board.document
         self.server.open_for(mine, "{}")
 
     def hello(self, **fields):
