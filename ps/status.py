@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ops import metrics
@@ -65,14 +65,18 @@ class StatusBoard:
 
     def shard_document(self, is_last: bool = False) -> str:
         """Return a following shard's own counters, for shard 0; say if no others will follow."""
-        own = {"bytes_down": self._server.connections.bytes_down(), **self._rejected()}
-        staleness = self._core.accounts.groups.histograms()
-        model = self._core.model
-        own |= {"weighting": model.memory(), "down": model.down_summary()}
-        own["group_staleness"], own["refused_peers"] = staleness, self._beside.refused_peers()
-        own["is_last"] = is_last
-        own["membership"] = {"lost_updates": self._core.accounts.lost_updates}
-        if guards := self._core.guard.summary():
+        core, model = self._core, self._core.model
+        own = {
+            "bytes_down": self._server.connections.bytes_down(),
+            "rejected": dict(core.accounts.rejected),
+            "weighting": model.memory(),
+            "down": model.down_summary(),
+            "group_staleness": core.accounts.groups.histograms(),
+            "refused_peers": self._beside.refused_peers(),
+            "is_last": is_last,
+            "membership": {"lost_updates": core.accounts.lost_updates},
+        }
+        if guards := core.guard.summary():
             own["guards"] = guards["refused"]
         if (received := self._received()) is not None:
             own["datagrams"] = received.in_short().to_dict()
@@ -114,19 +118,24 @@ class StatusBoard:
                 lost_updates=self._lost_updates(),
             ),
             workers=workers,
-            policies={
-                "groups": self._groups(),
-                **core.state_server.summary(),
-                **self._over_shards("weighting", self._core.model.memory()),
-                **self._over_shards("down", self._core.model.down_summary()),
-                **self._datagrams(),
-                **self.guards(),
-                **self._refused_peers(),
-                **_restarted(workers),
-                **self._beside.journal(),
-            },
+            policies=self._policies(workers),
             stop_reason=core.stop_reason,
         )
+
+    def _policies(self, workers: list[metrics.WorkerMetrics]) -> dict[str, Any]:
+        """Return the blocks that only some runs have."""
+        core = self._core
+        return {
+            "groups": self._groups(),
+            **core.state_server.summary(),
+            **self._over_shards("weighting", core.model.memory()),
+            **self._over_shards("down", core.model.down_summary()),
+            **self._datagrams(),
+            **self.guards(),
+            **self._refused_peers(),
+            **_restarted(workers),
+            **self._beside.journal(),
+        }
 
     def _seams(self) -> dict[str, str]:
         """Return the composition as the summary names it, with who sums the updates."""
@@ -174,19 +183,15 @@ class StatusBoard:
 
     def _bytes_down(self) -> dict[int, int]:
         totals = dict(self._server.connections.bytes_down())
-        for (role, _), text in self._server.reports.copy().items():
-            if role == pb.ROLE_SHARD:
-                for worker, count in reported.counts(text, "bytes_down").items():
-                    if worker.isdecimal():
-                        totals[int(worker)] = totals.get(int(worker), 0) + count
+        for text in self._reports(pb.ROLE_SHARD).values():
+            for worker, count in reported.counts(text, "bytes_down").items():
+                if worker.isdecimal():
+                    totals[int(worker)] = totals.get(int(worker), 0) + count
         return totals
 
     def _over_shards(self, block: str, own: dict[str, int]) -> dict[str, dict[str, int]]:
         """Return a policy's counters, over all shards; nothing where it takes no memory."""
-        total = collections.Counter(own)
-        for (role, _), text in self._server.reports.copy().items():
-            if role == pb.ROLE_SHARD:
-                total.update(reported.counts(text, block))
+        total = self._totals(block, own)
         return {block: dict(total)} if total["bytes"] else {}
 
     def _datagrams(self) -> dict[str, Any]:
@@ -194,14 +199,14 @@ class StatusBoard:
         own = self._received()
         if own is None:
             return {}
-        shards, sent = [own], {}
-        for (role, who), text in self._server.reports.copy().items():
-            if role == pb.ROLE_SHARD:
-                shards.append(reported.received(text))
-            elif who in self._core.members and (counts := reported.sent(text)) is not None:
-                sent[who] = counts
+        others = map(reported.received, self._reports(pb.ROLE_SHARD).values())
+        sent = {
+            who: counts
+            for who, text in self._reports(pb.ROLE_WORKER).items()
+            if who in self._core.members and (counts := reported.sent(text)) is not None
+        }
         channels = self._run.method.router.channels
-        return {BLOCK: datagram_accounts.block(shards, sent, channels)}
+        return {BLOCK: datagram_accounts.block([own, *others], sent, channels)}
 
     def guards(self) -> dict[str, Any]:
         """Return what guards have refused, over all shards, and whom shard 0 put out."""
@@ -209,10 +214,9 @@ class StatusBoard:
         if not block:
             return {}
         refused = {why: collections.Counter(by) for why, by in block["refused"].items()}
-        for (role, _), text in self._server.reports.copy().items():
-            if role == pb.ROLE_SHARD:
-                for reason, counts in reported.tables(text, "guards").items():
-                    refused.setdefault(reason, collections.Counter()).update(counts)
+        for text in self._reports(pb.ROLE_SHARD).values():
+            for reason, counts in reported.tables(text, "guards").items():
+                refused.setdefault(reason, collections.Counter()).update(counts)
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
     def _groups(self) -> dict[str, Any]:
@@ -220,8 +224,7 @@ class StatusBoard:
         core = self._core
         others = {
             str(who): reported.tables(text, "group_staleness")
-            for (role, who), text in self._server.reports.copy().items()
-            if role == pb.ROLE_SHARD
+            for who, text in self._reports(pb.ROLE_SHARD).items()
         }
         block = {
             "groups": [list(group) for group in core.sync.groups],
@@ -232,30 +235,31 @@ class StatusBoard:
 
     def _refused_peers(self) -> dict[str, dict[str, int]]:
         """Return how many clients were refused or cut off, by reason; {} without any."""
-        total = collections.Counter(self._beside.refused_peers())
-        for (role, _), text in self._server.reports.copy().items():
-            if role == pb.ROLE_SHARD:
-                total.update(reported.counts(text, "refused_peers"))
+        total = self._totals("refused_peers", self._beside.refused_peers())
         return {"refused_peers": dict(total)} if total else {}
 
     def _lost_updates(self) -> int:
         """Add up what every shard has lost; of an update each holds a part."""
-        lost = self._core.accounts.lost_updates
-        for (role, _), text in self._server.reports.copy().items():
-            if role == pb.ROLE_SHARD:
-                lost += reported.counts(text, "membership").get("lost_updates", 0)
-        return lost
+        own = {"lost_updates": self._core.accounts.lost_updates}
+        return self._totals("membership", own)["lost_updates"]
 
-    def _rejected(self) -> dict[str, Any]:
-        return {"rejected": dict(self._core.accounts.rejected)}
+    def _reports(self, role: int) -> dict[int, str]:
+        """Return the newest documents of clients of one role, by number."""
+        reports = self._server.reports.copy()  # readers write to it meanwhile
+        return {who: text for (each, who), text in reports.items() if each == role}
+
+    def _totals(self, block: str, own: Mapping[str, int]) -> collections.Counter[str]:
+        """Add up a block of counters over all shards; `own` are shard 0's."""
+        total = collections.Counter(own)
+        for text in self._reports(pb.ROLE_SHARD).values():
+            total.update(reported.counts(text, block))
+        return total
 
     def _all_rejected(self) -> dict[str, int]:
         """Add up what every shard refused and what workers held back by themselves."""
-        total = collections.Counter(self._core.accounts.rejected)
-        for (role, who), text in self._server.reports.copy().items():
-            if role == pb.ROLE_SHARD:
-                total.update(reported.counts(text, "rejected"))
-            elif role == pb.ROLE_WORKER and who in self._core.members:
+        total = self._totals("rejected", self._core.accounts.rejected)
+        for who, text in self._reports(pb.ROLE_WORKER).items():
+            if who in self._core.members:
                 total["non_finite"] += reported.own_counters(text).get("non_finite", 0)
         return {reason: count for reason, count in total.items() if count}
 
