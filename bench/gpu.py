@@ -2,8 +2,8 @@
 
     python -m bench.gpu
 
-Each `tf.function` of `ops.kernels.tensorflow_bodies` runs with all its tensors on the GPU and soft
-placement off, so that an operation which only a CPU has is an error. Without a GPU this says so.
+Each `tf.function` of `ops.kernels` runs with all its tensors on the GPU and soft placement off, so
+that an operation which only a CPU has is an error. Without a GPU this says so.
 ``--device cpu`` runs the same on the processor.
 """
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from ops import kernels
 from ops.kernels import compensate as delays
+from ops.kernels import select
 
 SIZE = 25_000_000
 RATE = 0.01
@@ -53,52 +54,141 @@ class Measured:
     share: float  # of the bandwidth that a copy has on the same device
 
 
+class Given:
+    """Inputs of `size` entries that several ops share, and the numpy bodies."""
+
+    def __init__(self, size: int) -> None:
+        """Draw three vectors, and select from the first."""
+        self.size, self.plain = size, kernels.load("numpy")
+        self.rng = np.random.default_rng(0)
+        self.x, self.y, self.z = (self.rng.standard_normal(size, np.float32) for _ in range(3))
+        self.kept = max(1, int(RATE * size))
+        self.where, self.values = self.plain.top_k(self.x, self.kept)
+
+
 def ops(size: int) -> Iterator[Op]:
     """Yield every body with inputs for `size` entries."""
+    given = Given(size)
+    for some in (
+        _selecting,
+        _by_magnitude,
+        _of_arrays,
+        _changing,
+        _coding,
+        _compensating,
+        _of_blocks,
+    ):
+        yield from some(given)
+
+
+def _selecting(given: Given) -> Iterator[Op]:
+    from ops.kernels import tensorflow_select as bodies
+
+    size, x, kept = given.size, given.x, given.kept
+    planned = bodies.plan(size, kept)
+    padded = given.where, given.values, np.int32(kept)
+    yield Op("top_k", bodies._top_k, (x, *planned), padded, _FLOAT * size)
+    half = np.float32(-0.5)  # product exact, so that one rounding or two make no difference
+    rest = given.y.copy()
+    where, values, _ = given.plain.feedback_top_k(rest, x, kept, half)
+    yield Op("feedback_top_k", bodies._feedback_top_k, (given.y, x, half, *planned),
+             (rest, where, values, np.int32(kept)), 3 * _FLOAT * size)  # fmt: skip
+    total = given.y.copy()
+    given.plain.accumulate(total, x, 0.3, 0.9)
+    yield Op("accumulate", bodies._accumulated, (given.y, x, np.float32(0.3), np.float32(0.9)),
+             (total,), 3 * _FLOAT * size, 1e-6)  # fmt: skip
+
+
+def _by_magnitude(given: Given) -> Iterator[Op]:
+    from ops.kernels import tensorflow_select as bodies
+
+    size, x, kept = given.size, given.x, given.kept
+    threshold, room = np.float32(np.abs(given.values).min()), min(size, 2 * kept)
+    where, values = select.at_least(x, threshold)  # more than are kept, if some are equal
+    padded = np.full(room, size), np.zeros(room, np.float32)
+    padded[0][: where.size], padded[1][: where.size] = where, values
+    yield Op("reaching", bodies._reaching, (x, threshold, room), (*padded, np.int32(where.size)),
+             _FLOAT * size)  # fmt: skip
+    sample = np.sort(np.abs(x[3::10]))
+    yield Op("sampled_magnitude", bodies._sampled_magnitude, (x, 3, 10, sample.size, 5),
+             (sample[-5],), 64 * sample.size)  # fmt: skip
+
+
+def _of_arrays(given: Given) -> Iterator[Op]:
+    from ops.kernels import device
     from ops.kernels import tensorflow_bodies as bodies
 
-    plain, rng = kernels.load("numpy"), np.random.default_rng(0)
-    x, y, z = (rng.standard_normal(size, np.float32) for _ in range(3))
-    kept = max(1, int(RATE * size))
-    where, values = plain.top_k(x, kept)
+    size, x, kept = given.size, given.x, given.kept
+    yield Op("is_finite", bodies._is_finite, (x,), (np.bool_(True),), _FLOAT * size)
+    length = np.linalg.norm(x.astype(np.float64))
+    yield Op("norm", bodies._norm, (x,), (length,), _FLOAT * size, 1e-12)
+    changed = x.copy()
+    changed[given.where] = 0
+    cleared = np.zeros_like(given.values)
+    yield Op("put", device._put, (x, given.where, cleared), (changed,), 2 * _FLOAT * size)
+    yield Op("taken", device._taken, (x, given.where), (given.values,), 64 * kept)
+
+
+def _changing(given: Given) -> Iterator[Op]:
+    from ops.kernels import tensorflow_bodies as bodies
+
+    size, x, y, where, values = given.size, given.x, given.y, given.where, given.values
     rate = np.full(1, 0.02, np.float32)
-    yield Op("top_k", bodies._top_k, (x, kept), (where, values), _FLOAT * size)
     changed = y.copy()
-    plain.apply_sparse(changed, where, values, 0.02)
-    lines = 2 * 64 * kept  # a cache line read for each of the two
+    given.plain.apply_sparse(changed, where, values, 0.02)
+    lines = 2 * 64 * given.kept  # a cache line read for each of the two
     yield Op("apply_sparse", bodies._changed_entries, (y, where, values, rate),
              (changed[where],), lines, 1e-6)  # fmt: skip
     dense = y.copy()
-    plain.apply_dense(dense, x, 0.02)
+    given.plain.apply_dense(dense, x, 0.02)
     yield Op("apply_dense", bodies._changed, (y, x, rate), (dense,), 3 * _FLOAT * size, 1e-6)
-    yield Op("scale", bodies._product, (rate, x), (plain.scale(x, 0.02),), 2 * _FLOAT * size)
-    coded = {name: plain.quantise(x, name) for name in ("bfloat16", "float16", "int8")}
+    scaled = given.plain.scale(x, 0.02)
+    yield Op("scale", bodies._product, (rate, x), (scaled,), 2 * _FLOAT * size)
+    touched = np.sort(given.rng.choice(size, given.kept, replace=False))
+    counted = given.plain.hits([touched.astype(np.int32)], where, np.zeros(size, np.uint16))
+    yield Op("count_hits", bodies._count_hits, (np.int32(size), touched, where),
+             (counted,), 2 * _FLOAT * size)  # fmt: skip
+    sigma = given.rng.integers(0, 5, size)
+    yield Op("damp", bodies._damp, (sigma,), (given.plain.damp(sigma),), 12 * size)
+
+
+def _coding(given: Given) -> Iterator[Op]:
+    from ops.kernels import tensorflow_bodies as bodies
+
+    size, x = given.size, given.x
+    coded = {name: given.plain.quantise(x, name) for name in ("bfloat16", "float16", "int8")}
     bits = coded["bfloat16"].data.view(np.uint16)
     yield Op("to_bfloat16", bodies._to_bfloat16, (x,), (bits,), 6 * size)
     yield Op("to_float16", bodies._to_float16, (x,), (coded["float16"].data,), 6 * size)
     yield Op("largest", bodies._largest, (x,), (np.abs(x).max(),), _FLOAT * size)
     scale = np.float32(coded["int8"].scale)
     yield Op("to_int8", bodies._to_int8, (x, scale), (coded["int8"].data,), 5 * size, 1 / 127)
-    sigma = rng.integers(0, 5, size)
-    yield Op("damp", bodies._damp, (sigma,), (plain.damp(sigma),), 12 * size)
-    compensated = plain.compensate(x, y, z, 0.04)
+
+
+def _compensating(given: Given) -> Iterator[Op]:
+    from ops.kernels import tensorflow_bodies as bodies
+
+    size, x, y, z = given.size, given.x, given.y, given.z
+    compensated = given.plain.compensate(x, y, z, 0.04)
     yield Op("compensate", bodies._compensate, (x, y, z, np.full(1, 0.04, np.float32)),
              (compensated,), 4 * _FLOAT * size, 1e-5)  # fmt: skip
     square = np.abs(y) + np.float32(delays.FLOOR)
-    adapted = plain.adapt(square.copy(), x, 0.95, 0.04)
+    adapted = given.plain.adapt(square.copy(), x, 0.95, 0.04)
     yield Op("adapt", bodies._adapt, (square, x, np.float32(0.95), np.float32(0.05),
              np.float32(0.04)), adapted, 4 * _FLOAT * size, 1e-5)  # fmt: skip
+
+
+def _of_blocks(given: Given) -> Iterator[Op]:
+    from ops.kernels import tensorflow_bodies as bodies
+
+    size, x = given.size, given.x
     averages = np.zeros(-(-size // BLOCK), np.float32)
-    scored = plain.contribution(x, BLOCK, averages.copy(), 0.5)
+    scored = given.plain.contribution(x, BLOCK, averages.copy(), 0.5)
     yield Op("contribution", bodies._contribution, (x, BLOCK, averages, np.float32(0.5),
              np.float32(0.5)), scored, _FLOAT * size, 1e-5)  # fmt: skip
     rows = x[: size // BLOCK * BLOCK].reshape(-1, BLOCK)
-    yield Op("to_levels", bodies._to_levels, (rows, LEVEL_BITS),
-             plain.to_levels(rows, LEVEL_BITS), 2 * _FLOAT * size + 2 * size, 1e-6)  # fmt: skip
-    touched = np.sort(rng.choice(size, kept, replace=False))
-    counted = plain.hits([touched.astype(np.int32)], where, np.zeros(size, np.uint16))
-    yield Op("count_hits", bodies._count_hits, (np.int32(size), touched, where),
-             (counted,), 2 * _FLOAT * size)  # fmt: skip
+    coded = given.plain.to_levels(rows, LEVEL_BITS)
+    yield Op("to_levels", bodies._to_levels, (rows, LEVEL_BITS), coded, 10 * size, 1e-6)
 
 
 def difference(op: Op, found: Sequence[Any]) -> str:

@@ -245,8 +245,8 @@ def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
 
     blocks = []
     for block in packet.blocks:
-        data = block.values.data
-        if np.may_share_memory(data, arrays[block.slot]):
+        data, array = block.values.data, arrays[block.slot]
+        if isinstance(array, np.ndarray) and np.may_share_memory(data, array):
             values = dataclasses.replace(block.values, data=data.copy())
             block = dataclasses.replace(block, values=values)
         blocks.append(block)

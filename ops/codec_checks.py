@@ -21,16 +21,12 @@ def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
     Raises:
         NonFiniteUpdate: A tensor holds NaN or infinity.
     """
-    from ops.wire import all_finite
-
-    if ctx.finite:
-        return
-    for number, tensor in enumerate(tensors):
-        if not all_finite(tensor):
-            raise NonFiniteUpdate(
-                f"tensor {number} of the update holds NaN or infinity; expected finite values. "
-                "Lower --learning_rate or set --clip_norm."
-            )
+    number = None if ctx.finite else ctx.kernels.first_not_finite(tensors)
+    if number is not None:
+        raise NonFiniteUpdate(
+            f"tensor {number} of the update holds NaN or infinity; expected finite values. "
+            "Lower --learning_rate or set --clip_norm."
+        )
 
 
 def check_rate(rate: float, flag: str = "compression_rate") -> None:

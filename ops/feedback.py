@@ -87,7 +87,7 @@ class ErrorFeedback(Wrapper):
 
     def init(self, spec: ModelSpec, kernels: Any) -> State:
         """Return a residual of zeros."""
-        return super().init(spec, kernels) | {"residual": _zeros(spec)}
+        return super().init(spec, kernels) | {"residual": _zeros(spec, kernels)}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
@@ -144,7 +144,7 @@ class MomentumCorrection(Wrapper):
 
     def init(self, spec: ModelSpec, kernels: Any) -> State:
         """Return a velocity of zeros."""
-        return super().init(spec, kernels) | {"velocity": _zeros(spec)}
+        return super().init(spec, kernels) | {"velocity": _zeros(spec, kernels)}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
@@ -178,12 +178,10 @@ class MomentumCorrection(Wrapper):
         return packet, state | {"inner": inner}
 
 
-def _zeros(spec: ModelSpec) -> list[Float32]:
-    """Return an array of zeros for each tensor; side by side in memory."""
-    import numpy as np
-
-    flat = np.zeros(spec.num_parameters, np.float32)
-    return np.split(flat, spec.offsets[1:-1])
+def _zeros(spec: ModelSpec, kernels: Any) -> list[Float32]:
+    """Return an array of zeros for each tensor, where the kernels want it."""
+    made: list[Float32] = kernels.zeros([tensor.size for tensor in spec.tensors])
+    return made
 
 
 def _give_back(residuals: Sequence[Float32], packet: Packet, share: float) -> None:

@@ -85,8 +85,11 @@ class PowerSgd(Forgetful):
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
         """
+        import numpy as np
+
         check_finite(tensors, ctx)
         ctx = dataclasses.replace(ctx, finite=True)
+        tensors = [np.asarray(tensor) for tensor in tensors]  # the power step is the host's
         blocks, rights = [], []
         for slot, (tensor, right) in enumerate(zip(tensors, state["right"], strict=True)):
             block, right = self._approximated(slot, tensor, right, ctx)

@@ -137,7 +137,7 @@ class TopK(Selecting):
             ]
         import numpy as np
 
-        flat = np.concatenate([np.empty(0, np.float32), *tensors])
+        flat = ctx.kernels.joined(tensors)
         indices, values = find(flat, kept_entries(rate, flat.size), 0, state, ctx)
         ends = list(itertools.accumulate((tensor.size for tensor in tensors), initial=0))
         cuts = np.searchsorted(indices, ends)

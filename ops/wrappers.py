@@ -130,7 +130,8 @@ class Clip(Wrapper):
         check_finite(tensors, ctx)
         factors = ctx.factors or (1.0,) * len(tensors)
         norms = [
-            abs(factor) * _norm(tensor) for factor, tensor in zip(factors, tensors, strict=True)
+            abs(factor) * ctx.kernels.norm(tensor)
+            for factor, tensor in zip(factors, tensors, strict=True)
         ]
         if self.scope == "model":
             norms = [math.hypot(*norms)] * len(norms)
@@ -224,15 +225,3 @@ def _with_factor(ctx: EncodeContext, count: int, factor: float) -> EncodeContext
     """Return the context with one more factor of every tensor."""
     factors = ctx.factors or (1.0,) * count
     return dataclasses.replace(ctx, factors=tuple(each * factor for each in factors))
-
-
-def _norm(tensor: Float32) -> float:
-    """Return the L2 norm of a finite tensor."""
-    import numpy as np
-
-    with np.errstate(over="ignore"):
-        square = float(np.dot(tensor, tensor))
-    if 1e-30 < square < math.inf:
-        return math.sqrt(square)
-    largest = float(np.max(np.abs(tensor), initial=0.0))  # squares leave the range of float32
-    return largest * float(np.linalg.norm(tensor / np.float32(largest))) if largest else 0.0

@@ -81,6 +81,14 @@ class WorkerCore:
         self._samples = 0
         self._losses: list[float] = []
 
+    @property
+    def on_device(self) -> bool:
+        """Whether gradients may stay where TensorFlow computes them.
+
+        Local steps are of the host, where the weights of the shards arrive.
+        """
+        return self.kernels.name == "tf" and not self.method.takes_local_steps
+
     def begin(
         self,
         gradient: Float32,
@@ -92,7 +100,8 @@ class WorkerCore:
         """Take in one mini-batch's gradient; return an exchange, or None for a local step.
 
         Args:
-            gradient: [num_parameters] float32 mean gradient at `weights`.
+            gradient: [num_parameters] float32 mean gradient at `weights`; where `on_device`, it
+                may be an `ops.kernels.device.DeviceArray`.
             samples: Examples in the mini-batch.
             loss: Its mean loss.
             statistics: [m] the moving statistics after it, where they are averaged.
@@ -104,7 +113,8 @@ class WorkerCore:
         """
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and np.isfinite(loss)):
-            gradient = np.full_like(gradient, np.nan)  # let the codec's own check refuse it
+            # Let the codec's own check refuse it.
+            gradient = np.full(self.spec.num_parameters, np.nan, np.float32)
         if self.method.takes_local_steps:
             self._step_locally(gradient)
         due = self.method.pacer.push_now(self.local_steps + 1)

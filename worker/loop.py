@@ -173,19 +173,25 @@ class Worker:
         computed_at = list(part.core.versions)
         images, labels = self.shard.next()
         part.measure.note(rounds.GET_BATCH, part.stopwatch.lap("compute"))
-        loss = self.step.gradients(images, labels, self.gradient)
-        decay(self.gradient, part.core.weights, self.own.weight_decay)
-        clip(self.gradient, self.own.clip_norm)
+        gradient, loss = self._gradient(images, labels)
+        decay(gradient, part.core.weights, self.own.weight_decay)
+        clip(gradient, self.own.clip_norm)
         rest = started + self.own.device.step_seconds - time.monotonic()
         if (pause := max(self.pause_seconds, rest)) > 0:
             part.closing.wait(pause)
         statistics = self.statistics.read()
         if self.run.method.overlap and not self._go_on():
             return None
-        outgoing = part.take_in(self.gradient, len(labels), loss, statistics, started, computed_at)
+        outgoing = part.take_in(gradient, len(labels), loss, statistics, started, computed_at)
         if outgoing is None:
             self.step.set_weights(part.core.weights)
         return outgoing
+
+    def _gradient(self, images: Any, labels: Any) -> tuple[Any, float]:
+        """Return the gradient, on the device if it may stay there, and the loss."""
+        if self.part.core.on_device:
+            return self.step.gradients_on_device(images, labels)
+        return self.gradient, self.step.gradients(images, labels, self.gradient)
 
     def _go_on(self) -> bool:
         """Hear the answer to the last push; return whether the run goes on."""
@@ -219,11 +225,11 @@ class Worker:
         local = self.step.save_local()
         images = self.shard.images[: self.run.batch_size]
         labels = self.shard.labels[: self.run.batch_size]
-        self.step.gradients(images, labels, self.gradient)
+        self._gradient(images, labels)
         seconds = []
         for _ in range(_CALIBRATION_STEPS):
             start = time.perf_counter()
-            self.step.gradients(images, labels, self.gradient)
+            self._gradient(images, labels)
             seconds.append(time.perf_counter() - start)
         median = float(np.median(seconds))
         device = self.own.device

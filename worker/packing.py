@@ -54,7 +54,8 @@ class Packing:
         """Code a change of the whole model.
 
         Args:
-            values: [num_parameters] float32 gradient or change of weights.
+            values: [num_parameters] float32 gradient or change of weights; an array, or an
+                `ops.kernels.device.DeviceArray`.
             step: Of the exchange.
             learning_rate: In use now.
             epoch: Examples the whole run has consumed / examples of the training set.
@@ -111,7 +112,7 @@ class Packing:
     def save(self) -> State:
         """Return what outlives this process."""
         return {
-            "codec": self._codec_state,
+            "codec": self._kernels.as_saved(self._codec_state),
             "router": self._router_state,
             "rng": json.dumps(self._rng.bit_generator.state),
         }
@@ -120,4 +121,5 @@ class Packing:
         """Take back what `save` gave; what was kept back only if it `fits` the shards' model."""
         self._rng.bit_generator.state = json.loads(state["rng"])
         if fits:
-            self._codec_state, self._router_state = state["codec"], state["router"]
+            self._codec_state = self._kernels.as_kept(state["codec"], self._codec_state)
+            self._router_state = state["router"]

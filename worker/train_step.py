@@ -13,7 +13,9 @@ import tensorflow as tf
 
 from models.objective import ensure_compiled_loss
 from models.shared import SharedModel
-from ops.kernels.accumulate import accumulate
+from ops.kernels.device import DeviceArray
+from ops.kernels.tensorflow_bodies import norm
+from ops.kernels.tensorflow_select import accumulate
 from ops.types import State
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class TrainStep:
         shared_ids = {id(variable) for variable in self.variables}
         self._local = [v for v in self.model.variables if id(v) not in shared_ids]
         self._gradient_step = tf.function(self.compute, reduce_retracing=True)
+        self._flat_step = tf.function(self._compute_flat, reduce_retracing=True)
         self._assign = tf.function(self._assign_split)
 
     def set_weights(self, flat: Float32) -> None:
@@ -61,6 +64,11 @@ class TrainStep:
         for start, stop, gradient in zip(self._offsets, self._offsets[1:], gradients, strict=False):
             out[start:stop] = np.asarray(memoryview(gradient)).ravel()
         return float(loss)
+
+    def gradients_on_device(self, images: Any, labels: Any) -> tuple[DeviceArray, float]:
+        """Do `gradients`, but leave [num_parameters] float32 where it was computed."""
+        loss, flat = self._flat_step(images, labels)
+        return DeviceArray(flat), float(loss)
 
     def vary_local_randomness(self, number: int) -> None:
         """Give dropout and other random layers a stream of their own on worker `number`."""
@@ -91,22 +99,27 @@ class TrainStep:
         ]
         return loss, dense
 
+    def _compute_flat(self, images: Any, labels: Any) -> tuple[Any, Any]:
+        loss, gradients = self.compute(images, labels)
+        return loss, tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+
     def _assign_split(self, flat: Any) -> None:
         parts = tf.split(flat, self._sizes)
         for variable, part, shape in zip(self.variables, parts, self._shapes, strict=True):
             variable.assign(tf.reshape(part, shape))
 
 
-def decay(gradient: Float32, weights: Float32, weight_decay: float) -> None:
+def decay(gradient: Float32 | DeviceArray, weights: Float32, weight_decay: float) -> None:
     """Add the weights [n] times the coupled decay to a gradient [n], in place; 0 is none."""
     if weight_decay:
         accumulate(gradient, weights, weight_decay)
 
 
-def clip(gradient: Float32, norm_limit: float) -> None:
+def clip(gradient: Float32 | DeviceArray, norm_limit: float) -> None:
     """Scale a gradient [n] in place to at most this L2 norm; 0 is no limit."""
     if not norm_limit:
         return
-    norm = float(np.sqrt(np.dot(gradient, gradient)))
-    if norm > norm_limit:
-        gradient *= np.float32(norm_limit / norm)
+    on_device = isinstance(gradient, DeviceArray)
+    size = norm(gradient) if on_device else float(np.sqrt(np.dot(gradient, gradient)))
+    if size > norm_limit:
+        gradient *= np.float32(norm_limit / size)

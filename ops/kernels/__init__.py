@@ -2,6 +2,9 @@
 
 One interface, two bodies: numpy, and `tf.function`s that run on any device. A conformance test
 holds them equal. `bench/kernels.py` shows numpy ahead on CPU, so that is what "auto" takes there.
+
+With the TensorFlow bodies a codec's residuals are `ops.kernels.device.DeviceArray`s, and gradients
+may be: both stay on the device, and what is selected comes back as numpy arrays.
 """
 
 from __future__ import annotations
@@ -24,12 +27,17 @@ class Kernels:
         top_k: (x [n], k) -> (indices, values). See `ops.kernels.select.top_k`.
         feedback_top_k: (residual [n] in place, addend [n], k, factor, hint) -> (indices, values,
             next hint).
-        sampled_top_k: (x [n], k, rng) -> (indices, values). See `ops.kernels.thresholds`; the
-            same body everywhere, like the next three, for the arrays are the host's.
+        sampled_top_k: (x [n], k, rng) -> (indices, values). See `ops.kernels.thresholds`.
         carried_top_k: (x [n], k, threshold) -> (indices, values, next threshold).
         feedback_carried: (residual [n] in place, addend [n], k, factor, threshold) -> the same.
-        accumulate: (target [n] in place, addend [n], factor, decay). See `ops.kernels.accumulate`.
         random_k: (n, k, rng) -> indices.
+        accumulate: (target [n] in place, addend [n], factor, decay). See `ops.kernels.accumulate`.
+        zeros: (sizes) -> arrays for a codec's state. See `ops.kernels.arrays`.
+        joined: (tensors) -> [n], one after the other.
+        first_not_finite: (tensors) -> the number of the first with NaN or infinity, or None.
+        norm: (x [n]) -> its L2 norm.
+        as_saved: (state) -> the state with numpy arrays alone.
+        as_kept: (saved, fresh state) -> the state, its arrays where those of the fresh one are.
         quantise: (values [k], dtype) -> CodedValues. See `ops.kernels.quantise`.
         dequantise: (CodedValues) -> values [k].
         apply_sparse: (theta [n] in place, indices, values, rate). See `ops.kernels.apply`.
@@ -52,8 +60,14 @@ class Kernels:
     sampled_top_k: Callable[..., Any]
     carried_top_k: Callable[..., Any]
     feedback_carried: Callable[..., Any]
-    accumulate: Callable[..., None]
     random_k: Callable[..., Any]
+    accumulate: Callable[..., None]
+    zeros: Callable[..., Any]
+    joined: Callable[..., Any]
+    first_not_finite: Callable[..., int | None]
+    norm: Callable[..., float]
+    as_saved: Callable[..., Any]
+    as_kept: Callable[..., Any]
     quantise: Callable[..., Any]
     dequantise: Callable[..., Any]
     apply_sparse: Callable[..., None]
@@ -79,39 +93,10 @@ def load(choice: str, on_gpu: bool = False) -> Kernels:
     """
     if choice not in CHOICES:
         raise ConfigurationError(f"--kernels={choice!r}: expected one of {', '.join(CHOICES)}.")
-    from ops.kernels import (
-        accumulate,
-        apply,
-        compensate,
-        contribution,
-        levels,
-        quantise,
-        select,
-        thresholds,
-    )
+    from ops.kernels import numpy_bodies
 
     _keep_freed_memory()
-    bodies = Kernels(
-        name="numpy",
-        top_k=select.top_k,
-        feedback_top_k=select.feedback_top_k,
-        sampled_top_k=thresholds.sampled_top_k,
-        carried_top_k=thresholds.carried_top_k,
-        feedback_carried=thresholds.feedback_carried,
-        accumulate=accumulate.accumulate,
-        random_k=select.random_k,
-        quantise=quantise.quantise,
-        dequantise=quantise.dequantise,
-        apply_sparse=apply.apply_sparse,
-        apply_dense=apply.apply_dense,
-        scale=apply.scale,
-        hits=apply.hits,
-        damp=apply.damp,
-        compensate=compensate.compensate,
-        adapt=compensate.adapt,
-        contribution=contribution.contribution,
-        to_levels=levels.to_levels,
-    )
+    bodies = Kernels(name="numpy", **numpy_bodies.BODIES)
     if choice == "numpy" or (choice == "auto" and not on_gpu):
         return bodies
     from ops.kernels import tensorflow_bodies

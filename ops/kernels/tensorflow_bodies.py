@@ -1,9 +1,9 @@
 """The kernels as `tf.function`s: any device, one trace whatever n and k are.
 
-They take numpy arrays or tensors and return numpy arrays. Magnitudes are compared as the bits of
-the float without its sign: the same order, and exact for subnormal numbers, which TensorFlow's
-threads would flush to zero. In arithmetic they do flush, there the numpy bodies differ from these
-by less than the smallest normal number.
+They take numpy arrays, tensors or `DeviceArray`s; what is selected or coded comes back in numpy
+arrays, the rest stays on the device. In arithmetic TensorFlow's threads flush subnormal numbers to
+zero, there the numpy bodies differ from these by less than the smallest normal number; where XLA
+compiles a body, product and sum may be rounded once instead of twice.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from ops.kernels import arrays, device
 from ops.kernels import compensate as delays
 from ops.kernels import quantise as plain
-from ops.kernels.accumulate import accumulate
+from ops.kernels import tensorflow_select as selection
+from ops.kernels.device import DeviceArray, fused, tensor_of
 from ops.types import CodedValues
 
 if TYPE_CHECKING:
@@ -28,31 +30,6 @@ _FLOATS = tf.TensorSpec([None], tf.float32)
 _INDICES = tf.TensorSpec([None], tf.int64)
 _NUMBER = tf.TensorSpec([], tf.int32)
 _MAGNITUDE_BITS = 0x7FFFFFFF
-_SAMPLED_KEPT = 200
-_SAFETY = 4.0
-
-
-@tf.function(input_signature=[_FLOATS, _NUMBER])
-def _top_k(x: Any, k: Any) -> Any:
-    """Sampled threshold, exact top-k among survivors; everything where too few survive."""
-    magnitudes = tf.bitwise.bitwise_and(
-        tf.bitcast(x, tf.uint32), tf.constant(_MAGNITUDE_BITS, tf.uint32)
-    )
-    sample = magnitudes[:: tf.maximum(k // _SAMPLED_KEPT, 1)]
-    size = tf.size(sample)
-    expected = tf.cast(k, tf.float64) * tf.cast(size, tf.float64)
-    expected /= tf.cast(tf.maximum(tf.size(x), 1), tf.float64)
-    rank = tf.minimum(tf.cast(expected + _SAFETY * tf.sqrt(expected), tf.int32) + 1, size)
-    one = tf.constant(1, tf.uint32)  # zeros are never selected
-    lowest = tf.concat([tf.math.top_k(sample, rank).values[-1:], one[None]], 0)[0]
-    threshold = tf.where(lowest > one, lowest, one)
-    candidates = tf.where(magnitudes >= threshold)[:, 0]
-    if tf.size(candidates) < k:
-        candidates = tf.where(magnitudes >= one)[:, 0]
-    kept = tf.minimum(k, tf.size(candidates))
-    order = tf.math.top_k(tf.gather(magnitudes, candidates), kept).indices  # ties: lowest first
-    chosen = tf.sort(tf.gather(candidates, order))
-    return chosen, tf.gather(x, chosen)
 
 
 @tf.function(input_signature=[_FLOATS, _INDICES, _FLOATS, _FLOATS])
@@ -68,6 +45,16 @@ def _changed(theta: Any, values: Any, rates: Any) -> Any:
 @tf.function(input_signature=[_FLOATS, _FLOATS])
 def _product(rates: Any, values: Any) -> Any:
     return rates * values
+
+
+@fused(input_signature=[_FLOATS])
+def _is_finite(x: Any) -> Any:
+    return tf.reduce_all(tf.math.is_finite(x))
+
+
+@fused(input_signature=[_FLOATS])
+def _norm(x: Any) -> Any:
+    return tf.sqrt(tf.reduce_sum(tf.square(tf.cast(x, tf.float64))))
 
 
 @tf.function(input_signature=[_FLOATS])
@@ -152,21 +139,31 @@ def _rates(rate: float | Float32, size: int) -> Any:
     return np.broadcast_to(np.asarray(rate, np.float32), (size if np.ndim(rate) else 1,))
 
 
-def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
-    """See `ops.kernels.select.top_k`."""
-    indices, values = _top_k(x, max(0, min(k, int(x.shape[0]))))
-    return indices.numpy(), values.numpy()
+def zeros(sizes: Sequence[int]) -> list[DeviceArray]:
+    """See `ops.kernels.arrays.zeros`."""
+    return [DeviceArray(tf.zeros(size)) for size in sizes]
 
 
-def feedback_top_k(
-    residual: Float32, addend: Any, k: int, factor: float = 1.0, hint: float = 0.0
-) -> tuple[Int64, Float32, float]:
-    """See `ops.kernels.select.feedback_top_k`; the residual is a numpy array."""
-    del hint
-    accumulate(residual, np.asarray(addend), factor)
-    indices, values = top_k(residual, k)
-    residual[indices] = 0
-    return indices, values, 0.0
+def joined(tensors: Sequence[Any]) -> Any:
+    """See `ops.kernels.arrays.joined`."""
+    if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
+        return arrays.joined(tensors)
+    return DeviceArray(tf.concat([tensor_of(tensor) for tensor in tensors], 0))
+
+
+def first_not_finite(tensors: Sequence[Any]) -> int | None:
+    """See `ops.kernels.arrays.first_not_finite`; one copy of flags for all tensors."""
+    if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
+        return arrays.first_not_finite(tensors)
+    finite = tf.stack([_is_finite(tensor_of(tensor)) for tensor in tensors]).numpy()
+    return None if finite.all() else int(finite.argmin())
+
+
+def norm(tensor: Any) -> float:
+    """See `ops.kernels.arrays.norm`; on a device squares are summed in double precision."""
+    if not isinstance(tensor, DeviceArray):
+        return arrays.norm(tensor)
+    return float(_norm(tensor.value))
 
 
 def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float32) -> None:
@@ -188,8 +185,10 @@ def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
     np.copyto(theta, _changed(theta, values, rates).numpy())
 
 
-def scale(values: Any, rate: float | Float32) -> Float32:
-    """See `ops.kernels.apply.scale`."""
+def scale(values: Any, rate: float | Float32) -> Any:
+    """See `ops.kernels.apply.scale`; of a device's array there."""
+    if isinstance(values, DeviceArray):
+        return DeviceArray(_product(_rates(rate, values.size), values.value))
     return _product(_rates(rate, int(values.shape[0])), values).numpy()
 
 
@@ -236,6 +235,9 @@ def hits(
 
 def quantise(values: Any, dtype: str) -> CodedValues:
     """See `ops.kernels.quantise.quantise`."""
+    if dtype == "float32":
+        return plain.quantise(np.asarray(values), dtype)
+    values = tensor_of(values)
     if dtype == "bfloat16":
         return CodedValues(dtype, _to_bfloat16(values).numpy())
     if dtype == "float16":
@@ -243,13 +245,23 @@ def quantise(values: Any, dtype: str) -> CodedValues:
     if dtype == "int8":
         factor = plain.int8_scale(float(_largest(values)))
         return CodedValues(dtype, _to_int8(values, factor).numpy(), factor)
-    return plain.quantise(np.asarray(values), dtype)
+    raise plain.unknown_dtype(dtype)
 
 
 #: Fields of ops.kernels.Kernels that these bodies replace.
 BODIES: dict[str, Callable[..., Any]] = {
-    "top_k": top_k,
-    "feedback_top_k": feedback_top_k,
+    "top_k": selection.top_k,
+    "feedback_top_k": selection.feedback_top_k,
+    "sampled_top_k": selection.sampled_top_k,
+    "carried_top_k": selection.carried_top_k,
+    "feedback_carried": selection.feedback_carried,
+    "accumulate": selection.accumulate,
+    "zeros": zeros,
+    "joined": joined,
+    "first_not_finite": first_not_finite,
+    "norm": norm,
+    "as_saved": device.as_saved,
+    "as_kept": device.as_kept,
     "quantise": quantise,
     "apply_sparse": apply_sparse,
     "apply_dense": apply_dense,

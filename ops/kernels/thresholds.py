@@ -13,10 +13,10 @@ from ops.kernels.accumulate import accumulate
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
 
-_EXACT_BELOW = 4096  # entries
-_SAMPLED_FRACTION = 0.01
-_TOO_MANY, _TOO_FEW = 1.3, 0.8  # times k
-_LOWERED, _ROUNDS = 0.8, 10
+EXACT_BELOW = 4096  # entries
+SAMPLED_FRACTION = 0.01
+TOO_MANY, TOO_FEW = 1.3, 0.8  # times k
+LOWERED, ROUNDS = 0.8, 10
 
 
 def sampled_top_k(x: Float32, k: int, rng: np.random.Generator) -> tuple[Int64, Float32]:
@@ -36,23 +36,23 @@ def sampled_top_k(x: Float32, k: int, rng: np.random.Generator) -> tuple[Int64, 
 
     Source: the program of the authors of "Deep Gradient Compression", ICLR 2018.
     """
-    wanted = max(math.ceil(_SAMPLED_FRACTION * x.size), math.ceil(2 * x.size / k))
+    wanted = max(math.ceil(SAMPLED_FRACTION * x.size), math.ceil(2 * x.size / k))
     if wanted >= x.size:
         return select.top_k(x, k)
     stride = x.size // wanted
     sample = np.abs(x[int(rng.integers(stride)) :: stride])
     rank = max(1, round(k * sample.size / x.size))
     threshold = np.partition(sample, sample.size - rank)[sample.size - rank]
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         if not threshold > 0:
             return select.top_k(x, k)
         indices, values = select.at_least(x, threshold)
-        if indices.size > _TOO_MANY * k:
+        if indices.size > TOO_MANY * k:
             kept = select.largest(values, k)
             return indices.take(kept), values.take(kept)
-        if indices.size >= _TOO_FEW * k:
+        if indices.size >= TOO_FEW * k:
             break
-        threshold *= np.float32(_LOWERED)
+        threshold *= np.float32(LOWERED)
     return indices, values
 
 
@@ -68,9 +68,9 @@ def feedback_carried(
         factor: Of the addend.
         threshold: Of the step before; 0: not known.
     """
-    if threshold > 0 and residual.size > _EXACT_BELOW:
+    if threshold > 0 and residual.size > EXACT_BELOW:
         indices, values = select.add_at_least(residual, addend, np.float32(threshold), factor)
-        if _TOO_FEW * k <= indices.size <= _TOO_MANY * k:
+        if TOO_FEW * k <= indices.size <= TOO_MANY * k:
             residual[indices] = 0
             return indices, values, select.magnitude_at(np.abs(values), k)
     else:
@@ -95,11 +95,11 @@ def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32,
     Returns:
         Ascending indices [m] int64, their values [m] float32, never zeros, and the threshold.
     """
-    if threshold > 0 and x.size > _EXACT_BELOW:
+    if threshold > 0 and x.size > EXACT_BELOW:
         indices, values = select.at_least(x, np.float32(threshold))
-        if indices.size >= _TOO_FEW * k:
+        if indices.size >= TOO_FEW * k:
             following = select.magnitude_at(np.abs(values), k)
-            if indices.size > _TOO_MANY * k:
+            if indices.size > TOO_MANY * k:
                 kept = select.largest(values, k)
                 indices, values = indices.take(kept), values.take(kept)
             return indices, values, following

@@ -1,0 +1,120 @@
+"""Arrays that live where TensorFlow's tensors do, with what codecs use of numpy's arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_FLOATS = tf.TensorSpec([None], tf.float32)
+_PLACES = tf.TensorSpec([None], tf.int64)
+
+#: XLA fuses what else were a pass over memory each, and has no operation that only a CPU can do;
+#: it compiles for every length anew. Where no GPU is, TensorFlow's own operations start faster.
+fused = tf.function(jit_compile=True) if tf.config.list_physical_devices("GPU") else tf.function
+
+
+@tf.function(input_signature=[_FLOATS, _PLACES])
+def _taken(x: Any, places: Any) -> Any:
+    return tf.gather(x, places)
+
+
+@tf.function(input_signature=[_FLOATS, _PLACES, _FLOATS])
+def _put(x: Any, places: Any, values: Any) -> Any:
+    return tf.tensor_scatter_nd_update(x, places[:, None], values)
+
+
+class DeviceArray:
+    """[n] float32 on the device; what changes it in place gives it another tensor.
+
+    Operands may be numpy arrays: these are copied to the device. `np.asarray` copies it to the
+    host; no operator does that.
+
+    Attributes:
+        value: A tensor, never written to.
+    """
+
+    __array_ufunc__ = None  # numpy's operators leave the work to this class
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, value: Any) -> None:
+        """Take a tensor, or copy an array to the device."""
+        if isinstance(value, np.ndarray):
+            value = value.copy()  # TensorFlow may keep the array itself where it is on a processor
+        self.value = tf.convert_to_tensor(value, tf.float32)
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return int(self.value.shape[0])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return a copy on the host."""
+        del copy
+        return np.asarray(self.value.numpy(), dtype)
+
+    def __getitem__(self, where: Any) -> DeviceArray:
+        """Return the entries of a slice, or at positions [k] int64."""
+        value = self.value
+        return DeviceArray(value[where] if isinstance(where, slice) else _taken(value, where))
+
+    def __setitem__(self, where: Any, values: Any) -> None:
+        """Set the entries at positions [k] int64, or all of them, to values [k] or a number.
+
+        Raises:
+            IndexError: For a slice of only some entries.
+        """
+        if not isinstance(where, slice):
+            spread = tf.broadcast_to(tensor_of(values), [len(where)])
+            self.value = _put(self.value, where, spread)
+        elif where == slice(None):
+            self.value = tf.broadcast_to(tensor_of(values), [self.size])
+        else:
+            raise IndexError(f"{where} of a DeviceArray cannot be set; expected positions or [:]")
+
+    def __iadd__(self, other: Any) -> DeviceArray:
+        """Add an array [n] or a number."""
+        self.value = self.value + tensor_of(other)
+        return self
+
+    def __isub__(self, other: Any) -> DeviceArray:
+        """Subtract an array [n] or a number."""
+        self.value = self.value - tensor_of(other)
+        return self
+
+    def __imul__(self, factor: Any) -> DeviceArray:
+        """Multiply by an array [n] or a number."""
+        self.value = self.value * tensor_of(factor)
+        return self
+
+    def __mul__(self, factor: Any) -> DeviceArray:
+        """Return the product with an array [n] or a number."""
+        return DeviceArray(self.value * tensor_of(factor))
+
+    __rmul__ = __mul__
+
+
+def tensor_of(array: Any) -> Any:
+    """Return the tensor of a `DeviceArray`, or a float32 one of anything else."""
+    return (
+        array.value if isinstance(array, DeviceArray) else tf.convert_to_tensor(array, tf.float32)
+    )
+
+
+def as_saved(state: Any) -> Any:
+    """Return a state with numpy arrays for what lives on the device."""
+    if isinstance(state, dict):
+        return {key: as_saved(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(as_saved(value) for value in state)
+    return np.asarray(state) if isinstance(state, DeviceArray) else state
+
+
+def as_kept(saved: Any, fresh: Any) -> Any:
+    """Return a saved state with everything on the device that a fresh one has there."""
+    if isinstance(saved, dict) and isinstance(fresh, dict):
+        return {key: as_kept(value, fresh.get(key)) for key, value in saved.items()}
+    if isinstance(saved, list) and isinstance(fresh, list) and len(saved) == len(fresh):
+        return [as_kept(value, other) for value, other in zip(saved, fresh, strict=True)]
+    return DeviceArray(saved) if isinstance(fresh, DeviceArray) else saved

@@ -1,0 +1,221 @@
+"""Selection as `tf.function`s: shapes follow from the lengths alone, so that XLA can compile them.
+
+What is selected comes back in arrays of a fixed length with n behind the last position; the caller
+cuts them. Magnitudes are compared as the bits of the float without its sign: the same order, and
+exact for subnormal numbers, which TensorFlow's threads flush to zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from ops.kernels import select, thresholds
+from ops.kernels.accumulate import accumulate as accumulate_on_host
+from ops.kernels.device import DeviceArray, fused, tensor_of
+
+if TYPE_CHECKING:
+    from ops.types import Float32, Int64
+
+_FLOATS = tf.TensorSpec([None], tf.float32)
+_FLOAT = tf.TensorSpec([], tf.float32)
+_NUMBER = tf.TensorSpec([], tf.int32)
+_MAGNITUDE_BITS = 0x7FFFFFFF
+_HALVINGS = 31  # of a range of positions
+_SAMPLED_KEPT = 200
+_SAFETY = 4.0
+_ROOM = 64  # candidates beyond two for each entry kept
+
+
+def plan(size: int, k: int) -> tuple[int, int, int, int]:
+    """Return (k, stride, rank, capacity): every stride-th entry is a sample.
+
+    Its rank-th largest magnitude is one that somewhat more than k entries should reach, and at most
+    `capacity` may, 0 < k <= size.
+    """
+    stride = max(k // _SAMPLED_KEPT, 1)
+    num_sampled = -(-size // stride)
+    expected = k * num_sampled / size
+    rank = min(int(expected + _SAFETY * math.sqrt(expected)) + 1, num_sampled)
+    return k, stride, rank, min(size, 2 * k + _ROOM)
+
+
+def _magnitudes(x: Any) -> Any:
+    return tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), tf.constant(_MAGNITUDE_BITS))
+
+
+def _first_reaching(magnitudes: Any, threshold: Any, capacity: Any) -> tuple[Any, Any]:
+    """Return the first `capacity` positions that reach a threshold, and how many do."""
+    size = tf.size(magnitudes)
+    reached = tf.cumsum(tf.cast(magnitudes >= threshold, tf.int32))
+    ranks = tf.range(1, capacity + 1)
+    low, high = tf.zeros_like(ranks), tf.fill(tf.shape(ranks), size)
+    for _ in tf.range(_HALVINGS):
+        middle = low + (high - low) // 2
+        short = tf.gather(reached, tf.minimum(middle, size - 1)) < ranks
+        short = tf.logical_and(short, middle < high)
+        low = tf.ensure_shape(tf.where(short, middle + 1, low), [None])
+        high = tf.ensure_shape(tf.where(short, high, middle), [None])
+    return low, reached[-1]
+
+
+def _values_at(x: Any, places: Any) -> Any:
+    size = tf.size(x)
+    return tf.where(places < size, tf.gather(x, tf.minimum(places, size - 1)), 0.0)
+
+
+def _largest(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> tuple[Any, Any, Any]:
+    """Sampled threshold, exact top-k among the first that reach it; of all where that fails."""
+    size, magnitudes = tf.size(x), _magnitudes(x)
+    lowest = tf.math.top_k(magnitudes[::stride], rank).values[-1]
+    threshold = tf.maximum(lowest, 1)  # zeros are never selected
+    candidates, count = _first_reaching(magnitudes, threshold, capacity)
+    if tf.logical_and(count >= k, count <= capacity):
+        found = tf.gather(magnitudes, tf.minimum(candidates, size - 1))
+        found = tf.where(candidates < size, found, 0)
+        highest = tf.math.top_k(found, k)  # ties: lowest position first
+        places = tf.gather(candidates, highest.indices)
+    else:
+        highest = tf.math.top_k(magnitudes, k)
+        places = highest.indices
+    chosen = highest.values > 0
+    places = tf.sort(tf.where(chosen, places, size))
+    return places, _values_at(x, places), tf.reduce_sum(tf.cast(chosen, tf.int32))
+
+
+@fused(input_signature=[_FLOATS, *[_NUMBER] * 4])
+def _top_k(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> Any:
+    return _largest(x, k, stride, rank, capacity)
+
+
+@fused(input_signature=[_FLOATS, _FLOATS, _FLOAT, *[_NUMBER] * 4])
+def _feedback_top_k(
+    residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any, capacity: Any
+) -> Any:
+    """`_top_k` of the residual plus an addend, and what is left; where few are found, zeros."""
+    total = residual + factor * addend
+    places, values, count = _largest(total, k, stride, rank, capacity)
+    taken = tf.where(places < tf.size(total), places, 0)  # fewer than k: all else is zero anyway
+    rest = tf.tensor_scatter_nd_update(total, taken[:, None], tf.zeros_like(values))
+    return rest, places, values, count
+
+
+@fused(input_signature=[_FLOATS, _FLOAT, _NUMBER])
+def _reaching(x: Any, threshold: Any, capacity: Any) -> Any:
+    """Return the first `capacity` entries of at least this magnitude, and how many there are."""
+    places, count = _first_reaching(_magnitudes(x), tf.bitcast(threshold, tf.int32), capacity)
+    return places, _values_at(x, places), count
+
+
+@fused(input_signature=[_FLOATS, *[_NUMBER] * 4])
+def _sampled_magnitude(x: Any, start: Any, stride: Any, num_sampled: Any, rank: Any) -> Any:
+    """Return the rank-th largest magnitude of a sample."""
+    sample = tf.gather(_magnitudes(x), start + stride * tf.range(num_sampled))
+    return tf.bitcast(tf.math.top_k(sample, rank).values[-1], tf.float32)
+
+
+def _cut(places: Any, values: Any, count: Any) -> tuple[Int64, Float32]:
+    number = int(count)
+    return places.numpy()[:number].astype(np.int64), values.numpy()[:number]
+
+
+def _none() -> tuple[Int64, Float32]:
+    return np.empty(0, np.int64), np.empty(0, np.float32)
+
+
+def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
+    """See `ops.kernels.select.top_k`."""
+    x = tensor_of(x)
+    size = int(x.shape[0])
+    k = min(k, size)
+    return _cut(*_top_k(x, *plan(size, k))) if k > 0 else _none()
+
+
+def feedback_top_k(
+    residual: Any, addend: Any, k: int, factor: float = 1.0, hint: float = 0.0
+) -> tuple[Int64, Float32, float]:
+    """See `ops.kernels.select.feedback_top_k`; a numpy residual is added to on the host."""
+    del hint
+    k = min(k, residual.size)
+    if k > 0 and isinstance(residual, DeviceArray):
+        given = residual.value, tensor_of(addend), np.float32(factor)
+        residual.value, *found = _feedback_top_k(*given, *plan(residual.size, k))
+        return *_cut(*found), 0.0
+    accumulate(residual, addend, factor)
+    indices, values = top_k(residual, k)
+    residual[indices] = 0
+    return indices, values, 0.0
+
+
+@fused(input_signature=[_FLOATS, _FLOATS, _FLOAT, _FLOAT])
+def _accumulated(target: Any, addend: Any, factor: Any, decay: Any) -> Any:
+    return decay * target + factor * addend
+
+
+def accumulate(target: Any, addend: Any, factor: float = 1.0, decay: float = 1.0) -> None:
+    """See `ops.kernels.accumulate.accumulate`."""
+    if not isinstance(target, DeviceArray):
+        accumulate_on_host(target, np.asarray(addend), factor, decay)
+        return
+    given = target.value, tensor_of(addend)
+    target.value = _accumulated(*given, np.float32(factor), np.float32(decay))
+
+
+def sampled_top_k(x: Any, k: int, rng: np.random.Generator) -> tuple[Int64, Float32]:
+    """See `ops.kernels.thresholds.sampled_top_k`."""
+    if not isinstance(x, DeviceArray):
+        return thresholds.sampled_top_k(x, k, rng)
+    wanted = max(math.ceil(thresholds.SAMPLED_FRACTION * x.size), math.ceil(2 * x.size / k))
+    if wanted >= x.size:
+        return top_k(x, k)
+    stride = x.size // wanted
+    start = int(rng.integers(stride))
+    num_sampled = len(range(start, x.size, stride))
+    rank = max(1, round(k * num_sampled / x.size))
+    threshold = _sampled_magnitude(x.value, start, stride, num_sampled, rank).numpy()
+    least, most, capacity = _bounds(k, x.size)
+    for _ in range(thresholds.ROUNDS):
+        if not threshold > 0:
+            return top_k(x, k)
+        found = _reaching(x.value, threshold, capacity)
+        if found[2] > most:
+            return top_k(x, k)
+        if found[2] >= least:
+            break
+        threshold *= np.float32(thresholds.LOWERED)
+    return _cut(*found)
+
+
+def _bounds(k: int, size: int) -> tuple[int, int, int]:
+    """Return how few and how many entries are good enough, and room for them."""
+    least, most = math.ceil(thresholds.TOO_FEW * k), math.floor(thresholds.TOO_MANY * k)
+    return least, most, min(size, most + 1)
+
+
+def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, float]:
+    """See `ops.kernels.thresholds.carried_top_k`."""
+    if not isinstance(x, DeviceArray):
+        return thresholds.carried_top_k(x, k, threshold)
+    if threshold > 0 and x.size > thresholds.EXACT_BELOW:
+        least, most, capacity = _bounds(k, x.size)
+        found = _reaching(x.value, np.float32(threshold), capacity)
+        if least <= int(found[2]) <= most:
+            indices, values = _cut(*found)
+            return indices, values, select.magnitude_at(np.abs(values), k)
+    indices, values = top_k(x, k)
+    return indices, values, float(np.abs(values).min()) if indices.size == k else 0.0
+
+
+def feedback_carried(
+    residual: Any, addend: Any, k: int, factor: float = 1.0, threshold: float = 0.0
+) -> tuple[Int64, Float32, float]:
+    """See `ops.kernels.thresholds.feedback_carried`."""
+    if not isinstance(residual, DeviceArray):
+        return thresholds.feedback_carried(residual, np.asarray(addend), k, factor, threshold)
+    accumulate(residual, addend, factor)
+    indices, values, threshold = carried_top_k(residual, k, threshold)
+    residual[indices] = 0
+    return indices, values, threshold

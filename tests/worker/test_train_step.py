@@ -1,0 +1,65 @@
+"""The gradient that stays on the device is the one that is copied to the host."""
+
+import keras
+import numpy as np
+import pytest
+
+from models.shared import SharedModel
+from ops import kernels
+from ops.codecs import NonFiniteUpdate
+from tests.harness import method
+from worker.core import WorkerCore, aligned
+from worker.train_step import TrainStep, clip, decay
+
+ROWS = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32)
+LABELS = np.arange(8, dtype=np.int32) % 3
+
+
+@pytest.fixture(scope="module")
+def step():
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4, "relu"), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy())
+    made = TrainStep(SharedModel.of(model))
+    weights = aligned(made.spec.num_parameters)
+    weights[:] = np.random.default_rng(2).standard_normal(weights.size)
+    made.set_weights(weights)
+    return made
+
+
+@pytest.mark.parametrize(("weight_decay", "norm"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.05)])
+def test_it_is_the_same_gradient(step, weight_decay, norm):
+    host = np.empty(step.spec.num_parameters, np.float32)
+    weights = np.random.default_rng(3).standard_normal(host.size).astype(np.float32)
+    loss = step.gradients(ROWS, LABELS, host)
+    device, same_loss = step.gradients_on_device(ROWS, LABELS)
+    assert loss == same_loss
+    for gradient in (host, device):
+        decay(gradient, weights, weight_decay)
+        clip(gradient, norm)
+    tolerance = 1e-6 if norm else 0  # the norm is summed in another order
+    np.testing.assert_allclose(np.asarray(device), host, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "bodies", "stays"),
+    [("dgc", "tf", True), ("dgc", "numpy", False), ("esync", "tf", False)],
+)
+def test_it_stays_where_the_codec_works_and_no_local_steps_are_taken(step, name, bodies, stays):
+    made = method(name)
+    layouts = made.placement.place(step.spec, 1)
+    core = WorkerCore(step.spec, layouts, made, kernels.load(bodies), [1, 1])
+    assert core.on_device is stays
+
+
+def test_a_loss_that_is_not_finite_is_refused_there_too(step):
+    made = method("dgs", compression_rate=0.2)
+    layouts = made.placement.place(step.spec, 1)
+    core = WorkerCore(step.spec, layouts, made, kernels.load("tf"), [1, 1])
+    core.learning_rate = 0.1
+    gradient, _ = step.gradients_on_device(ROWS, LABELS)
+    with pytest.raises(NonFiniteUpdate):
+        core.begin(gradient, 8, float("nan"))
+    outgoing = core.begin(gradient, 8, 1.0)
+    assert sum(block.values.data.size for block in outgoing.shards[0]) > 0
