@@ -200,7 +200,7 @@ class Simulation:
             shard.alive = shard.is_open = False
 
     def _config(self, number: int, generation: int, undone: int, goes_on: bool) -> CoreConfig:
-        """Return what a life of a shard is made with; see `ps.role`, which does the same."""
+        """Return what a life of a shard is made with; see `ps.core_maker`, which does the same."""
         run, patience = self._run, self.own.start_timeout_seconds
         return CoreConfig(
             budget=self._budget,
