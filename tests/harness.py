@@ -104,13 +104,13 @@ class MiniWorker:
 
     def ready(self) -> bool:
         """Ask the state server, if the pacer asks at all; worker w takes w hundredths a step."""
-        if not self.core.method.pacer.asks or not self.core.local_steps:
+        if not self.core.method.pacer.asks or not self.core.round.num_steps:
             return False
         return any(each.ready for each in self.ask() if isinstance(each, events.Answer))
 
     def ask(self) -> list[events.Action]:
         core = self.core
-        query = events.Query(self.number, self.incarnation, core.step + 1, core.local_steps,
+        query = events.Query(self.number, self.incarnation, core.step + 1, core.round.num_steps,
                              0.01 * self.number, 0.0, 0.0)  # fmt: skip
         return self.run.feed(0, query)
 

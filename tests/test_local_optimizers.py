@@ -124,7 +124,7 @@ def test_resume_is_exact(optimizer, fate, within_a_round, tmp_path):
     if within_a_round:
         assert first.turn()
     worker = first.workers[1]
-    assert worker.core.local_steps == int(within_a_round)
+    assert worker.core.round.num_steps == int(within_a_round)
     saved = {
         "ps": first.shards[0].snapshot(),
         "worker": worker.core.save(),
@@ -152,6 +152,6 @@ def test_a_worker_that_comes_late_starts_at_the_mean_slots():
     for _ in range(6):
         run.turn()
     run.workers[2].join()
-    late = chosen.local.pack(run.workers[2].core._local)
+    late = chosen.local.pack(run.workers[2].core.round.slots)
     np.testing.assert_array_equal(late, run.shards[0].aux.mean)
     assert late[0] == 6 and late[1:].any()

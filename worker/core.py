@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ops import held_copies
-from ops.codecs import NonFiniteUpdate
 from ops.low_rank import expanded
 from ops.methods import Method
 from ops.replies import Operation
 from ops.routing import positions
 from ops.types import Block, ModelSpec, Packet, ShardLayout, State, where_of
 from worker.exchanged import Outgoing, ShardReply
+from worker.local_round import LocalRound
 from worker.packing import Packing
 
 if TYPE_CHECKING:
@@ -60,10 +59,9 @@ class WorkerCore:
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as the shards handed it out
         # Where local steps have led; without local steps that is the base itself.
-        local = method.takes_local_steps
-        self.weights = aligned(spec.num_parameters) if local else self.base
+        self.weights = aligned(spec.num_parameters) if method.takes_local_steps else self.base
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
-        self._local = method.local.init(spec.num_parameters) if local else {}
+        self.round = LocalRound(method.local, self.base, self.weights)
         self._num_examples = num_examples
         self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
         self.step = 0  # exchanges begun
@@ -75,11 +73,6 @@ class WorkerCore:
         self.generations = [-1] * len(layouts)
         self._packing = Packing(spec, layouts, method, kernels, seed)
         self._offsets = spec.offsets
-        self.local_steps = 0  # since the last exchange
-        self._saved_round: State | None = None
-        self._saved_slots: State | None = None
-        self._samples = 0
-        self._losses: list[float] = []
 
     @property
     def on_device(self) -> bool:
@@ -116,14 +109,12 @@ class WorkerCore:
             # Let the codec's own check refuse it.
             gradient = np.full(self.spec.num_parameters, np.nan, np.float32)
         if self.method.takes_local_steps:
-            self._step_locally(gradient)
-        due = self.method.pacer.push_now(self.local_steps + 1)
+            self.round.step(gradient, self.learning_rate)
+        due = self.method.pacer.push_now(self.round.num_steps + 1)
         packet = self._encode(self._change(gradient)) if due else None
         if statistics is not None:
             self.statistics[:] = statistics
-        self.local_steps += 1
-        self._samples += samples
-        self._losses.append(loss)
+        self.round.note(samples, loss)
         return self._outgoing(packet, computed_at) if packet is not None else None
 
     def end_round(self) -> Outgoing:
@@ -132,7 +123,7 @@ class WorkerCore:
 
     def _outgoing(self, packet: Packet, computed_at: Sequence[int] | None = None) -> Outgoing:
         self.step += 1
-        loss = float(np.mean(self._losses))
+        loss = self.round.loss
         routed = self._packing.route(packet, self.step, loss)
         return Outgoing(
             step=self.step,
@@ -140,8 +131,8 @@ class WorkerCore:
             shards=self._packing.sent,
             base_versions=list(self.versions),
             generations=list(self.generations),
-            samples=self._samples,
-            local_steps=self.local_steps,
+            samples=self.round.samples,
+            local_steps=self.round.num_steps,
             learning_rate=self.learning_rate,
             loss=loss,
             aux=self._aux() if self.aux_size else None,
@@ -166,7 +157,7 @@ class WorkerCore:
     def _aux(self) -> Float32:
         if not self.method.num_averaged(self.spec.num_parameters):
             return self.statistics.copy()
-        return np.concatenate([self.statistics, self.method.local.pack(self._local)])
+        return np.concatenate([self.statistics, self.round.pack()])
 
     def finish(self, replies: Sequence[ShardReply]) -> Float32:
         """Apply one reply of every shard, in order; return the weights to train on."""
@@ -208,14 +199,11 @@ class WorkerCore:
         num_statistics = len(self.statistics)
         self.statistics[:] = means[:num_statistics]
         if len(means) > num_statistics:
-            self._local = self.method.local.unpack(means[num_statistics:], self._local)
+            self.round.unpack(means[num_statistics:])
 
     def restart_from_base(self) -> Float32:
         """Begin the next local steps at the shards' model; return the weights."""
-        if self.weights is not self.base:
-            np.copyto(self.weights, self.base)
-            self._local = self.method.local.restart(self.weights, self._local)
-        self.local_steps, self._samples, self._losses = 0, 0, []
+        self.round.restart()
         return self.weights
 
     def resume_round(self) -> Float32:
@@ -224,16 +212,9 @@ class WorkerCore:
         Returns:
             The weights to train on.
         """
-        saved, self._saved_round = self._saved_round, None
-        slots, self._saved_slots = self._saved_slots, None
-        fits = saved is not None and saved["versions"] == self.versions
-        if saved is not None and fits:
-            np.copyto(self.weights, saved["weights"])
-            self.statistics[:] = saved["statistics"]
-            self.local_steps, self._samples = saved["local_steps"], saved["samples"]
-            self._losses = list(saved["losses"])
-        if slots and (fits or self.method.local.outlives_rounds):
-            self._local = self.method.local.restore(slots, self.weights, self._local)
+        statistics = self.round.resume(self.versions)
+        if statistics is not None:
+            self.statistics[:] = statistics
         return self.weights
 
     def note_refusals(self, replies: Sequence[ShardReply | None]) -> None:
@@ -250,9 +231,7 @@ class WorkerCore:
         A residual, or a velocity, would send it again and again, a part at a time.
         """
         self._packing.forget(shards)
-        if self._local:
-            forgetful = dataclasses.replace(self.method.local, opt_state="reset")
-            self._local = forgetful.restart(self.weights, self._local)
+        self.round.forget()
 
     def undelivered(self) -> None:
         """Hear that the last packet was refused; who has a residual takes it back."""
@@ -261,8 +240,7 @@ class WorkerCore:
     def save(self) -> State:
         """Return what outlives this process; local steps not yet pushed included."""
         return {
-            "round": self._round() if self.local_steps else None,
-            "slots": self.method.local.save(self._local) if self._local else {},
+            **self.round.save(self.versions, self.statistics),
             "step": self.step,
             **self._packing.save(),
         }
@@ -276,34 +254,11 @@ class WorkerCore:
         Returns:
             Whether the codec's state was used.
         """
-        self._saved_slots = state["slots"]
         fits = state["step"] == last_applied_step
         self._packing.restore(state, fits)
-        if fits:
-            self._saved_round = state["round"]
+        self.round.restore(state, fits)
         self.step = last_applied_step
         return fits
-
-    def _round(self) -> State:
-        return {
-            "weights": self.weights.copy(),
-            "statistics": self.statistics.copy(),
-            "versions": list(self.versions),
-            "local_steps": self.local_steps,
-            "samples": self._samples,
-            "losses": list(self._losses),
-        }
-
-    def _step_locally(self, gradient: Float32) -> None:
-        """Take a step of the local optimizer on the local weights."""
-        if not np.isfinite(gradient).all():  # the codec may not look at it for many steps yet
-            raise NonFiniteUpdate(
-                "the gradient of a local step holds NaN or infinity; expected finite values. "
-                "Lower --learning_rate or set --clip_norm."
-            )
-        self._local = self.method.local.step(
-            self.weights, gradient, self.learning_rate, self._local
-        )
 
     def _change(self, gradient: Float32) -> Float32:
         """Return what an exchange is about: the weights' change since the base, or a gradient."""

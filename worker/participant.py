@@ -160,7 +160,7 @@ class Participant:
         core, lap = self.core, self.stopwatch.lap
         self.measure.begin_step()
         ready = self.asker.ready(
-            core.step + 1, core.local_steps, self.step_seconds, self._step_ended_at
+            core.step + 1, core.round.num_steps, self.step_seconds, self._step_ended_at
         )
         self.measure.note(rounds.CHECK_READY, lap("wait"))
         if not ready:

@@ -144,14 +144,14 @@ class SimulatedWorker:
         """Go on with a mini-batch, or end the round if the state server says so."""
         if self.core.stopped:
             return
-        if self._non_finite_in_a_row > MAX_NON_FINITE:
+        if self._setbacks.are_too_many:
             logging.warning("worker %d: what it sends stays unusable; it gives up", self.number)
             self.leave("diverged")
             return
         self._measure.begin_step()
         self._query_began = self._clock.now
         core = self.core
-        self._asker.ask(core.step + 1, core.local_steps, self._step_seconds, self._decided)
+        self._asker.ask(core.step + 1, core.round.num_steps, self._step_seconds, self._decided)
 
     def _decided(self, ready: bool) -> None:
         asked_for = self._clock.now - self._query_began

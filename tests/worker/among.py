@@ -110,7 +110,7 @@ class WorkerThread(threading.Thread):
             core.finish(self.exchange.pull())
             asker.begin_round(core.step + 1, seconds)
             while not core.stopped and not self.closing.is_set():
-                ready = asker.ready(core.step + 1, core.local_steps, seconds, time.monotonic())
+                ready = asker.ready(core.step + 1, core.round.num_steps, seconds, time.monotonic())
                 outgoing = core.end_round() if ready else self._step()
                 if outgoing is None:
                     continue
