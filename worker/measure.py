@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ops import rounds
+from ops.metrics import WorkerMetrics
 from ops.pacing import Pacer
 from ops.rounds import Origin, Row
 from worker.exchanged import Outgoing, ShardReply
@@ -184,3 +185,10 @@ def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> Or
     name = f"gpu{number}" if on_gpu else "cpu"
     host = socket.gethostname() or "unknown"
     return Origin(host, name, id_worker - 1, f"{incarnation & 0xFFFFFFFF:08x}")
+
+
+def seconds_trained(before: WorkerMetrics) -> float:
+    """Return the seconds that earlier lives of a worker trained for."""
+    return math.fsum(
+        (before.compute_seconds, before.encode_seconds, before.send_seconds, before.wait_seconds)
+    )

@@ -5,7 +5,6 @@ The Worker role and the objects that user scripts hold (room thinwire) are both 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from absl import logging
 from ops import kernels, rounds
 from ops.codecs import NonFiniteUpdate
 from ops.metrics import WorkerMetrics
-from ops.run import DRAIN_SECONDS, Diverged, Run
+from ops.run import DRAIN_SECONDS, Run
 from ops.types import ModelSpec
 from proto import thinwire_pb2 as pb
 from worker.asking import Asker
@@ -25,14 +24,13 @@ from worker.exchange_choice import exchange_for
 from worker.exchanged import Outgoing, ShardReply
 from worker.flags import WorkerFlags
 from worker.heartbeat import Heartbeat
-from worker.measure import REGISTRY, origin_of
+from worker.measure import REGISTRY, origin_of, seconds_trained
+from worker.setbacks import Setbacks
 from worker.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from ops.types import Float32
 
-#: Consecutive mini-batches with a non-finite gradient after which a worker gives up.
-MAX_NON_FINITE = 100
 #: What an interrupted exchange may still take; where the PS is interrupted too, it answers before.
 _CUT_SECONDS = DRAIN_SECONDS + 2.0
 
@@ -91,7 +89,7 @@ class Participant:
         self.started_at = time.monotonic()
         self._step_ended_at = 0.0
         self._under_way: Outgoing | None = None  # pushed, not settled
-        self._non_finite_in_a_row = 0
+        self._setbacks = Setbacks()
         self._heartbeat: Heartbeat | None = None
 
     @property
@@ -257,16 +255,11 @@ class Participant:
         """Hear whether the newest mini-batch could be used: finite, and not refused for its size.
 
         Raises:
-            Diverged: The last MAX_NON_FINITE could not.
+            Diverged: Too many in a row could not.
         """
-        self._non_finite_in_a_row = 0 if applied else self._non_finite_in_a_row + 1
-        if self._non_finite_in_a_row > MAX_NON_FINITE:
-            raise Diverged(
-                f"{self._non_finite_in_a_row} mini-batches in a row had NaN or infinite "
-                "gradients, or were refused for their size; the model has diverged, or this "
-                f"device is faulty. Lower --learning_rate (now {self.core.learning_rate:g}), or "
-                "look at --max_update_norm and --update_norm_factor if they are in use."
-            )
+        self._setbacks.note(applied)
+        if self._setbacks.are_too_many:
+            raise self._setbacks.diverged(self.core.learning_rate)
 
     # -- what others hear ---------------------------------------------------------------------
 
@@ -301,10 +294,3 @@ class Participant:
         listener = self.exchange.shards[0].welcome
         origin = origin_of(self.own.id_worker, self.run.device, self.on_gpu, listener.incarnation)
         return self.measure.batches(origin, listener)
-
-
-def seconds_trained(before: WorkerMetrics) -> float:
-    """Return the seconds that earlier lives of a worker trained for."""
-    return math.fsum(
-        (before.compute_seconds, before.encode_seconds, before.send_seconds, before.wait_seconds)
-    )

@@ -21,7 +21,7 @@ from ps import events
 from worker.core import WorkerCore
 from worker.exchanged import Outgoing, ShardReply, taken
 from worker.measure import Measure
-from worker.participant import MAX_NON_FINITE
+from worker.setbacks import Setbacks
 
 if TYPE_CHECKING:
     from cluster.simulator.step import Step
@@ -78,7 +78,7 @@ class SimulatedWorker:
         self._query_began = 0.0
         self._seconds = Seconds()
         self._num_steps = self._num_non_finite = 0
-        self._non_finite_in_a_row = 0
+        self._setbacks = Setbacks()
 
     @property
     def alive(self) -> bool:
@@ -94,7 +94,7 @@ class SimulatedWorker:
         self._asker = SimulatedAsker(self.core.method.pacer, self._streams, self._clock)
         self._local = self._trainer.local_of(self.number)
         self._step_seconds = self._own.step_seconds()  # measured alone before the start
-        self._non_finite_in_a_row, self._outgoing, self._ahead = 0, None, None
+        self._setbacks, self._outgoing, self._ahead = Setbacks(), None, None
         self._streams.begin_life(self)
 
     def die(self, is_seen: bool = True) -> None:
@@ -210,11 +210,11 @@ class SimulatedWorker:
             )
         except NonFiniteUpdate:
             self._num_non_finite += 1
-            self._non_finite_in_a_row += 1
+            self._setbacks.note(applied=False)
             self._consider()
             return
         if outgoing is None:
-            self._non_finite_in_a_row = 0
+            self._setbacks.note(applied=True)
             self._consider()
         else:
             self._push(outgoing)
@@ -238,10 +238,7 @@ class SimulatedWorker:
                 self.core.receive(number, reply)
         self._book(replies)
         self.core.note_refusals(replies)
-        if not taken(replies):
-            self._non_finite_in_a_row += 1
-        else:
-            self._non_finite_in_a_row = 0
+        self._setbacks.note(taken(replies))
         self.core.restart_from_base()
         self._asker.begin_round(self.core.step + 1, self._step_seconds)
         if self._overlaps:
