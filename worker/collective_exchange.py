@@ -61,17 +61,14 @@ class AmongWorkers(Exchange):
         link, me = own.device.link, own.id_worker
         self._door = door_of(self.credentials, self.nb_workers)
         self._server = PeerServer(
-            self._mailbox,
-            self._replica.answer,
-            size + _SLACK_BYTES,
-            pace_of(link),
-            self._door,
+            self._mailbox, self._replica.answer, size + _SLACK_BYTES, pace_of(link), self._door
         )
         model_bytes = self._replica.num_bytes + _SLACK_BYTES
         chunk = chunk_bytes_for(link)
         to_peers = me, self.sender, chunk, model_bytes, self.credentials
         self._parts = Peers(*to_peers)
         self._asks = Peers(*to_peers)  # not behind what waits there
+        self._rooms = self._parts, self._asks, self._server
         self._aggregator = Aggregator(
             method.collective, me, self._parts, self._mailbox, self._look_why
         )
@@ -104,7 +101,7 @@ class AmongWorkers(Exchange):
         self.shards[0].hello.peer_address = host_and_port(host, port)
         logging.info("listening to other workers at %s:%d", host, port)
         welcomes = super().join()
-        for room in (self._server, self._parts, self._asks):
+        for room in self._rooms:
             room.run_id = welcomes[0].run_id
         return welcomes
 
@@ -146,22 +143,18 @@ class AmongWorkers(Exchange):
         if cause in ("done", "interrupted"):
             self._hand_in_last()
         super().close(cause)
-        for room in (self._parts, self._asks, self._server):
+        for room in self._rooms:
             room.close()
 
     @property
     def bytes_up(self) -> int:
         """Training bytes sent, to shard 0 and to peers."""
-        return super().bytes_up + sum(
-            room.bytes_sent for room in (self._parts, self._asks, self._server)
-        )
+        return super().bytes_up + sum(room.bytes_sent for room in self._rooms)
 
     @property
     def bytes_down(self) -> int:
         """Bytes received, from shard 0 and from peers."""
-        return super().bytes_down + sum(
-            room.bytes_received for room in (self._parts, self._asks, self._server)
-        )
+        return super().bytes_down + sum(room.bytes_received for room in self._rooms)
 
     def save(self) -> State:
         """Return the optimizer's state."""
