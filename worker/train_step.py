@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from models.bias_sums import plain_bias_sums
 from models.objective import ensure_compiled_loss
 from models.shared import SharedModel
 from ops.kernels.device import DeviceArray
@@ -87,7 +88,7 @@ class TrainStep:
 
     def compute(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
         """Return (mean loss, gradients of the shared variables); for use inside a tf.function."""
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with plain_bias_sums(), tf.GradientTape(watch_accessed_variables=False) as tape:
             for variable in self.variables:
                 tape.watch(variable.value)
             outputs = self.model(images, training=True)

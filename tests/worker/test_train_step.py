@@ -63,3 +63,9 @@ def test_a_loss_that_is_not_finite_is_refused_there_too(step):
         core.begin(gradient, 8, float("nan"))
     outgoing = core.begin(gradient, 8, 1.0)
     assert sum(block.values.data.size for block in outgoing.shards[0]) > 0
+
+
+def test_no_bias_waits_for_the_slow_operation(step):
+    """See models.bias_sums."""
+    graph = step._gradient_step.get_concrete_function(ROWS, LABELS).graph
+    assert "BiasAddGrad" not in {operation.type for operation in graph.get_operations()}
