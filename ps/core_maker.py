@@ -45,7 +45,9 @@ class CoreMaker:
         flat = shared.flat()
         self._theta = np.concatenate([flat[at] for at in routing.positions(shared.spec, layout)])
         self._budget = Budget(run.iter_max, _examples_of_run(run, shared, examples))
-        self.kernels = kernels.load(run.kernels, on_gpu=has_gpu(run))
+        has_gpu(run)  # refuses one that is not there
+        # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.
+        self.kernels = kernels.load(run.kernels)
 
     def aux(self) -> AuxMean:
         """Return what this shard averages beside the weights: on shard 0 alone, if anything."""

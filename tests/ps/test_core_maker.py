@@ -63,6 +63,11 @@ def test_leave_to_go_on_and_the_time_limit_are_shard_0_s_alone():
     assert (leads.config.max_seconds, follows.config.max_seconds) == (9, None)
 
 
+def test_weights_of_the_host_are_changed_there_whatever_the_machine_has(monkeypatch):
+    monkeypatch.setattr(core_maker, "has_gpu", lambda run: True)
+    assert maker_of(0, "--kernels=auto").kernels.name == "numpy"
+
+
 def test_only_shard_0_averages_beside_the_weights():
     np.testing.assert_array_equal(maker_of(0).aux().mean, [1, 2, 3])
     assert maker_of(1).aux().mean is None
