@@ -72,7 +72,7 @@ proto: $(STAMP) ## Generate proto/*_pb2*
 	  proto/thinwire.proto proto/peers.proto
 
 bench: $(STAMP) ## Costs of this machine as ratios to their limits and peers, to bench/results
-	$(BIN)/python -m bench --peers
+	$(BIN)/python -m bench $(or $(BENCH),--peers)
 
 # What cannot be installed is left out. PEERS takes options such as --only, --link or --resume.
 peers: $(STAMP) ## The same work on TensorFlow's, torch's, MXNet's and Flower's own exchange

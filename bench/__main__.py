@@ -1,5 +1,7 @@
 """What this machine does against its limits: ``python -m bench``; ``--peers`` adds the peers.
 
+``--peers_from FILE`` takes the peers' rows from records that ``python -m bench.peers`` has made.
+
 Every part prints its rows as it ends; all of them go to bench/results/ as Markdown and CSV, dated,
 with machine, versions and commit. A part that fails is named, with its error, and the others go
 on; the exit code is then 1. A row that falls short says so, and is no failure.
@@ -16,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench import machine
@@ -34,22 +37,25 @@ def present() -> list[str]:
     return [part for part in PARTS if importlib.util.find_spec(f"bench.{part}") is not None]
 
 
-def _rows(part: str, seconds: float) -> Sequence[Row]:
+def _rows(part: str, seconds: float, records: Path | None) -> Sequence[Row]:
     """Return one part's rows; the part is imported only now, so that others work without it."""
     if part == _PEERS:
-        return list(importlib.import_module("bench.peers.__main__").rows(seconds, _PEER_ROUNDS))
+        peers = importlib.import_module("bench.peers.__main__")
+        return list(peers.rows_of(records) if records else peers.rows(seconds, _PEER_ROUNDS))
     module = importlib.import_module(f"bench.{part}")
     return list(module.rows(seconds) if part in _TIMED else module.rows())
 
 
-def _measure(parts: Sequence[str], seconds: float) -> tuple[dict[str, Sequence[Row]], list[str]]:
+def _measure(
+    parts: Sequence[str], seconds: float, records: Path | None
+) -> tuple[dict[str, Sequence[Row]], list[str]]:
     """Print each part's table as it is ready; return the rows, and the parts that failed."""
     found: dict[str, Sequence[Row]] = {}
     failed = []
     for part in parts:
         start = time.perf_counter()
         try:
-            found[part] = _rows(part, seconds)
+            found[part] = _rows(part, seconds, records)
             table = render(found[part])
         except Exception:  # noqa: BLE001 - whatever fails, the other parts go on
             failed.append(part)
@@ -83,11 +89,16 @@ def main() -> int:
     options.add_argument("--only", nargs="+", choices=choices, help="these parts and no others")
     options.add_argument("--peers", action="store_true", help="the peers on the same work too")
     options.add_argument("--seconds", type=float, default=20.0, help="of each run of processes")
+    options.add_argument("--peers_from", type=Path, help="records of bench.peers for those rows")
     arguments = options.parse_args()
-    parts = arguments.only or [*present(), *([_PEERS] if arguments.peers else [])]
+    records = arguments.peers_from
+    if records is not None and not records.is_file():
+        options.error(f"--peers_from: no file {records}; python -m bench.peers writes one")
+    wants_peers = arguments.peers or records is not None
+    parts = arguments.only or [*present(), *([_PEERS] if wants_peers else [])]
     facts = machine.facts()
     sys.stdout.write(machine.describe(facts) + "\n")
-    found, failed = _measure(parts, arguments.seconds)
+    found, failed = _measure(parts, arguments.seconds, records)
     stem = "bench" if arguments.only is None else "bench-" + "-".join(parts)
     paths = machine.write(stem, facts, documents(facts, found, failed))
     sys.stdout.write(f"\nwritten: {', '.join(map(str, paths))}\n")

@@ -26,7 +26,7 @@ _ROUNDS = 2
 
 def rows(seconds: float = 20.0) -> list[Row]:
     """Measure, and return the rows of the table."""
-    return [_standalone_row(), _worker_row(seconds)]
+    return [_standalone_row(), *_worker_rows(seconds)]
 
 
 def _standalone_row() -> Row:
@@ -95,15 +95,28 @@ def _standalone_rate(seconds: float) -> float:
         return summary["updates"] / summary["seconds"]
 
 
-def _worker_rate(seconds: float) -> float:
+def _worker_rate(seconds: float, *flags: str) -> float:
     """Return the steps/s of a cluster of one worker, warm-up left out."""
-    found = thinwire.measure(_task(seconds), "asgd")
+    found = thinwire.measure(_task(seconds), "asgd", flags)
     return found["samples"] / found["seconds"] / 64
 
 
-def _worker_row(seconds: float) -> Row:
-    ours, alone = _alternate([lambda: _worker_rate(seconds), lambda: _standalone_rate(seconds)])
-    name = "worker loop, dense, loopback / Standalone"
+def _worker_rows(seconds: float) -> list[Row]:
+    waiting, ahead, alone = _alternate(
+        [
+            lambda: _worker_rate(seconds),
+            lambda: _worker_rate(seconds, "--overlap"),
+            lambda: _standalone_rate(seconds),
+        ]
+    )
+    name = "worker loop, dense, loopback"
+    return [
+        _worker_row(f"{name} / Standalone", waiting, alone),
+        _worker_row(f"{name}, --overlap / Standalone", ahead, alone),
+    ]
+
+
+def _worker_row(name: str, ours: list[float], alone: list[float]) -> Row:
     mine, limit = statistics.median(ours), statistics.median(alone)
     ratios = spread(one / other for one, other in zip(ours, alone, strict=True))
     return Row(name, mine, "steps/s", limit, mine / limit, 0.9, "higher", spread=ratios)

@@ -34,6 +34,7 @@ _ATTEMPTS = 2
 #: In the short table: no goal is of these.
 _LEFT_OUT = ("local", "thinwire gd", "thinwire dgc")
 _WORKERS, _BATCH, _MOMENTUM, _SEED = 2, 64, 0.9, 1
+_TARGETS = [0.80, 0.85]  # test accuracies
 
 
 class Harness:
@@ -151,13 +152,20 @@ def rows(seconds: float, rounds: int) -> list[Row]:
     names = [name for name, each in wanted.items() if each.python.exists()]
     if missing := sorted(wanted.keys() - set(names)):
         _say(f"not installed, left out: {', '.join(missing)}; run bench/peers/setup.sh")
-    found = settings(names, ["none", "100"], [0.01], rounds, seconds, seconds, [0.80, 0.85])
+    found = settings(names, ["none", "100"], [0.01], rounds, seconds, seconds, _TARGETS)
     path = machine.RESULTS / f"{datetime.date.today()}-bench-peers.jsonl"
     machine.RESULTS.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)  # every row is to be of one run
     harness = Harness(found, path, _say, machine.commit(machine.facts()))
     harness.measure()
     return list(report.rows(harness.records, found.links, found.targets))
+
+
+def rows_of(path: Path) -> list[Row]:
+    """Return what records of an earlier run say of ours against theirs."""
+    records = read_records(path)
+    links = dict.fromkeys(record["link"] for record in records)
+    return list(report.rows(records, links, _TARGETS))
 
 
 def settings(
@@ -186,7 +194,7 @@ def _options() -> argparse.ArgumentParser:
     add("--lr", nargs="+", type=float, default=[0.01, 0.03, 0.1], help="to choose from")
     add("--seconds", type=float, default=60.0, help="of a run without a limit, from its first step")
     add("--most_seconds", type=float, default=600.0, help="of a run over a link to the top target")
-    add("--target", nargs="+", type=float, default=[0.80, 0.85], help="test accuracies")
+    add("--target", nargs="+", type=float, default=_TARGETS, help="test accuracies")
     add("--rounds", type=int, default=3, help="of all contenders over all links")
     add("--only", nargs="+", default=[""], help="contenders whose names hold one of these")
     add("--without", nargs="+", default=[], help="and none of these")

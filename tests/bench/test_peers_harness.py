@@ -131,3 +131,11 @@ def test_processes_are_run_and_those_left_are_ended(tmp_path):
 def test_failures_tell_what_was_said(script, others, told):
     with pytest.raises(running.Failed, match=told):
         _run(_contender(script, others))
+
+
+def test_rows_come_from_records_too(tmp_path, monkeypatch):
+    machine, path = Machine(monkeypatch), tmp_path / "records.jsonl"
+    machine.measure(path, "torch DDP", "thinwire asgd")
+    found = {row.work: row for row in harness.rows_of(path)}
+    assert found["thinwire asgd / torch DDP, samples/s, no limit"].ratio == 1.0
+    assert any("seconds to 0.85" in name for name in found)
