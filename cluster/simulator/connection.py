@@ -17,7 +17,8 @@ from cluster.simulator.pipes import ClassPipe, Pipe, carry
 if TYPE_CHECKING:
     import numpy as np
 
-    from cluster.simulator.shard import Arrival, SimulatedShard
+    from cluster.simulator.messages import Arrival
+    from cluster.simulator.shard import SimulatedShard
 
 #: As a real worker's (worker.shard_client).
 _FIRST_BACKOFF_SECONDS = 0.2

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
-
 from cluster.simulator.clock import Clock
+from cluster.simulator.datagram_port import SimulatedDatagramPort
 from cluster.simulator.flags import Server
 from cluster.simulator.kept import Killed
+from cluster.simulator.messages import Arrival, Datagrams, Part, replied
 from cluster.simulator.pipes import Pipe, carry, sizes_on_wire
 from cluster.simulator.shard_life import ShardLife
 from ops.routing.transport import Transport
@@ -25,33 +24,10 @@ from ps.connections import SharedBlocks, blocks_of, reply_frames
 from ps.core import PsCore
 from ps.datagram_accounts import Received
 from ps.journaled import JournaledCore
-from ps.pushes import NonFinite, PushDecoder
-from ps.reception import Receptions
-from worker.exchanged import ShardReply
+from ps.pushes import PushDecoder
 
 #: What shard 0's records call this run.
 RUN_ID = "simulated"
-_ENTROPY = 71  # of session numbers and keys, which nobody attacks here
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """What the stream brings of a push that also has datagrams."""
-
-    worker: int
-    push: pb.Push
-    payload: memoryview
-
-
-@dataclasses.dataclass(frozen=True)
-class Datagrams:
-    """Datagrams that came in the stream."""
-
-    message: pb.Datagrams
-
-
-#: What may arrive at a shard.
-Arrival = events.Event | Part | Datagrams
 
 
 class SimulatedShard(ShardLife):
@@ -85,36 +61,21 @@ class SimulatedShard(ShardLife):
         self.has_own_link = server.mbps > 0
         self._seconds_per_push = server.seconds_per_push
         self._busy_until = 0.0
-        self.receptions: Receptions | None = None
-        self._transport: Transport | None = None
-        self._ports = range(0)  # of datagrams; none: they come in the stream
+        self.datagrams: SimulatedDatagramPort | None = None
 
     def receive_datagrams(self, decoder: PushDecoder, transport: Transport) -> None:
         """Put pushes together from now on; `decoder` is that of the shard's pushes."""
-        self.receptions = Receptions(
-            decoder,
-            [piece.size for piece in self.layout.slices],
-            self.core.model.method.router,
-            self.arrive,
-            self._refuse,
-            self._set_alarm,
-            np.random.default_rng([_ENTROPY, self.number, self.life]).bytes,
-            lambda: self.now,
-        )
-        self._transport = transport
-        self.receptions.obey(transport)
-        if transport.dgt_transport == "udp":
-            self._ports = range(1, self.core.model.method.router.channels + 1)
+        self.datagrams = SimulatedDatagramPort(self, decoder, transport)
 
     def received(self) -> Received | None:
         """Return what has come in datagrams; None where the method sends none."""
-        return self.receptions.received() if self.receptions is not None else None
+        return self.datagrams.receptions.received() if self.datagrams is not None else None
 
     def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
         """Return what a welcomed worker hears of datagrams."""
         welcome = pb.Welcome()
-        if self.receptions is not None:
-            self.receptions.introduce(worker, incarnation, self._ports, welcome)
+        if self.datagrams is not None:
+            self.datagrams.introduce(worker, incarnation, welcome)
         return welcome
 
     def bytes_down(self) -> dict[int, int]:
@@ -147,7 +108,8 @@ class SimulatedShard(ShardLife):
         if self._waits(functools.partial(self.arrive, event)):
             return
         if isinstance(event, Part | Datagrams):
-            self._put_together(event)
+            if self.datagrams is not None:
+                self.datagrams.take(event)
             return
         pushes = isinstance(event, events.Push)
         cost = self._seconds_per_push if pushes else 0.0
@@ -171,23 +133,7 @@ class SimulatedShard(ShardLife):
             return
         if isinstance(event, events.Refused):  # judged before it reached the core
             self._say(_not_finite(event, self.core.membership.epoch), coded)
-        self._set_alarm()
-
-    def _put_together(self, arrived: Part | Datagrams) -> None:
-        if self.receptions is None:
-            return
-        if isinstance(arrived, Datagrams):
-            message = arrived.message
-            self.receptions.take_from_stream(memoryview(message.data), message.size)
-            return
-        try:
-            self.receptions.mark(arrived.worker, arrived.push, arrived.payload)
-        except NonFinite:
-            self.arrive(events.Refused(arrived.worker, "non_finite"))
-
-    def _refuse(self, worker: int, step: int, message: str) -> None:
-        del step, message
-        self.arrive(events.Refused(worker, "non_finite"))
+        self.set_alarm()
 
     def observe(self) -> events.Reply:
         """Return the whole model, as an evaluation pull gets it."""
@@ -200,11 +146,11 @@ class SimulatedShard(ShardLife):
         # A journal that just failed ended the run instead; the model is there all the same.
         return views[0] if views else self.observe()
 
-    def _set_alarm(self) -> None:
+    def set_alarm(self) -> None:
         """See to it that the core gets a Tick when it wants one."""
         wishes = [self.core.next_deadline()]
-        if self.receptions is not None:
-            wishes.append(self.receptions.next_deadline())
+        if self.datagrams is not None:
+            wishes.append(self.datagrams.receptions.next_deadline())
         deadline = min((when for when in wishes if when is not None), default=None)
         if deadline is None or not math.isfinite(deadline):
             return
@@ -222,8 +168,8 @@ class SimulatedShard(ShardLife):
             return
         if when == self._tick_at:  # else an earlier one has taken its place
             self._tick_at = None
-            if self.receptions is not None:
-                self.receptions.tick()
+            if self.datagrams is not None:
+                self.datagrams.receptions.tick()
             self.handle(events.Tick())
 
     def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
@@ -231,8 +177,8 @@ class SimulatedShard(ShardLife):
         self.core, self.journaled = core, journaled
         journaled.on_failure = self.ask_for_end
         self._busy_until, self._tick_at = 0.0, None
-        if self.receptions is not None and self._transport is not None and self.decoder is not None:
-            self.receive_datagrams(self.decoder, self._transport)
+        if self.datagrams is not None:
+            self.datagrams.begin_life()
         self.on_begin(self)
 
     # -- going out --------------------------------------------------------------------------
@@ -254,7 +200,7 @@ class SimulatedShard(ShardLife):
         if stream is None:  # nobody is connected
             return
         hops = (self.down, port.down) if self.has_own_link else (port.down,)
-        carry(self.clock, hops, sizes, counted, port.ear(self.number, stream, message))
+        carry(self.clock, hops, sizes, counted, port.ear(stream, message))
 
     def _reply(self, action: events.Reply, coded: dict[int, SharedBlocks]) -> None:
         port = self.ports[action.worker]
@@ -262,26 +208,13 @@ class SimulatedShard(ShardLife):
         shared = coded.setdefault(id(update), SharedBlocks(update, self.layout))
         generation = self.core.config.generation
         came = None
-        if self.receptions is not None:
-            came = self.receptions.outcome(action.worker, action.step)
+        if self.datagrams is not None:
+            came = self.datagrams.receptions.outcome(action.worker, action.step)
         frames = list(
             reply_frames(action, generation, (), shared, port, came)  # type: ignore[arg-type]
         )
-        reply = ShardReply(
-            operation=action.operation,
-            blocks=blocks_of(update, self.layout),
-            version=action.version,
-            generation=generation,
-            learning_rate=action.learning_rate,
-            samples=action.samples,
-            stop=action.stop,
-            stop_reason=action.stop_reason or "",
-            aux=action.aux,
-            held_seconds=action.held_seconds,
-            staleness=action.staleness,
-        )
-        replied = Replied(action.step, action.epoch, reply, came)
-        self.tell(action.worker, replied, sizes_on_wire(frames), counted=True)
+        message = replied(action, generation, blocks_of(update, self.layout), came)
+        self.tell(action.worker, message, sizes_on_wire(frames), counted=True)
 
     def _answer(self, action: events.Answer, coded: Any) -> None:
         answer = pb.Answer(step=action.step, local_steps=action.local_steps, ready=action.ready)
@@ -289,8 +222,8 @@ class SimulatedShard(ShardLife):
         self.tell(action.worker, action, sizes, counted=True)
 
     def _refusal(self, action: events.Refuse, coded: Any) -> None:
-        if action.reason == "OUTLIER" and self.receptions is not None:
-            self.receptions.drop(action.worker, action.step)
+        if action.reason == "OUTLIER" and self.datagrams is not None:
+            self.datagrams.receptions.drop(action.worker, action.step)
         self._say(action, coded)
 
     def _say(self, action: events.Welcome | events.Refuse, coded: Any) -> None:
@@ -301,15 +234,11 @@ class SimulatedShard(ShardLife):
         self.tell(action.worker, action, [], counted=False, stream=hello)
 
     def _new_epoch(self, action: events.NewEpoch, coded: Any) -> None:
-        if self.receptions is not None:
-            self.clock.at(self.clock.now, self._end_sessions)  # after all epochs that come together
+        if self.datagrams is not None:  # after all epochs that come together
+            self.clock.at(self.clock.now, self.datagrams.end_sessions)
         self._epoch = action.epoch
         for shard in self.followers:
             shard.follow(action.epoch)
-
-    def _end_sessions(self) -> None:
-        if self.receptions is not None:
-            self.receptions.keep(self.core.sync_state["live"])
 
     def _missed(self, action: events.Missed, coded: Any) -> None:
         """Tell shard 0 of workers that are not heard here."""
@@ -339,16 +268,6 @@ class SimulatedShard(ShardLife):
         events.Regrouped: _regrouped,
         events.Snapshot: _snapshot,
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class Replied:
-    """A reply on its way to a worker."""
-
-    step: int  # 0 answers a pull
-    epoch: int
-    reply: ShardReply
-    reception: pb.Reception | None = None  # what became of the push's datagrams
 
 
 def _not_finite(event: events.Refused, epoch: int) -> events.Refuse:

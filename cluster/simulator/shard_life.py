@@ -24,9 +24,9 @@ _SEEK_SECONDS = 1.0  # between two attempts of a following shard to reach shard 
 
 @dataclasses.dataclass
 class Port:
-    """A shard's end of the streams to one worker; `ear` gives what delivers a message there."""
+    """A shard's end of the streams to one worker."""
 
-    ear: Callable[[int, int, Any], Callable[[], None]]
+    ear: Callable[[int, Any], Callable[[], None]]  # (stream, message) -> what delivers it
     down: Pipe
     chunk_bytes: int
     connection: Connection

@@ -62,9 +62,9 @@ class SimulatedWays:
     def _deliver(self, shard: SimulatedShard, data: memoryview, size: int, channel: int) -> None:
         """Let datagrams that have passed the worker's link pass the shard's own, if it has one."""
         del channel
-        if shard.receptions is None:
+        if shard.datagrams is None:
             return
-        take = functools.partial(shard.receptions.take, data, size)
+        take = functools.partial(shard.datagrams.receptions.take, data, size)
         if not shard.has_own_link:
             take()
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cluster.simulator.messages import Arrival, Datagrams, Part
 from cluster.simulator.pipes import sizes_on_wire
-from cluster.simulator.shard import Arrival, Datagrams, Part
 from ops import wire
 from proto import convert
 from proto import thinwire_pb2 as pb
@@ -25,13 +25,14 @@ class Wording:
 
     Attributes:
         leg: What goes in datagrams; None where the method sends none.
+        chunk_bytes: Most bulk bytes of one frame.
 
     Args:
         number: Of the worker.
         shard: Of the shard.
         decoder: Of the shard's pushes.
         leg: See above.
-        chunk_bytes: Most bulk bytes of one frame.
+        chunk_bytes: See above.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Wording:
         chunk_bytes: int,
     ) -> None:
         self._number, self._shard, self._decoder = number, shard, decoder
-        self.leg, self._chunk_bytes = leg, chunk_bytes
+        self.leg, self.chunk_bytes = leg, chunk_bytes
         self._chooser = wire.IndexChooser()
 
     def begin_life(self) -> None:
@@ -62,7 +63,7 @@ class Wording:
         return [_in_stream(message) for message in self.leg.after()] if self.leg is not None else []
 
     def _spoken(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> Spoken:
-        sizes = sizes_on_wire(list(convert.frames(message, pieces, self._chunk_bytes)))
+        sizes = sizes_on_wire(list(convert.frames(message, pieces, self.chunk_bytes)))
         payload = memoryview(b"".join(pieces))
         if self.leg is not None:
             return Part(self._number, message.push, payload), sizes

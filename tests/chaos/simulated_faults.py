@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cluster.simulator.connection import Connection
 from cluster.simulator.kept import Killed
-from cluster.simulator.shard import Replied, SimulatedShard
+from cluster.simulator.shard import SimulatedShard
 from cluster.simulator.worker import SimulatedWorker
 from ps import events
 from tests.chaos.faults import POSSIBLE, Fault, Plan, Victim
+from tests.chaos.simulated_ambush import at_answer, at_push, let_be
 from tests.chaos.simulated_disk import STAGES
 from tests.chaos.simulated_run import LEASE_SECONDS, ChaoticRun
 
@@ -130,7 +130,7 @@ class Striker:
         def noted() -> None:
             if shard.alive and not self.struck:
                 self._come_back(shard)
-            _let_be(shard, "kill")
+            let_be(shard, "kill")
             kill()
 
         shard.kill = noted  # type: ignore[method-assign]
@@ -155,7 +155,7 @@ class Striker:
             if self.struck:
                 push(outgoing)
                 return
-            _let_be(worker.streams, "push")
+            let_be(worker.streams, "push")
             is_seen = self._chance()
             if before:
                 self._end(worker, is_seen)
@@ -221,14 +221,19 @@ class Striker:
     def _duplicated(self) -> None:
         """The stream breaks when the answer is on its way: the push is sent once more."""
         for connection in self._connections():
-            _at_answer(self, connection)
+            at_answer(connection, self._snap)
 
     def _reordered(self) -> None:
         """A push is held up on a stream that the worker gives up: it comes after a newer one."""
         for connection in self._connections():
-            _at_push(self, connection, self._come_late)
+            at_push(connection, self._come_late)
+
+    def _snap(self, connection: Connection) -> None:
+        self.struck = True
+        connection.snap()
 
     def _come_late(self, connection: Connection, number: int, event: Any) -> None:
+        self.struck = True
         shard, raced = connection.shard, self._chance()
         late = self.run.clock.now + self._seconds() / 10
         if raced:  # a reader thread had looked at it when the newer stream was let in
@@ -241,7 +246,7 @@ class Striker:
     def _garbled(self) -> None:
         """TCP's and TLS's sums do not fit: the stream breaks at that message."""
         for connection in self._connections():
-            _at_push(self, connection, lambda each, number, event: each.snap())
+            at_push(connection, lambda each, number, event: self._snap(each))
 
     # -- the disk ---------------------------------------------------------------------------------
 
@@ -266,48 +271,8 @@ def _arrive_if_it_lives(shard: SimulatedShard, life: int, event: Any) -> None:
     shard.if_it_lives(life, functools.partial(shard.arrive, event))
 
 
-def _let_be(what: Any, name: str) -> None:
-    """Give something its own method back."""
-    vars(what).pop(name, None)
-
-
 def _make_room(disk: Any) -> None:
     disk.is_full = False
-
-
-def _at_push(
-    striker: Striker, connection: Connection, act: Callable[[Connection, int, Any], None]
-) -> None:
-    """Do something to the next push of a connection instead of delivering it."""
-    deliver = connection._deliver
-    done: list[bool] = []
-
-    def deadly(number: int, event: Any) -> None:
-        if done or not isinstance(event, events.Push) or number != connection.number:
-            deliver(number, event)
-            return
-        done.append(True)
-        striker.struck = True
-        _let_be(connection, "_deliver")
-        act(connection, number, event)
-
-    connection._deliver = deadly  # type: ignore[method-assign]
-
-
-def _at_answer(striker: Striker, connection: Connection) -> None:
-    """Break a connection as soon as the next answer to a push is on its way."""
-    port = connection.shard.ports[connection.worker]
-    ear, done = port.ear, []
-
-    def deadly(shard: int, stream: int, message: Any) -> Callable[[], None]:
-        if not done and isinstance(message, Replied) and message.step:
-            done.append(True)
-            striker.struck = True
-            port.ear = ear
-            connection.snap()
-        return ear(shard, stream, message)
-
-    port.ear = deadly
 
 
 assert LEASE_SECONDS < _LONG

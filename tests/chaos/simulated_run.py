@@ -117,7 +117,7 @@ class ChaoticRun(Simulation):
 
     def _listen_to(self, worker: Any) -> None:
         streams, tell, settle, replied = (
-            worker.streams, worker.streams.tell, worker.streams._settle, worker.replied,
+            worker.streams, worker.streams.tell, worker.streams.settle, worker.replied,
         )  # fmt: skip
 
         def noted_tell(shard: int, event: Any, sizes: list[int], counted: bool) -> None:
@@ -127,7 +127,7 @@ class ChaoticRun(Simulation):
             tell(shard, event, sizes, counted)
 
         def noted_settle(shard: int, reply: Any) -> None:
-            step = streams._steps[shard]
+            step = streams.clients[shard].step
             if reply is not None:
                 heard = self.ledgers[shard].heard
                 heard[reply.generation] = max(heard.get(reply.generation, 0), reply.version)
@@ -140,7 +140,7 @@ class ChaoticRun(Simulation):
             replied(replies)
             self._compare_models(worker.number, core)
 
-        streams.tell, streams._settle, worker.replied = noted_tell, noted_settle, noted_replied
+        streams.tell, streams.settle, worker.replied = noted_tell, noted_settle, noted_replied
         for name in ("unreachable", "refused"):
             setattr(worker, name, functools.partial(self._give_up, worker, getattr(worker, name)))
 

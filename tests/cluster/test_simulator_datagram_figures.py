@@ -97,7 +97,7 @@ def test_sessions_that_have_ended_count_too():
         iter_max=25, choices={"dgt_wait_ms": 200.0},
     )  # fmt: skip
     assert simulation.play(lambda now: None, lambda: simulation.clock.now > 300) == "iter_max"
-    found = [shard.receptions.books() for shard in simulation.shards]
+    found = [shard.datagrams.receptions.books() for shard in simulation.shards]
     assert any(worker == 2 and not books.num_closed for worker, books in found[0]) is False
     assert block_of(simulation)["pushes"] == sum(
         books.num_closed for each in found for _, books in each

@@ -21,7 +21,7 @@ def weights(simulation):
 
 
 def books(simulation):
-    return [book for shard in simulation.shards for _, book in shard.receptions.books()]
+    return [book for shard in simulation.shards for _, book in shard.datagrams.receptions.books()]
 
 
 def total(simulation, name):
@@ -153,7 +153,7 @@ def test_a_killed_worker_comes_back_with_another_session():
     )  # fmt: skip
     assert simulation.play(lambda now: None, lambda: simulation.clock.now > 300) == "iter_max"
     for shard in simulation.shards:
-        workers = [worker for worker, _ in shard.receptions.books()]
+        workers = [worker for worker, _ in shard.datagrams.receptions.books()]
         assert workers.count(2) == 2 and workers.count(1) == 1
         assert np.isfinite(shard.core.model.theta).all()
 

@@ -1,0 +1,54 @@
+"""Waits for the next message of a kind in a simulated run, and does something at that moment.
+
+What is waylaid gets its own method back as soon as that has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cluster.simulator.connection import Connection
+from cluster.simulator.messages import Replied
+from ps import events
+
+
+def let_be(what: Any, name: str) -> None:
+    """Give something its own method back."""
+    vars(what).pop(name, None)
+
+
+def at_push(connection: Connection, act: Callable[[Connection, int, Any], None]) -> None:
+    """Do something to the next push of a connection instead of delivering it.
+
+    Args:
+        connection: Which.
+        act: Called with it, the number of the stream, and the push.
+    """
+    deliver = connection._deliver
+    done: list[bool] = []
+
+    def waylay(number: int, event: Any) -> None:
+        if done or not isinstance(event, events.Push) or number != connection.number:
+            deliver(number, event)
+            return
+        done.append(True)
+        let_be(connection, "_deliver")
+        act(connection, number, event)
+
+    connection._deliver = waylay  # type: ignore[method-assign]
+
+
+def at_answer(connection: Connection, act: Callable[[Connection], None]) -> None:
+    """Do something as soon as the next answer to a push on a connection is on its way."""
+    port = connection.shard.ports[connection.worker]
+    ear, done = port.ear, []
+
+    def waylay(stream: int, message: Any) -> Callable[[], None]:
+        if not done and isinstance(message, Replied) and message.step:
+            done.append(True)
+            port.ear = ear
+            act(connection)
+        return ear(stream, message)
+
+    port.ear = waylay
