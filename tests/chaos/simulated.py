@@ -130,32 +130,11 @@ def sample(seed: int) -> Iterator[tuple[Case, Plan]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play, print a table, and return 1 if anything failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--method", help="one method alone")
-    parser.add_argument("--journal", choices=("on", "auto"), help="these cases alone")
-    parser.add_argument("--fault", choices=[fault.value for fault in Fault], action="append")
-    parser.add_argument("--victim", choices=[victim.value for victim in Victim], action="append")
-    parser.add_argument("--seconds", type=float, help="begin no run after so many")
-    parser.add_argument("--stop", action="store_true", help="at the first failure")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     logging.set_verbosity(logging.FATAL)
     python_logging.disable(python_logging.CRITICAL)
-    cases = [
-        case
-        for case in CASES
-        if given.method in (None, case.name) and given.journal in (None, case.journal)
-    ]
-    pairs = [
-        pair
-        for pair in SIMULATED
-        if (not given.fault or pair[0].value in given.fault)
-        and (not given.victim or pair[1].value in given.victim)
-    ]
-    cases = [case for case in cases if any(possible(Plan(*pair, 0.0, 0), case) for pair in pairs)]
     begun, table, failures = time.perf_counter(), Counter(), 0
-    for outcome in outcomes(given.seed, given.runs, cases, pairs):
+    for outcome in outcomes(given.seed, given.runs, *_chosen(given)):
         failures += bool(outcome.error)
         tell(outcome)
         row = (outcome.plan.fault.value, outcome.plan.victim.value, outcome.case.name)
@@ -171,6 +150,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = sum(number for (_, what), number in table.items() if what == "runs")
     say(f"{runs} runs in {seconds:.1f} s, {failures} failed")
     return int(failures > 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--method", help="one method alone")
+    parser.add_argument("--journal", choices=("on", "auto"), help="these cases alone")
+    parser.add_argument("--fault", choices=[fault.value for fault in Fault], action="append")
+    parser.add_argument("--victim", choices=[victim.value for victim in Victim], action="append")
+    parser.add_argument("--seconds", type=float, help="begin no run after so many")
+    parser.add_argument("--stop", action="store_true", help="at the first failure")
+    return parser
+
+
+def _chosen(given: argparse.Namespace) -> tuple[list[Case], list[tuple[Fault, Victim]]]:
+    """Return the cases and the pairs of fault and victim that are asked for and go together."""
+    pairs = [
+        pair
+        for pair in SIMULATED
+        if (not given.fault or pair[0].value in given.fault)
+        and (not given.victim or pair[1].value in given.victim)
+    ]
+    cases = [
+        case
+        for case in CASES
+        if given.method in (None, case.name)
+        and given.journal in (None, case.journal)
+        and any(possible(Plan(*pair, 0.0, 0), case) for pair in pairs)
+    ]
+    return cases, pairs
 
 
 def tell(outcome: Outcome) -> None:
