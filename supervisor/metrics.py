@@ -79,10 +79,6 @@ class MetricsLog:
         self._scalars.write(status_scalars(status, self._previous), status.version)
         self._previous = status
 
-    def add_event(self, kind: str, **values: Any) -> None:
-        """Record anything else that a reader of the run may want to know."""
-        self._append({"kind": kind, **values})
-
     def close(self) -> None:
         """Finish the files; harmless when repeated."""
         if not self._file.closed:

@@ -9,8 +9,6 @@ from ops.types import ConfigurationError
 
 TRANSPORTS = ("udp", "grpc")
 CLASSES = ("cs", "compact", "off")
-#: Bytes of a datagram beside its values: 64 of header, 16 of tag.
-OVERHEAD_BYTES = 80
 _RANGES: dict[str, tuple[float, float]] = {
     "dgt_mtu": (128, 65_507),  # the least leaves 12 values; the largest is UDP's
     "dgt_pace_mbps": (0, 1_000_000),

@@ -35,8 +35,7 @@ def test_every_line_is_an_object_of_its_kind(tmp_path):
     with open_log(tmp_path) as log:
         log.add_evaluation(make_evaluation(100))
         log.add_status(make_status(120))
-        log.add_event("stop", cause="iter_max")
-        assert [line["kind"] for line in lines_of(tmp_path)] == ["eval", "status", "stop"]
+        assert [line["kind"] for line in lines_of(tmp_path)] == ["eval", "status"]
     log.close()
     assert lines_of(tmp_path)[1]["workers"][3]["id"] == 4
 
