@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from typing import Any
 
 from bench.apart import measure_apart
 from bench.kernels import entropy_bytes
@@ -25,34 +26,42 @@ def rows() -> list[Row]:
     return [Row(name, ours, "B/entry", limit, ours / limit, 0.75, "lower")]
 
 
-def _measure() -> tuple[float, float]:
-    """Return (bytes an entry of ours, of the entropy)."""
-    import numpy as np
-
-    from bench.peers import work
+def _begun() -> tuple[Any, Any]:
+    """Return a step, and a worker's core that has the model."""
     from models.shared import SharedModel
-    from ops import kernels, routing, wire
-    from ops.base_codecs import decoded
+    from ops import kernels, routing
     from ops.compose import Choices, compose
-    from ops.down_codecs import Operation
+    from ops.replies import Operation
     from ops.run import ModelChoice
     from ops.types import Block, CodedValues
     from worker.core import WorkerCore
     from worker.exchanged import ShardReply
     from worker.train_step import TrainStep
 
-    images, labels = work.load()
     shared = SharedModel(ModelChoice("cnn", None, 28, 1, 10), 1)
     step, layouts = TrainStep(shared), routing.place(shared.spec, 1)
     method = compose(Choices(method="adacomp", nb_workers=1, compression_rate=0.01))
     core = WorkerCore(shared.spec, layouts, method, kernels.load("numpy"), [1, 1])
-    offsets, chooser = layouts[0].offsets, wire.IndexChooser()
     whole = tuple(
         Block(slot, stop - start, None, CodedValues("float32", shared.flat()[start:stop]))
-        for slot, (start, stop) in enumerate(itertools.pairwise(offsets))
+        for slot, (start, stop) in enumerate(itertools.pairwise(layouts[0].offsets))
     )
     core.finish([ShardReply(Operation.FULL, whole, 0, 0, _RATE, 0, False, "")])
-    gradient = np.zeros(shared.spec.num_parameters, np.float32)
+    return step, core
+
+
+def _measure() -> tuple[float, float]:
+    """Return (bytes an entry of ours, of the entropy)."""
+    import numpy as np
+
+    from bench.peers import work
+    from ops import wire
+    from ops.base_codecs import decoded
+
+    images, labels = work.load()
+    step, core = _begun()
+    offsets, chooser = core.layouts[0].offsets, wire.IndexChooser()
+    gradient = np.zeros(core.spec.num_parameters, np.float32)
     order = np.random.default_rng(1)
     spent = entropy = entries = 0.0
     for number in range(_UPDATES + _MEASURED):
