@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ _PLACES = tf.TensorSpec([None], tf.int64)
 
 #: XLA fuses what else were a pass over memory each, and has no operation that only a CPU can do;
 #: it compiles for every length anew. Where no GPU is, TensorFlow's own operations start faster.
-fused = tf.function(jit_compile=True) if tf.config.list_physical_devices("GPU") else tf.function
+fused = functools.partial(
+    tf.function, jit_compile=True if tf.config.list_physical_devices("GPU") else None
+)
 
 
 @tf.function(input_signature=[_FLOATS, _PLACES])
