@@ -3,6 +3,7 @@
 What cannot be run anywhere stands in NOT_RUN with the reason; `test_documents.py` reads it all.
 """
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -21,6 +22,22 @@ ALL_IN_ONE = ("--type_node=Cluster", "--type_node=Simulator", "--type_node=Stand
 BY_HAND = ("--type_node=PS", "--type_node=Worker", "--type_node=Supervisor")
 #: Data that not everybody has -> the same shapes, shipped.
 SHIPPED = {"--dataset=fashion_mnist": "--dataset=fashion_mnist_sample"}
+#: Module of `python -m` -> what makes its commands small: words given last win.
+SMALL: dict[str, tuple[str, ...]] = {
+    "bench.dgt": (),  # those that only print
+    "bench.picture": ("--out=picture.svg",),
+    "bench.uneven": ("--seconds=3", "--dataset=fashion_mnist_sample", "--methods=ssgd"),
+    "proto.certificates": (),
+    "supervisor.drawer": (),
+    "supervisor.measure": (),
+    "tests.chaos.process": ("--kills=1",),
+    "tests.chaos.simulated": ("--runs=4",),
+    "tests.chaos.simulated_day": ("--hours=12", "--workers=40", "--minutes=30"),
+}
+#: What a reader puts in the place of words in capitals.
+READERS = {"RUN": "runs/first", "ANOTHER_RUN": "runs/own", "DIR": "figures"}
+READERS["DIR/NETWORK/MODE"] = "figures/cnn/dgs"
+RUNS = ("--run_dir=runs/first", "--run_dir=runs/own")
 #: Part of a command -> why it is not run.
 NOT_RUN = {
     "--hosts_file": "needs hosts; tests/cluster/test_ssh.py has some",
@@ -28,12 +45,9 @@ NOT_RUN = {
     "--tls_cert": "leaves its method to the reader; tests/test_secure_processes.py trains so",
     "Advisor": "measures for a minute; tests/cluster/test_advisor_role.py does it",
     "main.py --method=adacomp": "TF_CONFIG names other machines; tests/cluster/test_tf_config.py",
-    "python -m bench": "trains for minutes or hours; tests/bench runs its parts",
-    "python -m supervisor.measure": "words in capitals are the reader's; test_measure.py",
-    "python -m supervisor.drawer": "words in capitals are the reader's; test_drawer.py",
-    "python -m tests.chaos": "kills nodes for minutes; tests/chaos has short plans",
-    "python -m proto.": "makes secrets, or asks a node elsewhere; tests/proto runs both",
-    "examples/": "tests/thinwire/test_examples.py",
+    "python -m bench.": "trains for minutes or hours; tests/bench runs its parts",
+    "python -m proto.health": "asks a node elsewhere; tests/proto/test_health.py asks one here",
+    "python examples/": "tests/thinwire/test_examples.py",
     "bench/netns.sh": "needs root",
     "tensorboard": "serves until it is stopped",
     "make": "installs, or takes minutes; the maintainers run each",
@@ -42,9 +56,16 @@ NOT_RUN = {
 
 def is_run(command):
     alone = any(word in ALL_IN_ONE for word in command.words)
-    return not reason(command) and (
+    return is_small(command) or (not reason(command) and (
         alone or by_hand(command) or command.words[:2] == ("-m", "supervisor.report")
-    )
+    ))  # fmt: skip
+
+
+def is_small(command):
+    """Whether it is a module's command that is run with what makes it small."""
+    if command.words[:1] != ("-m",) or command.words[1] not in SMALL:
+        return False
+    return command.words[1] != "bench.dgt" or bool({"--table", "--commands"} & set(command.words))
 
 
 def by_hand(command):
@@ -120,10 +141,29 @@ def house(tmp_path):
 @pytest.mark.timeout(3600)
 def test_commands_that_are_whole_runs(house):
     for command in documents.commands():
-        if is_run(command) and not by_hand(command):
+        if is_run(command) and not by_hand(command) and not is_small(command):
             house.start(command, *(BUDGET if command.words[0] == "main.py" else ()))
             house.started[-1][1].wait(PATIENCE_SECONDS)  # pages use what the line before has left
     assert len(house.started) >= 8
+    complaints = house.complaints()
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.product
+@pytest.mark.timeout(3600)
+def test_commands_of_modules(house):
+    """With the runs that they look at, which are README's first and that of its own model."""
+    commands = documents.commands()
+    looked_at = [each for each in commands if is_run(each) and each.words[0] == "main.py"
+                 and each.words[-1] in RUNS]  # fmt: skip
+    for command in looked_at:
+        house.start(command, *BUDGET)
+        house.started[-1][1].wait(PATIENCE_SECONDS)
+    for command in filter(is_small, commands):
+        readers = READERS | ({"RUN": "runs/imported"} if "import" in command.words else {})
+        words = tuple(readers.get(word, word) for word in command.words)
+        house.start(dataclasses.replace(command, words=words), *SMALL[command.words[1]])
+        house.started[-1][1].wait(PATIENCE_SECONDS)
     complaints = house.complaints()
     assert not complaints, "\n".join(complaints)
 
