@@ -3,6 +3,8 @@
 The device is the processor, with soft placement off.
 """
 
+import importlib.util
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -189,6 +191,22 @@ def test_a_checkpoint_is_the_same_wherever_it_comes_from(name, before, after, tm
     assert pack(second, range(4, 7)) == expected[3:]
     kinds = {type(array) for array in memories(second._codec_state)["residual"]}
     assert kinds == {DeviceArray if after else np.ndarray}
+
+
+def test_xla_compiles_selection_where_a_gpu_is(monkeypatch):
+    from ops.kernels import tensorflow_select as bodies
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["one"])
+    found = importlib.util.find_spec("ops.kernels.device")
+    there = importlib.util.module_from_spec(found)
+    found.loader.exec_module(there)
+    body = bodies._top_k
+    compiled = there.fused(body.python_function, input_signature=body.input_signature)
+    x = gradients(1)[0]
+    given = x, *bodies.plan(x.size, 300)
+    assert "HloModule" in compiled.experimental_get_compiler_ir(*given)(stage="hlo")
+    for one, other in zip(NUMPY.top_k(x, 300), compiled(*given), strict=False):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_arithmetic_is_numpys():
