@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cluster.simulator.connection import Connection
-from cluster.simulator.messages import Replied
+from cluster.simulator.messages import Part, Replied
 from ps import events
 
 
@@ -29,7 +29,8 @@ def at_push(connection: Connection, act: Callable[[Connection, int, Any], None])
     done: list[bool] = []
 
     def waylay(number: int, event: Any) -> None:
-        if done or not isinstance(event, events.Push) or number != connection.number:
+        is_push = isinstance(event, events.Push | Part)  # with datagrams it comes in parts
+        if done or not is_push or number != connection.number:
             deliver(number, event)
             return
         done.append(True)

@@ -52,6 +52,13 @@ def test_with_a_journal_nothing_is_lost(fault):
         assert outcome.lost_updates == (0, 0)
 
 
+@pytest.mark.parametrize("fault", [Fault.REORDERED, Fault.GARBLED], ids=lambda fault: fault.value)
+def test_a_push_with_datagrams_is_struck_as_well(fault):
+    """Its stream brings parts, which become a push only at the shard."""
+    outcome = played(case_of("dgt"), Plan(fault, Victim.WORKER, 0.4, 7))
+    assert not outcome.error and outcome.struck
+
+
 @pytest.mark.parametrize("name", ["dgt", "bsp", "dgs"])
 def test_a_following_shard_whose_disk_is_full_ends_the_run(name):
     """It answers no push that it will not apply; shard 0 ends the run, and the same goes on."""
