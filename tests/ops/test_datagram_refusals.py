@@ -238,3 +238,24 @@ def test_a_hundred_thousand_bad_datagrams_change_nothing():
     assembled = assembler.close(0.0)
     assert assembled.arrived == assembled.announced == len(datagrams)
     np.testing.assert_array_equal(assembled.flat, np.concatenate(target.values))
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: Sealer(SESSION, 127, 3), "127 bytes; expected 128 to 65507"),
+        (lambda: Sealer(SESSION, 65_508, 3), "65508 bytes"),
+        (lambda: Sealer(SESSION, MTU, 0), "0 channels; expected 1 to 7"),
+        (lambda: Sealer(SESSION, MTU, 8), "8 channels"),
+        (lambda: Session(1, bytes(31), 0), "31 bytes; expected 32"),
+        (lambda: Session(-1, KEY, 0), "not negative"),
+        (lambda: Session(1, KEY, 1 << 32), "64 and 32 bits"),
+        (
+            lambda: Sealer(SESSION, MTU, CHANNELS).seal(1, []).lost(b"x"),
+            "1 bytes for 0 datagrams; expected 0",
+        ),
+    ],
+)
+def test_what_cannot_be_sealed_is_refused(call, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        call()
