@@ -24,10 +24,10 @@ from typing import Any
 
 from bench import machine
 from bench.peers import plan, report, work
-from bench.peers.contenders import CONTENDERS, OURS, over_emulated_link
+from bench.peers.contenders import CONTENDERS, OURS, ROOT, over_emulated_link
 from bench.peers.evaluating import evaluator
 from bench.peers.lab import Lab, namespaces, this_machine, why_not
-from bench.peers.running import Failed, run
+from bench.peers.running import Diverged, Failed, run
 from bench.table import Row
 
 _ATTEMPTS = 2
@@ -78,14 +78,14 @@ class Harness:
 
     def _measured(self, wanted: plan.Run) -> plan.Record:
         """Make a run, again if it fails; return its record."""
-        found, errors, attempts = None, "", 0
+        found, errors, attempts, diverged = None, "", 0, False
         began, load = time.monotonic(), os.getloadavg()[0]
-        while found is None and attempts < _ATTEMPTS:
+        while found is None and not diverged and attempts < _ATTEMPTS:
             attempts += 1
             try:
                 found = self._run(wanted)
             except Failed as error:
-                errors = str(error)
+                errors, diverged = _without_paths(str(error)), isinstance(error, Diverged)
                 self._say(f"{wanted.contender}, attempt {attempts}: {errors[-600:]}")
         if found is not None:
             self._say(f"{wanted.contender}, {wanted.link}, lr {wanted.learning_rate:g}, round "
@@ -94,7 +94,8 @@ class Harness:
                       f"{time.monotonic() - began:.0f} s")  # fmt: skip
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         more = {"error": errors, "attempts": attempts, "ended": now, "load_before": round(load, 2),
-                "commit": self._commit, "emulated": bool(self._obstacle)}  # fmt: skip
+                "commit": self._commit, "emulated": bool(self._obstacle),
+                "diverged": diverged}  # fmt: skip
         return plan.record_of(wanted, found, **more)
 
     def _run(self, wanted: plan.Run) -> plan.Record:
@@ -124,14 +125,21 @@ class Harness:
 
 
 def read_records(path: Path) -> list[plan.Record]:
-    """Return the good runs of a file of records; who was interrupted leaves half a line."""
+    """Return the runs of a file of records but failed ones; an interrupted one is half a line."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
             record = json.loads(line)
-            if record["ok"]:
+            if record["ok"] or record.get("diverged"):
                 found.append(record)
     return found
+
+
+def _without_paths(text: str) -> str:
+    """Return a message as it would be anywhere: no folder of this machine in it."""
+    for folder in (ROOT, Path(sys.prefix).parent):
+        text = text.replace(f"{folder}/", "")
+    return text
 
 
 def peer_versions() -> dict[str, str]:
@@ -235,7 +243,8 @@ def main() -> int:
             harness.measure()
     finally:
         _write(harness, found, path.parent)
-    return 0 if all(r["ok"] or r.get("left_out") for r in harness.records) else 1
+    fine = ("ok", "left_out", "diverged")
+    return 0 if all(any(map(record.get, fine)) for record in harness.records) else 1
 
 
 def _is_rate(link: str) -> bool:

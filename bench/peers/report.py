@@ -87,7 +87,9 @@ def failures(records: Iterable[Record]) -> list[str]:
         where = f"{record['contender']}, link {record['link']}, lr {record['learning_rate']:g}"
         if record.get("left_out"):
             continue
-        if not record["ok"]:
+        if record.get("diverged"):
+            found.append(f"{where}: diverged")
+        elif not record["ok"]:
             found.append(f"{where}: failed: {record['error']}")
         elif record.get("attempts", 1) > 1:
             found.append(f"{where}: worked at attempt {record['attempts']}: {record['error']}")

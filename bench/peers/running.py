@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from bench.peers import curves, work
 from bench.peers.contenders import ROOT, Contender, Node, environment_of
 from bench.peers.lab import Lab
+from ops.run import EXIT_DIVERGED
 
 _DIE_WITH_PARENT = 1  # Linux' PR_SET_PDEATHSIG
 #: To import, build, trace and to end, on a machine with much else to do.
@@ -27,6 +28,10 @@ _TOLD_BYTES = 1500
 
 class Failed(Exception):
     """A run did not end as it should; the message has the end of its processes' output."""
+
+
+class Diverged(Failed):
+    """One of our workers gave up because its gradients were not finite any more: an outcome."""
 
 
 @dataclasses.dataclass
@@ -53,7 +58,7 @@ def run(
         task = dataclasses.replace(task, folder=name)
         nodes = contender.nodes(task, lab)
         with lab.counting(), _started(nodes, lab, folder) as children:
-            _wait(children, task.seconds + _START_SECONDS)
+            _wait(children, task.seconds + _START_SECONDS, contender.sort == "ours")
         try:
             steps, snapshots = curves.read(folder)
             warm = curves.rates(steps, lab.bytes())
@@ -105,10 +110,11 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
-def _wait(children: Sequence[_Child], seconds: float) -> None:
+def _wait(children: Sequence[_Child], seconds: float, is_ours: bool) -> None:
     """Wait for the node that leads.
 
     Raises:
+        Diverged: The learning rate is too high.
         Failed: It ended badly or not at all, or another one ended before it.
     """
     (leader,) = (child for child in children if child.node.leads)
@@ -116,8 +122,10 @@ def _wait(children: Sequence[_Child], seconds: float) -> None:
     while (code := leader.process.poll()) is None:
         for child in children:
             if child.process.poll() not in (None, 0):
-                command = " ".join(child.node.command)[:200]
-                raise Failed(f"ended with {child.process.returncode}: {command}; {_tail(child)}")
+                code, command = child.process.returncode, " ".join(child.node.command)[:200]
+                if is_ours and code == EXIT_DIVERGED:
+                    raise Diverged("diverged: its gradients were not finite any more")
+                raise Failed(f"ended with {code}: {command}; {_tail(child)}")
         if time.monotonic() > deadline:
             raise Failed(f"not done after {seconds:.0f} s; {_outputs(children)}")
         time.sleep(_POLL_SECONDS)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bench.peers import __main__ as harness
-from bench.peers import curves, running, work
+from bench.peers import curves, report, running, work
 from bench.peers.contenders import CONTENDERS, Contender, Node
 from bench.peers.lab import SERVER, Lab, Place
 
@@ -18,7 +18,7 @@ class Machine:
     """Stands for the runs themselves."""
 
     def __init__(self, monkeypatch, obstacle=""):
-        self.calls, self.said, self.failing = [], [], set()
+        self.calls, self.said, self.failing, self.diverging = [], [], set(), set()
         monkeypatch.setattr(harness, "why_not", lambda: obstacle)
         monkeypatch.setattr(harness, "namespaces", lambda *_: contextlib.nullcontext("lab"))
         monkeypatch.setattr(harness, "evaluator", lambda: None)
@@ -34,6 +34,8 @@ class Machine:
         if contender.name in self.failing:
             self.failing.discard(contender.name)
             raise running.Failed("gloo aborted")
+        if contender.name in self.diverging:
+            raise running.Diverged(f"diverged in {harness.ROOT}/ps")
         rates = curves.Rates(10.0, 20.0, 1.0, 1.0)
         point = curves.Point(5.0, 50.0, 1.0, 1.0, 0.9)
         return {"samples_per_second": 640.0, "rates": dataclasses.asdict(rates),
@@ -66,6 +68,17 @@ def test_a_crash_is_tried_again_and_kept_in_mind(tmp_path, monkeypatch):
     assert any("attempt 1: gloo aborted" in line for line in machine.said)
 
 
+def test_a_run_that_diverges_is_an_outcome(tmp_path, monkeypatch):
+    machine, path = Machine(monkeypatch), tmp_path / "records.jsonl"
+    machine.diverging = {"thinwire asgd"}
+    for _ in range(2):
+        (record,) = machine.measure(path, "thinwire asgd").records
+        assert record["diverged"] and not record["ok"]
+        assert record["error"] == "diverged in ps"  # a file for others names no folder of ours
+    assert machine.calls == [("thinwire asgd", 0.01)]  # neither tried again nor resumed
+    assert report.failures([record])[0].endswith("diverged")
+
+
 def test_without_root_peers_run_without_a_limit_only(tmp_path, monkeypatch):
     machine = Machine(monkeypatch, obstacle="not root")
     names = ("torch DDP", "thinwire dgs")
@@ -93,12 +106,12 @@ lines = [{"time": began + n, "steps": n + 1, "snapshot": None} for n in range(9)
 """
 
 
-def _contender(script, others=()):
+def _contender(script, others=(), sort="among workers"):
     def nodes(task, lab):
         leader = Node(SERVER, (sys.executable, "-c", script, task.folder), leads=True)
         return [leader, *(Node(SERVER, (sys.executable, "-c", other)) for other in others)]
 
-    return Contender("one", "among workers", True, harness.Path(sys.executable), nodes)
+    return Contender("one", sort, True, harness.Path(sys.executable), nodes)
 
 
 def _run(contender, seconds=60.0):
@@ -117,6 +130,14 @@ def test_processes_are_run_and_those_left_are_ended(tmp_path):
     assert found["steps"] == 9 and found["rates"]["bytes_up"] is None
     with pytest.raises(ProcessLookupError):
         os.kill(int(path.read_text()), 0)
+
+
+def test_ours_says_by_its_exit_code_that_it_diverged():
+    stands = "import time; time.sleep(1000)"
+    with pytest.raises(running.Diverged):
+        _run(_contender(stands, ["raise SystemExit(5)"], "ours"))
+    with pytest.raises(running.Failed, match="ended with 5"):
+        _run(_contender(stands, ["import sys; sys.exit(5)"]))
 
 
 @pytest.mark.parametrize(
