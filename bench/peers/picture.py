@@ -1,0 +1,109 @@
+"""The README's second picture: how long who takes to an accuracy over a thin link.
+
+``python -m bench.peers.picture`` draws docs/images/peers.svg from the newest records in
+bench/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import machine
+from bench.peers.__main__ import read_records
+from bench.peers.contenders import CONTENDERS
+from bench.peers.plan import Known, Record
+from supervisor.figures import THEMES
+
+PICTURE = machine.ROOT / "docs" / "images" / "peers.svg"
+LINK, TARGET = "100", 0.85
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One contender.
+
+    Attributes:
+        seconds: To the accuracy.
+        is_computed: From its steps without a limit and its rate over the link.
+    """
+
+    name: str
+    seconds: float
+    is_computed: bool
+
+    @property
+    def is_ours(self) -> bool:
+        """Whose it is."""
+        return CONTENDERS[self.name].sort == "ours"
+
+    @property
+    def text(self) -> str:
+        """What stands beside the bar."""
+        return f"{self.seconds:.0f} s{' (computed)' if self.is_computed else ''}"
+
+
+def newest_records() -> Path:
+    """Return the newest file of records.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    found = sorted(machine.RESULTS.glob("[0-9]*-[0-9]*-[0-9]*-peers.jsonl"))
+    if not found:
+        raise FileNotFoundError(f"no records in {machine.RESULTS}: run python -m bench.peers")
+    return found[-1]
+
+
+def bars(records: list[Record]) -> list[Bar]:
+    """Return who reaches the accuracy, the quickest first."""
+    known = Known(records, [TARGET])
+    costs = ((name, known.cost(name, LINK, TARGET)) for name in CONTENDERS)
+    found = [Bar(name, cost[0].seconds, cost[1]) for name, cost in costs if cost is not None]
+    return sorted(found, key=lambda bar: bar.seconds)
+
+
+def draw(found: Sequence[Bar], target: Path) -> None:
+    """Draw a bar for each; ours stand out."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    theme = THEMES["light"]
+    matplotlib.rcParams["svg.hashsalt"] = "thinwire"  # the same picture from the same numbers
+    height = 0.9 + 0.27 * len(found)
+    figure = Figure(figsize=(8.2, height), facecolor=theme.background, layout="constrained")
+    axes = figure.add_subplot()
+    for place, bar in enumerate(found):
+        weight = "bold" if bar.is_ours else "normal"
+        axes.barh(place, bar.seconds, 0.66,
+                  color=theme.series[0] if bar.is_ours else theme.series[5])  # fmt: skip
+        axes.text(bar.seconds + 4, place, bar.text, va="center", color=theme.text, weight=weight)
+    axes.set_yticks(range(len(found)), [bar.name for bar in found], color=theme.text)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.2 * max(bar.seconds for bar in found))
+    axes.set_xlabel(
+        f"seconds to {100 * TARGET:.0f} % of Fashion-MNIST's test set over {LINK} Mbit/s",
+        color=theme.muted,
+    )
+    axes.tick_params(colors=theme.muted, length=0)
+    axes.tick_params(axis="y", colors=theme.text)
+    axes.spines[:].set_visible(False)
+    axes.grid(axis="x", color=theme.grid)
+    axes.set_axisbelow(True)
+    figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None, dpi=120)
+
+
+def main() -> None:
+    """Draw the picture."""
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.picture", description=__doc__)
+    parser.add_argument("--out", type=Path, default=PICTURE, help=".svg or .png")
+    parser.add_argument("--records", type=Path, help="file of bench.peers; by default the newest")
+    options = parser.parse_args()
+    records = options.records or newest_records()
+    draw(bars(read_records(records)), options.out)
+
+
+if __name__ == "__main__":
+    main()
