@@ -9,6 +9,8 @@ import argparse
 import dataclasses
 import pathlib
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from supervisor.figures import THEMES
 
@@ -74,13 +76,20 @@ def draw(arms: dict[str, Arm], alone: float, target: pathlib.Path) -> None:
         axes.text(arm.gigabytes + 0.5, place,
                   f"{arm.gigabytes:.1f} GB, accuracy {percent(arm.accuracy)}",
                   va="center", color=theme.text, weight="bold" if own else "normal")  # fmt: skip
-    axes.set_yticks(range(len(ARMS)), list(ARMS.values()), color=theme.text)
+    longest = max(arm.gigabytes for arm in arms.values())
+    caption = f"GB over the network in five epochs (one device alone: {percent(alone)})"
+    finish(figure, list(ARMS.values()), 1.5 * longest, caption, target)
+
+
+def finish(
+    figure: Any, names: Sequence[str], longest: float, caption: str, target: pathlib.Path
+) -> None:
+    """Give a picture of bars its names, from above, and its caption, and write it."""
+    theme, (axes,) = THEMES["light"], figure.axes
+    axes.set_yticks(range(len(names)), names, color=theme.text)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.5 * max(arm.gigabytes for arm in arms.values()))
-    axes.set_xlabel(
-        f"GB over the network in five epochs (one device alone: {percent(alone)})",
-        color=theme.muted,
-    )
+    axes.set_xlim(0, longest)
+    axes.set_xlabel(caption, color=theme.muted)
     axes.tick_params(colors=theme.muted, length=0)
     axes.tick_params(axis="y", colors=theme.text)
     axes.spines[:].set_visible(False)

@@ -15,6 +15,7 @@ from bench import machine
 from bench.peers.__main__ import read_records
 from bench.peers.contenders import CONTENDERS
 from bench.peers.plan import Known, Record
+from bench.picture import finish
 from supervisor.figures import THEMES
 
 PICTURE = machine.ROOT / "docs" / "images" / "peers.svg"
@@ -80,19 +81,9 @@ def draw(found: Sequence[Bar], target: Path) -> None:
         axes.barh(place, bar.seconds, 0.66,
                   color=theme.series[0] if bar.is_ours else theme.series[5])  # fmt: skip
         axes.text(bar.seconds + 4, place, bar.text, va="center", color=theme.text, weight=weight)
-    axes.set_yticks(range(len(found)), [bar.name for bar in found], color=theme.text)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.2 * max(bar.seconds for bar in found))
-    axes.set_xlabel(
-        f"seconds to {100 * TARGET:.0f} % of Fashion-MNIST's test set over {LINK} Mbit/s",
-        color=theme.muted,
-    )
-    axes.tick_params(colors=theme.muted, length=0)
-    axes.tick_params(axis="y", colors=theme.text)
-    axes.spines[:].set_visible(False)
-    axes.grid(axis="x", color=theme.grid)
-    axes.set_axisbelow(True)
-    figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None, dpi=120)
+    caption = f"seconds to {100 * TARGET:.0f} % of Fashion-MNIST's test set over {LINK} Mbit/s"
+    longest = max(bar.seconds for bar in found)
+    finish(figure, [bar.name for bar in found], 1.2 * longest, caption, target)
 
 
 def main() -> None:
