@@ -28,6 +28,8 @@ _WORKERS_OF_SHARDS = 2
 #: Processor time of an update with most of them, against one: every further one may cost this.
 _GOAL = 1.5
 _POLL_SECONDS = 0.25
+#: Low, for the cost does not depend on it: eight asynchronous workers with momentum diverge at 0.01.
+_LEARNING_RATE = 0.001
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: After this the shards are warm; `thinwire.measure` leaves out as much.
 _WARM_SECONDS = 6.0
@@ -62,7 +64,7 @@ def cost_of_update(method: str, workers: int, shards: int, seconds: float) -> fl
     Raises:
         RuntimeError: The run ended badly, or was too short to say.
     """
-    task = work.Work(seconds, 0, workers, 64, 0.01, 0.9, 1)
+    task = work.Work(seconds, 0, workers, 64, _LEARNING_RATE, 0.9, 1)
     extra = (*METHODS[method], f"--nb_ps={shards}", "--type_node=Cluster")
     with tempfile.TemporaryDirectory(prefix="thinwire-") as name:
         folder = pathlib.Path(name)
