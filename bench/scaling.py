@@ -28,7 +28,7 @@ _WORKERS_OF_SHARDS = 2
 #: Processor time of an update with most of them, against one: every further one may cost this.
 _GOAL = 1.5
 _POLL_SECONDS = 0.25
-#: Low, for the cost does not depend on it: eight asynchronous workers with momentum diverge at 0.01.
+#: Costs do not depend on it; at 0.01 eight asynchronous workers with momentum diverge.
 _LEARNING_RATE = 0.001
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: After this the shards are warm; `thinwire.measure` leaves out as much.
