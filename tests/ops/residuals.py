@@ -17,10 +17,10 @@ def context(number=1, rate=0.1, **fields):
     return EncodeContext(number, rate, np.random.default_rng([7, number]), BODIES, **fields)
 
 
-def gradients(number):
+def gradients(number, spec=SPEC):
     """Those of a step."""
     rng = np.random.default_rng([3, number])
-    return [rng.standard_normal(tensor.size, np.float32) for tensor in SPEC.tensors]
+    return [rng.standard_normal(tensor.size, np.float32) for tensor in spec.tensors]
 
 
 def build(name, **choices):
@@ -30,9 +30,9 @@ def build(name, **choices):
     return codecs.build(name, codecs.CodecChoices(**choices), nb_workers=4)
 
 
-def dense(packet):
+def dense(packet, spec=SPEC):
     """A packet's values [all entries], 0 where nothing is sent."""
-    flat = [np.zeros(tensor.size, np.float32) for tensor in SPEC.tensors]
+    flat = [np.zeros(tensor.size, np.float32) for tensor in spec.tensors]
     for block in packet.blocks:
         where, values = decoded(block)
         flat[block.slot][where] = values

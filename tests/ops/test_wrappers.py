@@ -1,13 +1,14 @@
 """Every wrapper around every codec, and around every other wrapper."""
 
 import copy
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
 from ops import kernels
-from ops.base_codecs import Dense, RandomK, decoded
+from ops.base_codecs import Dense, RandomK
 from ops.codec_checks import NonFiniteUpdate
 from ops.codecs import CodecChoices, build
 from ops.dense_below import DenseBelow
@@ -16,11 +17,13 @@ from ops.power_sgd import PowerSgd
 from ops.top_k import TopK
 from ops.types import EncodeContext, Kind, ModelSpec, TensorSpec
 from ops.wrappers import Clip, Descend, RateAtSend, RatioByRate, WarmUp
+from tests.ops import residuals
 from tests.ops.test_conformance import bits
 
 BODIES = kernels.load("numpy")
 SHAPES = {"kernel": (12, 10), "one": (1,), "bias": (30,), "cube": (3, 3, 2, 6), "scalar": ()}
 SPEC = ModelSpec(tuple(TensorSpec(path, shape) for path, shape in SHAPES.items()))
+gradients = functools.partial(residuals.gradients, spec=SPEC)
 SMALL = 35  # below it: one, bias, scalar
 
 BASES = {
@@ -63,25 +66,12 @@ def context(number):
     return EncodeContext(number, 0.1, rng, BODIES, epoch=number * 0.7)
 
 
-def gradients(number):
-    rng = np.random.default_rng([3, number])
-    return [rng.standard_normal(tensor.size, np.float32) for tensor in SPEC.tensors]
-
-
-def dense(packet):
-    flat = [np.zeros(tensor.size, np.float32) for tensor in SPEC.tensors]
-    for block in packet.blocks:
-        where, values = decoded(block)
-        flat[block.slot][where] = values
-    return np.concatenate(flat)
-
-
 def drive(codec, state, numbers):
     sent = []
     for number in numbers:
         packet, state = codec.encode(gradients(number), state, context(number))
         assert [block.slot for block in packet.blocks] == sorted(b.slot for b in packet.blocks)
-        sent.append(dense(packet))
+        sent.append(residuals.dense(packet, SPEC))
     return np.array(sent), state
 
 
