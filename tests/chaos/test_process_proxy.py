@@ -66,7 +66,7 @@ def test_a_cut_resets_and_refuses_until_it_is_over(board, echo):
     with dial(echo) as wire:
         wire.sendall(b"hello")
         assert wire.recv(10) == b"hello"
-        proxy.cut(0.2)
+        proxy.cut(1.0)
         with pytest.raises(ConnectionResetError):
             wire.recv(10)
     with pytest.raises(ConnectionRefusedError):
@@ -75,7 +75,7 @@ def test_a_cut_resets_and_refuses_until_it_is_over(board, echo):
     def mended():
         try:
             dial(echo).close()
-        except ConnectionRefusedError:
+        except ConnectionError:
             return False
         return True
 
@@ -85,13 +85,13 @@ def test_a_cut_resets_and_refuses_until_it_is_over(board, echo):
 def test_what_is_stalled_comes_later_and_what_vanishes_never(board, echo):
     proxy = Proxy(board, (HOST, echo), ("127.0.0.1", echo))
     with dial(echo, 0.15) as wire:
-        proxy.stall(0.4, DOWN)
+        proxy.stall(1.0, DOWN)
         wire.sendall(b"late")
         with pytest.raises(TimeoutError):
             wire.recv(10)
         wire.settimeout(5)
         assert wire.recv(10) == b"late"
-        proxy.vanish(0.2)
+        proxy.vanish(1.0)
         wire.sendall(b"never")
         with pytest.raises(ConnectionResetError):
             wire.recv(10)
@@ -109,7 +109,8 @@ def test_one_bit_of_what_is_garbled_is_another(board, echo):
 def test_nobody_behind_a_proxy_is_a_reset(board):
     port = free_port()
     Proxy(board, (HOST, port), ("127.0.0.1", port))
-    with dial(port) as wire, pytest.raises(ConnectionResetError):
+    # The reset may come while the client is still dialling.
+    with pytest.raises(ConnectionResetError), dial(port) as wire:
         wire.recv(10)
 
 
