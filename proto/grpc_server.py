@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 from absl import logging
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from ops.types import ConfigurationError
 from proto import credentials as trust
 from proto.daemon_threads import DaemonThreads
 from proto.door import Door
 from proto.grpc_common import METHOD, SERVICE, channel_options, host_and_port
+from proto.health_service import HealthService
 from proto.server_stream import ServerStream
 
 _SPARE_CALLS = 8  # health checks, and streams that are told that there is no room
 #: Connections that nobody speaks on keep a descriptor: until one has become HTTP/2, and while it
 #: has no stream.
 _HANDSHAKE_MS, _IDLE_MS = 30_000, 60_000
-_MOST_WATCHERS = 4  # of our health at a time: each keeps one of these calls
 
 
 class PortInUse(ConfigurationError):
@@ -32,52 +32,18 @@ class PortInUse(ConfigurationError):
 class Server:
     """A listening shard; made by `serve`."""
 
-    def __init__(
-        self,
-        server: grpc.Server,
-        port: int,
-        health_servicer: health.HealthServicer,
-        service: str = SERVICE,
-    ) -> None:
-        self._server, self._service = server, service
-        self._health = health_servicer
+    def __init__(self, server: grpc.Server, port: int, health: HealthService) -> None:
+        self._server, self._health = server, health
         self.port = port
 
     def set_serving(self, serving: bool) -> None:
         """Say through grpc.health.v1 whether the shard takes work."""
-        values = health_pb2.HealthCheckResponse
-        status = values.SERVING if serving else values.NOT_SERVING
-        for service in ("", self._service):
-            self._health.set(service, status)
+        self._health.set_serving(serving)
 
     def stop(self, grace_seconds: float = 0.0) -> None:
         """Take no new streams, give the open ones so long to end, then cut them."""
-        self._health.enter_graceful_shutdown()
+        self._health.set_serving(False)
         self._server.stop(grace_seconds).wait()
-
-
-class _Health(health.HealthServicer):
-    """Tells everybody who can connect, but only a few of them for as long as they like."""
-
-    def __init__(self, services: Sequence[str]) -> None:
-        super().__init__()
-        self._services = services
-        self._room = threading.Semaphore(_MOST_WATCHERS)
-
-    def Watch(  # noqa: N802 - the name of the call
-        self,
-        request: health_pb2.HealthCheckRequest,
-        context: grpc.ServicerContext,
-        send_response_callback: Any = None,
-    ) -> Any:
-        """Send every change of a service's health; of those that there are, to those who fit in."""
-        if request.service not in self._services:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r:.80} here")
-        if not self._room.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "others watch; call Check instead")
-        if not context.add_callback(self._room.release):
-            self._room.release()
-        return super().Watch(request, context, send_response_callback)
 
 
 class _Sessions:
@@ -178,16 +144,14 @@ def serve(
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
     )
-    health_servicer = _Health(("", service))
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    health = HealthService(("", service))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:
         bound = trust.add_port(server, host_and_port(address, port), door.credentials)
     except RuntimeError as error:
         raise PortInUse(_why_not_bound(address, port)) from error
-    result = Server(server, bound, health_servicer, service)
-    result.set_serving(False)
     server.start()
-    return result
+    return Server(server, bound, health)
 
 
 def _why_not_bound(address: str, port: int) -> str:
