@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 SHELL := /bin/bash
 export TF_CPP_MIN_LOG_LEVEL ?= 3
-# A process takes up to 2.5 GB. The longest file is an eighth of the work.
-TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
+# One more than cores, for tests also wait; a process takes up to 2.5 GB.
+TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types proto bench peers format product soak fuzz clean
