@@ -1,7 +1,8 @@
 """The ServerUpdate seam: a released update becomes new weights, through a Keras optimizer.
 
 Plain SGD touches only the entries of a sparse update and is done by the apply kernels, which equal
-Keras's SGD; every optimizer with state runs Keras itself on the shard's flat buffer.
+Keras's SGD; so does momentum (`ops/heavy_ball`). Everything else runs Keras itself on the shard's
+flat buffer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from ops.heavy_ball import HeavyBall
 from ops.types import ConfigurationError, Kind, State, Update
 
 if TYPE_CHECKING:
@@ -63,7 +65,11 @@ class ServerUpdate:
 
     def init(self, theta: Float32) -> State:
         """Return the optimizer's state for the shard's flat weights [n] float32."""
-        return {} if self.keeps_sparse else {"keras": KerasFlat(keras_optimizer(self), theta)}
+        if self.keeps_sparse:
+            return {}
+        if OPTIMIZERS[self.optimizer] == "SGD" and not self.weight_decay:
+            return {"optimizer": HeavyBall(self.momentum, theta)}
+        return {"optimizer": KerasFlat(keras_optimizer(self), theta)}
 
     def apply(
         self, theta: Float32, update: Update, kind: Kind, rate: float, kernels: Any, state: State
@@ -82,8 +88,8 @@ class ServerUpdate:
             The entries that changed (None: all), and the state.
         """
         adds = self.adds(kind)
-        if "keras" in state and not adds:
-            state["keras"].step(theta, update, rate, negate=kind is Kind.DELTA)
+        if "optimizer" in state and not adds:
+            state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)
             return None, state
         factor = -self.global_lr if adds else (-rate if kind is Kind.DELTA else rate)
         if update.indices is None:

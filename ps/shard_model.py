@@ -198,7 +198,7 @@ class ShardModel:
 
     def save(self) -> State:
         """Return durable state; arrays are copies."""
-        optimizer = self._server.get("keras")
+        optimizer = self._server.get("optimizer")
         return {
             "version": self.version,
             "samples": self.samples,
@@ -214,8 +214,8 @@ class ShardModel:
         """Take back what `save` gave."""
         self.version, self.samples = state["version"], state["samples"]
         np.copyto(self.theta, state["theta"])
-        if "keras" in self._server:
-            self._server["keras"].restore(state["optimizer"], self.theta)
+        if "optimizer" in self._server:
+            self._server["optimizer"].restore(state["optimizer"], self.theta)
         self._weighting.update(state["weighting"])
         _take_back(self._down, state["down_codec"])
         self._counts.update(state["down_counts"])

@@ -102,12 +102,12 @@ class Replica:
         self._saved = state
 
     def _slots(self) -> State:
-        optimizer = self._server.get("keras")
+        optimizer = self._server.get("optimizer")
         return optimizer.save() if optimizer is not None else {}
 
     def _set(self, slots: State) -> None:
-        if "keras" in self._server:
-            self._server["keras"].restore(slots, self.theta)
+        if "optimizer" in self._server:
+            self._server["optimizer"].restore(slots, self.theta)
 
     def _arrays(self) -> list[Any]:
         return [self.theta, *(np.asarray(slot) for slot in self._slots().values())]

@@ -182,8 +182,14 @@ def _flower(local_steps: int) -> Callable[[work.Work, Lab], list[Node]]:
 # one on the server their replies would be dense.
 _PLAIN = "--momentum=0"
 _BFLOAT16 = ("--value_dtype=bfloat16", "--down_codec=sparse", "--down_value_dtype=bfloat16")
-_LOCAL_STEPS = 50
+_LOCAL_STEPS, _FEW_LOCAL_STEPS = 50, 10
 _EPOCH_STEPS = 469  # mini-batches of 64 in half of 60,000 examples
+
+
+def _local_steps(count: int) -> tuple[str, ...]:
+    pacing = ("--pacer=fixed", f"--local_steps={count}", "--local_optimizer=momentum")
+    return ("--method=bsp", *pacing, _PLAIN)
+
 
 #: Name -> our flags, and whether the method is dense.
 OURS: Mapping[str, tuple[tuple[str, ...], bool]] = {
@@ -194,11 +200,8 @@ OURS: Mapping[str, tuple[tuple[str, ...], bool]] = {
     "thinwire dgs, bfloat16": (("--method=dgs", _PLAIN, *_BFLOAT16), False),
     "thinwire gd": (("--method=gd", _PLAIN), False),
     "thinwire dgc": (("--method=dgc", _PLAIN), False),
-    f"thinwire bsp, {_LOCAL_STEPS} local steps": (
-        ("--method=bsp", "--pacer=fixed", f"--local_steps={_LOCAL_STEPS}", _PLAIN,
-         "--local_optimizer=momentum"),
-        False,
-    ),
+    f"thinwire bsp, {_LOCAL_STEPS} local steps": (_local_steps(_LOCAL_STEPS), False),
+    f"thinwire bsp, {_FEW_LOCAL_STEPS} local steps": (_local_steps(_FEW_LOCAL_STEPS), False),
     "thinwire asgd, overlap": (("--method=asgd", "--overlap"), True),
     "thinwire bsp, overlap": (("--method=bsp", "--overlap"), True),
     "thinwire dgs, overlap": (("--method=dgs", "--overlap", _PLAIN), False),
