@@ -116,6 +116,7 @@ def test_a_snapshot_comes_when_the_journal_has_become_long(tmp_path, monkeypatch
     found = run.journaled.summary()["journal"]
     assert found["events"] == run.journal.num_records and found["bytes"] > 3000
     assert found["replayed"] == 0 and found["cuts"] == []
+    run.journaled.close()
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ def test_labels_that_are_no_counts_are_refused(run_dir, tmp_path, labels):
         load_run(copy)
 
 
-@pytest.mark.filterwarnings("error")
+# What other tests leave to the garbage collector is not this one's trouble.
+@pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("num_workers", "num_labels"), [(1, 10), (2, 2), (100, 20), (3, 200)])
 @pytest.mark.parametrize("theme", figures.THEMES.values(), ids=figures.THEMES)
 def test_pictures_of_any_size(num_workers, num_labels, theme):
