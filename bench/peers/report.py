@@ -140,8 +140,9 @@ def rows(records: list[Record], links: Iterable[str], targets: Sequence[float]) 
         peers = [each for each in present if each.sort != "ours"]
         if ours and peers:
             yield from _rate_rows(known, link, ours, peers)
-            for target in targets:
-                yield from _cost_rows(known, link, target, ours, peers)
+            for target in targets:  # the goal is of the highest, by which rates are chosen
+                goal = 1.0 if target == max(targets) else None
+                yield from _cost_rows(known, link, target, goal, ours, peers)
 
 
 def _rate_rows(
@@ -181,8 +182,9 @@ def _rate_rows(
 
 
 def _cost_rows(
-    known: Known, link: str, target: float, ours: list[Contender], peers: list[Contender]
-) -> Iterator[Row]:
+    known: Known, link: str, target: float, goal: float | None,
+    ours: list[Contender], peers: list[Contender],
+) -> Iterator[Row]:  # fmt: skip
     """Yield the best of ours against the best of the peers, in seconds and in bytes."""
 
     def best(group: list[Contender], bytes_too: bool) -> tuple[float, str, bool] | None:
@@ -203,7 +205,7 @@ def _cost_rows(
         note = "; ".join(f"{name}{' (computed)' if c else ''}" for _, name, c in (mine, theirs))
         what = "bytes" if bytes_too else "seconds"
         name = f"{what} to {target:.2f}, best of ours / best peer, {_over(link)}"
-        yield Row(name, mine[0] / scale, unit, theirs[0] / scale, mine[0] / theirs[0], 1.0,
+        yield Row(name, mine[0] / scale, unit, theirs[0] / scale, mine[0] / theirs[0], goal,
                   "lower", note)  # fmt: skip
 
 

@@ -75,6 +75,7 @@ def test_seconds_and_bytes_are_held_against_the_best_peer():
     assert (seconds.value, seconds.limit, seconds.met) == (30.0, 40.0, True)
     assert seconds.note == "thinwire asgd; torch DDP"
     assert found["bytes to 0.85, best of ours / best peer, no limit"].value == 10.0
+    assert found["seconds to 0.80, best of ours / best peer, no limit"].met is None  # no goal
 
 
 def test_troubles_are_listed():
