@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ops.heavy_ball import HeavyBall
 from ops.types import ConfigurationError, Kind, State, Update
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ class ServerUpdate:
         if self.keeps_sparse:
             return {}
         if OPTIMIZERS[self.optimizer] == "SGD" and not self.weight_decay:
+            from ops.heavy_ball import HeavyBall  # with numpy, which --help does without
+
             return {"optimizer": HeavyBall(self.momentum, theta)}
         return {"optimizer": KerasFlat(keras_optimizer(self), theta)}
 
