@@ -15,6 +15,7 @@ from proto.grpc_common import SERVICE
 from proto.health import NoAnswer, probe
 from proto.session import Session
 from ps import events
+from tests.chaos.process_cast import wait_until
 from tests.papers import HOSTS, TOKEN, Papers
 from tests.ps.streams import Shard
 
@@ -105,6 +106,17 @@ def test_whoever_watches_does_not_lock_workers_out():
                 call.cancel()
 
 
+def answers(watch):
+    """Whether there is room for one more who watches."""
+    call = watch(health_pb2.HealthCheckRequest())
+    try:
+        return next(call).status == health_pb2.HealthCheckResponse.SERVING
+    except grpc.RpcError:
+        return False
+    finally:
+        call.cancel()
+
+
 def test_watchers_that_come_and_go_do_not_stop_the_server():
     """The library's own servicer came to a standstill within ten changes of this."""
     over = threading.Event()
@@ -134,6 +146,9 @@ def test_watchers_that_come_and_go_do_not_stop_the_server():
         for watcher in watchers:
             watcher.join(WAIT_SECONDS)
             assert not watcher.is_alive()
+        with grpc.insecure_channel(address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch
+            wait_until(lambda: answers(watch), WAIT_SECONDS, "the place of one that has left")
 
 
 def test_only_services_that_there_are_can_be_watched():
