@@ -25,15 +25,15 @@ class HealthService(health_pb2_grpc.HealthServicer):
     """
 
     def __init__(self, services: Sequence[str]) -> None:
-        self._statuses = dict.fromkeys(services, _Response.NOT_SERVING)
+        self._services = frozenset(services)
+        self._status = _Response.NOT_SERVING
         self._changed = threading.Condition()
         self._room = threading.Semaphore(_MOST_WATCHERS)
 
     def set_serving(self, serving: bool) -> None:
         """Say of all services whether they take work."""
-        status = _Response.SERVING if serving else _Response.NOT_SERVING
         with self._changed:
-            self._statuses = dict.fromkeys(self._statuses, status)
+            self._status = _Response.SERVING if serving else _Response.NOT_SERVING
             self._changed.notify_all()
 
     def Check(  # noqa: N802 - the name of the call
@@ -41,7 +41,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
     ) -> health_pb2.HealthCheckResponse:
         """Tell a service's health."""
         self._check_name(request, context)
-        return _Response(status=self._statuses[request.service])
+        return _Response(status=self._status)
 
     def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
@@ -51,20 +51,18 @@ class HealthService(health_pb2_grpc.HealthServicer):
         if not self._room.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "others watch; call Check instead")
         try:
-            yield from self._tell(request.service, context)
+            yield from self._tell(context)
         finally:
             self._room.release()
 
-    def _tell(
-        self, service: str, context: grpc.ServicerContext
-    ) -> Iterator[health_pb2.HealthCheckResponse]:
+    def _tell(self, context: grpc.ServicerContext) -> Iterator[health_pb2.HealthCheckResponse]:
         told: int | None = None
         is_watched = context.add_callback(self._wake)  # False: it has left already
         while is_watched:
             with self._changed:
-                while self._statuses[service] == told and context.is_active():
+                while self._status == told and context.is_active():
                     self._changed.wait()
-                told = self._statuses[service]
+                told = self._status
             if not context.is_active():
                 return
             yield _Response(status=told)
@@ -76,5 +74,5 @@ class HealthService(health_pb2_grpc.HealthServicer):
     def _check_name(
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> None:
-        if request.service not in self._statuses:
+        if request.service not in self._services:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r:.80} here")
