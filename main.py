@@ -21,6 +21,7 @@ from cluster import flag_tables, launch_flags, security_flags, tf_config, watch_
 from cluster import flags as run_flags
 from cluster.advisor import flags as advisor_flags
 from cluster.simulator import flags as simulator_flags
+from ops.dir_lock import Owner
 from ops.log_file import LogFile
 from ops.run import (
     EXIT_BAD_FLAG,
@@ -33,6 +34,7 @@ from ops.run import (
     Diverged,
     Run,
 )
+from ops.run_dir import lock_of
 from ops.signals import END_SIGNALS
 from ops.types import ConfigurationError
 from ps import flags as ps_flags
@@ -91,6 +93,7 @@ def main(arguments: list[str]) -> int:
         watch_flags.check(run, FLAGS)
         if run.type_node in CHECKS:
             CHECKS[run.type_node](run)
+        _lock(run)
         _keep_log(run)
         warnings = run.method.check()
         if run.type_node != "Supervisor" and not FLAGS.quiet:  # who starts the others tells it once
@@ -159,8 +162,12 @@ def _import_tensorflow_quietly() -> None:
 
 def _node_name() -> str:
     """Return for example ``worker-3``."""
-    number = {"PS": FLAGS.id_ps, "Worker": FLAGS.id_worker}.get(FLAGS.type_node, 0)
-    return f"{FLAGS.type_node.lower()}-{number}"
+    return f"{FLAGS.type_node.lower()}-{_node_number()}"
+
+
+def _node_number() -> int:
+    """Return this node's id; 0 for those that have none."""
+    return int({"PS": FLAGS.id_ps, "Worker": FLAGS.id_worker}.get(FLAGS.type_node, 0))
 
 
 def _log_layout() -> standard_logging.Formatter:
@@ -184,6 +191,13 @@ def _set_level() -> None:
     logging.set_verbosity(asked)
     for library in _CHATTY:  # what they say at these levels is of nobody's run
         standard_logging.getLogger(library).setLevel(standard_logging.WARNING)
+
+
+def _lock(run: Run) -> None:
+    """Hold what this node writes until the process ends; nothing may be written there before."""
+    number = _node_number()
+    address = run.addresses[number] if run.type_node == "PS" else ""
+    lock_of(run.run_dir, run.type_node, number).take(Owner.here(run.type_node, number, address))
 
 
 def _keep_log(run: Run) -> None:

@@ -21,8 +21,8 @@ from absl import flags, logging
 
 from cluster import launch_flags, watch_flags
 from cluster.restarts import Restarts
+from cluster.room import make_room
 from ops.run import EXIT_DONE, EXIT_INTERRUPTED, EXIT_UNREACHABLE, Run, finished_summary
-from ops.run_dir import clear
 from ops.signals import END_SIGNALS, heard_by
 from proto.channel_grpc import Unreachable
 from worker.flags import devices
@@ -112,8 +112,7 @@ def main(run: Run) -> int:
     """
     devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
     name = launch_flags.check()
-    if run.overwrite:
-        clear(run.run_dir)
+    make_room(run)
     if finished := finished_summary(run):
         logging.info("this run is finished (%s); see %s, or --overwrite it", finished,
                      run.run_dir / "report" / "index.html")  # fmt: skip

@@ -6,7 +6,7 @@ import collections
 import time
 from collections.abc import Callable
 
-from ops.run import EXIT_BAD_FLAG, EXIT_REFUSED, EXIT_UNREACHABLE
+from ops.run import EXIT_BAD_FLAG, EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNREACHABLE
 
 #: What a worker may end with that another start may mend: a crash (an uncaught error is code 1; the
 #: flags themselves were good once), and a PS that was away. Signals are negative.
@@ -45,8 +45,9 @@ class Restarts:
         recent, now = self._recent.setdefault(worker, collections.deque()), self._clock()
         while recent and now - recent[0] >= self._window_seconds:
             recent.popleft()
-        # Where a host was cut off, the life before may still hold the worker's id for a while.
-        held = code == EXIT_REFUSED and bool(recent)
+        # Where a host was cut off, the life before may still hold the worker's id, or the lock of
+        # its directory, for a while.
+        held = code in (EXIT_REFUSED, EXIT_CONFIGURATION) and bool(recent)
         if not (code < 0 or code in _MENDABLE or held) or len(recent) >= self._most:
             return None
         return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** len(recent))

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pathlib
 import shutil
 
+from ops.dir_lock import DirectoryLock
+
 #: The Supervisor's records, or Standalone's.
 _RECORDS = ("metrics.jsonl", "summary.json", "best.keras", "report", "measure")
 #: Folders with one folder for each node.
 _NODE_FOLDERS = ("checkpoints", "tb")
+
+_LOCKS = "locks"
+#: Roles that write records ...
+_RECORDERS = ("Supervisor", "Standalone", "Simulator")
+#: ... and those that write checkpoints, each node into a folder of its own.
+_KEEPERS = ("PS", "Worker")
 
 
 def checkpoints_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
@@ -19,6 +27,26 @@ def checkpoints_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
 def scalars_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
     """Return the folder of a node's TensorBoard files."""
     return run_dir / "tb" / node
+
+
+def lock_of(run_dir: pathlib.Path, role: str, number: int) -> DirectoryLock:
+    """Return the lock of what a node writes, not yet taken.
+
+    Roles that keep the records of a run (`_RECORDS`) share one. The file lies apart from what it
+    protects, which --overwrite removes.
+    """
+    if role in _RECORDERS:
+        return DirectoryLock(run_dir / _LOCKS / "records.lock", run_dir)
+    node = f"{role.lower()}-{number}"
+    protects = checkpoints_of(run_dir, node) if role in _KEEPERS else run_dir
+    return DirectoryLock(run_dir / _LOCKS / f"{node}.lock", protects)
+
+
+def node_locks(run_dir: pathlib.Path) -> list[DirectoryLock]:
+    """Return the locks of all nodes that have ever written here, launchers left out."""
+    names = ("records", "ps-*", "worker-*")
+    found = [path for name in names for path in (run_dir / _LOCKS).glob(f"{name}.lock")]
+    return [DirectoryLock(path, run_dir) for path in sorted(found)]
 
 
 def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:

@@ -18,7 +18,9 @@ from data.cursor import Cursor, check_batch_size
 from data.lazy import feed_of
 from data.sharding import label_counts
 from models.shared import SharedModel
+from ops.dir_lock import Owner
 from ops.run import Run
+from ops.run_dir import lock_of
 from ops.signals import heard_by
 from ops.types import ConfigurationError
 from thinwire import arguments
@@ -44,7 +46,7 @@ def PS(  # noqa: N802 - AdaComp's name
         Why the run ended: iter_max, epochs, max_seconds, interrupted or diverged.
 
     Raises:
-        ConfigurationError: Settings that cannot work.
+        ConfigurationError: Settings that cannot work, or another process writes to run_dir.
 
     Source: AdaComp's published code.
     """
@@ -85,7 +87,8 @@ def Worker(  # noqa: N802 - AdaComp's name
         Why the run ended: iter_max, epochs, max_seconds, target_accuracy or interrupted.
 
     Raises:
-        ConfigurationError: Settings or examples that cannot work.
+        ConfigurationError: Settings or examples that cannot work, or another process writes to
+            run_dir as this worker.
         Unreachable, Refused, Diverged: See docs/OPERATIONS.md, exit codes 3, 4 and 5.
 
     Source: AdaComp's published code.
@@ -137,9 +140,15 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
 
 @contextlib.contextmanager
 def _run_with_folder(chosen: Settings) -> Iterator[Run]:
-    """Give a run without a run_dir a folder for as long as it lasts."""
+    """Give a run without a run_dir a folder for as long as it lasts; lock one that was given.
+
+    Raises:
+        ConfigurationError: Another process writes there as the same worker.
+    """
+    run, number = chosen.run, chosen.worker().id_worker
     if "run_dir" in chosen.given:
-        yield chosen.run
+        with lock_of(run.run_dir, "Worker", number).take(Owner.here("Worker", number)):
+            yield run
         return
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         yield dataclasses.replace(chosen.run, run_dir=pathlib.Path(folder))

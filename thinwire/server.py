@@ -9,6 +9,7 @@ import queue
 import tempfile
 import threading
 import time
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ import numpy as np
 from models.shared import SharedModel
 from models.statistics import FlatVariables
 from ops import routing
+from ops.dir_lock import Owner
+from ops.run_dir import lock_of
 from ops.types import ConfigurationError
 from proto.grpc_common import host_and_port
 from ps.role import Shard
@@ -55,7 +58,7 @@ def init_server(
             kept; with it, checkpoints are, and the same call again resumes.
 
     Raises:
-        ConfigurationError: Settings that cannot work.
+        ConfigurationError: Settings that cannot work, or another server writes to run_dir.
 
     Source: the published program of DGS. Differences: the original blocks for ever.
     """
@@ -88,12 +91,20 @@ class ServerHandle:
         self._shared = shared
         self._statistics = FlatVariables(shared.statistics)
         self._folder = contextlib.ExitStack()
-        run, _ = settings.run, settings.shard()
+        run, own = settings.run, settings.shard()
         if "run_dir" not in settings.given:
             folder = tempfile.TemporaryDirectory(prefix="thinwire-")
             run = dataclasses.replace(run, run_dir=pathlib.Path(self._folder.enter_context(folder)))
-        self._shard = Shard(run, settings.shard(), shared, num_train)
-        self._bind = settings.shard().bind
+        owner = Owner.here("PS", own.id_ps, run.addresses[own.id_ps])
+        lock = lock_of(run.run_dir, "PS", own.id_ps).take(owner)  # before what it keeps is read
+        self._folder.callback(lock.release)
+        # Of one that is never started; at the end of the process its threads may still write.
+        weakref.finalize(self, lock.release).atexit = False
+        with contextlib.ExitStack() as unless_made:
+            unless_made.callback(self._folder.close)
+            self._shard = Shard(run, own, shared, num_train)
+            unless_made.pop_all()
+        self._bind = own.bind
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -124,6 +135,8 @@ class ServerHandle:
         self._thread = threading.Thread(target=self._serve, name="thinwire-server", daemon=True)
         if goes_on:
             self._thread.start()
+        else:
+            self._folder.close()
         return self
 
     def stop(self) -> None:

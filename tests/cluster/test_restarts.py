@@ -49,7 +49,7 @@ def test_what_another_start_may_mend(code, again):
 def test_a_refusal_is_not_final_for_who_was_here_before():
     restarts = Restarts(3, 10.0, Clock())
     restarts.started(1)
-    assert restarts.pause(1, 4) == 2
+    assert restarts.pause(1, 4) == restarts.pause(1, 2) == 2  # its id, or its directory, is held
 
 
 def test_a_window_without_restarts_is_refused():
