@@ -113,14 +113,19 @@ class Esync:
     ) -> tuple[bool, State]:
         """Say whether a worker that has reported is to push now.
 
+        Who is not live itself trains on: no round waits for its push yet, as after a restart of
+        the shard, before the group has begun. It is let in at the latest when the start's patience
+        ends, and asks again after its next step.
+
         Args:
             worker: Who asks; `note` has heard it.
-            members: Live workers of its group, ascending.
+            members: Live workers of its group, ascending; none, or without the one who asks, while
+                it waits to be let in.
             now: By the clock of `Report.finished_at`.
             state: The records.
         """
         record = state["records"][worker]
-        if record["local_steps"] == 0:  # everybody trains at least once a round
+        if record["local_steps"] == 0 or worker not in members:  # a round has a step at least
             return False, state
         record["ready"] = record["ready"] or self._is_time(worker, members, now, state)
         return record["ready"], state
@@ -152,8 +157,13 @@ class Esync:
         }
 
     def margin(self, step_seconds: Iterable[float], state: State) -> float:
-        """Return eps in seconds: given or auto, at most a fifth of the slowest step."""
+        """Return eps in seconds: given or auto, at most a fifth of the slowest step.
+
+        It is 0 where no step has been measured.
+        """
         seconds = list(step_seconds)
+        if not seconds:
+            return 0.0
         if self.eps == "auto":
             asked = max(
                 _EPS_FLOOR_SECONDS,

@@ -168,3 +168,22 @@ def test_nobody_waits_for_ever_for_one_that_does_not_begin():
         told.append(ready)
     assert told.index(True) == 100  # the 101st step ends beyond 30 s and 20 steps of the slowest
     assert all(told[100:])
+
+
+@pytest.mark.parametrize("others", [(), (2,), (2, 3)])
+def test_who_no_round_waits_for_yet_trains_on(others):
+    """A shard that came back has not begun, or its group's round goes on without the newcomer."""
+    rule = Esync()
+    state = rule.note(Report(1, 7, 0.1, 0.0), rule.init())
+    for other in others:
+        state = rule.note(Report(other, 1, 1.0, 0.0), state)
+    told, state = rule.answer(1, others, 0.1, state)
+    assert told is False
+    told, state = rule.answer(1, (1,), 0.2, state)  # let in, and alone
+    assert told is True
+
+
+@pytest.mark.parametrize("eps", ["auto", "0.5"])
+def test_a_margin_of_no_measured_steps_is_nothing(eps):
+    assert Esync(eps=eps).margin([], Esync().init()) == 0.0
+    assert Esync(eps=eps).summary(Esync().init())["eps_seconds"] is None
