@@ -86,6 +86,11 @@ class Esync:
         """Whether it stands still until the answer has come."""
         return self.query == "blocking"
 
+    @property
+    def longest_round(self) -> int:
+        """Return the most local steps of a round; 0 is no limit."""
+        return self.max_local_steps
+
     def push_now(self, local_steps: int) -> bool:
         """Return whether the worker's own count alone ends the round."""
         return 0 < self.max_local_steps <= local_steps

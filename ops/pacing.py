@@ -24,6 +24,11 @@ class Every:
         """Gradients travel."""
         return Kind.GRADIENT
 
+    @property
+    def longest_round(self) -> int:
+        """Return the most local steps of a round; 0 is no limit."""
+        return 1
+
     def push_now(self, local_steps: int) -> bool:
         """Return whether `local_steps` since the last exchange are enough."""
         return local_steps >= 1
@@ -51,6 +56,11 @@ class Fixed:
     def kind(self) -> Kind:
         """Gradients for H = 1, else changes of weights."""
         return Kind.GRADIENT if self.local_steps == 1 else Kind.DELTA
+
+    @property
+    def longest_round(self) -> int:
+        """Return the most local steps of a round; 0 is no limit."""
+        return self.local_steps
 
     def push_now(self, local_steps: int) -> bool:
         """Return whether `local_steps` since the last exchange are enough."""

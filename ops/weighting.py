@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ops.types import Float32
 
 
+#: Of releases beyond a window: with the hits within, a count that fits an int32.
+_MOST_FORGOTTEN = 1 << 30
+
+
 @dataclasses.dataclass(frozen=True)
 class Arrival:
     """One worker's update at the moment of its release."""
@@ -150,7 +154,7 @@ class PerEntry:
 
     def _damped(self, arrival: Arrival, context: ReleaseContext, state: State) -> Arrival:
         seen_from = max(arrival.computed_at, state["first"])
-        forgotten = seen_from - arrival.computed_at
+        forgotten = min(seen_from - arrival.computed_at, _MOST_FORGOTTEN)
         if seen_from >= context.version and not forgotten:
             return arrival
         from ops import hit_counts

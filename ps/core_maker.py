@@ -13,6 +13,7 @@ from ops.schedule import Budget
 from ops.sync import SyncRule
 from ops.types import ShardLayout
 from ps.aux_mean import AuxMean
+from ps.claims import ClaimBounds
 from ps.core import PsCore
 from ps.members import CoreConfig
 from ps.membership import Coordinator, Follower
@@ -24,6 +25,7 @@ class CoreMaker:
 
     Attributes:
         kernels: What they compute with.
+        bounds: What workers of the run may claim.
 
     Args:
         run: The run's settings.
@@ -44,7 +46,9 @@ class CoreMaker:
         self._run, self._leads, self._shared, self._layout = run, leads, shared, layout
         flat = shared.flat()
         self._theta = np.concatenate([flat[at] for at in routing.positions(shared.spec, layout)])
-        self._budget = Budget(run.iter_max, _examples_of_run(run, shared, examples))
+        num_train = _num_train(run, shared, examples)
+        self._budget = Budget(run.iter_max, num_train and max(1, round(run.epochs * num_train)))
+        self.bounds = ClaimBounds.of(run.method, num_train)
         has_gpu(run)  # refuses one that is not there
         # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.
         self.kernels = kernels.load(run.kernels)
@@ -92,10 +96,8 @@ class CoreMaker:
         return PsCore(config, method, theta, self.kernels, membership, rule, self.aux())
 
 
-def _examples_of_run(run: Run, shared: SharedModel, examples: int | None) -> int | None:
-    """Return the budget in examples that --epochs stands for."""
-    if run.epochs is None:
-        return None
-    if examples is None:
-        examples = num_train(run.data, run.model, shared.user_module, run.seed)
-    return max(1, round(run.epochs * examples))
+def _num_train(run: Run, shared: SharedModel, examples: int | None) -> int | None:
+    """Return the size of the training set; None where no --epochs ask for it."""
+    if run.epochs is None or examples is not None:
+        return None if run.epochs is None else examples
+    return num_train(run.data, run.model, shared.user_module, run.seed)

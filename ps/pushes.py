@@ -14,15 +14,13 @@ from ops.types import Block, Kind, ShardLayout, Update, where_of
 from proto import convert
 from proto import thinwire_pb2 as pb
 from ps import events
+from ps.claims import ClaimBounds
 
 if TYPE_CHECKING:
     from ops.types import Float32, Int64
 
 #: Above this share of the shard a sparse update is cheaper to handle as a dense one.
 _DENSE_FRACTION = 0.25
-
-_LAST_STEP = 1 << 53
-_MOST_SAMPLES = (1 << 31) - 1
 
 _KINDS = {
     pb.UPDATE_KIND_GRADIENT: Kind.GRADIENT,
@@ -34,24 +32,6 @@ _NO_ENTRIES = np.empty(0, np.int64)
 
 class NonFinite(Exception):
     """The update holds NaN or infinity."""
-
-
-def _check_counts(push: pb.Push) -> None:
-    """Refuse counts that would spoil the books of the run.
-
-    Steps need not be consecutive: refused updates use up a number each, and a PS that came back
-    from a snapshot meets workers that are ahead of it. They only grow, and stay so far below
-    2**64 that whoever takes over the worker's number can count on from any of them. A local step
-    consumes an example at least; a mere copy of the model stands for none.
-    """
-    if not 1 <= push.step <= _LAST_STEP:
-        raise convert.Malformed(f"step {push.step}: expected 1 to {_LAST_STEP}")
-    is_copy = push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0
-    if not (is_copy or 1 <= push.local_steps <= push.samples <= _MOST_SAMPLES):
-        raise convert.Malformed(
-            f"{push.local_steps} local steps, {push.samples} samples: expected 1 <= local_steps <= "
-            f"samples <= {_MOST_SAMPLES}"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +51,25 @@ class PushDecoder:
         keeps_coded: Whether events keep the messages that they were made of.
     """
 
-    def __init__(self, layout: ShardLayout, kind: Kind, kernels: Any, aux_count: int = 0) -> None:
-        """Remember what every push must fit; `aux_count` values come with each."""
+    def __init__(
+        self,
+        layout: ShardLayout,
+        kind: Kind,
+        kernels: Any,
+        aux_count: int = 0,
+        bounds: ClaimBounds | None = None,
+    ) -> None:
+        """Remember what every push must fit.
+
+        Args:
+            layout: Of the shard.
+            kind: Of the run's updates.
+            kernels: ops.kernels.Kernels.
+            aux_count: How many values come beside each push.
+            bounds: Of what workers may claim; None: of what workers of any run may.
+        """
         self.keeps_coded = False
+        self._bounds = bounds or ClaimBounds()
         self._aux_count = aux_count
         self._layout, self._kind, self._kernels = layout, kind, kernels
         self._sizes = [piece.size for piece in layout.slices]
@@ -112,7 +108,7 @@ class PushDecoder:
                 f"kind: updates of this run are of kind {self._kind.value}, the push says "
                 f"{push.kind}"
             )
-        _check_counts(push)
+        self._bounds.check_push(push)
         expected = 0 if push.more else self._aux_count
         payload, aux = convert.carve_aux(payload, push.aux_count, (expected,))
         blocks = convert.blocks_from_message(push.blocks, payload, self._sizes, parts)

@@ -28,8 +28,6 @@ _MAX_DOCUMENT_BYTES = 256 << 10
 #: A refusal quotes what the client said; that may be long.
 _LONGEST_COMPLAINT = 2000
 _RENEWALS_PER_LEASE = 10
-#: Of anything a worker may have measured.
-_LONGEST_SECONDS = 1e6
 #: What a supervisor may end a run for.
 _HALT_CAUSES = ("iter_max", "epochs", "max_seconds", "target_accuracy", "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
@@ -141,6 +139,7 @@ class StreamReader:
 
     def _pull(self, pull: pb.Pull, payload: memoryview) -> None:
         del payload
+        self.server.bounds.check_pull(pull)
         base = pull.base_version if pull.has_base else None
         self.server.queue.put(
             events.Pull(self._worker.id, self._worker.incarnation, base, pull.generation)
@@ -169,9 +168,8 @@ class StreamReader:
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
         del payload
+        self.server.bounds.check_query(query)
         seconds = (query.step_seconds, query.age_seconds, query.query_seconds)
-        if not all(0 <= each <= _LONGEST_SECONDS for each in seconds):  # NaN fails as well
-            raise convert.Malformed(f"a query with times {seconds}; expected 0 to 1e6 seconds each")
         worker = self._worker
         self.server.queue.put(
             events.Query(worker.id, query.incarnation, query.step, query.local_steps, *seconds)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ops import metrics
 from ops.datagram_counts import SentCounts
+from ps.claims import MOST_COUNTED
 from ps.datagram_accounts import Received
 
 #: Fields a worker counts itself; the rest of its line is what the shard saw.
@@ -23,12 +24,14 @@ _OWN_FIELDS = (
 
 
 def own_counters(text: str) -> dict[str, Any]:
-    """Take a worker's own figures from its report; anything ill-formed counts as nothing."""
+    """Take a worker's own figures from its report; what is ill-formed or impossible is nothing."""
     try:
         report = metrics.WorkerMetrics.from_json(text)
     except ValueError:
         return {}
-    return {name: getattr(report, name) for name in _OWN_FIELDS}
+    found = {name: getattr(report, name) for name in _OWN_FIELDS}
+    numbers = [*report.labels.values(), *(found[name] for name in found if name != "labels")]
+    return found if all(0 <= each <= MOST_COUNTED for each in numbers) else {}
 
 
 def sent(text: str) -> SentCounts | None:

@@ -92,6 +92,7 @@ class Shard:
         coder = Coder(self.layout, run.method, maker.kernels, maker.aux().size)
         self.keeping = Keeping(run, own.journal, self.saved, coder, self.spec)
         self.keeping.replay(maker.make)
+        self.bounds = maker.bounds
         config = maker.config(self.saved, own.start_timeout_seconds)
         self.core = maker.make(config, run.lease_seconds)
         if self.saved.core:
@@ -151,6 +152,7 @@ class Shard:
             self._save,
             self.run.lease_seconds,
             most_streams(self.run),
+            self.bounds,
         )
         self.server.door = door_of(self.run)
         server = self.server

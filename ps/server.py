@@ -17,6 +17,7 @@ from proto.channel_udp import stream_dscp
 from proto.door import Door
 from proto.session import beat_seconds
 from ps import events
+from ps.claims import ClaimBounds
 from ps.connections import Connection, Connections, Replies
 from ps.core import PsCore
 from ps.datagram_port import DatagramPort
@@ -47,6 +48,7 @@ class ShardServer:
         save: Takes (version, state) of a snapshot; must not block.
         lease_seconds: Told to workers.
         max_streams: Workers, supervisors and shards that may be connected.
+        bounds: Of what workers may claim; None: by the method alone.
     """
 
     def __init__(
@@ -57,13 +59,15 @@ class ShardServer:
         save: Callable[[int, State], None],
         lease_seconds: float,
         max_streams: int,
+        bounds: ClaimBounds | None = None,
     ) -> None:
         self.core, self.layout, self.share = core, layout, share
         self.journaled = JournaledCore(core)
         self.save, self.lease_seconds = save, lease_seconds
         self.max_streams, self.door = max_streams, Door()
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
-        self.decoder = PushDecoder(layout, core.model.kind, core.model.kernels, core.aux.size)
+        model, self.bounds = core.model, bounds or ClaimBounds.of(core.model.method)
+        self.decoder = PushDecoder(layout, model.kind, model.kernels, core.aux.size, self.bounds)
         self.datagrams: DatagramPort | None = None
         if core.model.method.router.uses_datagrams:
             sizes = [piece.size for piece in layout.slices]

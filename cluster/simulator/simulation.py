@@ -25,6 +25,7 @@ from ops.schedule import Budget
 from ops.sync import SyncRule
 from ps import events
 from ps.aux_mean import AuxMean
+from ps.claims import ClaimBounds
 from ps.core import PsCore
 from ps.journal_records import Coder
 from ps.members import CoreConfig
@@ -86,8 +87,9 @@ class Simulation:
             shard.leader = self.shards[0]
         self.shards[0].on_end = self._note_end
         self.shards[0].on_groups = self._note_groups
+        bounds = ClaimBounds.of(run.method, len(dataset.train_labels))
         decoders = [
-            PushDecoder(shard.layout, shard.core.model.kind, bodies, shard.core.aux.size)
+            PushDecoder(shard.layout, shard.core.model.kind, bodies, shard.core.aux.size, bounds)
             for shard in self.shards
         ]
         for shard, decoder in zip(self.shards, decoders, strict=True):
