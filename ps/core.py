@@ -20,6 +20,7 @@ from ps import (
     durable,
     ending,
     events,
+    faults,
     offences,
     refusals,
     state_server,
@@ -163,7 +164,7 @@ class PsCore:
         member.last_step = event.step
         self.state_server.pushed(event.worker)
         self.regrouping.pushed(event, now)
-        return [*offences.judge(self, event, member, now), *self._settle(now)]
+        return [*offences.judge(self, event, member, now), *self.settle(now)]
 
     def _leave(self, event: events.Leave, now: float) -> list[events.Action]:
         actions = self.change(list(self.membership.leave(event.worker, event.incarnation)), now)
@@ -174,7 +175,7 @@ class PsCore:
         self.started = self.started or event.started
         self.regrouping.hear(event, self.sync.groups)
         # Settle in any case: a push may have waited for just this number.
-        return [*self.change(list(self.membership.follow(event, now)), now), *self._settle(now)]
+        return [*self.change(list(self.membership.follow(event, now)), now), *self.settle(now)]
 
     def _unheard(self, event: events.Unheard, now: float) -> list[events.Action]:
         return changes.expel(self, list(self.membership.miss(event.life)), now)
@@ -198,7 +199,7 @@ class PsCore:
             actions.append(events.Missed(tuple(missed)))
         if self.deadlines.start_is_due(now):
             self.started = True
-            actions += [*changes.publish(self), *self._settle(now)]
+            actions += [*changes.publish(self), *self.settle(now)]
         if self.deadlines.limit_is_due(now):
             actions += ending.end(self, "max_seconds", now)
         if why := self.deadlines.drain_is_over(now, self.sync_state["live"], self.model.lags):
@@ -212,9 +213,9 @@ class PsCore:
         if not turnover:
             return []
         told = changes.carry(self, turnover, now)
-        return [*told, *changes.publish(self), *self._settle(now)]
+        return [*told, *changes.publish(self), *self.settle(now)]
 
-    def _settle(self, now: float) -> list[events.Action]:
+    def settle(self, now: float) -> list[events.Action]:
         """Release every round that is complete and answer whoever may go on."""
         actions: list[events.Action] = []
         if not self.started:
@@ -292,4 +293,5 @@ class PsCore:
         events.Refused: offences.refused,
         events.Stop: ending.stop,
         events.Tick: _tick,
+        events.Failed: faults.put_out,
     }

@@ -174,22 +174,20 @@ class Tick:
     """Time has passed; see `PsCore.next_deadline`."""
 
 
-Event = (
-    Join
-    | Pull
-    | Push
-    | Query
-    | Observe
-    | Alive
-    | Lost
-    | Leave
-    | Epoch
-    | Unheard
-    | Refused
-    | Stop
-    | Stalled
-    | Tick
-)
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """The core did not handle the event before, which a worker caused; see `ps.faults`."""
+
+    worker: int
+    incarnation: int  # 0: the event did not say
+    step: int  # of a push, else 0
+    is_hello: bool
+    cause: str
+
+
+#: What workers cause.
+OfWorker = Join | Pull | Push | Query | Alive | Lost | Leave | Refused
+Event = OfWorker | Observe | Epoch | Unheard | Stop | Stalled | Tick | Failed
 
 
 @dataclasses.dataclass(frozen=True)

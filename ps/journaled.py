@@ -8,7 +8,7 @@ from typing import Any
 from absl import logging
 
 from ops.types import State
-from ps import events, soft_state
+from ps import events, faults, soft_state
 from ps.core import PsCore
 from ps.journal import Journal, JournalFailed
 from ps.reached import Reached
@@ -19,6 +19,9 @@ STOP_REASON = "journal_failed"
 
 class JournaledCore:
     """Writes down, then handles; without a journal it only handles.
+
+    An event of a worker that the core does not survive is refused: the event that says so is
+    written down behind it, by which a replay knows not to try it again.
 
     When the disk refuses, the run ends: what the core has not been told by then it is not told. A
     following shard cannot end a run by itself; until shard 0 does, it answers no push, for it would
@@ -51,23 +54,38 @@ class JournaledCore:
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
         """Tell the core, or, where that cannot be written down, tell it to end the run."""
-        if self.journal is not None and self._writes:
-            try:
-                self.journal.append(event, now)
-            except JournalFailed as failure:
-                self._fail(failure)
+        self._write(event, now)
         if self.failure is not None and not self._ends:
             self._ends = True
             return self.core.handle(events.Stop(STOP_REASON), now)
         follows = not self.core.membership.leads
         if self.failure is not None and follows and isinstance(event, events.Push):
             return []
-        actions = self.core.handle(event, now)
+        actions = self._tell(event, now)
         if self.reached is not None:
             self.reached.note(self.core.version)
         if self.journal is not None and self._writes and self.journal.is_due:
             actions.append(events.Snapshot(self.core.version, self.core.snapshot()))
         return actions
+
+    def _write(self, event: events.Event, now: float) -> None:
+        if self.journal is None or not self._writes:
+            return
+        try:
+            self.journal.append(event, now)
+        except JournalFailed as failure:
+            self._fail(failure)
+
+    def _tell(self, event: events.Event, now: float) -> list[events.Action]:
+        """Tell the core; what it raises over an event of a worker is that worker's end alone."""
+        try:
+            return self.core.handle(event, now)
+        except Exception as error:
+            if not isinstance(event, events.OfWorker):
+                raise
+            failed = faults.failed(event, error)
+        self._write(failed, now)
+        return self.core.handle(failed, now)
 
     def begin(self) -> State:
         """Begin another file; return what the snapshot of the present state must say of it."""

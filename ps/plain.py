@@ -28,7 +28,7 @@ _RECORDS: dict[str, Any] = {
     for each in (
         *(events.Join, events.Pull, events.Push, events.Query, events.Observe, events.Alive),
         *(events.Lost, events.Leave, events.Formed, events.Epoch, events.Refused, events.Stop),
-        *(events.Stalled, events.Tick, events.Life, events.Unheard),
+        *(events.Stalled, events.Tick, events.Life, events.Unheard, events.Failed),
         *(types.Update, types.Block, types.CodedValues),
         *(replies.Handed, LastReply),
         *(schedule.Budget, schedule.Schedule, guards.Guards),

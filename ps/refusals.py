@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ps.events import Join, Pull, Push, Refuse
+from ps.events import Failed, Join, Pull, Push, Refuse
 from ps.follower import Holder
 
 
@@ -69,3 +69,14 @@ def stale_epoch(push: Push, epoch: int) -> Refuse:
     """
     message = f"membership epoch {push.epoch} is not this group's; send it again with {epoch}."
     return Refuse(push.worker, push.incarnation, "STALE_EPOCH", message, push.step, epoch)
+
+
+def fault(event: Failed, life: int, epoch: int) -> Refuse:
+    """Refuse what the core could not handle; the worker is out, and may say Hello again."""
+    message = (
+        f"this shard could not handle what worker {event.worker} sent ({event.cause}), and has put "
+        "it out; expected was a message like any other. Say Hello again, and report it with the "
+        "log of this shard."
+    )
+    reason = "MALFORMED" if event.is_hello else "NOT_MEMBER"
+    return Refuse(event.worker, life, reason, message, event.step, epoch)

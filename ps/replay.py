@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 from absl import logging
 
 from ops.types import State
-from ps import journal, journal_records, soft_state
+from ps import events, journal, journal_records, soft_state
 from ps.core import PsCore
 from ps.journal import Place
 from ps.journal_records import Coder, CutShort, Damaged
@@ -196,19 +197,24 @@ def _attempt(
     """Replay all, or at most so many records."""
     core: PsCore | None = None
     settings, damage, count = None, None, 0
+    held: tuple[Any, float] | None = None  # the newest record: the next one may say that it failed
     try:
         for body in files.records():
             if files.is_head:
+                held = _handle(core, held, count)
                 settings = _Head.of(body).settings
                 core = _enter(core, settings, start, make)
                 continue
             if core is None or count == most:
                 break
             event, now = coder.decode(body)
-            _handle(core, event, now, count)
+            if not isinstance(event, events.Failed):
+                _handle(core, held, count)
+            held = event, now
             count += 1
     except Damaged as error:
         damage = str(error)
+    _handle(core, held, count)
     state = core.snapshot() if core is not None else start[0]
     lives = [head.settings.config.generation for head in files.heads.values()]
     generation = max([state["generation"], *lives])
@@ -216,12 +222,23 @@ def _attempt(
     return Replayed(state, files.place, count, generation, limits, damage)
 
 
-def _handle(core: PsCore, event: Any, now: float, count: int) -> None:
-    """Tell the core; what it wants to be done was done, or is not to be done any more."""
+def _handle(core: PsCore | None, held: tuple[Any, float] | None, count: int) -> None:
+    """Tell the core; what it wants to be done was done, or is not to be done any more.
+
+    Args:
+        core: None: there is nobody to tell.
+        held: (event, the moment it was handled); None: nothing is to be told.
+        count: Records up to this one.
+
+    Raises:
+        _Unhandled: It does not take the event.
+    """
+    if core is None or held is None:
+        return
     try:
-        core.handle(event, now)
+        core.handle(*held)
     except Exception as error:
-        raise _Unhandled(count) from error
+        raise _Unhandled(count - 1) from error
 
 
 def _enter(
@@ -232,8 +249,11 @@ def _enter(
         return core
     fresh = make(settings.config, settings.lease_seconds)
     if core is None:
-        fresh.restore(start[0])
-        soft_state.restore(fresh, start[1])
+        durable, soft = copy.deepcopy(
+            start
+        )  # a core goes on with it, and another may have to begin
+        fresh.restore(durable)
+        soft_state.restore(fresh, soft)
     else:  # the shard was started anew, from all that was in the journal till then
         fresh.restore(core.snapshot())
     return fresh
