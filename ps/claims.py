@@ -25,6 +25,7 @@ _LARGEST_BATCH = 1 << 24
 _MOST_LOCAL_STEPS = 1 << 24
 #: Of one push, whatever follows from the others.
 _MOST_SAMPLES = (1 << 31) - 1
+_OF_PACER = " (of a round, by --pacer, --local_steps and --max_local_steps)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +78,18 @@ class ClaimBounds:
         """
         _check("step", push.step, 1, MOST_COUNTED)
         _check("base_version", push.base_version, 0, MOST_COUNTED)
-        _check("lag", push.lag, 0, push.base_version if self.lags else 0)
+        why = " (it is base_version)" if self.lags else " (only with --overlap it is more)"
+        _check("lag", push.lag, 0, push.base_version if self.lags else 0, why)
         if not 0 <= push.learning_rate < float("inf"):
             raise Malformed(
                 f"learning_rate {push.learning_rate}: expected a finite rate, not negative"
             )
         if push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0:
             return
-        _check("local_steps", push.local_steps, 1, self.most_local_steps)
+        _check("local_steps", push.local_steps, 1, self.most_local_steps, _OF_PACER)
         most = min(_MOST_SAMPLES, push.local_steps * self.largest_batch)
-        _check("samples", push.samples, push.local_steps, most)
+        of_what = "one at least for each local step, and at most the training set"
+        _check("samples", push.samples, push.local_steps, most, f" ({of_what} that the PS counts)")
 
     def check_query(self, query: pb.Query) -> None:
         """Check everything that a query counts and measures.
@@ -95,7 +98,7 @@ class ClaimBounds:
             Malformed: No worker can have counted or measured that.
         """
         _check("step", query.step, 0, MOST_COUNTED)
-        _check("local_steps", query.local_steps, 0, self.most_local_steps)
+        _check("local_steps", query.local_steps, 0, self.most_local_steps, _OF_PACER)
         for name in ("step_seconds", "age_seconds", "query_seconds"):
             _check(name, getattr(query, name), 0, MOST_SECONDS)
 
@@ -108,6 +111,9 @@ class ClaimBounds:
         _check("base_version", pull.base_version, 0, MOST_COUNTED)
 
 
-def _check(name: str, value: float, least: float, most: float) -> None:
+def _check(name: str, value: float, least: float, most: float, why: str = "") -> None:
     if not least <= value <= most:  # NaN fails as well
-        raise Malformed(f"{name} {value}: expected {least} to {most}")
+        raise Malformed(
+            f"{name} {value}: expected {least} to {most}{why}. Install the same Thinwire on all "
+            "nodes, and give them the same flags."
+        )
