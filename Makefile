@@ -60,7 +60,7 @@ lint: $(STAMP) ## Style, import arrows
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(STAMP) ## mypy on ops, proto/convert and the cores
+types: $(STAMP) ## mypy on ops, proto/messages and the cores
 	$(BIN)/mypy
 
 format: $(STAMP) ## Format and fix what can be fixed
@@ -69,7 +69,7 @@ format: $(STAMP) ## Format and fix what can be fixed
 
 proto: $(STAMP) ## Generate proto/*_pb2*
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
-	  proto/thinwire.proto proto/peers.proto
+	  thinwire/proto/thinwire.proto thinwire/proto/peers.proto
 
 bench: $(STAMP) ## Costs of this machine as ratios to their limits and peers, to bench/results
 	$(BIN)/python -m bench $(or $(BENCH),--peers)

@@ -32,23 +32,24 @@ def _begun() -> tuple[Any, Any, Any, Any]:
     """Return a step, a worker's core that has the model, a shard's model, and its decoder."""
     import tensorflow as tf
 
-    from models.shared import SharedModel
-    from ops import kernels, routing
-    from ops.compose import Choices, compose
-    from ops.replies import Operation
-    from ops.run import ModelChoice
-    from ops.schedule import Budget, Schedule
-    from ops.types import Block, CodedValues
-    from ps.pushes import PushDecoder
-    from ps.shard_model import ShardModel
-    from worker.core import WorkerCore
-    from worker.exchanged import ShardReply
-    from worker.train_step import TrainStep
+    from thinwire.models.flat_model import SharedModel
+    from thinwire.ops.downlink.types import Operation
+    from thinwire.ops.kernels.base import load_kernels
+    from thinwire.ops.methods.builder import Choices, compose
+    from thinwire.ops.optimizers.schedule import Budget, Schedule
+    from thinwire.ops.run.settings import ModelChoice
+    from thinwire.ops.sharding.split import place_tensors
+    from thinwire.ops.types import Block, CodedValues
+    from thinwire.ps.core.model import ShardModel
+    from thinwire.ps.wire.push_decoder import PushDecoder
+    from thinwire.worker.core.core import WorkerCore
+    from thinwire.worker.core.messages import ShardReply
+    from thinwire.worker.train_step import TrainStep
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     shared = SharedModel(ModelChoice("resnet18-cifar", None, 32, 3, 10), 1)
-    layouts, bodies = routing.place(shared.spec, 1), kernels.load("numpy")
+    layouts, bodies = place_tensors(shared.spec, 1), load_kernels("numpy")
     method, weights = compose(Choices(method="dgs", nb_workers=1)), shared.flat()
     offsets = layouts[0].offsets
     core = WorkerCore(shared.spec, layouts, method, bodies, [1, 1])
@@ -65,9 +66,9 @@ def _measure() -> tuple[float, float]:
     """Return the median seconds of (coding, the step)."""
     import numpy as np
 
-    from ops.weighting import Arrival
-    from ops.wire import IndexChooser
-    from worker.push_messages import push_messages
+    from thinwire.ops.weighting.base import Arrival
+    from thinwire.ops.wire.blocks import IndexChooser
+    from thinwire.worker.client.messages import push_messages
 
     step, core, shard, decoder = _begun()
     chooser, gradient = IndexChooser(), np.zeros(core.spec.num_parameters, np.float32)

@@ -17,12 +17,13 @@ import time
 
 import numpy as np
 
-from ops.routing.assembler import Assembled, Assembler
-from ops.routing.datagram_format import FRAME_BYTES, Session
-from ops.routing.routed import Announced, Manifest
-from ops.types import CodedValues, RangedBlock
-from proto import process, udp_sockets
-from proto.channel_udp import UdpReceiver
+from thinwire.ops.routing.base import Announced, Manifest
+from thinwire.ops.routing.datagram_format import FRAME_BYTES, Session
+from thinwire.ops.routing.reassembler import Assembled, Assembler
+from thinwire.ops.types import CodedValues, RangedBlock
+from thinwire.proto.grpc.server import keep_freed_memory
+from thinwire.proto.udp import UdpReceiver
+from thinwire.proto.udp import sockets as udp_sockets
 
 NUM_ENTRIES = 1_200_000
 BLOCK_BYTES = 4176  # three datagrams of 1,392 bytes of values
@@ -163,7 +164,7 @@ def _run_raw(joined: bool) -> None:
 
 
 if __name__ == "__main__":
-    process.keep_freed_memory()
+    keep_freed_memory()
     how = sys.argv[1]
     if how.startswith("stack"):
         _run_stack(joining=how == "stack")

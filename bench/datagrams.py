@@ -30,10 +30,11 @@ from bench.datagram_end import (
     gradient,
 )
 from bench.table import Row
-from ops.routing.datagrams import Sealer
-from ops.routing.routed import Encoding, Unreliable
-from proto import process, udp_sockets
-from proto.channel_udp import Sending, connect, pacing
+from thinwire.ops.routing.base import Encoding, Unreliable
+from thinwire.ops.routing.packetizer import Sealer
+from thinwire.proto.grpc.server import keep_freed_memory
+from thinwire.proto.udp import Sending, connect, pacing
+from thinwire.proto.udp import sockets as udp_sockets
 
 #: Payload of full datagrams on 1 Gbit/s Ethernet: 1,392 bytes of every 1,538.
 GOAL_MB_PER_SECOND = 113.0
@@ -168,7 +169,7 @@ def _cost(end: str, ours: float, peer: float, whose: str) -> Row:
 
 def rows() -> list[Row]:
     """Measure, and return the rows of the table."""
-    process.keep_freed_memory()
+    keep_freed_memory()
     ours, unpaced, one_by_one, plain, joined = _medians(
         [
             lambda: _stack(_PACE_MBPS),

@@ -14,19 +14,21 @@ import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
 
-import main
 from bench.dgt_arms import MODELS, Case
-from cluster import flags as run_flags
-from cluster.simulator import flags as simulator_flags
-from cluster.simulator.simulation import Simulation
-from cluster.simulator.trainer import Step, Trainer
-from data.chosen import load_chosen
-from models.objective import ensure_compiled_loss
-from models.shared import SharedModel
-from ops import kernels, routing
-from ops.run import Run
-from supervisor.evaluate import Evaluator
-from worker.loop import limit_threads
+from thinwire import cli
+from thinwire.data.loading import load_chosen
+from thinwire.flags import run as run_flags
+from thinwire.models.flat_model import SharedModel
+from thinwire.models.loss import ensure_compiled_loss
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.run.settings import Run
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.simulator import flags as simulator_flags
+from thinwire.simulator.messages import Step
+from thinwire.simulator.simulation import Simulation
+from thinwire.simulator.trainer import Trainer
+from thinwire.supervisor.evaluator import Evaluator
+from thinwire.worker.role import limit_threads
 
 #: Test images that are asked on the way, the same ones in all runs; at the end all are.
 _NUM_WATCHED = 1000
@@ -71,7 +73,7 @@ class Bench:
         weights = np.empty(simulation.spec.num_parameters, np.float32)
         for shard in simulation.shards:
             values, edges = shard.observe().update.values, shard.layout.offsets
-            for slot, where in enumerate(routing.positions(simulation.spec, shard.layout)):
+            for slot, where in enumerate(shard_positions(simulation.spec, shard.layout)):
                 weights[where] = values[edges[slot] : edges[slot + 1]]
         scores = self._evaluators[final].evaluate(lambda: self._evaluated.assign(weights))
         return scores.accuracy, scores.loss
@@ -116,7 +118,7 @@ class Player:
 
     def __init__(self, threads: int = 1) -> None:
         """Prepare TensorFlow as the Simulator does."""
-        main.define_flags()
+        cli.define_flags()
         limit_threads(threads)
         tf.config.experimental.enable_op_determinism()
         self._benches: dict[tuple[str, int], Bench] = {}
@@ -133,7 +135,7 @@ class Player:
             bench = self._benches.get(key) or Bench(run)
             self._benches[key] = bench
             trainer = bench.trainers[case.learns]
-            bodies = kernels.load(run.kernels, on_gpu=False)
+            bodies = load_kernels(run.kernels, on_gpu=False)
             simulation = Simulation(run, own, trainer, bench.dataset, bodies)
             watch = Watch(case, bench, simulation)
             simulation.play(watch.keep, lambda: False)

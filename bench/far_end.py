@@ -13,8 +13,10 @@ from concurrent import futures
 import grpc
 import numpy as np
 
-from proto import channel_grpc, framing, process
-from proto import thinwire_pb2 as pb
+from thinwire.proto import framing
+from thinwire.proto import grpc as proto_grpc
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc.server import keep_freed_memory
 
 SMALL_BYTES = 1024
 LARGEST_BYTES = 40_000_000
@@ -70,11 +72,11 @@ def _serve_bare() -> tuple[grpc.Server, int]:
     return server, port
 
 
-def _serve_stack() -> channel_grpc.Server:
+def _serve_stack() -> proto_grpc.Server:
     """A shard without a core: assembles, hands over to one writer thread, which answers."""
     model = np.random.default_rng(0).integers(0, 255, LARGEST_BYTES, dtype=np.uint8)
     model_view = model.data
-    pending: queue.SimpleQueue[tuple[channel_grpc.ServerStream, pb.ToServer, memoryview]]
+    pending: queue.SimpleQueue[tuple[proto_grpc.ServerStream, pb.ToServer, memoryview]]
     pending = queue.SimpleQueue()
 
     def write() -> None:
@@ -88,7 +90,7 @@ def _serve_stack() -> channel_grpc.Server:
             reply.reply.blocks.add(count=size // 4)
             stream.send(framing.frames(reply, [model_view[:size]]))
 
-    def handle(stream: channel_grpc.ServerStream) -> None:
+    def handle(stream: proto_grpc.ServerStream) -> None:
         assembler = framing.Assembler(pb.ToServer, limit)
         for data in stream.incoming():
             assembled = assembler.feed(data)
@@ -96,12 +98,12 @@ def _serve_stack() -> channel_grpc.Server:
                 pending.put((stream, *assembled))
 
     threading.Thread(target=write, daemon=True).start()
-    return channel_grpc.serve("127.0.0.1", 0, handle, max_streams=4)
+    return proto_grpc.serve("127.0.0.1", 0, handle, max_streams=4)
 
 
 def serve() -> None:
     """Run all servers until standard input ends; writes their ports as one line of JSON."""
-    process.keep_freed_memory()
+    keep_freed_memory()
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_answer_raw, args=(listener,), daemon=True).start()
     bare, bare_port = _serve_bare()

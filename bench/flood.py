@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ops.routing.datagram_format import HEADER, MAGIC, VERSION
-from proto import udp_sockets
-from proto.udp_outbox import MAX_SEGMENTS, MAX_SEND_BYTES
+from thinwire.ops.routing.datagram_format import HEADER, MAGIC, VERSION
+from thinwire.proto.udp import sockets as udp_sockets
+from thinwire.proto.udp.sender import MAX_SEGMENTS, MAX_SEND_BYTES
 
 KINDS = ("foreign", "unknown", "garbled", "replayed")
 _PAUSE_SECONDS = 1e-4

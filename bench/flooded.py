@@ -51,11 +51,11 @@ def _row(kind: str, rate: float, busy: float) -> Row:
 @contextlib.contextmanager
 def _training() -> Iterator[Any]:
     """Start a server here and a worker; yield the server when it trains."""
-    import models
     from thinwire import init_server
+    from thinwire.models.registry import build_network
 
     settings = {"method": "dgt", "nb_workers": 1, "dgt_k": 0.2, "iter_max": 10**8, "seed": 1}
-    network = models.build("mnist_cnn", 28, 1, 10, seed=1)
+    network = build_network("mnist_cnn", 28, 1, 10, seed=1)
     with init_server(model=network, port=0, **settings) as server:
         flags = [f"--{name}={value}" for name, value in settings.items()]
         port = server.address.rpartition(":")[2]

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ops import kernels
-from ops.kernels import compensate as delays
-from ops.kernels import select
+from thinwire.ops.kernels import numpy_ops as delays
+from thinwire.ops.kernels import numpy_select
+from thinwire.ops.kernels.base import load_kernels
 
 SIZE = 25_000_000
 RATE = 0.01
@@ -59,7 +59,7 @@ class Given:
 
     def __init__(self, size: int) -> None:
         """Draw three vectors, and select from the first."""
-        self.size, self.plain = size, kernels.load("numpy")
+        self.size, self.plain = size, load_kernels("numpy")
         self.rng = np.random.default_rng(0)
         self.x, self.y, self.z = (self.rng.standard_normal(size, np.float32) for _ in range(3))
         self.kept = max(1, int(RATE * size))
@@ -82,7 +82,7 @@ def ops(size: int) -> Iterator[Op]:
 
 
 def _selecting(given: Given) -> Iterator[Op]:
-    from ops.kernels import tensorflow_select as bodies
+    from thinwire.ops.kernels import tensorflow_select as bodies
 
     size, x, kept = given.size, given.x, given.kept
     planned = bodies.plan(size, kept)
@@ -100,11 +100,11 @@ def _selecting(given: Given) -> Iterator[Op]:
 
 
 def _by_magnitude(given: Given) -> Iterator[Op]:
-    from ops.kernels import tensorflow_select as bodies
+    from thinwire.ops.kernels import tensorflow_select as bodies
 
     size, x, kept = given.size, given.x, given.kept
     threshold, room = np.float32(np.abs(given.values).min()), min(size, 2 * kept)
-    where, values = select.at_least(x, threshold)  # more than are kept, if some are equal
+    where, values = numpy_select.at_least(x, threshold)  # more than are kept, if some are equal
     padded = np.full(room, size), np.zeros(room, np.float32)
     padded[0][: where.size], padded[1][: where.size] = where, values
     yield Op("reaching", bodies._reaching, (x, threshold, room), (*padded, np.int32(where.size)),
@@ -115,8 +115,8 @@ def _by_magnitude(given: Given) -> Iterator[Op]:
 
 
 def _of_arrays(given: Given) -> Iterator[Op]:
-    from ops.kernels import device
-    from ops.kernels import tensorflow_bodies as bodies
+    from thinwire.ops.kernels import device
+    from thinwire.ops.kernels import tensorflow_ops as bodies
 
     size, x, kept = given.size, given.x, given.kept
     yield Op("is_finite", bodies._is_finite, (x,), (np.bool_(True),), _FLOAT * size)
@@ -130,7 +130,7 @@ def _of_arrays(given: Given) -> Iterator[Op]:
 
 
 def _changing(given: Given) -> Iterator[Op]:
-    from ops.kernels import tensorflow_bodies as bodies
+    from thinwire.ops.kernels import tensorflow_ops as bodies
 
     size, x, y, where, values = given.size, given.x, given.y, given.where, given.values
     rate = np.full(1, 0.02, np.float32)
@@ -153,7 +153,7 @@ def _changing(given: Given) -> Iterator[Op]:
 
 
 def _coding(given: Given) -> Iterator[Op]:
-    from ops.kernels import tensorflow_bodies as bodies
+    from thinwire.ops.kernels import tensorflow_ops as bodies
 
     size, x = given.size, given.x
     coded = {name: given.plain.quantise(x, name) for name in ("bfloat16", "float16", "int8")}
@@ -166,7 +166,7 @@ def _coding(given: Given) -> Iterator[Op]:
 
 
 def _compensating(given: Given) -> Iterator[Op]:
-    from ops.kernels import tensorflow_bodies as bodies
+    from thinwire.ops.kernels import tensorflow_ops as bodies
 
     size, x, y, z = given.size, given.x, given.y, given.z
     compensated = given.plain.compensate(x, y, z, 0.04)
@@ -179,7 +179,7 @@ def _compensating(given: Given) -> Iterator[Op]:
 
 
 def _of_blocks(given: Given) -> Iterator[Op]:
-    from ops.kernels import tensorflow_bodies as bodies
+    from thinwire.ops.kernels import tensorflow_ops as bodies
 
     size, x = given.size, given.x
     averages = np.zeros(-(-size // BLOCK), np.float32)

@@ -28,20 +28,19 @@ import numpy as np
 
 from bench.peers import thinwire
 from bench.table import Row, render
-from ops import kernels
-from ops.compose import Choices, compose
-from ops.methods import Method
-from ops.schedule import Budget, Schedule
-from ops.types import ModelSpec, TensorSpec, Update
-from ps import events
-from ps.core import PsCore
-from ps.journal import Journal
-from ps.journal_records import Coder
-from ps.journaled import JournaledCore
-from ps.members import CoreConfig
-from ps.membership import Coordinator
-from ps.pushes import PushDecoder
-from ps.replay import Settings
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.methods.builder import Choices, compose
+from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.types import ModelSpec, TensorSpec, Update
+from thinwire.ps.core import events
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator
+from thinwire.ps.persistence.journal import Journal, JournaledCore
+from thinwire.ps.persistence.journal_format import Coder
+from thinwire.ps.persistence.replay import Settings
+from thinwire.ps.wire.push_decoder import PushDecoder
 
 METHODS = ("adacomp", "dgs")
 #: Without the journal / with it, in updates a second.
@@ -144,7 +143,7 @@ class Shard:
     """
 
     def __init__(self, method: str, spec: ModelSpec, folder: pathlib.Path | None) -> None:
-        self.method, bodies = _method(method), kernels.load("numpy")
+        self.method, bodies = _method(method), load_kernels("numpy")
         (self.layout,) = self.method.placement.place(spec, 1)
         config = CoreConfig(Budget(1 << 40), Schedule(0.01), _WORKERS, offsets=self.layout.offsets)
         theta = np.random.default_rng(1).normal(size=self.layout.size).astype(np.float32)

@@ -16,11 +16,11 @@ from typing import Any
 
 from absl import flags
 
-import main as command_line
-from cluster import flags as run_flags
-from ps import events
-from ps import flags as ps_flags
-from ps.role import Shard
+from thinwire import cli as command_line
+from thinwire.flags import run as run_flags
+from thinwire.ps import flags as ps_flags
+from thinwire.ps.core import events
+from thinwire.ps.role import Shard
 
 _WARM_UPDATES = 60  # both workers have traced their steps by then
 

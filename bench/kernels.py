@@ -18,8 +18,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.table import Row, quartiles, render, times
-from ops import kernels, wire
-from ops.types import Block, CodedValues
+from thinwire.ops.kernels.base import Kernels, load_kernels
+from thinwire.ops.types import Block, CodedValues
+from thinwire.ops.wire.blocks import IndexChooser
 
 RATE = 0.01
 SIZES = {"1.2 M": 1_200_000, "25 M": 25_000_000}
@@ -32,14 +33,14 @@ _REPEATS = 15
 
 def rows(with_tensorflow: bool = True) -> list[Row]:
     """Measure, and return the rows of the table; without TensorFlow its ratios are left out."""
-    contenders = [kernels.load("numpy")]
+    contenders = [load_kernels("numpy")]
     if with_tensorflow:
-        contenders.append(kernels.load("tf"))
+        contenders.append(load_kernels("tf"))
     select = [_select_row(name, size, contenders) for name, size in SIZES.items()]
     return [*select, _apply_row(contenders), *_index_rows()]
 
 
-def _select_row(name: str, size: int, contenders: list[kernels.Kernels]) -> Row:
+def _select_row(name: str, size: int, contenders: list[Kernels]) -> Row:
     """Error-feedback step r += g, select, take, r[idx] = 0 against: read r and g, write r.
 
     As in the codec, a step knows the threshold of the one before; residuals are those of a long
@@ -64,7 +65,7 @@ def _select_row(name: str, size: int, contenders: list[kernels.Kernels]) -> Row:
         for residual in summed:
             np.add(residual, gradient(), out=residual)
 
-    def step(body: kernels.Kernels) -> None:
+    def step(body: Kernels) -> None:
         hint = hints[body.name]
         for number, residual in enumerate(residuals[body.name]):
             given = float(hint[number])
@@ -74,7 +75,7 @@ def _select_row(name: str, size: int, contenders: list[kernels.Kernels]) -> Row:
     return _timed_row(f"select 1 % with error feedback, {name}", seconds, copies, 2.5)
 
 
-def _settled_residual(body: kernels.Kernels, rng: np.random.Generator) -> np.ndarray:
+def _settled_residual(body: Kernels, rng: np.random.Generator) -> np.ndarray:
     """Return the residual of gradients like these after many steps."""
     residual, hint = np.zeros(100_000, np.float32), 0.0
     for _ in range(200):
@@ -83,7 +84,7 @@ def _settled_residual(body: kernels.Kernels, rng: np.random.Generator) -> np.nda
     return residual
 
 
-def _apply_row(contenders: list[kernels.Kernels]) -> Row:
+def _apply_row(contenders: list[Kernels]) -> Row:
     """Sigma from the updates in between, damp, apply; against the cache lines this must touch."""
     size = SIZES["25 M"]
     kept = int(RATE * size)
@@ -100,7 +101,7 @@ def _apply_row(contenders: list[kernels.Kernels]) -> Row:
     def stream() -> None:
         np.add(theta, other, out=theta)
 
-    def apply(body: kernels.Kernels) -> None:
+    def apply(body: Kernels) -> None:
         damped = values * body.damp(body.hits(window, indices, scratch))
         body.apply_sparse(theta, indices, damped, 0.02)
 
@@ -129,9 +130,9 @@ def _index_rows() -> Iterator[Row]:
     size = SIZES["1.2 M"]
     for rate in (0.01, 0.001):
         kept = int(rate * size)
-        indices = kernels.load("numpy").random_k(size, kept, np.random.default_rng(2))
+        indices = load_kernels("numpy").random_k(size, kept, np.random.default_rng(2))
         values = CodedValues("float32", np.zeros(kept, np.float32))
-        coded = wire.IndexChooser().encode(Block(0, size, indices, values))
+        coded = IndexChooser().encode(Block(0, size, indices, values))
         ours, limit = len(coded.index_bytes) / kept, entropy_bytes(size, kept) / kept
         work = f"index bytes at {rate:.1%}, random positions"
         note = coded.coding.name.lower()

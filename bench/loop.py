@@ -42,10 +42,10 @@ def _in_process() -> list[list[float]]:
     import keras
     import tensorflow as tf
 
-    from models.shared import SharedModel
-    from ops.compose import Choices, compose
-    from ops.run import ModelChoice
-    from worker.standalone import LocalTrainer
+    from thinwire.models.flat_model import SharedModel
+    from thinwire.ops.methods.builder import Choices, compose
+    from thinwire.ops.run.settings import ModelChoice
+    from thinwire.worker.standalone import LocalTrainer
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from supervisor.figures import THEMES
+from thinwire.supervisor.report.figures import THEMES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "EXPERIMENTS.md"

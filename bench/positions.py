@@ -28,20 +28,21 @@ def rows() -> list[Row]:
 
 def _begun() -> tuple[Any, Any]:
     """Return a step, and a worker's core that has the model."""
-    from models.shared import SharedModel
-    from ops import kernels, routing
-    from ops.compose import Choices, compose
-    from ops.replies import Operation
-    from ops.run import ModelChoice
-    from ops.types import Block, CodedValues
-    from worker.core import WorkerCore
-    from worker.exchanged import ShardReply
-    from worker.train_step import TrainStep
+    from thinwire.models.flat_model import SharedModel
+    from thinwire.ops.downlink.types import Operation
+    from thinwire.ops.kernels.base import load_kernels
+    from thinwire.ops.methods.builder import Choices, compose
+    from thinwire.ops.run.settings import ModelChoice
+    from thinwire.ops.sharding.split import place_tensors
+    from thinwire.ops.types import Block, CodedValues
+    from thinwire.worker.core.core import WorkerCore
+    from thinwire.worker.core.messages import ShardReply
+    from thinwire.worker.train_step import TrainStep
 
     shared = SharedModel(ModelChoice("cnn", None, 28, 1, 10), 1)
-    step, layouts = TrainStep(shared), routing.place(shared.spec, 1)
+    step, layouts = TrainStep(shared), place_tensors(shared.spec, 1)
     method = compose(Choices(method="adacomp", nb_workers=1, compression_rate=0.01))
-    core = WorkerCore(shared.spec, layouts, method, kernels.load("numpy"), [1, 1])
+    core = WorkerCore(shared.spec, layouts, method, load_kernels("numpy"), [1, 1])
     whole = tuple(
         Block(slot, stop - start, None, CodedValues("float32", shared.flat()[start:stop]))
         for slot, (start, stop) in enumerate(itertools.pairwise(layouts[0].offsets))
@@ -55,12 +56,12 @@ def _measure() -> tuple[float, float]:
     import numpy as np
 
     from bench.peers import work
-    from ops import wire
-    from ops.base_codecs import decoded
+    from thinwire.ops.codecs.dense import decoded
+    from thinwire.ops.wire.blocks import IndexChooser
 
     images, labels = work.load()
     step, core = _begun()
-    offsets, chooser = core.layouts[0].offsets, wire.IndexChooser()
+    offsets, chooser = core.layouts[0].offsets, IndexChooser()
     gradient = np.zeros(core.spec.num_parameters, np.float32)
     order = np.random.default_rng(1)
     spent = entropy = entries = 0.0

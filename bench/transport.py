@@ -22,8 +22,10 @@ import numpy as np
 
 from bench.far_end import LARGEST_BYTES, SMALL_BYTES, limit, receive
 from bench.table import Row, quartiles, render
-from proto import channel_grpc, framing, process
-from proto import thinwire_pb2 as pb
+from thinwire.proto import framing
+from thinwire.proto import grpc as proto_grpc
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc.server import keep_freed_memory
 
 BULK_SIZES = (4_800_000, 40_000_000)
 _BULK_ROUNDS = {4_800_000: 15, 40_000_000: 12}
@@ -115,7 +117,7 @@ class StackClient:
     """Messages, convert and channel as a worker uses them."""
 
     def __init__(self, port: int) -> None:
-        self._stream = channel_grpc.ClientStream(f"127.0.0.1:{port}")
+        self._stream = proto_grpc.ClientStream(f"127.0.0.1:{port}")
         self._stream.open(_TIMEOUT_SECONDS)
         self._assembler = framing.Assembler(pb.ToClient, limit)
         self._data = np.random.default_rng(1).integers(0, 255, LARGEST_BYTES, dtype=np.uint8)
@@ -190,7 +192,7 @@ def _turns(calls: Sequence[Callable[[], None]], rounds: int, repeat: int) -> lis
 
 def measure() -> dict[str, tuple[list[float], list[float]]]:
     """Return {work: (our seconds, the limit's or peer's seconds)}, of each round."""
-    process.keep_freed_memory()
+    keep_freed_memory()
     result = {}
     with clients() as (raw, bare, real):
         for size in BULK_SIZES:

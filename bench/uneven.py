@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from supervisor import drawer
+from thinwire.supervisor.esync_logs import figures
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 METHODS = ("ssgd", "asgd", "dcasgd", "esync")
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"{method}, {partition} ended with {code}; nothing is drawn\n")
             return code
     folders = [str(run_dir(method, part, options.runs)) for method, part in chosen]
-    return drawer.main([*folders, "--out", str(options.runs / "figures")])
+    return figures.main([*folders, "--out", str(options.runs / "figures")])
 
 
 if __name__ == "__main__":

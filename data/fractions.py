@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ops.types import ConfigurationError
+from thinwire.ops.types import ConfigurationError
 
 Fractions = Sequence[tuple[float, float]]
 #: Neighbours may differ by this much: one unit of six digits, as thirds are written.

@@ -1,6 +1,6 @@
 """How ``data/fashion_mnist_sample`` was made: a small balanced draw from Fashion-MNIST.
 
-Run ``python -m data.make_sample SOURCE_DIR [OUT_DIR]`` where SOURCE_DIR holds the four files of the
+Run ``python -m thinwire.data.make_sample SOURCE_DIR [OUT_DIR]`` where SOURCE_DIR holds the four files of the
 full data set. The same source and the same seed give the same bytes (of one zlib version).
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data import idx
+from thinwire.data.readers import idx
 
 SEED = 20240
 NUM_TRAIN = 10_000

@@ -21,8 +21,8 @@ import numpy as np
 from absl import logging
 from numpy.typing import NDArray
 
-from data import adacomp_shards, cifar10, idx
-from ops.types import ConfigurationError
+from thinwire.data.readers import adacomp, cifar10, idx
+from thinwire.ops.types import ConfigurationError
 
 _DOWNLOAD_ROOT = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 _DOWNLOAD_TIMEOUT_SECONDS = 20
@@ -92,15 +92,15 @@ def find(name: str, part: str, data_dir: str | None, image_size: int, image_dept
 def _from_data_dir(folder: Path, part: str, image_size: int, image_depth: int) -> RawPart:
     if (raw := _from_folder(folder, part)) is not None:
         return raw
-    if adacomp_shards.holds(folder, part):
-        shards = adacomp_shards.read(folder, part, image_size, image_depth)
+    if adacomp.holds(folder, part):
+        shards = adacomp.read(folder, part, image_size, image_depth)
         logging.info("data: %s part from AdaComp's files in %s", part, folder)
         return RawPart(shards.images, shards.labels.astype(np.int32), shards.offsets)
     images, labels = (_names(part, kind)[0] for kind in ("images", "labels"))
     raise ConfigurationError(
         f"--data_dir {folder} holds no {part} data. Expected {images} and {labels} (with or "
         f"without .gz), or AdaComp's folders such as "
-        f"{adacomp_shards.image_path(folder, part, 0).parent.name}/. Name the folder that holds "
+        f"{adacomp.image_path(folder, part, 0).parent.name}/. Name the folder that holds "
         "them, or leave --data_dir out to use the data set's usual places."
     )
 

@@ -2,7 +2,7 @@
 
 import keras
 
-from data.datasets import load
+from thinwire.data.registry import load
 
 EPOCHS = 10
 

@@ -4,8 +4,8 @@ import sys
 
 import keras
 
-from data.datasets import load
 from thinwire import distribute
+from thinwire.data.registry import load
 
 EPOCHS = 10
 

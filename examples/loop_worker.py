@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 from fit_single import build_model
 
-from data.datasets import load
 from thinwire import GradientSGD
+from thinwire.data.registry import load
 
 BATCH_SIZE = 16
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ops.types import Float32
+    from thinwire.ops.types import Float32
 
 #: Entries ``start:stop`` of the buffer.
 Range = tuple[int, int]

@@ -14,9 +14,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ops.types import Link
-from proto import peers_pb2 as peers
-from proto import thinwire_pb2 as pb
+from thinwire.ops.types import Link
+from thinwire.proto import peers_pb2 as peers
+from thinwire.proto import thinwire_pb2 as pb
 
 #: No frame is larger than this.
 MAX_MESSAGE_BYTES = 1 << 20

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from proto import thinwire_pb2 as proto_dot_thinwire__pb2
+from thinwire.proto import thinwire_pb2 as thinwire_dot_proto_dot_thinwire__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in proto/thinwire_pb2_grpc.py depends on'
+        + ' but the generated code in thinwire/proto/thinwire_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,8 +37,8 @@ class ParameterServerStub(object):
         """
         self.Session = channel.stream_stream(
                 '/thinwire.v1.ParameterServer/Session',
-                request_serializer=proto_dot_thinwire__pb2.ToServer.SerializeToString,
-                response_deserializer=proto_dot_thinwire__pb2.ToClient.FromString,
+                request_serializer=thinwire_dot_proto_dot_thinwire__pb2.ToServer.SerializeToString,
+                response_deserializer=thinwire_dot_proto_dot_thinwire__pb2.ToClient.FromString,
                 _registered_method=True)
 
 
@@ -58,8 +58,8 @@ def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=proto_dot_thinwire__pb2.ToServer.FromString,
-                    response_serializer=proto_dot_thinwire__pb2.ToClient.SerializeToString,
+                    request_deserializer=thinwire_dot_proto_dot_thinwire__pb2.ToServer.FromString,
+                    response_serializer=thinwire_dot_proto_dot_thinwire__pb2.ToClient.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,8 +88,8 @@ class ParameterServer(object):
             request_iterator,
             target,
             '/thinwire.v1.ParameterServer/Session',
-            proto_dot_thinwire__pb2.ToServer.SerializeToString,
-            proto_dot_thinwire__pb2.ToClient.FromString,
+            thinwire_dot_proto_dot_thinwire__pb2.ToServer.SerializeToString,
+            thinwire_dot_proto_dot_thinwire__pb2.ToClient.FromString,
             options,
             channel_credentials,
             insecure,

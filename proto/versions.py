@@ -11,8 +11,8 @@ from __future__ import annotations
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from proto import thinwire_pb2 as pb
-from proto.convert import PROTOCOL_VERSION
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.messages import PROTOCOL_VERSION
 
 _ADVICE = "install the same Thinwire on both, and start the older one again"
 

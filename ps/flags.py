@@ -6,9 +6,9 @@ import dataclasses
 
 from absl import flags
 
-from ops.options import Topic, choice, integer, number, switch
-from ops.run import Run
-from ops.types import ConfigurationError
+from thinwire.ops.run.flags import Topic, choice, integer, number, switch
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import ConfigurationError
 
 FLAGS = flags.FLAGS
 
@@ -65,7 +65,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
         ConfigurationError: A shard that the run does not have, or an address beyond this machine
             without certificates, token or --insecure.
     """
-    from proto.channel_grpc import check_bind
+    from thinwire.proto.grpc import check_bind
 
     own = read(run.addresses, given)
     if own.id_ps >= run.nb_ps:

@@ -1,4 +1,7 @@
-"""The PS role: build the shard, serve it, save it, end with the right exit code."""
+"""The PS role: build the shard, serve it, save it, end with the right exit code.
+
+What a shard's core begins with: first weights, limits of the run, its rule, who takes part.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,17 @@ import signal
 import time
 from typing import Any
 
+import numpy as np
 from absl import logging
 
-from models.shared import SharedModel
-from ops import agreement, group_files, metrics, placement, run_dir
-from ops.run import (
+from thinwire.data.loading import num_train
+from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.optimizers.schedule import Budget
+from thinwire.ops.persistence.documents import write_json_atomically
+from thinwire.ops.run import fingerprint
+from thinwire.ops.run.directory import clear_node, scalars_of
+from thinwire.ops.run.settings import (
     EXIT_CONFIGURATION,
     EXIT_DONE,
     EXIT_OF_STOP,
@@ -21,24 +30,116 @@ from ops.run import (
     Run,
     has_evaluated_summary,
 )
-from ops.signals import heard_by
-from ops.types import ConfigurationError, State
-from ps import events, last_reports
-from ps import flags as ps_flags
-from ps.core_maker import CoreMaker
-from ps.datagram_accounts import Received
-from ps.flags import PsFlags
-from ps.follow import Leader
-from ps.handshake import Identity, hello_to_leader, identity
-from ps.journal_records import Coder
-from ps.journaled import STOP_REASON
-from ps.keeping import Keeping
-from ps.limits import door_of, most_streams
-from ps.meters import ShardMeters
-from ps.saved_shard import SavedShard
-from ps.scalars import PsScalars
-from ps.server import ShardServer
-from ps.status import Beside, StatusBoard
+from thinwire.ops.run.signals import heard_by
+from thinwire.ops.sharding import placement
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.sync import groups as sync_groups
+from thinwire.ops.sync.rule import SyncRule
+from thinwire.ops.telemetry import run_status
+from thinwire.ops.types import ConfigurationError, ShardLayout, State
+from thinwire.ps import flags as ps_flags
+from thinwire.ps.core import events
+from thinwire.ps.core.averages import AuxMean
+from thinwire.ps.core.claims import ClaimBounds
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.flags import PsFlags
+from thinwire.ps.persistence.journal import STOP_REASON
+from thinwire.ps.persistence.journal_format import Coder
+from thinwire.ps.persistence.policy import Keeping
+from thinwire.ps.persistence.shard_store import SavedShard
+from thinwire.ps.service import leader_client
+from thinwire.ps.service.handshake import Identity, door_of, hello_to_leader, identity, most_streams
+from thinwire.ps.service.leader_client import Leader
+from thinwire.ps.service.server import ShardServer
+from thinwire.ps.telemetry.instruments import ShardMeters
+from thinwire.ps.telemetry.status import Beside, StatusBoard
+from thinwire.ps.telemetry.tensorboard import PsScalars
+
+
+class CoreMaker:
+    """Makes cores of one shard that have been told nothing: of this life, and of replayed ones.
+
+    Attributes:
+        kernels: What they compute with.
+        bounds: What workers of the run may claim.
+
+    Args:
+        run: The run's settings.
+        leads: Whether this is shard 0.
+        shared: The model.
+        layout: Of this shard.
+        examples: Size of the training set; None: counted, where --epochs needs it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        leads: bool,
+        shared: SharedModel,
+        layout: ShardLayout,
+        examples: int | None,
+    ) -> None:
+        self._run, self._leads, self._shared, self._layout = run, leads, shared, layout
+        flat = shared.flat()
+        self._theta = np.concatenate([flat[at] for at in shard_positions(shared.spec, layout)])
+        num_train = _num_train(run, shared, examples)
+        self._budget = Budget(run.iter_max, num_train and max(1, round(run.epochs * num_train)))
+        self.bounds = ClaimBounds.of(run.method, num_train)
+        has_gpu(run)  # refuses one that is not there
+        # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.
+        self.kernels = load_kernels(run.kernels)
+
+    def aux(self) -> AuxMean:
+        """Return what this shard averages beside the weights: on shard 0 alone, if anything."""
+        if not self._leads:
+            return AuxMean()
+        method, shared = self._run.method, self._shared
+        statistics = FlatVariables(shared.statistics if method.bn_sync else [])
+        return AuxMean(statistics.read(), method.num_averaged(shared.spec.num_parameters))
+
+    def config(self, saved: SavedShard, start_timeout_seconds: float) -> CoreConfig:
+        """Return the settings of the life that follows on what is saved.
+
+        A run that goes on waits only as long as workers take to come back.
+        """
+        run, patience = self._run, start_timeout_seconds
+        if saved.core:
+            patience = min(patience, 10.0 + 2 * run.lease_seconds)
+        return CoreConfig(
+            budget=self._budget,
+            schedule=run.schedule,
+            nb_workers=run.nb_workers,
+            generation=saved.generation,
+            generations_undone=saved.generations_undone,
+            max_seconds=run.max_seconds if self._leads else None,
+            start_timeout_seconds=patience,
+            snapshot_interval_seconds=run.checkpoint_interval_seconds,
+            offsets=self._layout.offsets,
+            guards=run.guards,
+        )
+
+    def make(self, config: CoreConfig, lease_seconds: float) -> PsCore:
+        """Return a core at version 0, with weights of its own."""
+        method = self._run.method
+        rule = method.sync
+        membership: Coordinator | Follower
+        if self._leads:
+            membership = Coordinator(config.nb_workers, lease_seconds)
+        else:  # leave to go on is shard 0's alone to give
+            membership = Follower(config.nb_workers, lease_seconds)
+            rule = SyncRule(rule.groups)
+        theta = self._theta.copy()
+        return PsCore(config, method, theta, self.kernels, membership, rule, self.aux())
+
+
+def _num_train(run: Run, shared: SharedModel, examples: int | None) -> int | None:
+    """Return the size of the training set; None where no --epochs ask for it."""
+    if run.epochs is None or examples is not None:
+        return None if run.epochs is None else examples
+    return num_train(run.data, run.model, shared.user_module, run.seed)
 
 
 def main(run: Run) -> int:
@@ -50,7 +151,7 @@ def main(run: Run) -> int:
     """
     own = ps_flags.read(run.addresses)
     if run.overwrite:
-        run_dir.clear_node(run.run_dir, _name(own.id_ps))
+        clear_node(run.run_dir, _name(own.id_ps))
     return Shard(run, own).serve()
 
 
@@ -122,7 +223,7 @@ class Shard:
 
     def run_to_end(self) -> int:
         """Be the writer thread until the run has ended; return the exit code."""
-        folder = run_dir.scalars_of(self.run.run_dir, _name(self.own.id_ps))
+        folder = scalars_of(self.run.run_dir, _name(self.own.id_ps))
         bytes_down = self.server.connections.bytes_down
         scalars = PsScalars(folder, self.core, bytes_down, self._received)
         scalars.start()
@@ -159,7 +260,7 @@ class Shard:
         beside = Beside(
             lambda: server.door.refused,
             server.journaled.summary,
-            lambda: last_reports.are_awaited(server),
+            lambda: leader_client.are_awaited(server),
         )
         self.board = StatusBoard(self.run, self.spec, core, server, self._received, beside)
         self.server.reports = self.saved.reports
@@ -178,7 +279,7 @@ class Shard:
             hello_to_leader(self._identity()),
             self.layout,
             self.server.queue.put,
-            lambda: self.board.shard_document(last_reports.are_due(self.server)),
+            lambda: self.board.shard_document(leader_client.are_due(self.server)),
             self.run.credentials,
             lambda: bool(self.server.connections.workers),
         )
@@ -195,9 +296,9 @@ class Shard:
             self.own.id_ps,
             self.run.nb_ps,
             self.core.config.generation,
-            agreement.fingerprint(self.run),
+            fingerprint.fingerprint(self.run),
             self.spec,
-            agreement.shard_settings(self.run),
+            fingerprint.shard_settings(self.run),
         )
 
     def _open(self) -> None:
@@ -210,7 +311,7 @@ class Shard:
         if len(found.speeds) < self.run.nb_workers:
             return
         try:
-            flags = group_files.write(self.run.run_dir, found.groups, found.speeds)
+            flags = sync_groups.write(self.run.run_dir, found.groups, found.speeds)
         except OSError as error:  # a full disk is no reason to end the run
             logging.error("cannot write the proposed groups: %s", error)
             return
@@ -241,7 +342,7 @@ class Shard:
         accounts, connections = self.core.accounts, self.server.connections
         if self.core.stop_reason is None:
             return False
-        if self.leader is not None and last_reports.are_due(self.server):
+        if self.leader is not None and leader_client.are_due(self.server):
             self.leader.report_end()
         if self.interrupted and not self.leads:  # workers go on: what it no longer takes is lost
             return True
@@ -286,8 +387,8 @@ class Shard:
 
     def _sum_up(self) -> None:
         if self.leads and not self._is_told_of():
-            summary = metrics.summarise(self.board.status(), [])
-            metrics.write_json_atomically(self.run.run_dir / "summary.json", summary)
+            summary = run_status.summarise(self.board.status(), [])
+            write_json_atomically(self.run.run_dir / "summary.json", summary)
 
     def _is_told_of(self) -> bool:
         """Whether a Supervisor has written the summary; its report may take longer than we do."""

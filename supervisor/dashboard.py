@@ -14,8 +14,8 @@ from typing import Any
 
 from absl import logging
 
-from ops.datagram_counts import BLOCK, rows_of
-from ops.metrics import Evaluation, RunStatus, WorkerMetrics
+from thinwire.ops.routing.counters import BLOCK, rows_of
+from thinwire.ops.telemetry.run_status import Evaluation, RunStatus, WorkerMetrics
 
 _BAR_CELLS = 20  # as wide as Keras draws it
 _RATE_WINDOW = 20  # statuses behind the rate that the ETA is made of

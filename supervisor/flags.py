@@ -6,7 +6,7 @@ import dataclasses
 
 from absl import flags
 
-from ops.options import Topic, integer, number, words
+from thinwire.ops.run.flags import Topic, integer, number, words
 
 FLAGS = flags.FLAGS
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from models.objective import ensure_compiled_loss
-from models.shared import SharedModel
-from models.statistics import FlatVariables
-from ops import advice, metrics, run_dir
-from ops.run import Run
-from supervisor import report
-from supervisor.evaluate import Evaluator
-from supervisor.metrics import MetricsLog
-from supervisor.rounds_log import RoundsLog
+from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.loss import ensure_compiled_loss
+from thinwire.ops.persistence.documents import write_json_atomically
+from thinwire.ops.run.directory import clear_records
+from thinwire.ops.run.settings import Run
+from thinwire.ops.telemetry import predictions, run_status
+from thinwire.supervisor.evaluator import Evaluator
+from thinwire.supervisor.metrics_log import MetricsLog, RoundsLog
+from thinwire.supervisor.report import __main__
 
 if TYPE_CHECKING:
-    from ops.types import Float32
+    from thinwire.ops.types import Float32
 
 
 def about(run: Run) -> dict[str, Any]:
@@ -47,10 +47,10 @@ class Recorder:
             ConfigurationError: Records, or an Advisor's file, that are none of this version.
         """
         self._run, self._shared = run, shared
-        self._advice = advice.of_run(run)
+        self._advice = predictions.of_run(run)
         self._statistics = FlatVariables(shared.statistics)
         if run.overwrite:
-            run_dir.clear_records(run.run_dir)
+            clear_records(run.run_dir)
         loss = ensure_compiled_loss(shared.model)
         self._evaluator = Evaluator(
             shared.model, loss, images, labels, run.batch_size, top5=run.top5
@@ -61,11 +61,11 @@ class Recorder:
         self._best = max((e.accuracy for e in self.evaluations), default=-1.0)
 
     @property
-    def latest(self) -> metrics.Evaluation | None:
+    def latest(self) -> run_status.Evaluation | None:
         """The newest evaluation."""
         return self.evaluations[-1] if self.evaluations else None
 
-    def status(self, status: metrics.RunStatus) -> None:
+    def status(self, status: run_status.RunStatus) -> None:
         """Log a status document."""
         self._log.add_status(status)
 
@@ -75,12 +75,12 @@ class Recorder:
 
     def evaluate(
         self,
-        status: metrics.RunStatus,
+        status: run_status.RunStatus,
         weights: Float32,
         versions: list[int],
         final: bool,
         statistics: Float32 | None = None,
-    ) -> metrics.Evaluation:
+    ) -> run_status.Evaluation:
         """Evaluate on the whole test set and log the result.
 
         Args:
@@ -98,7 +98,7 @@ class Recorder:
 
         accuracy, raw_loss, top5_accuracy = self._evaluator.evaluate(assign)
         loss = raw_loss if math.isfinite(raw_loss) else None
-        evaluation = metrics.Evaluation(
+        evaluation = run_status.Evaluation(
             version=versions[0],
             samples=status.samples,
             seconds=status.seconds,
@@ -124,19 +124,19 @@ class Recorder:
         )
         return evaluation
 
-    def finish(self, status: metrics.RunStatus) -> None:
+    def finish(self, status: run_status.RunStatus) -> None:
         """Write summary.json and the report."""
         self._log.add_status(status)
-        summary = metrics.summarise(status, self.evaluations, self._run.target_accuracy)
+        summary = run_status.summarise(status, self.evaluations, self._run.target_accuracy)
         summary |= about(self._run)
         if self._advice is not None:
             path, found = self._advice
-            block = advice.outcome(found, self._run, status, summary)
+            block = predictions.outcome(found, self._run, status, summary)
             summary["advice"] = {"file": str(path), **block}
-            logging.info("beside %s: %s", path, advice.in_words(block))
-        metrics.write_json_atomically(self._run.run_dir / "summary.json", summary)
+            logging.info("beside %s: %s", path, predictions.in_words(block))
+        write_json_atomically(self._run.run_dir / "summary.json", summary)
         self.close()
-        report.write_report(self._run.run_dir)
+        __main__.write_report(self._run.run_dir)
 
     def close(self) -> None:
         """Flush the logs."""

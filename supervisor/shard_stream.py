@@ -7,10 +7,10 @@ import threading
 
 from absl import logging
 
-from ops import metrics
-from proto import thinwire_pb2 as pb
-from proto.channel_grpc import StreamLost
-from proto.session import Session
+from thinwire.ops.telemetry import run_status
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import StreamLost
+from thinwire.proto.grpc.session import Session
 
 #: Batches of rounds as they arrive: worker, document.
 Batches = queue.SimpleQueue[tuple[int, str]]
@@ -23,7 +23,7 @@ class ShardStream:
         self.session, self._rounds = session, rounds
         self.refusal: pb.Refusal | None = None  # why the shard wants no more of this Supervisor
         self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
-        self.status: metrics.RunStatus | None = None
+        self.status: run_status.RunStatus | None = None
         self.halt_cause = ""
         self.lost = threading.Event()
         threading.Thread(target=self._read, name="observer", daemon=True).start()
@@ -38,7 +38,7 @@ class ShardStream:
                 elif body == "report" and message.report.rounds:
                     self._rounds.put((message.report.worker, message.report.rounds))
                 elif body == "report":
-                    self.status = metrics.RunStatus.from_json(message.report.document)
+                    self.status = run_status.RunStatus.from_json(message.report.document)
                 elif body == "halt":
                     self.halt_cause = message.halt.cause
                 elif body == "refusal":

@@ -6,9 +6,9 @@ import dataclasses
 from absl import flags
 from absl.testing import flagsaver
 
-import main
-from cluster.flags import read_run
-from worker import flags as worker_flags
+from thinwire import cli
+from thinwire.flags.run import read_run
+from thinwire.worker import flags as worker_flags
 
 
 @contextlib.contextmanager
@@ -19,7 +19,7 @@ def given(*arguments):
         absl.flags.Error: What main.py ends with code 1 for.
     """
     if "type_node" not in flags.FLAGS:
-        main.define_flags()
+        cli.define_flags()
     with flagsaver.flagsaver():
         flags.FLAGS(["main.py", *arguments])
         yield flags.FLAGS

@@ -12,15 +12,15 @@ import types
 
 import numpy as np
 
-from ops.credentials import NO_CREDENTIALS
-from ops.routing.transport import Transport
-from ops.run import DataChoice
-from ops.schedule import Budget, Schedule
-from ps import events
-from ps.members import CoreConfig
 from tests.elastic_nodes import Shard, Worker, wait_for
 from tests.harness import SPEC
 from tests.wires import Wire
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.routing.base import Transport
+from thinwire.ops.run.credentials import NO_CREDENTIALS
+from thinwire.ops.run.settings import DataChoice
+from thinwire.ps.core import events
+from thinwire.ps.core.members import CoreConfig
 
 
 class House:

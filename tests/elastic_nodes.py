@@ -9,23 +9,23 @@ import types
 
 import numpy as np
 
-from ops import agreement
-from ops.schedule import Budget, Schedule
-from ops.sync import SyncRule
-from ops.types import Link
-from proto.channel_grpc import Unreachable
-from proto.session import Refused
-from ps.aux_mean import AuxMean
-from ps.core import PsCore
-from ps.follow import Leader
-from ps.handshake import hello_to_leader, identity
-from ps.members import CoreConfig
-from ps.membership import Coordinator, Follower
-from ps.server import ShardServer
 from tests.harness import KERNELS, SPEC, Softmax
-from worker.flags import Device, WorkerFlags
-from worker.participant import Participant
-from worker.shard_client import Halted
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.run import fingerprint
+from thinwire.ops.sync.rule import SyncRule
+from thinwire.ops.types import Link
+from thinwire.proto.grpc import Unreachable
+from thinwire.proto.grpc.session import Refused
+from thinwire.ps.core.averages import AuxMean
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.service.handshake import hello_to_leader, identity
+from thinwire.ps.service.leader_client import Leader
+from thinwire.ps.service.server import ShardServer
+from thinwire.worker.client.shard_client import Halted
+from thinwire.worker.flags import Device, WorkerFlags
+from thinwire.worker.trainer import Participant
 
 PROBLEM = Softmax()
 
@@ -84,7 +84,7 @@ class Shard:
     def open(self):
         """Join shard 0, and let clients in."""
         mine = identity("run", self.number, self.house.nb_ps, self.generation,
-                        agreement.fingerprint(self.house.run), SPEC, [])  # fmt: skip
+                        fingerprint.fingerprint(self.house.run), SPEC, [])  # fmt: skip
         if self.number:
             self.leader = Leader(
                 self.house.leader_wires[self.number].address, hello_to_leader(mine),

@@ -24,7 +24,14 @@ from typing import IO
 
 MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
 #: What nodes import: the roles bring everything else.
-LOADED = ("tensorflow", "keras", "ps.role", "worker.loop", "supervisor.loop", "cluster.standalone")
+LOADED = (
+    "tensorflow",
+    "keras",
+    "thinwire.ps.role",
+    "thinwire.worker.role",
+    "thinwire.supervisor.role",
+    "thinwire.standalone",
+)
 _LARGEST = 1 << 16
 #: Importing takes that long where many others want the cores, or the machine stands still.
 _PATIENCE_SECONDS = 600.0

@@ -7,25 +7,25 @@ import random
 
 import numpy as np
 
-from ops import kernels
-from ops.codecs import NonFiniteUpdate
-from ops.compose import Choices, compose
-from ops.low_rank import expanded
-from ops.methods import Method
-from ops.schedule import Budget, Schedule
-from ops.sync import SyncRule
-from ops.types import ModelSpec, TensorSpec
-from ps import events
-from ps.aux_mean import AuxMean
-from ps.connections import blocks_of
-from ps.core import PsCore
-from ps.members import CoreConfig
-from ps.membership import Coordinator, Follower
-from ps.pushes import PushDecoder
-from worker.core import WorkerCore
-from worker.exchanged import Outgoing, ShardReply
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.methods.builder import Choices, compose
+from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.sync.rule import SyncRule
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ops.wire.low_rank import expanded
+from thinwire.ps.core import events
+from thinwire.ps.core.averages import AuxMean
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.service.connections import blocks_of
+from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.worker.core.core import WorkerCore
+from thinwire.worker.core.messages import Outgoing, ShardReply
 
-KERNELS = kernels.load("numpy")
+KERNELS = load_kernels("numpy")
 #: The six rows of weights in two tensors, so that three shards have something each.
 SPEC = ModelSpec((TensorSpec("upper", (4, 4)), TensorSpec("lower", (2, 4)), TensorSpec("b", (4,))))
 

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-from ops import metrics
-from proto import convert
-from proto import thinwire_pb2 as pb
-from proto.channel_grpc import StreamLost, Unreachable
-from proto.session import Session
 from tests.forked import MAIN, Forked, forker
+from thinwire.ops.telemetry import run_status
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import Session
 
 #: Small enough that processes start and train in seconds.
 TINY = ("--network=lenet", "--dataset=synthetic", "--worker_threads=1", "--batch_size=10",
@@ -115,7 +115,7 @@ class Nodes:
 
     def watch(
         self,
-        until: Callable[[metrics.RunStatus], bool],
+        until: Callable[[run_status.RunStatus], bool],
         seconds: float = 60,
         halt: str | None = None,
     ) -> None:
@@ -128,11 +128,11 @@ class Nodes:
         """
         deadline = time.monotonic() + seconds
         hello = pb.Hello(
-            protocol_version=convert.PROTOCOL_VERSION,
+            protocol_version=messages.PROTOCOL_VERSION,
             role=pb.ROLE_SUPERVISOR,
             num_shards=self.nb_ps,
         )
-        status: metrics.RunStatus | None = None
+        status: run_status.RunStatus | None = None
         while time.monotonic() < deadline:
             session = Session(f"127.0.0.1:{self.port}", hello, 1 << 28)
             try:
@@ -140,7 +140,7 @@ class Nodes:
                 while time.monotonic() < deadline:
                     message, _ = session.receive(deadline - time.monotonic())
                     if message.WhichOneof("body") == "report":
-                        status = metrics.RunStatus.from_json(message.report.document)
+                        status = run_status.RunStatus.from_json(message.report.document)
                         if until(status):
                             if halt is not None:
                                 session.say(pb.ToServer(halt=pb.Halt(cause=halt)))

@@ -2,10 +2,14 @@
 
 import pathlib
 
-from ops.credentials import Credentials
-from proto import certificates
-from proto.credential_files import Files
-from proto.credentials import PART_OF_SUPERVISOR, part_of_shard, part_of_worker
+from thinwire.ops.run.credentials import Credentials
+from thinwire.proto.security import certificates
+from thinwire.proto.security.credentials import (
+    PART_OF_SUPERVISOR,
+    Files,
+    part_of_shard,
+    part_of_worker,
+)
 
 TOKEN = b"a token that nobody can guess"
 HOSTS = ("127.0.0.1", "localhost")

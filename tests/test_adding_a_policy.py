@@ -8,12 +8,17 @@ import re
 import numpy as np
 import pytest
 
-from ops import codecs, down_codecs, kernels, pacing, routing, weighting
-from ops.methods import METHODS
-from ops.types import Update
 from tests import documents
 from tests.harness import MiniRun, method
 from tests.ops import test_conformance as conformance
+from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
+from thinwire.ops.downlink.registry import DOWN_CODECS
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.methods.method import METHODS
+from thinwire.ops.pacing import pacers
+from thinwire.ops.routing.registry import ROUTERS
+from thinwire.ops.types import Update
+from thinwire.ops.weighting import base as weighting_base
 
 NAME = ("weighting", "power")
 PAGE = documents.ROOT / "docs" / "ADDING_A_POLICY.md"
@@ -23,11 +28,11 @@ CODE = [block.text for block in documents.blocks() if block.page == PAGE
 
 #: Seam as the page calls it -> the classes of its policies.
 POLICIES = {
-    "Pacer": pacing.REGISTRY.values(),
-    "Codec": [type(codecs.build(name, codecs.CodecChoices())) for name in codecs.REGISTRY],
-    "Down codec": down_codecs.REGISTRY.values(),
-    "Router": routing.REGISTRY.values(),
-    "Weighting": weighting.REGISTRY.values(),
+    "Pacer": pacers.PACERS.values(),
+    "Codec": [type(build_codec(name, CodecChoices())) for name in CODECS],
+    "Down codec": DOWN_CODECS.values(),
+    "Router": ROUTERS.values(),
+    "Weighting": weighting_base.WEIGHTINGS.values(),
 }
 
 
@@ -50,13 +55,13 @@ def code_with(words):
 
 @pytest.fixture
 def power(monkeypatch):
-    """The class of the page, made in a copy of ops.weighting and entered in its registry."""
-    names = dict(vars(weighting))
+    """The class of the page, made in a copy of thinwire.ops.weighting.base and entered in its registry."""
+    names = dict(vars(weighting_base))
     text = compile(
         code_with("class Power"), PAGE.name, "exec", __future__.annotations.compiler_flag
     )
     exec(text, names)  # as pasted at the end of that file
-    monkeypatch.setitem(weighting.REGISTRY, "power", names["Power"])
+    monkeypatch.setitem(weighting_base.WEIGHTINGS, "power", names["Power"])
     return names["Power"]
 
 
@@ -82,8 +87,8 @@ def test_it_is_plain_and_refuses_bad_values_like_all(power):
 
 def test_its_numeric_test_passes(power):
     names = {
-        **{"np": np, "Power": power, "KERNELS": kernels.load("numpy"), "Update": Update},
-        **{"Arrival": weighting.Arrival, "ReleaseContext": weighting.ReleaseContext},
+        **{"np": np, "Power": power, "KERNELS": load_kernels("numpy"), "Update": Update},
+        **{"Arrival": weighting_base.Arrival, "ReleaseContext": weighting_base.ReleaseContext},
     }
     exec(code_with("def test_power"), names)
     names["test_power_is_the_formula"]()

@@ -9,16 +9,17 @@ import sys
 
 import pytest
 
-from cluster.flags import read_run
-from data.chosen import load_shard
-from ops.checkpoint import Checkpoints
-from ops.types import ConfigurationError, ModelSpec, TensorSpec
-from proto import convert
-from proto import thinwire_pb2 as pb
-from proto.channel_grpc import serve
-from proto.session import Refused, Session
 from tests.command_line import given
 from tests.nodes import MAIN
+from thinwire.data.loading import load_shard
+from thinwire.flags.run import read_run
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import frame
+from thinwire.proto.grpc import serve
+from thinwire.proto.grpc.session import Refused, Session
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -121,7 +122,7 @@ def test_what_a_worker_alone_can_notice(nodes):
 
     def refuse(stream):
         for _ in stream.incoming():
-            stream.send((convert.frame(pb.ToClient(refusal=refusal)),))
+            stream.send((frame(pb.ToClient(refusal=refusal)),))
             return
 
     here = ("--type_node=Worker", "--reconnect_timeout_seconds=2")
@@ -169,12 +170,12 @@ def says_hello_in_vain(nodes, words, compression_rate="0.01", **fields):
     del settings["nb_ps"]  # a PS alone must come back with as many
     tensors = [TensorSpec(path, tuple(shape), dtype) for path, shape, dtype in saved["model"]]
     hello = {
-        "protocol_version": convert.PROTOCOL_VERSION,
+        "protocol_version": messages.PROTOCOL_VERSION,
         "role": pb.ROLE_WORKER,
         "id": 2,
         "num_shards": 1,
-        "fingerprint": convert.settings_of(list(settings.items())),
-        "model": convert.tensors_of(ModelSpec(tuple(tensors))),
+        "fingerprint": messages.settings_of(list(settings.items())),
+        "model": messages.tensors_of(ModelSpec(tuple(tensors))),
     }
     with pytest.raises(Refused, match=words):
         Session(f"127.0.0.1:{nodes.port}", pb.Hello(**hello | fields), 1000).open(5.0)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from ops.checkpoint import Checkpoints
+from thinwire.ops.persistence.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.timeout(150)
 

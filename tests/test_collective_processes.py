@@ -5,9 +5,9 @@ import signal
 import numpy as np
 import pytest
 
-from ops.checkpoint import Checkpoints
 from tests.nodes import Nodes
 from tests.test_life_and_death import all_at_work
+from thinwire.ops.persistence.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 
-from ops.checkpoint import Checkpoints
-from ops.run import EXIT_CONFIGURATION
-from ops.run_dir import checkpoints_of
 from tests.test_journal_processes import WORKERS, come_to, end, start, start_ps
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.run.directory import checkpoints_of
+from thinwire.ops.run.settings import EXIT_CONFIGURATION
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.product]
 

@@ -2,17 +2,22 @@
 
 import re
 
-from ops import codecs, down_codecs, pacing, routing, sync, weighting
-from ops.methods import METHODS, SEAMS
-from ops.server_update import OPTIMIZERS
 from tests import documents
 from tests.command_line import own_flags
-from tests.ops.test_metrics import SUMMARY_KEYS
+from tests.ops.telemetry.test_metrics import SUMMARY_KEYS
+from thinwire.ops.codecs.registry import CODECS
+from thinwire.ops.downlink.registry import DOWN_CODECS
+from thinwire.ops.methods.method import METHODS, SEAMS
+from thinwire.ops.optimizers.server import OPTIMIZERS
+from thinwire.ops.pacing import pacers
+from thinwire.ops.routing.registry import ROUTERS
+from thinwire.ops.sync.rule import SYNC_RULES
+from thinwire.ops.weighting.base import WEIGHTINGS
 
 ROOT = documents.ROOT
 REGISTRIES = (
-    *(pacing.REGISTRY, codecs.REGISTRY, down_codecs.REGISTRY, routing.REGISTRY),
-    *(sync.REGISTRY, weighting.REGISTRY, OPTIMIZERS),
+    *(pacers.PACERS, CODECS, DOWN_CODECS, ROUTERS),
+    *(SYNC_RULES, WEIGHTINGS, OPTIMIZERS),
 )
 
 

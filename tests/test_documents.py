@@ -16,13 +16,14 @@ import re
 import pytest
 from absl import flags
 
-import main
-from cluster import launch_flags, tf_config, watch_flags
-from cluster.flags import read_run
-from ops.types import ConfigurationError
 from tests import documents
 from tests.command_line import given, own_flags
-from thinwire import arguments
+from thinwire import cli
+from thinwire.flags import launch, observability
+from thinwire.flags.run import read_run
+from thinwire.launcher import tf_config
+from thinwire.ops.types import ConfigurationError
+from thinwire.settings import read_settings
 
 ROOT = documents.ROOT
 #: What a page may call that is not ours.
@@ -93,7 +94,7 @@ def test_bash_makes_words_of_a_block():
         "python examples/server.py --metod=dgs",
         "python examples/no_such.py",
         "python -m bench.accuracy --study nothing",
-        "python -m supervisor.drawer --out DIR",
+        "python -m thinwire.supervisor.esync_logs.figures --out DIR",
         "make no-such-target",
         "bench/netns.sh train --no_such_flag",
         "a_tool_of_nobody --help",
@@ -130,7 +131,7 @@ def _of_python(words, variables, patch):
     if not script.is_file():
         return "no such script"
     if script.name in SCRIPTS:
-        arguments.read(words[1:], {}, type_node=SCRIPTS[script.name])
+        read_settings(words[1:], {}, type_node=SCRIPTS[script.name])
     elif words[1:]:
         return "takes no flags that a test knows"
     return None
@@ -146,11 +147,11 @@ def _of_main(words, variables):
         tf_config.fill(values, os.environ.get("TF_CONFIG", ""))
         run = read_run()
         if run.type_node == "Cluster":
-            launch_flags.check()
+            launch.check()
         elif run.type_node != "Advisor":
-            launch_flags.refuse_elsewhere(run)
-        watch_flags.check(run, values)
-        main.CHECKS.get(run.type_node, lambda run: None)(run)
+            launch.refuse_elsewhere(run)
+        observability.check(run, values)
+        cli.CHECKS.get(run.type_node, lambda run: None)(run)
         run.method.check()
     return None
 

@@ -27,9 +27,9 @@ SMALL: dict[str, tuple[str, ...]] = {
     "bench.dgt": (),  # those that only print
     "bench.picture": ("--out=picture.svg",),
     "bench.uneven": ("--seconds=3", "--dataset=fashion_mnist_sample", "--methods=ssgd"),
-    "proto.certificates": (),
-    "supervisor.drawer": (),
-    "supervisor.measure": (),
+    "thinwire.proto.security.certificates": (),
+    "thinwire.supervisor.esync_logs.figures": (),
+    "thinwire.supervisor.esync_logs.convert": (),
     "tests.chaos.process": ("--kills=1",),
     "tests.chaos.simulated": ("--runs=4",),
     "tests.chaos.simulated_day": ("--hours=12", "--workers=40", "--minutes=30"),
@@ -40,13 +40,13 @@ READERS["DIR/NETWORK/MODE"] = "figures/cnn/dgs"
 RUNS = ("--run_dir=runs/first", "--run_dir=runs/own")
 #: Part of a command -> why it is not run.
 NOT_RUN = {
-    "--hosts_file": "needs hosts; tests/cluster/test_ssh.py has some",
-    "--launcher=ray": "needs Ray; tests/cluster/test_ray.py runs where it is",
+    "--hosts_file": "needs hosts; tests/thinwire/launcher/test_ssh.py has some",
+    "--launcher=ray": "needs Ray; tests/thinwire/launcher/test_ray.py runs where it is",
     "--tls_cert": "leaves its method to the reader; tests/test_secure_processes.py trains so",
-    "Advisor": "measures for a minute; tests/cluster/test_advisor_role.py does it",
-    "main.py --method=adacomp": "TF_CONFIG names other machines; tests/cluster/test_tf_config.py",
+    "Advisor": "measures for a minute; tests/thinwire/advisor/test_advisor_role.py does it",
+    "main.py --method=adacomp": "TF_CONFIG names other machines; tests/thinwire/launcher/test_tf_config.py",
     "python -m bench.": "trains for minutes or hours; tests/bench runs its parts",
-    "python -m proto.health": "asks a node elsewhere; tests/proto/test_health.py asks one here",
+    "python -m thinwire.proto.grpc.health": "asks a node elsewhere; tests/proto/grpc/test_health.py asks one here",
     "python examples/": "tests/thinwire/test_examples.py",
     "bench/netns.sh": "needs root",
     "tensorboard": "serves until it is stopped",
@@ -57,7 +57,7 @@ NOT_RUN = {
 def is_run(command):
     alone = any(word in ALL_IN_ONE for word in command.words)
     return is_small(command) or (not reason(command) and (
-        alone or by_hand(command) or command.words[:2] == ("-m", "supervisor.report")
+        alone or by_hand(command) or command.words[:2] == ("-m", "thinwire.supervisor.report.__main__")
     ))  # fmt: skip
 
 

@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 
-from proto import health
 from tests.nodes import free_port
+from thinwire.proto.grpc import health
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -1,7 +1,7 @@
 """Workers that come late, leave, stall, die and return; networks that are cut; shards that restart.
 
 Real servers, clients and streams in one process. Most are for `make product`; what is said of cores
-alone is in tests/ps/test_membership.py.
+alone is in tests/ps/core/test_membership.py.
 """
 
 import time

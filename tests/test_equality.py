@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ops import kernels
 from tests.harness import MiniRun, Softmax, method
+from thinwire.ops.kernels.base import load_kernels
 
 
 def sequential_sgd(run: MiniRun, rounds: list[list[np.ndarray]], rate: float) -> np.ndarray:
@@ -87,7 +87,7 @@ def test_tensorflow_kernels_train_the_same_model():
     """Selection, quantisation, damping and apply as tf.functions, against numpy."""
     chosen = method("adacomp", nb_workers=3, compression_rate=0.2, value_dtype="int8")
     plain = MiniRun(chosen, iter_max=30).run()
-    traced = MiniRun(chosen, iter_max=30, bodies=kernels.load("tf")).run()
+    traced = MiniRun(chosen, iter_max=30, bodies=load_kernels("tf")).run()
     np.testing.assert_allclose(plain.theta, traced.theta, rtol=0, atol=1e-6)
 
 

@@ -63,8 +63,8 @@ def test_they_train(name, value_dtype):
 
 def test_keras_momentum_is_momentum_sgd_at_a_constant_rate():
     """Standalone's optimizer; Keras has the rate inside the velocity: a drop tells them apart."""
-    from ops.server_update import KerasFlat, ServerUpdate, keras_optimizer
-    from ops.types import Update
+    from thinwire.ops.optimizers.server import KerasFlat, ServerUpdate, keras_optimizer
+    from thinwire.ops.types import Update
 
     theta = np.zeros(3, np.float32)
     flat = KerasFlat(keras_optimizer(ServerUpdate("momentum", 0.9)), theta)

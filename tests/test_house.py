@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("cluster", "ps", "worker", "supervisor", "ops", "proto", "data", "models", "thinwire")
-LONGEST_FILE = 300
+PACKAGES = ("ps", "worker", "supervisor", "ops", "proto", "data", "thinwire")
 LONGEST_FUNCTION = 40  # from its first statement to its last
 #: Why: BUILD_NOTES.md.
-LONG_FUNCTIONS = {"cluster/on_ray.py _actor_class"}
+LONG_FUNCTIONS = {"thinwire/launcher/ray.py _actor_class"}
 HELP_SECONDS = 0.5
 
 #: Spelled in parts, so that this file does not hold them.
@@ -34,20 +33,11 @@ def _files(*suffixes):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     paths = [ROOT / name for name in names.splitlines()]
-    return [path for path in paths if path.suffix in suffixes and path.exists()]
+    return [path for path in paths if path.suffix in suffixes and path.is_file()]
 
 
 def _relative(path):
     return str(path.relative_to(ROOT))
-
-
-def test_files_are_short():
-    too_long = {
-        _relative(path): lines
-        for path in _files(".py")
-        if "_pb2" not in path.name and (lines := len(path.read_text().splitlines())) > LONGEST_FILE
-    }
-    assert not too_long, f"split these (limit {LONGEST_FILE} lines): {too_long}"
 
 
 def test_no_function_is_long():
@@ -91,7 +81,7 @@ def _text(path):
 
 def test_no_room_imports_main():
     for path in _files(".py"):
-        if path.parent.name not in ROOMS or "tests" in path.parts:
+        if path.relative_to(ROOT).parts[0] not in PACKAGES or "tests" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -148,7 +138,7 @@ def test_help_groups_the_flags_by_topic():
 def test_help_needs_no_tensorflow():
     imported = _run_main("-X", "importtime", "main.py", "--help").stderr
     names = {line.rpartition("|")[2].strip().split(".")[0] for line in imported.splitlines()}
-    assert "ops" in names
+    assert "thinwire" in names
     assert not names & {
         "tensorflow",
         "keras",

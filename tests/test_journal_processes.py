@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from ops.checkpoint import Checkpoints
-from ops.run_dir import checkpoints_of
-from ps import reached
-from ps.journal import numbers
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.run.directory import checkpoints_of
+from thinwire.ps.persistence import journal as persistence_journal
+from thinwire.ps.persistence.journal import numbers
 
 pytestmark = pytest.mark.timeout(300)
 LONG = pytest.mark.product
@@ -100,7 +100,7 @@ def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method
         for shard in range(nb_ps):
             nodes.kill("ps" if shard == 0 else f"ps-{shard}")
         for shard in range(1, nb_ps):
-            lost += reached.read(checkpoints_of(nodes.run_dir, f"ps-{shard}")).version
+            lost += persistence_journal.read(checkpoints_of(nodes.run_dir, f"ps-{shard}")).version
         for shard in range(nb_ps):  # what it goes on from
             assert Checkpoints(checkpoints_of(nodes.run_dir, f"ps-{shard}")).load_latest()[0] == 0
         start_ps(nodes)

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from ops.run_dir import rounds_of
-from supervisor.rounds_log import read_rounds
+from thinwire.ops.run.directory import rounds_of
+from thinwire.supervisor.metrics_log import read_rounds
 
 pytestmark = pytest.mark.timeout(150)
 #: What in-process tests show as well; `make product` shows it with real processes.

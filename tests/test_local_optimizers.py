@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from ops.checkpoint import Checkpoints
 from tests.harness import MiniRun, Softmax, method
+from thinwire.ops.persistence.checkpoint import Checkpoints
 
 RATE = 0.05
 FIXED = {"overrides": {"pacer": "fixed"}}

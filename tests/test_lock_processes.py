@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from ops.dir_lock import Owner, owner_of
-from ops.run import EXIT_CONFIGURATION
-from ops.run_dir import lock_of
 from tests.nodes import free_port
 from tests.test_journal_processes import WORKERS, come_to_rest, end, start, start_ps
+from thinwire.ops.run.directory import lock_of
+from thinwire.ops.run.lock import Owner, owner_of
+from thinwire.ops.run.settings import EXIT_CONFIGURATION
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -3,15 +3,15 @@
 import re
 import types
 
-from ops.datagram_counts import SentCounts
-from ps.datagram_accounts import Received
-from supervisor import meters as supervisor_meters
 from tests import documents
 from tests.ps.streams import Shard
-from tests.ps.test_meters import meters_of as shard_meters
+from tests.ps.telemetry.test_meters import meters_of as shard_meters
 from tests.supervisor.test_meters import STATUS, evaluation
-from tests.worker.test_meters import part
-from worker import meters as worker_meters
+from tests.worker.telemetry.test_meters import part
+from thinwire.ops.routing.counters import SentCounts
+from thinwire.ps.datagrams.counters import Received
+from thinwire.supervisor import instruments as supervisor_meters
+from thinwire.worker.telemetry import instruments as worker_meters
 
 
 def told():

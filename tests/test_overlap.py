@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ops.codecs import NonFiniteUpdate
-from ops.types import ConfigurationError
-from ps.accounts import Accounts
 from tests.harness import MiniRun, MiniWorker, Softmax, method
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.types import ConfigurationError
+from thinwire.ps.core.counters import Accounts
 
 RATE = 0.1
 

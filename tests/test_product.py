@@ -10,25 +10,30 @@ import random
 import numpy as np
 import pytest
 
-from ops import codecs, down_codecs, pacing, routing, sync, weighting
-from ops.grouping import AutoGroups
-from ops.server_update import OPTIMIZERS
-from ops.types import VALUE_DTYPES, ConfigurationError
 from tests.harness import MiniRun, method
+from thinwire.ops.codecs.registry import CODECS
+from thinwire.ops.downlink.registry import DOWN_CODECS
+from thinwire.ops.optimizers.server import OPTIMIZERS
+from thinwire.ops.pacing import pacers
+from thinwire.ops.routing.registry import ROUTERS
+from thinwire.ops.sync.groups import AutoGroups
+from thinwire.ops.sync.rule import SYNC_RULES
+from thinwire.ops.types import VALUE_DTYPES, ConfigurationError
+from thinwire.ops.weighting.base import WEIGHTINGS
 
 SEAMS = {
     "pacer": [("every", 1), ("fixed", 1), ("fixed", 3), ("esync", 1)],
-    "codec": list(codecs.REGISTRY),
+    "codec": list(CODECS),
     "value_dtype": list(VALUE_DTYPES),
-    "down_codec": list(down_codecs.REGISTRY),
-    "router": list(routing.REGISTRY),
+    "down_codec": list(DOWN_CODECS),
+    "router": list(ROUTERS),
     "sync": ["bsp", "asp", "ssp", "gsp", "gsp+bound", "gsp+auto"],
-    "weighting": list(weighting.REGISTRY),
+    "weighting": list(WEIGHTINGS),
     "server_optimizer": list(OPTIMIZERS),
     "nb_ps": [1, 2, 3],
 }
-assert {name for name, _ in SEAMS["pacer"]} == set(pacing.REGISTRY)
-assert {name.partition("+")[0] for name in SEAMS["sync"]} == set(sync.REGISTRY)
+assert {name for name, _ in SEAMS["pacer"]} == set(pacers.PACERS)
+assert {name.partition("+")[0] for name in SEAMS["sync"]} == set(SYNC_RULES)
 
 
 def compose(mix):

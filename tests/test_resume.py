@@ -5,18 +5,22 @@ import json
 import numpy as np
 import pytest
 
-from ops import codecs, down_codecs, pacing, sync, weighting
-from ops.checkpoint import Checkpoints
-from ops.server_update import OPTIMIZERS
 from tests.harness import MiniRun, method
+from thinwire.ops.codecs.registry import CODECS
+from thinwire.ops.downlink.registry import DOWN_CODECS
+from thinwire.ops.optimizers.server import OPTIMIZERS
+from thinwire.ops.pacing import pacers
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.sync.rule import SYNC_RULES
+from thinwire.ops.weighting.base import WEIGHTINGS
 
 #: (seam, value) of every policy there is; each is tried in a one-worker AdaComp run.
 POLICIES = [
-    *(("pacer", name) for name in pacing.REGISTRY),
-    *(("codec", name) for name in codecs.REGISTRY),
-    *(("down_codec", name) for name in down_codecs.REGISTRY),
-    *(("sync", name) for name in sync.REGISTRY),
-    *(("weighting", name) for name in weighting.REGISTRY),
+    *(("pacer", name) for name in pacers.PACERS),
+    *(("codec", name) for name in CODECS),
+    *(("down_codec", name) for name in DOWN_CODECS),
+    *(("sync", name) for name in SYNC_RULES),
+    *(("weighting", name) for name in WEIGHTINGS),
     *(("server_optimizer", name) for name in OPTIMIZERS),
 ]
 

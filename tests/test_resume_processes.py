@@ -5,8 +5,8 @@ import signal
 import numpy as np
 import pytest
 
-from ops.checkpoint import Checkpoints
 from tests.nodes import Nodes
+from thinwire.ops.persistence.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.processes]
 

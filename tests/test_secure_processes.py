@@ -2,9 +2,9 @@
 
 import pytest
 
-from proto import certificates
 from tests.nodes import free_port
 from tests.papers import HOSTS, TOKEN
+from thinwire.proto.security import certificates
 
 pytestmark = pytest.mark.timeout(150)
 

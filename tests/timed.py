@@ -8,8 +8,8 @@ import itertools
 import math
 from collections.abc import Callable
 
-from ps import events
 from tests.harness import MiniRun, MiniWorker
+from thinwire.ps.core import events
 
 HEARTBEAT_SECONDS = 1.0
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ops.collection import W_global
-from ops.types import ConfigurationError
+from thinwire.ops.sharding.w_global import W_global
+from thinwire.ops.types import ConfigurationError
 
 if TYPE_CHECKING:
     from thinwire.adacomp import PS, Worker
+    from thinwire.fit import distribute
     from thinwire.gradient_sgd import GradientSGD
-    from thinwire.joined import RunOver, StepInfo
-    from thinwire.keras_fit import distribute
     from thinwire.server import ServerHandle, Snapshot, init_server
+    from thinwire.session import RunOver, StepInfo
 
 __all__ = [
     "PS",
@@ -33,13 +33,13 @@ __all__ = [
     "init_server",
 ]
 
-_ROOMS = {
+_MODULES = {
     "PS": "adacomp",
     "Worker": "adacomp",
     "GradientSGD": "gradient_sgd",
-    "RunOver": "joined",
-    "StepInfo": "joined",
-    "distribute": "keras_fit",
+    "RunOver": "session",
+    "StepInfo": "session",
+    "distribute": "fit",
     "ServerHandle": "server",
     "Snapshot": "server",
     "init_server": "server",
@@ -47,6 +47,6 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"thinwire.{_ROOMS[name]}"), name)
+    return getattr(importlib.import_module(f"thinwire.{_MODULES[name]}"), name)

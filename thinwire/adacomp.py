@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from data.chosen import Shard
-from data.cursor import Cursor, check_batch_size
-from data.lazy import feed_of
-from data.sharding import label_counts
-from models.shared import SharedModel
-from ops.dir_lock import Owner
-from ops.run import Run
-from ops.run_dir import lock_of
-from ops.signals import heard_by
-from ops.types import ConfigurationError
-from thinwire import arguments
-from thinwire.arguments import LOCAL, Settings
-from thinwire.joined import needed_size
-from worker.loop import Worker as WorkerRole
+from thinwire.data.loading import Shard
+from thinwire.data.partition import label_counts
+from thinwire.data.pipeline.cursor import Cursor, check_batch_size
+from thinwire.data.pipeline.lazy import feed_of
+from thinwire.models.flat_model import SharedModel
+from thinwire.ops.run.directory import lock_of
+from thinwire.ops.run.lock import Owner
+from thinwire.ops.run.settings import Run
+from thinwire.ops.run.signals import heard_by
+from thinwire.ops.types import ConfigurationError
+from thinwire.session import needed_size
+from thinwire.settings import LOCAL, Settings, read_settings
+from thinwire.worker.role import Worker as WorkerRole
 
 
 def PS(  # noqa: N802 - AdaComp's name
@@ -35,7 +34,7 @@ def PS(  # noqa: N802 - AdaComp's name
     """Serve a model until the run has ended.
 
     Args:
-        args: See thinwire.arguments.
+        args: See thinwire.settings.
         model: A Keras model; if not given, what the flags network or model name, which by default
             is AdaComp's CNN. Has the final weights afterwards.
         num_train: Size of the training set, for the flag epochs; counted as the flag dataset says
@@ -77,7 +76,7 @@ def Worker(  # noqa: N802 - AdaComp's name
     Args:
         dataset: (images [n, ...], labels [n] whole numbers): this worker's examples, scaled. They
             are dealt out for ever, in a new order each epoch.
-        args: See thinwire.arguments.
+        args: See thinwire.settings.
         model: A Keras model with a loss or logits; if not given, as `PS` takes it. Has the newest
             weights afterwards.
         num_train: Size of all workers' training sets together, which dgc's warm-up needs.
@@ -106,7 +105,7 @@ def Worker(  # noqa: N802 - AdaComp's name
 
 
 def _read(args: Any, settings: dict[str, Any], type_node: str) -> Settings:
-    chosen = arguments.read(args, settings, type_node=type_node, builds_model=True)
+    chosen = read_settings(args, settings, type_node=type_node, builds_model=True)
     if chosen.local:
         raise ConfigurationError(f"mode {LOCAL} trains without a server; expected another mode.")
     return chosen

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from models.shared import SharedModel
-from models.statistics import FlatVariables
-from ops.types import ConfigurationError
-from thinwire import arguments
-from thinwire.joined import Joined, LeavesInOrder, StepInfo
+from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.types import ConfigurationError
+from thinwire.session import Joined, LeavesInOrder, StepInfo
+from thinwire.settings import read_settings
 
 if TYPE_CHECKING:
-    from ops.types import Float32
+    from thinwire.ops.types import Float32
 
 #: Two learning rates are alike that differ by less than this part of themselves.
 RATE_TOLERANCE = 1e-6
@@ -36,7 +35,7 @@ class GradientSGD(LeavesInOrder):
         weight_decay: Coupled, on the worker: h <- h + weight_decay * theta, in every mode.
         mode: dgs (gradient_sgd), asgd, gd (aji), dgc, msgd (sgd; no server), or any other
             ``--method``; upper or lower case.
-        args: See thinwire.arguments.
+        args: See thinwire.settings.
         num_train: Size of the whole training set, which dgc's warm-up needs.
         **settings: Further flags by name, such as ``id_worker=2``.
 
@@ -59,7 +58,7 @@ class GradientSGD(LeavesInOrder):
         **settings: Any,
     ) -> None:
         keywords = settings | {"mode": mode, "worker_weight_decay": weight_decay}
-        chosen = arguments.read(args, keywords, type_node="Worker", momentum=momentum)
+        chosen = read_settings(args, keywords, type_node="Worker", momentum=momentum)
         self._shared = SharedModel.of(model)
         self._variables = FlatVariables(self._shared.variables)
         self._numbers = {id(v): n for n, v in enumerate(self._shared.variables)}

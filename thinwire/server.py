@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from models.shared import SharedModel
-from models.statistics import FlatVariables
-from ops import routing
-from ops.dir_lock import Owner
-from ops.run_dir import lock_of
-from ops.types import ConfigurationError
-from proto.grpc_common import host_and_port
-from ps.role import Shard
-from thinwire import arguments
-from thinwire.arguments import Settings
+from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.run.directory import lock_of
+from thinwire.ops.run.lock import Owner
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto.grpc.common import host_and_port
+from thinwire.ps.role import Shard
+from thinwire.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    from ops.types import Float32
+    from thinwire.ops.types import Float32
 
 #: A script's server does not wait long for a Supervisor that may look at a finished run.
 _LINGER_SECONDS = 3.0
@@ -51,7 +49,7 @@ def init_server(
     """Make a server of a model, to be started.
 
     Args:
-        args: See thinwire.arguments; the same as the workers' will do.
+        args: See thinwire.settings; the same as the workers' will do.
         model: A Keras model. Training starts from the weights that it has.
         num_train: Size of the training set, which flag epochs needs.
         **settings: Further flags by name, such as ``nb_workers=2``. Without run_dir nothing is
@@ -67,7 +65,7 @@ def init_server(
             "init_server() was given no model; expected the Keras model that the workers build."
         )
     defaults = {"linger_seconds": _LINGER_SECONDS}
-    chosen = arguments.read(args, settings, type_node="PS", defaults=defaults)
+    chosen = read_settings(args, settings, type_node="PS", defaults=defaults)
     if chosen.local:
         raise ConfigurationError("mode msgd trains without a server; leave init_server() out.")
     if chosen.run.nb_ps > 1:
@@ -212,7 +210,7 @@ class ServerHandle:
         spec, core, layout = self._shared.spec, self._shard.core, self._shard.layout
         flat = np.empty(spec.num_parameters, np.float32)
         starts = layout.offsets
-        for slot, place in enumerate(routing.positions(spec, layout)):
+        for slot, place in enumerate(shard_positions(spec, layout)):
             flat[place] = core.model.theta[starts[slot] : starts[slot + 1]]
         statistics = core.aux.statistics
         return Snapshot(

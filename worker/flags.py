@@ -6,11 +6,11 @@ import dataclasses
 
 from absl import flags
 
-from ops.collectives import THROUGH_PS
-from ops.options import Topic, choice, integer, number, numbers_per_worker
-from ops.rounds import LEVELS
-from ops.run import Run, links, per_worker
-from ops.types import BEST_EFFORT, ConfigurationError, Link
+from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.run.flags import Topic, choice, integer, number, numbers_per_worker
+from thinwire.ops.run.settings import Run, links, per_worker
+from thinwire.ops.telemetry.round_trace import LEVELS
+from thinwire.ops.types import BEST_EFFORT, ConfigurationError, Link
 
 FLAGS = flags.FLAGS
 
@@ -135,7 +135,7 @@ class WorkerFlags:
     id_worker: int
     threads: int
     clip_norm: float
-    measure: str  # one of ops.rounds.LEVELS
+    measure: str  # one of thinwire.ops.telemetry.round_trace.LEVELS
     device: Device
     peer_port: int = 0  # where it listens to other workers
     sync_every: int = 1  # rounds between two copies of the model to the PS
@@ -149,7 +149,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
     read(run.nb_workers, given)
     refuse_idle_links(run, given)
     if run.method.collective != THROUGH_PS:
-        from worker.collective_peers import listening_address
+        from thinwire.worker.collective.peers import listening_address
 
         listening_address(run.addresses[0], given.insecure, run.credentials.protection)
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from models.shared import SharedModel
-from ops.methods import Method
-from ops.server_update import keras_optimizer
-from ops.types import State
-from worker.train_step import TrainStep
+from thinwire.models.flat_model import SharedModel
+from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.server import keras_optimizer
+from thinwire.ops.types import State
+from thinwire.worker.train_step import TrainStep
 
 if TYPE_CHECKING:
-    from ops.types import Float32
+    from thinwire.ops.types import Float32
 
 
 class LocalTrainer:

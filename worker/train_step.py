@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from models.bias_sums import plain_bias_sums
-from models.objective import ensure_compiled_loss
-from models.shared import SharedModel
-from ops.kernels.device import DeviceArray
-from ops.kernels.tensorflow_bodies import norm
-from ops.kernels.tensorflow_select import accumulate
-from ops.types import State
+from thinwire.models.fast_bias import plain_bias_sums
+from thinwire.models.flat_model import SharedModel
+from thinwire.models.loss import ensure_compiled_loss
+from thinwire.ops.kernels.device import DeviceArray
+from thinwire.ops.kernels.tensorflow_ops import norm
+from thinwire.ops.kernels.tensorflow_select import accumulate
+from thinwire.ops.types import State
 
 if TYPE_CHECKING:
-    from ops.types import Float32
+    from thinwire.ops.types import Float32
 
 
 class TrainStep:
@@ -47,7 +47,7 @@ class TrainStep:
         The buffer is shared with TensorFlow only for the duration of this call.
         """
         if flat.ctypes.data % 64:
-            raise ValueError("weights must be 64-byte aligned (worker.core.aligned)")
+            raise ValueError("weights must be 64-byte aligned (thinwire.worker.core.core.aligned)")
         self._assign(tf.experimental.dlpack.from_dlpack(flat.__dlpack__()))
 
     def gradients(self, images: Any, labels: Any, out: Float32) -> float:

@@ -19,10 +19,10 @@ def evaluator() -> Callable[[Path], float]:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     import keras
 
-    import models
-    from supervisor.evaluate import Evaluator
+    from thinwire.models.registry import build_network
+    from thinwire.supervisor.evaluator import Evaluator
 
-    model = models.build("mnist_cnn", 28, 1, 10, seed=1)
+    model = build_network("mnist_cnn", 28, 1, 10, seed=1)
     images, labels = work.load("t10k")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     own = Evaluator(model, loss, images[..., None], labels, _BATCH)

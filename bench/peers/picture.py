@@ -16,7 +16,7 @@ from bench.peers.__main__ import read_records
 from bench.peers.contenders import CONTENDERS
 from bench.peers.plan import Known, Record
 from bench.picture import finish
-from supervisor.figures import THEMES
+from thinwire.supervisor.report.figures import THEMES
 
 PICTURE = machine.ROOT / "docs" / "images" / "peers.svg"
 LINK, TARGET = "100", 0.85

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from bench.peers import curves, work
 from bench.peers.contenders import ROOT, Contender, Node, environment_of
 from bench.peers.lab import Lab
-from ops.run import EXIT_DIVERGED
+from thinwire.ops.run.settings import EXIT_DIVERGED
 
 _DIE_WITH_PARENT = 1  # Linux' PR_SET_PDEATHSIG
 #: To import, build, trace and to end, on a machine with much else to do.

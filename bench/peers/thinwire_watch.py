@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.peers import work
-from models.shared import SharedModel
-from ops import routing
-from ops.run import ModelChoice
-from proto import convert
-from proto import thinwire_pb2 as pb
-from proto.channel_grpc import StreamLost, Unreachable
-from proto.session import Refused, Session, payload_limit
-from supervisor.shard_stream import ShardStream
-from supervisor.view import Viewer
+from thinwire.models.flat_model import SharedModel
+from thinwire.ops.run.settings import ModelChoice
+from thinwire.ops.sharding.split import place_tensors
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import Refused, Session, payload_limit
+from thinwire.supervisor.evaluator import Viewer
+from thinwire.supervisor.shard_stream import ShardStream
 
 _START_SECONDS = 120.0
 _RETRY_SECONDS = 0.3
@@ -42,12 +42,12 @@ def _connect(shared: SharedModel, address: str) -> ShardStream:
         Unreachable: It does not come.
     """
     hello = pb.Hello(
-        protocol_version=convert.PROTOCOL_VERSION,
+        protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_SUPERVISOR,
-        model=convert.tensors_of(shared.spec),
+        model=messages.tensors_of(shared.spec),
         num_shards=1,
     )
-    (layout,) = routing.place(shared.spec, 1)
+    (layout,) = place_tensors(shared.spec, 1)
     deadline = time.monotonic() + _START_SECONDS
     while True:
         session = Session(address, hello, payload_limit(layout, 0))
@@ -71,7 +71,7 @@ def _watch(task: work.Work, address: str) -> None:
     model = Path(__file__).with_name("thinwire_model.py")
     shared = SharedModel(ModelChoice("mnist_cnn", str(model), 28, 1, 10), task.seed)
     shard = _connect(shared, address)
-    viewer = Viewer(shared.spec, routing.place(shared.spec, 1), 0, in_step=False)
+    viewer = Viewer(shared.spec, place_tensors(shared.spec, 1), 0, in_step=False)
     # The shard counts the samples of all workers.
     together = dataclasses.replace(task, steps=task.steps * task.workers)
     progress = work.Progress(together, "all", snapshots=True)

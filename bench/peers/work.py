@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data import idx
+from thinwire.data.readers import idx
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = (Path("/usr/share/datasets/fashion-mnist"), _ROOT / "data" / "fashion_mnist_sample")

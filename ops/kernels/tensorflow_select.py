@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from ops.kernels import select, thresholds
-from ops.kernels.accumulate import accumulate as accumulate_on_host
-from ops.kernels.device import DeviceArray, fused, tensor_of
+from thinwire.ops.kernels import numpy_select
+from thinwire.ops.kernels.device import DeviceArray, fused, tensor_of
+from thinwire.ops.kernels.numpy_select import accumulate as accumulate_on_host
 
 if TYPE_CHECKING:
-    from ops.types import Float32, Int64
+    from thinwire.ops.types import Float32, Int64
 
 _FLOATS = tf.TensorSpec([None], tf.float32)
 _FLOAT = tf.TensorSpec([], tf.float32)
@@ -127,7 +127,7 @@ def _none() -> tuple[Int64, Float32]:
 
 
 def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
-    """See `ops.kernels.select.top_k`."""
+    """See `thinwire.ops.kernels.numpy_select.top_k`."""
     x = tensor_of(x)
     size = int(x.shape[0])
     k = min(k, size)
@@ -137,7 +137,7 @@ def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
 def feedback_top_k(
     residual: Any, addend: Any, k: int, factor: float = 1.0, hint: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """See `ops.kernels.select.feedback_top_k`; a numpy residual is added to on the host."""
+    """See `thinwire.ops.kernels.numpy_select.feedback_top_k`; a numpy residual is added to on the host."""
     del hint
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):
@@ -156,7 +156,7 @@ def _accumulated(target: Any, addend: Any, factor: Any, decay: Any) -> Any:
 
 
 def accumulate(target: Any, addend: Any, factor: float = 1.0, decay: float = 1.0) -> None:
-    """See `ops.kernels.accumulate.accumulate`."""
+    """See `thinwire.ops.kernels.numpy_select.accumulate`."""
     if not isinstance(target, DeviceArray):
         accumulate_on_host(target, np.asarray(addend), factor, decay)
         return
@@ -165,10 +165,10 @@ def accumulate(target: Any, addend: Any, factor: float = 1.0, decay: float = 1.0
 
 
 def sampled_top_k(x: Any, k: int, rng: np.random.Generator) -> tuple[Int64, Float32]:
-    """See `ops.kernels.thresholds.sampled_top_k`."""
+    """See `thinwire.ops.kernels.numpy_select.sampled_top_k`."""
     if not isinstance(x, DeviceArray):
-        return thresholds.sampled_top_k(x, k, rng)
-    wanted = max(math.ceil(thresholds.SAMPLED_FRACTION * x.size), math.ceil(2 * x.size / k))
+        return numpy_select.sampled_top_k(x, k, rng)
+    wanted = max(math.ceil(numpy_select.SAMPLED_FRACTION * x.size), math.ceil(2 * x.size / k))
     if wanted >= x.size:
         return top_k(x, k)
     stride = x.size // wanted
@@ -177,7 +177,7 @@ def sampled_top_k(x: Any, k: int, rng: np.random.Generator) -> tuple[Int64, Floa
     rank = max(1, round(k * num_sampled / x.size))
     threshold = _sampled_magnitude(x.value, start, stride, num_sampled, rank).numpy()
     least, most, capacity = _bounds(k, x.size)
-    for _ in range(thresholds.ROUNDS):
+    for _ in range(numpy_select.ROUNDS):
         if not threshold > 0:
             return top_k(x, k)
         found = _reaching(x.value, threshold, capacity)
@@ -185,26 +185,26 @@ def sampled_top_k(x: Any, k: int, rng: np.random.Generator) -> tuple[Int64, Floa
             return top_k(x, k)
         if found[2] >= least:
             break
-        threshold *= np.float32(thresholds.LOWERED)
+        threshold *= np.float32(numpy_select.LOWERED)
     return _cut(*found)
 
 
 def _bounds(k: int, size: int) -> tuple[int, int, int]:
     """Return how few and how many entries are good enough, and room for them."""
-    least, most = math.ceil(thresholds.TOO_FEW * k), math.floor(thresholds.TOO_MANY * k)
+    least, most = math.ceil(numpy_select.TOO_FEW * k), math.floor(numpy_select.TOO_MANY * k)
     return least, most, min(size, most + 1)
 
 
 def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, float]:
-    """See `ops.kernels.thresholds.carried_top_k`."""
+    """See `thinwire.ops.kernels.numpy_select.carried_top_k`."""
     if not isinstance(x, DeviceArray):
-        return thresholds.carried_top_k(x, k, threshold)
-    if threshold > 0 and x.size > thresholds.EXACT_BELOW:
+        return numpy_select.carried_top_k(x, k, threshold)
+    if threshold > 0 and x.size > numpy_select.EXACT_BELOW:
         least, most, capacity = _bounds(k, x.size)
         found = _reaching(x.value, np.float32(threshold), capacity)
         if least <= int(found[2]) <= most:
             indices, values = _cut(*found)
-            return indices, values, select.magnitude_at(np.abs(values), k)
+            return indices, values, numpy_select.magnitude_at(np.abs(values), k)
     indices, values = top_k(x, k)
     return indices, values, float(np.abs(values).min()) if indices.size == k else 0.0
 
@@ -212,9 +212,9 @@ def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, flo
 def feedback_carried(
     residual: Any, addend: Any, k: int, factor: float = 1.0, threshold: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """See `ops.kernels.thresholds.feedback_carried`."""
+    """See `thinwire.ops.kernels.numpy_select.feedback_carried`."""
     if not isinstance(residual, DeviceArray):
-        return thresholds.feedback_carried(residual, np.asarray(addend), k, factor, threshold)
+        return numpy_select.feedback_carried(residual, np.asarray(addend), k, factor, threshold)
     accumulate(residual, addend, factor)
     indices, values, threshold = carried_top_k(residual, k, threshold)
     residual[indices] = 0

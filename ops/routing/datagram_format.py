@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ops.routing.routed import Encoding
+from thinwire.ops.routing.base import Encoding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

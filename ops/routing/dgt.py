@@ -2,6 +2,8 @@
 
 Source: Zhou et al., "DGT: a contribution-aware differential gradient transmission mechanism for
 distributed machine learning", Future Generation Computer Systems 121, 2021; docs/methods/dgt.md.
+
+What the command line says about DGT, and which of it is legal.
 """
 
 from __future__ import annotations
@@ -11,10 +13,122 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ops.power_sgd import PowerSgd
-from ops.routing.dgt_choices import BYTES_OF_ENTRY, DgtChoices, refuse_illegal
-from ops.routing.routed import Lost, RouteContext, Routed
-from ops.types import Block, ConfigurationError, ShardLayout, State
+from thinwire.ops.codecs.power_sgd import PowerSgd
+from thinwire.ops.routing.base import Lost, RouteContext, Routed
+from thinwire.ops.types import Block, ConfigurationError, ShardLayout, State
+
+RECEPTIONS = ("diff", "drop")
+RANDOM = ("0", "1", "fixed")
+MARKERS = ("step", "tensor")
+SCOPES = ("tensor", "model")
+LOW_BITS = (32, 16, 8, 4)
+MAX_CHANNELS = 7
+BYTES_OF_ENTRY = 4  # the block size is in bytes of float32, whatever the codec's value dtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DgtChoices:
+    """What the command line says about DGT: a field for each flag.
+
+    Attributes:
+        dgt_channels: C, channels for datagrams, 0 to 7; 0: everything is reliable.
+        dgt_k: Fraction of blocks that are reliable; with `dgt_adaptive_k` at the first loss.
+        dgt_k_min: Least fraction with `dgt_adaptive_k`.
+        dgt_adaptive_k: Whether the fraction falls with the training loss.
+        dgt_enable_block: False: one block per tensor, which is its last one; the original's
+            switch, with which nothing travels in datagrams.
+        dgt_block_size: Bytes of a block of float32.
+        dgt_alpha: Weight of the past in the moving average of contributions.
+        dgt_reception: diff: what comes late is added to the next step; drop: it is thrown away.
+        dgt_send_drop: Whether unreliable blocks are thrown away at once, as a control.
+        dgt_random: Rank at random, as a control: 1 anew each time, fixed always the same.
+        dgt_clear_zero: Whether blocks of zeros stay unsent.
+        dgt_low_bits: Of a value in unreliable blocks; below 32 rounding errors are kept.
+        dgt_wait_ms: How long a shard waits for announced datagrams after the reliable part.
+        dgt_max_late: Steps after which late blocks are not added any more.
+        dgt_late_decay: Factor on late blocks for each step of lateness.
+        dgt_error_feedback: Whether values that did not arrive are added to the next gradient.
+        dgt_marker: Whose reliable part ends the wait: the whole step's, or each tensor's.
+        dgt_loss_ema: Weight of the past in the loss that k follows; 0: the latest alone.
+        dgt_scope: What k is a fraction of: each tensor's blocks, or all of a shard's.
+    """
+
+    dgt_channels: int = 3
+    dgt_k: float = 0.8
+    dgt_k_min: float = 0.2
+    dgt_adaptive_k: bool = False
+    dgt_enable_block: bool = True
+    dgt_block_size: int = 4096
+    dgt_alpha: float = 0.3
+    dgt_reception: str = "diff"
+    dgt_send_drop: bool = False
+    dgt_random: str = "0"
+    dgt_clear_zero: bool = True
+    dgt_low_bits: int = 32
+    dgt_wait_ms: float = 0.0
+    dgt_max_late: int = 5
+    dgt_late_decay: float = 1.0
+    dgt_error_feedback: bool = False
+    dgt_marker: str = "step"
+    dgt_loss_ema: float = 0.0
+    dgt_scope: str = "tensor"
+
+
+#: Field -> least and largest value.
+_RANGES: dict[str, tuple[float, float]] = {
+    "dgt_channels": (0, MAX_CHANNELS),
+    "dgt_k": (0, 1),
+    "dgt_k_min": (0, 1),
+    "dgt_block_size": (BYTES_OF_ENTRY, 2**31 - 4),
+    "dgt_alpha": (0, 1),
+    "dgt_wait_ms": (0, 3_600_000),
+    "dgt_max_late": (0, 2**31 - 1),
+    "dgt_late_decay": (0, 1),
+    "dgt_loss_ema": (0, 0.9999),
+}
+_WORDS: dict[str, tuple[Any, ...]] = {
+    "dgt_reception": RECEPTIONS,
+    "dgt_random": RANDOM,
+    "dgt_low_bits": LOW_BITS,
+    "dgt_marker": MARKERS,
+    "dgt_scope": SCOPES,
+}
+
+
+def refuse_illegal(choices: DgtChoices) -> None:
+    """Refuse values out of range, and those that exclude each other.
+
+    Raises:
+        ConfigurationError: What is wrong, and what to set instead.
+    """
+    for name, (low, high) in _RANGES.items():
+        value = getattr(choices, name)
+        if not low <= value <= high:
+            upper = f" to {high:g}" if high < math.inf else " or more"
+            raise _refusal(name, value, f"expected {low:g}{upper}, and a finite number")
+    for name, values in _WORDS.items():
+        if getattr(choices, name) not in values:
+            raise _refusal(name, getattr(choices, name), f"expected {_list(values)}")
+    if choices.dgt_block_size % BYTES_OF_ENTRY:
+        raise _refusal("dgt_block_size", choices.dgt_block_size, "expected a multiple of 4 bytes")
+    if choices.dgt_error_feedback and choices.dgt_reception != "drop":
+        raise ConfigurationError(
+            f"--dgt_error_feedback with --dgt_reception={choices.dgt_reception}: what comes late "
+            "would count twice, once by itself and once fed back. Set --dgt_reception=drop."
+        )
+    if choices.dgt_send_drop and (choices.dgt_error_feedback or choices.dgt_low_bits < 32):
+        raise ConfigurationError(
+            "--dgt_send_drop throws unreliable blocks away, without feedback and before they "
+            "are coded; leave out --dgt_error_feedback and --dgt_low_bits with it."
+        )
+
+
+def _list(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values[:-1])) + f" or {values[-1]}"
+
+
+def _refusal(name: str, value: Any, expected: str) -> ConfigurationError:
+    return ConfigurationError(f"--{name}={value}: {expected}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +196,7 @@ class Dgt(DgtChoices):
 
         Its fields: ``k``; ``first_loss``, 0.0 until there is one; ``loss``, the smoothed one;
         ``shards``, per shard ``averages`` (per slot [n] float32), ``places`` (tensor and start of
-        each slot, int64) and, where something is kept, ``kept`` (`ops.routing.residuals`).
+        each slot, int64) and, where something is kept, ``kept`` (`thinwire.ops.routing.residuals`).
         """
         state: State = {"k": self.dgt_k, "first_loss": 0.0, "loss": 0.0}
         state["shards"] = [self._books(layout) for layout in layouts] if self.divides else []
@@ -91,7 +205,7 @@ class Dgt(DgtChoices):
     def _books(self, layout: ShardLayout) -> State:
         import numpy as np
 
-        from ops.routing import residuals
+        from thinwire.ops.routing import residuals
 
         pieces = layout.slices
         books: State = {
@@ -138,12 +252,12 @@ class Dgt(DgtChoices):
             state: As `begin` returned it.
             context: Of this exchange.
         """
-        from ops.routing import cutting
+        from thinwire.ops.routing import dgt_partition
 
         if not self.divides:
-            return cutting.whole(self, blocks, state["k"]), state
+            return dgt_partition.whole(self, blocks, state["k"]), state
         books = state["shards"][shard]
-        return cutting.cut(self, shard, blocks, books, context, state["k"]), state
+        return dgt_partition.cut(self, shard, blocks, books, context, state["k"]), state
 
     def undelivered(self, shard: int, lost: Sequence[Lost] | None, state: State) -> State:
         """Hear what became of the last push to a shard.
@@ -158,7 +272,7 @@ class Dgt(DgtChoices):
         """
         if not self.keeps:
             return state
-        from ops.routing import residuals
+        from thinwire.ops.routing import residuals
 
         kept = state["shards"][shard]["kept"]
         if lost is None:

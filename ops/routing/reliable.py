@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ops.routing.routed import Lost, RouteContext, Routed
-from ops.types import Block, ShardLayout, State
+from thinwire.ops.routing.base import Lost, RouteContext, Routed
+from thinwire.ops.types import Block, ShardLayout, State
 
 
 @dataclasses.dataclass(frozen=True)

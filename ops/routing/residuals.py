@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ops.kernels.levels import from_levels
-from ops.kernels.positions import union
-from ops.kernels.quantise import dequantise
-from ops.routing.routed import Encoding, Lost, Unreliable
-from ops.types import Block, CodedValues, State
+from thinwire.ops.kernels.numpy_ops import dequantise, from_levels, union
+from thinwire.ops.routing.base import Encoding, Lost, Unreliable
+from thinwire.ops.types import Block, CodedValues, State
 
 if TYPE_CHECKING:
-    from ops.types import Float32, Int64
+    from thinwire.ops.types import Float32, Int64
 
 _LEVELS = (Encoding.UINT16, Encoding.UINT8, Encoding.UINT4)
 

@@ -9,8 +9,8 @@ import pytest
 
 from bench import dgt, dgt_real, dgt_table
 from bench.dgt_arms import ARMS, LINKS, MODELS, Case, case
-from cluster.flags import read_run
 from tests.command_line import given
+from thinwire.flags.run import read_run
 
 
 def entry(one, seconds, accuracies=(), final=None):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bench.flood import datagrams, flood
-from ops.routing.datagram_format import HEADER, MAGIC
-from proto import udp_sockets
+from thinwire.ops.routing.datagram_format import HEADER, MAGIC
+from thinwire.proto.udp import sockets as udp_sockets
 
 SIZE = 200
 

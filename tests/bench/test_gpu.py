@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench import gpu
-from ops.kernels import device, tensorflow_bodies, tensorflow_select
+from thinwire.ops.kernels import device, tensorflow_ops, tensorflow_select
 
 SIZE = 5_000
 
@@ -18,7 +18,7 @@ def test_every_body_is_measured_and_equal():
     )
     assert all(each.seconds > 0 and each.share > 0 for each in measured)
     bodies = {op.body for op in gpu.ops(SIZE)}
-    modules = (device, tensorflow_bodies, tensorflow_select)
+    modules = (device, tensorflow_ops, tensorflow_select)
     found = (each for module in modules for each in vars(module).values())
     assert bodies == {each for each in found if hasattr(each, "python_function")}
 

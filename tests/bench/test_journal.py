@@ -1,9 +1,9 @@
 """The shards that are compared with and without a journal do the same work."""
 
 from bench.journal import Shard, updates_of
-from ops.types import ModelSpec, TensorSpec
-from ps.journal import contents, path_of
-from ps.journal_records import bodies
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ps.persistence.journal import contents, path_of
+from thinwire.ps.persistence.journal_format import bodies
 
 SPEC = ModelSpec((TensorSpec("w", (60, 50)), TensorSpec("b", (50,))))
 

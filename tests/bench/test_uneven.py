@@ -3,9 +3,9 @@
 import types
 
 from bench import uneven
-from cluster.flags import read_run
 from tests.command_line import given
 from tests.supervisor.measured_samples import write_measured
+from thinwire.flags.run import read_run
 
 
 def test_it_runs_every_method_with_both_splits_and_draws(tmp_path, monkeypatch, capsys):

@@ -15,17 +15,18 @@ import signal
 import time
 from collections.abc import Callable
 
-from ops import metrics
-from ops.credentials import NO_CREDENTIALS, Credentials
-from ops.run_dir import checkpoints_of
-from proto import certificates, convert
-from proto import thinwire_pb2 as pb
-from proto.channel_grpc import StreamLost, Unreachable
-from proto.session import Refused, Session
 from tests.chaos.proxy import Proxy, Switchboard
 from tests.chaos.proxy_datagrams import DatagramProxy, Weather
 from tests.chaos.proxy_hearing import Hearing
 from tests.nodes import Nodes, free_port
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.ops.run.directory import checkpoints_of
+from thinwire.ops.telemetry import run_status
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import Refused, Session
+from thinwire.proto.security import certificates
 
 #: Small, so that a run takes seconds; snapshots come fast, so that many kills meet one.
 SMALL = (
@@ -190,7 +191,7 @@ class Cast:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def status(self, seconds: float = 60.0, halt: bool = False) -> metrics.RunStatus:
+    def status(self, seconds: float = 60.0, halt: bool = False) -> run_status.RunStatus:
         """Return what shard 0 says of the run, asked as a Supervisor that evaluates nothing.
 
         Args:
@@ -202,7 +203,7 @@ class Cast:
         """
         awake, failure = Awake(25.0), ""
         while (left := seconds - awake()) > 0:
-            hello = pb.Hello(protocol_version=convert.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR,
+            hello = pb.Hello(protocol_version=messages.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR,
                              num_shards=self.nb_ps)  # fmt: skip
             address = f"127.0.0.1:{self.ports[0]}"
             session = Session(address, hello, 1 << 28, credentials=self._own_credentials())
@@ -213,7 +214,7 @@ class Cast:
                 if halt:
                     session.say(pb.ToServer(halt=pb.Halt(cause="max_seconds")))
                 session.say(pb.ToServer(leave=pb.Leave(cause="seen enough")))
-                return metrics.RunStatus.from_json(message.report.document)
+                return run_status.RunStatus.from_json(message.report.document)
             except (StreamLost, Unreachable, Refused) as error:
                 failure = str(error)
                 time.sleep(0.2)
@@ -221,7 +222,7 @@ class Cast:
                 session.close()
         raise AssertionError(f"shard 0 says nothing in {seconds:g} s: {failure}")
 
-    def halt(self) -> metrics.RunStatus:
+    def halt(self) -> run_status.RunStatus:
         """End the run; return how it stood."""
         return self.status(150.0, halt=True)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 
-from ops.types import State
 from tests.chaos.process_cast import Cast
 from tests.chaos.process_replay import Found
+from thinwire.ops.types import State
 
 
 class Ledger:

@@ -17,20 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from cluster.flags import read_run
-from ops import checkpoint, kernels
-from ops.run_dir import checkpoints_of
-from ops.sync import SyncRule
-from ops.types import ModelSpec, ShardLayout, State, TensorSpec
-from ps import journal, journal_records, soft_state
-from ps.aux_mean import AuxMean
-from ps.core import PsCore
-from ps.journal_records import Coder
-from ps.members import CoreConfig
-from ps.membership import Coordinator, Follower
-from ps.replay import Replayed, Settings, replay
 from tests.command_line import given
 from tests.ps.journaled_run import assert_same
+from thinwire.flags.run import read_run
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.persistence import checkpoint
+from thinwire.ops.run.directory import checkpoints_of
+from thinwire.ops.sync.rule import SyncRule
+from thinwire.ops.types import ModelSpec, ShardLayout, State, TensorSpec
+from thinwire.ps.core import soft_state
+from thinwire.ps.core.averages import AuxMean
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.persistence import journal, journal_format
+from thinwire.ps.persistence.journal_format import Coder
+from thinwire.ps.persistence.replay import Replayed, Settings, replay
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 
@@ -74,7 +76,7 @@ class Witness:
         kept = (run_dir / f"flags-{self.name}.txt").read_text().splitlines()
         with given(*(line for line in kept if line.partition("=")[0] in ours)):
             self._run = read_run()
-        self._kernels = kernels.load(self._run.kernels)
+        self._kernels = load_kernels(self._run.kernels)
         self.num_events = 0  # replayed so far
 
     def copy(self, to: pathlib.Path) -> pathlib.Path:
@@ -129,8 +131,8 @@ class Witness:
             AssertionError: They differ.
         """
         head = journal.contents(journal.path_of(self.folder, first["journal"]))
-        _, body = next(journal_records.bodies(head))
-        settings = Settings.of(journal_records.content_of_head(body)["settings"])
+        _, body = next(journal_format.bodies(head))
+        settings = Settings.of(journal_format.content_of_head(body)["settings"])
         expected = self._core(first, settings.config, settings.lease_seconds)
         expected.restore(found.core.snapshot())
         assert settings.config.generation > found.core.config.generation
@@ -181,8 +183,8 @@ def tear(folder: pathlib.Path, dice: Any, cut: bool) -> str:
     newest = journal.path_of(folder, journal.numbers(folder)[-1])
     data = newest.read_bytes()
     try:
-        ends = [0, *(end for end, _ in journal_records.bodies(journal.contents(newest)))]
-    except journal_records.Damaged:
+        ends = [0, *(end for end, _ in journal_format.bodies(journal.contents(newest)))]
+    except journal_format.Damaged:
         return "by the kill itself"
     if len(ends) < 3:
         return ""

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ops import checkpoint
-from ops.types import State
 from tests.chaos.faults import Fault, Plan, Victim
 from tests.chaos.process_cast import Cast, wait_until
 from tests.chaos.process_ledger import Ledger
 from tests.chaos.process_replay import Found, Witness, snapshots, tear
+from thinwire.ops.persistence import checkpoint
+from thinwire.ops.types import State
 
 #: How long a node may take to do what is waited for, on a machine that does other things as well.
 PATIENCE_SECONDS = 150.0

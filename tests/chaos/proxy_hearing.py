@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from proto import thinwire_pb2 as pb
 from tests.chaos.proxy import DOWN, UP
+from thinwire.proto import thinwire_pb2 as pb
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _PADDED = 0, 0x8

@@ -23,10 +23,10 @@ from collections.abc import Iterator, Sequence
 
 from absl import logging
 
-from ops.grouping import AutoGroups
 from tests.chaos.faults import Fault, Plan, Victim, plans
 from tests.chaos.simulated_faults import SIMULATED, Striker
 from tests.chaos.simulated_run import Case, ChaoticRun, Outcome
+from thinwire.ops.sync.groups import AutoGroups
 
 _GROUPS = (("groups", ((1, 2), (3,))),)
 #: What is run: sparse methods keep a journal, dense ones with --journal=on and, as they do by

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cluster.simulator.connection import Connection
-from cluster.simulator.messages import Part, Replied
-from ps import events
+from thinwire.ps.core import events
+from thinwire.simulator.links import Connection
+from thinwire.simulator.messages import Part, Replied
 
 
 def let_be(what: Any, name: str) -> None:

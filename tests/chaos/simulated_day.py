@@ -24,19 +24,19 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from cluster.simulator import outages, speeds
-from cluster.simulator.flags import SimulatorFlags
-from cluster.simulator.kept import Keeps
-from cluster.simulator.simulation import Simulation
-from ops import routing
-from ops.types import Link
 from tests.chaos.faults import plans
 from tests.chaos.simulated import say
 from tests.chaos.simulated_disk import FaultyDisk
 from tests.chaos.simulated_faults import SIMULATED, Striker
-from tests.cluster.toy import IDEAL, ToyTrainer, dataset, run_of
 from tests.harness import KERNELS, Softmax, method
-from worker.flags import Device
+from tests.thinwire.simulator.toy import IDEAL, ToyTrainer, dataset, run_of
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.types import Link
+from thinwire.simulator import devices
+from thinwire.simulator.flags import SimulatorFlags
+from thinwire.simulator.simulation import Simulation
+from thinwire.simulator.storage import Keeps
+from thinwire.worker.flags import Device
 
 _HOUR = 3600.0
 _LEASE_SECONDS = 600.0
@@ -68,8 +68,8 @@ class Day(Simulation):
         )  # fmt: skip
         own = SimulatorFlags(
             devices=(Device(Link(1.0, 20.0), 1.0, 0.0),) * given.workers,
-            step_times=speeds.parse(f"lognormal:{given.step_seconds:g},0.3", given.workers),
-            outages=outages.parse("", given.workers),
+            step_times=devices.parse_speeds(f"lognormal:{given.step_seconds:g},0.3", given.workers),
+            outages=devices.parse_outages("", given.workers),
             servers=(IDEAL,) * given.shards,
             threads=1, clip_norm=0.0, measure="off", start_timeout_seconds=600.0, settings={},
         )  # fmt: skip
@@ -165,7 +165,7 @@ class Day(Simulation):
         flat = np.empty(self.spec.num_parameters, np.float32)
         for shard in self.shards:
             edges = shard.layout.offsets
-            for slot, where in enumerate(routing.positions(self.spec, shard.layout)):
+            for slot, where in enumerate(shard_positions(self.spec, shard.layout)):
                 flat[where] = shard.core.model.theta[edges[slot] : edges[slot + 1]]
         return 100.0 * self.problem.accuracy(flat)
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from cluster.simulator.kept import Disk, Killed
-from ops import checkpoint
-from ops.checkpoint import Checkpoints
-from ops.types import State
+from thinwire.ops.persistence import checkpoint
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.types import State
+from thinwire.simulator.storage import Disk, Killed
 
 #: How far a snapshot may have come when the process dies.
 STAGES = ("empty", "arrays", "manifest", "unnamed", "unpruned", "saved")

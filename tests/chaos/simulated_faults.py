@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from cluster.simulator.connection import Connection
-from cluster.simulator.kept import Killed
-from cluster.simulator.shard import SimulatedShard
-from cluster.simulator.worker import SimulatedWorker
-from ps import events
 from tests.chaos.faults import POSSIBLE, Fault, Plan, Victim
 from tests.chaos.simulated_ambush import at_answer, at_push, let_be
 from tests.chaos.simulated_disk import STAGES
 from tests.chaos.simulated_run import LEASE_SECONDS, ChaoticRun
+from thinwire.ps.core import events
+from thinwire.simulator.links import Connection
+from thinwire.simulator.shard import SimulatedShard
+from thinwire.simulator.storage import Killed
+from thinwire.simulator.worker import SimulatedWorker
 
 _NO_DISK = "a simulated worker keeps nothing: it comes back as one without a checkpoint"
 _ONLY_LOOKS = (

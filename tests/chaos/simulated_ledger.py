@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ops.types import State, Update
-from ops.weighting import Arrival
-from ps import durable
-from ps.core import PsCore
-from ps.mirror_model import model_for
+from thinwire.ops.types import State, Update
+from thinwire.ops.weighting.base import Arrival
+from thinwire.ps.core import durable
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.model import model_for
 
 #: Of the durable state: what a shard that comes back has bit for bit as the one that died.
 COMES_BACK = ("model", "clocks", "steps", "bases", "aux", "accounts", "guard")

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from cluster.simulator import outages, speeds
-from cluster.simulator.flags import SimulatorFlags
-from cluster.simulator.kept import Keeps, Killed
-from cluster.simulator.shard import SimulatedShard
-from cluster.simulator.simulation import Simulation
-from ops import routing
-from ops.types import Link
-from ps import events
 from tests.chaos.faults import Plan
 from tests.chaos.simulated_disk import FaultyDisk
 from tests.chaos.simulated_ledger import Fork, Key, Ledger
-from tests.cluster.toy import IDEAL, ToyTrainer, dataset, run_of
 from tests.harness import KERNELS, method
-from worker.flags import Device
+from tests.thinwire.simulator.toy import IDEAL, ToyTrainer, dataset, run_of
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.types import Link
+from thinwire.ps.core import events
+from thinwire.simulator import devices
+from thinwire.simulator.flags import SimulatorFlags
+from thinwire.simulator.shard import SimulatedShard
+from thinwire.simulator.simulation import Simulation
+from thinwire.simulator.storage import Keeps, Killed
+from thinwire.worker.flags import Device
 
 LEASE_SECONDS = 2.0
 #: Virtual: by then every run has ended, faults and patience included ...
@@ -68,8 +68,8 @@ class ChaoticRun(Simulation):
         steps = ",".join(str(0.2 + 0.13 * number) for number in range(case.nb_workers))
         own = SimulatorFlags(
             devices=(Device(link, 1.0, 0.0),) * case.nb_workers,
-            step_times=speeds.parse(steps, case.nb_workers),
-            outages=outages.parse("", case.nb_workers),
+            step_times=devices.parse_speeds(steps, case.nb_workers),
+            outages=devices.parse_outages("", case.nb_workers),
             servers=(IDEAL,) * case.nb_ps,
             threads=1, clip_norm=0.0, measure="off", start_timeout_seconds=600.0, settings={},
         )  # fmt: skip
@@ -159,7 +159,7 @@ class ChaoticRun(Simulation):
         for shard, layout in enumerate(self._layouts):
             held = self.ledgers[shard].held
             known = held.get((number, core.generations[shard], core.versions[shard]))
-            where = routing.positions(self.spec, layout)
+            where = shard_positions(self.spec, layout)
             mine = np.concatenate([core.base[at] for at in where]).tobytes()
             if known is None or mine != known:
                 raise Fork(
@@ -251,7 +251,7 @@ class ChaoticRun(Simulation):
             ledger.check_once()
             ledger.check_losses(shard.core.accounts.lost_updates)
             self._check_acknowledged(shard, ledger)
-            where = routing.positions(self.spec, shard.layout)
+            where = shard_positions(self.spec, shard.layout)
             theta = np.concatenate([self._initial[at] for at in where])
             whole = not self.run.method.router.uses_datagrams
             ledger.check_replay(theta, self.sent[shard.number] if whole else None)

@@ -8,10 +8,10 @@ import socket
 import threading
 from collections.abc import Callable
 
-from proto import convert
-from proto import thinwire_pb2 as pb
-from proto.channel_grpc import StreamLost, Unreachable
-from proto.session import Refused, Session
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import Refused, Session
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
@@ -33,7 +33,7 @@ def call(port: int, dice: random.Random) -> Callable[[], None]:
 def _introduce(port: int, dice: random.Random) -> Callable[[], None]:
     """Say Hello as somebody who does not belong to the run."""
     hello = pb.Hello(
-        protocol_version=dice.choice((convert.PROTOCOL_VERSION, 99)),
+        protocol_version=dice.choice((messages.PROTOCOL_VERSION, 99)),
         role=dice.choice((pb.ROLE_WORKER, pb.ROLE_SHARD, 9)),
         id=dice.choice((0, 1, 2, 77)),
         run_id=dice.choice(("another", "")),

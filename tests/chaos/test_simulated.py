@@ -7,13 +7,13 @@ import dataclasses
 
 import pytest
 
-from ops.checkpoint import Checkpoints
 from tests.chaos import simulated
 from tests.chaos.faults import IMPOSSIBLE, POSSIBLE, Fault, Plan, Victim
 from tests.chaos.simulated import CASES, played, possible, quiet_seconds, sample
 from tests.chaos.simulated_faults import NOT_SIMULATED, SIMULATED
 from tests.chaos.simulated_ledger import Fork, Ledger
 from tests.chaos.simulated_run import ChaoticRun
+from thinwire.ops.persistence.checkpoint import Checkpoints
 
 SAMPLE = list(sample(seed=3))
 DEATHS = (Fault.KILL_BEFORE_PUSH, Fault.KILL_AFTER_PUSH, Fault.KILL_IN_SNAPSHOT)
@@ -101,24 +101,26 @@ def test_a_plan_befalls_only_whom_it_can():
 
 def test_a_push_that_is_applied_twice_is_found(monkeypatch):
     """A shard that forgets which steps it has taken applies what is sent again once more."""
-    from ps import durable
+    from thinwire.ps.core import durable
 
     save = durable.save
     monkeypatch.setattr(durable, "save", lambda core: {
         **save(core), "steps": dict.fromkeys(save(core)["steps"], 0)
     })  # fmt: skip
-    monkeypatch.setattr("ps.admission.usable_base", lambda core, event: event.base_version)
+    monkeypatch.setattr(
+        "thinwire.ps.core.admission.usable_base", lambda core, event: event.base_version
+    )
     plan = Plan(Fault.KILL_AFTER_PUSH, Victim.SHARD_0, 0.5, 4)
     assert "Fork" in played(case_of("adacomp"), plan).error
 
 
 def test_a_lost_record_is_found(monkeypatch):
     """A journal that leaves out the last event loses what was acknowledged."""
-    from ps import journal_records
+    from thinwire.ps.persistence import journal_format
 
-    bodies = journal_records.bodies
+    bodies = journal_format.bodies
     monkeypatch.setattr(
-        journal_records, "bodies", lambda data: list(bodies(data))[:-1] or bodies(data)
+        journal_format, "bodies", lambda data: list(bodies(data))[:-1] or bodies(data)
     )
     plan = Plan(Fault.KILL_AFTER_PUSH, Victim.SHARD_0, 0.5, 4)
     assert "Fork" in played(case_of("adacomp"), plan).error

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.fractions import ranges, read_fractions
-from ops.types import ConfigurationError
+from thinwire.data.fractions import ranges, read_fractions
+from thinwire.ops.types import ConfigurationError
 
 
 @settings(max_examples=100, deadline=None)

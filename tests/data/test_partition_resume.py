@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import PARTITIONS
-from data.chosen import Shard, take_shard, take_shards
-from data.datasets import Dataset
-from ops.run import DataChoice
-from ops.types import ConfigurationError
+from thinwire.data.choices import PARTITIONS
+from thinwire.data.loading import Shard, take_shard, take_shards
+from thinwire.data.registry import Dataset
+from thinwire.ops.run.settings import DataChoice
+from thinwire.ops.types import ConfigurationError
 
 TOTAL = 240
 #: Partitions as the command line can ask for them.

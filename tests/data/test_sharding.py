@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import PARTITIONS, sharding
-from data.sharding import Rule
-from ops.types import ConfigurationError
+from thinwire.data import partition as data_partition
+from thinwire.data.choices import PARTITIONS
+from thinwire.data.partition import Rule
+from thinwire.ops.types import ConfigurationError
 
 EQUAL = ("iid", "contiguous", "class")
 
@@ -37,7 +38,7 @@ def problems(draw):
 @given(problem=problems())
 def test_disjoint_complete_and_repeatable(problem) -> None:
     labels, rule = problem
-    shards = sharding.split(labels, rule)
+    shards = data_partition.split(labels, rule)
     assert len(shards) == rule.nb_workers
     assert sorted(np.concatenate(shards).tolist()) == list(range(len(labels)))
     assert all(shard.dtype == np.int64 and len(shard) for shard in shards)
@@ -48,72 +49,72 @@ def test_disjoint_complete_and_repeatable(problem) -> None:
         assert max(sizes) - min(sizes) <= 1
     np.random.seed(3)  # whatever the process has drawn before does not matter
     for worker, owned in enumerate(shards, start=1):
-        np.testing.assert_array_equal(sharding.shard(labels, worker, rule), owned)
+        np.testing.assert_array_equal(data_partition.shard(labels, worker, rule), owned)
 
 
 def test_every_name_has_a_split() -> None:
-    assert tuple(sharding.SPLITS) == PARTITIONS
+    assert tuple(data_partition.SPLITS) == PARTITIONS
 
 
 @pytest.mark.parametrize("partition", ["iid", "class", "dirichlet"])
 def test_another_process_finds_the_same(partition: str) -> None:
     code = (
-        "import sys, zlib, numpy as np; from data import sharding\n"
-        f"rule = sharding.Rule({partition!r}, 3, 5, batch_size=4)\n"
-        "shards = sharding.split(np.arange(99) % 7, rule)\n"
+        "import sys, zlib, numpy as np; from thinwire.data import partition\n"
+        f"rule = partition.Rule({partition!r}, 3, 5, batch_size=4)\n"
+        "shards = partition.split(np.arange(99) % 7, rule)\n"
         "sys.stdout.write(str(zlib.crc32(b''.join(s.tobytes() for s in shards))))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
         env={"PYTHONHASHSEED": "7", "PATH": ""},
     )  # fmt: skip
-    shards = sharding.split(np.arange(99) % 7, Rule(partition, 3, 5, batch_size=4))
+    shards = data_partition.split(np.arange(99) % 7, Rule(partition, 3, 5, batch_size=4))
     assert int(done.stdout) == zlib.crc32(b"".join(shard.tobytes() for shard in shards))
 
 
 def test_iid_mixes_and_follows_the_seed() -> None:
     labels = np.zeros(1000, dtype=np.int32)
-    first = sharding.split(labels, Rule("iid", 2, seed=1))[0]
+    first = data_partition.split(labels, Rule("iid", 2, seed=1))[0]
     assert 200 < (first < 500).sum() < 300
-    np.testing.assert_array_equal(first, sharding.split(labels, Rule("iid", 2, seed=1))[0])
-    assert (first != sharding.split(labels, Rule("iid", 2, seed=2))[0]).any()
+    np.testing.assert_array_equal(first, data_partition.split(labels, Rule("iid", 2, seed=1))[0])
+    assert (first != data_partition.split(labels, Rule("iid", 2, seed=2))[0]).any()
 
 
 def test_contiguous_holds_the_original_blocks() -> None:
-    shards = sharding.split(np.zeros(11), Rule("contiguous", 3, seed=0))
+    shards = data_partition.split(np.zeros(11), Rule("contiguous", 3, seed=0))
     expected = [[0, 1, 2, 9], [3, 4, 5, 10], [6, 7, 8]]  # 9 and 10: the tail ESync never uses
     assert [shard.tolist() for shard in shards] == expected
-    for rank, shard in enumerate(sharding.split(np.zeros(60), Rule("contiguous", 6, seed=1))):
+    for rank, shard in enumerate(data_partition.split(np.zeros(60), Rule("contiguous", 6, seed=1))):
         assert shard.tolist() == list(range(rank * 10, (rank + 1) * 10))
 
 
 def test_contiguous_keeps_files_whole() -> None:
     offsets = np.array([0, 5, 7, 10, 20, 21])
-    shards = sharding.split(np.zeros(21), Rule("contiguous", 2, seed=0), offsets)
+    shards = data_partition.split(np.zeros(21), Rule("contiguous", 2, seed=0), offsets)
     assert [shard.tolist() for shard in shards] == [list(range(10)), list(range(10, 21))]
     with pytest.raises(ConfigurationError, match="5 training files"):
-        sharding.split(np.zeros(21), Rule("contiguous", 6, seed=0), offsets)
+        data_partition.split(np.zeros(21), Rule("contiguous", 6, seed=0), offsets)
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_more_workers_than_examples(partition: str) -> None:
     lines = [(worker / 10, (worker + 1) / 10) for worker in range(10)]
     with pytest.raises(ConfigurationError, match="9 training examples .* 10 workers"):
-        sharding.split(np.zeros(9), Rule(partition, 10, 0, lines))
+        data_partition.split(np.zeros(9), Rule(partition, 10, 0, lines))
 
 
 @pytest.mark.parametrize("id_worker", [0, 3, -1])
 def test_id_out_of_range(id_worker: int) -> None:
     with pytest.raises(ConfigurationError, match="--id_worker"):
-        sharding.shard(np.zeros(9), id_worker, Rule("iid", 2, 0))
+        data_partition.shard(np.zeros(9), id_worker, Rule("iid", 2, 0))
 
 
 def test_unknown_partition() -> None:
     with pytest.raises(ConfigurationError, match="iid, contiguous, class, dirichlet, file"):
-        sharding.split(np.zeros(9), Rule("nonsense", 2, 0))
+        data_partition.split(np.zeros(9), Rule("nonsense", 2, 0))
 
 
 def test_label_counts() -> None:
-    assert sharding.label_counts(np.array([3, 0, 3], np.int32)) == {0: 1, 3: 2}
-    assert len(sharding.label_counts(np.arange(200))) == 200
-    assert sharding.label_counts(np.arange(201)) == {}
+    assert data_partition.label_counts(np.array([3, 0, 3], np.int32)) == {0: 1, 3: 2}
+    assert len(data_partition.label_counts(np.arange(200))) == 200
+    assert data_partition.label_counts(np.arange(201)) == {}

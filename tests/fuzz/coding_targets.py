@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ops import index_codings, value_codings, wire
-from ops.types import LowRankBlock, RangedBlock
-from ops.wire import WireError
 from tests.fuzz.target import Reader, Target, joined
+from thinwire.ops.types import LowRankBlock, RangedBlock
+from thinwire.ops.wire import index_codings, value_codings
+from thinwire.ops.wire.blocks import IndexChooser, decode_block
+from thinwire.ops.wire.index_codings import WireError
 
 #: Entries of a block's slot; the last one is far larger than what comes.
 SIZES = (0, 1, 7, 28, 255, 5000, 1 << 24)
@@ -27,7 +28,7 @@ def block(data: bytes) -> None:
     scale, index = source.choice((1.0, 0.0, 0.5, 3e38, -1.0, float("nan"))), source.piece()
     values = source.rest()
     with contextlib.suppress(WireError):
-        found = wire.decode_block(
+        found = decode_block(
             0, count, coding, parameter, memoryview(index), dtype, scale,
             memoryview(values), size, value_coding,
         )  # fmt: skip
@@ -41,8 +42,8 @@ def block(data: bytes) -> None:
 
 
 def _code_again(found: Any) -> None:
-    coded = wire.IndexChooser().encode(found)
-    again = wire.decode_block(
+    coded = IndexChooser().encode(found)
+    again = decode_block(
         0, coded.count, coded.coding, coded.coding_parameter, memoryview(coded.index_bytes),
         coded.value_dtype, coded.scale, memoryview(coded.value_bytes), found.size,
         coded.value_coding,

@@ -11,10 +11,12 @@ import zlib
 
 import numpy as np
 
-from data import adacomp_shards, cifar10, crops, idx, restricted_pickle, tfrecords
-from ops.types import ConfigurationError
 from tests.data.cifar_files import python2_pickle
 from tests.fuzz.target import FOLDER, Reader, Target, joined
+from thinwire.data.pipeline import decode
+from thinwire.data.readers import adacomp as readers_adacomp
+from thinwire.data.readers import cifar10, idx, tfrecords
+from thinwire.ops.types import ConfigurationError
 
 _PIXELS = 3072
 
@@ -54,7 +56,7 @@ def adacomp(data: bytes) -> None:
     shape = source.choice(((), (2, 2, 1), (3, 3, 3), (28, 28, 1)))
     path = FOLDER.write("shard", source.rest())
     with contextlib.suppress(ConfigurationError):
-        found = adacomp_shards._read_records(path, shape)
+        found = readers_adacomp._read_records(path, shape)
         assert found.shape[1:] == shape and len(found)
 
 
@@ -110,7 +112,7 @@ def _cifar_seeds() -> list[bytes]:
 def pickled(data: bytes) -> None:
     """Read a pickle; it may name nothing."""
     with contextlib.suppress(ConfigurationError):
-        found = restricted_pickle.load_dict(io.BytesIO(data), "here")
+        found = cifar10.load_dict(io.BytesIO(data), "here")
         assert isinstance(found, dict)
 
 
@@ -182,9 +184,9 @@ def _index_seeds() -> list[bytes]:
 def image_size(data: bytes) -> None:
     """Read the size that an image says it has."""
     with contextlib.suppress(ValueError):
-        height, width = crops.image_size(data)
+        height, width = decode.image_size(data)
         assert height > 0 and width > 0
-        box = crops.random_box(height, width, [0.5] * crops.WIDTH)
+        box = decode.random_box(height, width, [0.5] * decode.WIDTH)
         assert 0 <= box[0] <= height - box[2] and 0 <= box[1] <= width - box[3]
         assert box[2] > 0 and box[3] > 0
 

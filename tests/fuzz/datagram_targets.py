@@ -7,10 +7,6 @@ import functools
 
 import numpy as np
 
-from ops.routing import datagram_format as form
-from ops.routing.assembler import Assembler
-from ops.routing.routed import Announced, Encoding, Manifest, Unreliable
-from ops.types import Block, CodedValues
 from tests.fuzz.target import Reader, Target
 from tests.ops.datagram_samples import (
     CHANNELS,
@@ -27,6 +23,10 @@ from tests.ops.datagram_samples import (
     signed,
     sparse_part,
 )
+from thinwire.ops.routing import datagram_format as form
+from thinwire.ops.routing.base import Announced, Encoding, Manifest, Unreliable
+from thinwire.ops.routing.reassembler import Assembler
+from thinwire.ops.types import Block, CodedValues
 
 _WORDS = form.HEADER_BYTES // 4
 #: The step that templates are of; programs reach a few before and after it.

@@ -13,18 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from ops import advice, run_dir
-from ops.checkpoint import Checkpoints, DamagedCheckpointError, _canonical, load
-from ops.types import ConfigurationError
-from ps import events, journal, journal_records
-from ps.journal_records import Damaged
-from ps.plain import plain
-from supervisor import measured, original_layout, report, rounds_log
-from supervisor.metrics import read_lines
 from tests.fuzz.target import FOLDER, Reader, Target, joined
 from tests.harness import method
 from tests.ps.journaled_run import JournaledRun
 from tests.supervisor.samples import make_status, write_run
+from thinwire.ops.persistence.checkpoint import (
+    Checkpoints,
+    DamagedCheckpointError,
+    _canonical,
+    load,
+)
+from thinwire.ops.run.directory import rounds_of
+from thinwire.ops.telemetry import predictions
+from thinwire.ops.types import ConfigurationError
+from thinwire.ps.core import events
+from thinwire.ps.core.plain import plain
+from thinwire.ps.persistence import journal, journal_format
+from thinwire.ps.persistence.journal_format import Damaged
+from thinwire.supervisor import metrics_log
+from thinwire.supervisor.esync_logs import runs as esync_logs_runs
+from thinwire.supervisor.esync_logs.format import read_mode
+from thinwire.supervisor.metrics_log import read_lines
+from thinwire.supervisor.report import __main__
 
 _BODY = struct.Struct("<dB")
 
@@ -51,7 +61,7 @@ def _records() -> tuple[bytes, ...]:
     run = _run()
     (number,) = journal.numbers(run.folder / "0")
     data = journal.contents(journal.path_of(run.folder / "0", number))
-    return tuple(bytes(body) for _, body in journal_records.bodies(data))
+    return tuple(bytes(body) for _, body in journal_format.bodies(data))
 
 
 def record(data: bytes) -> None:
@@ -59,7 +69,7 @@ def record(data: bytes) -> None:
     source = Reader(data)
     if source.number() % 2:
         with contextlib.suppress(Damaged):
-            for _, body in journal_records.bodies(memoryview(source.rest())):
+            for _, body in journal_format.bodies(memoryview(source.rest())):
                 _decode(body)
         return
     for body in source.pieces():
@@ -71,7 +81,7 @@ def _decode(body: memoryview) -> None:
         event, now = _run().coders[0].decode(body)
         assert isinstance(now, float) and type(event).__module__ == events.__name__
     with contextlib.suppress(Damaged):
-        journal_records.content_of_head(body)
+        journal_format.content_of_head(body)
 
 
 def _event(value: Any, now: float = 1.0) -> bytes:
@@ -85,7 +95,7 @@ def _record_seeds() -> list[bytes]:
         events.Epoch(3, (1,), True, events.Formed(3, ((1,), (2,)), {1: 4})),
     )  # fmt: skip
     bodies = [*_records(), *(_event(plain(each)) for each in others)]
-    framed = b"".join(bytes(p) for body in _records() for p in journal_records.framed([body]))
+    framed = b"".join(bytes(p) for body in _records() for p in journal_format.framed([body]))
     return [b"\1" + framed, *(b"\0" + joined([body]) for body in bodies)]
 
 
@@ -105,9 +115,7 @@ def journal_file(data: bytes) -> None:
             bodies.append(bytes(body))
         else:
             bodies.append(source.piece())
-    records = [
-        b"".join(bytes(p) for p in journal_records.framed([body])) for body in bodies if body
-    ]
+    records = [b"".join(bytes(p) for p in journal_format.framed([body])) for body in bodies if body]
     journal.path_of(folder, number).write_bytes(journal._MAGIC + b"".join(records))
     come, _ = run.come_back(folder=folder)
     assert 0 <= come.num_records <= len(records)
@@ -165,9 +173,9 @@ def saved(data: bytes) -> None:
     """Read small files that a run left: advice, and what says that it has ended."""
     path = FOLDER.write("advice.json", data)
     with contextlib.suppress(ConfigurationError):
-        advice.load(path)
+        predictions.load(path)
     with contextlib.suppress(ConfigurationError):
-        measured.final_accuracy(_folder_with("summary.json", data))
+        esync_logs_runs.final_accuracy(_folder_with("summary.json", data))
 
 
 def _folder_with(name: str, content: bytes) -> pathlib.Path:
@@ -195,14 +203,14 @@ def metrics_file(data: bytes) -> None:
     found, num_bytes = read_lines(path)
     assert num_bytes <= len(lines) and all(isinstance(line, dict) for line in found)
     with contextlib.suppress(ConfigurationError):
-        report.load_run(folder)
+        __main__.load_run(folder)
     with contextlib.suppress(ValueError):
-        rounds_log.read_rounds(path)
+        metrics_log.read_rounds(path)
     with contextlib.suppress(ConfigurationError):
-        measured.load(folder)
-    shutil.rmtree(run_dir.rounds_of(folder, 1).parent, ignore_errors=True)
-    log = rounds_log.RoundsLog(folder)
-    place = run_dir.rounds_of(folder, 1)
+        esync_logs_runs.load(folder)
+    shutil.rmtree(rounds_of(folder, 1).parent, ignore_errors=True)
+    log = metrics_log.RoundsLog(folder)
+    place = rounds_of(folder, 1)
     place.parent.mkdir(exist_ok=True)
     place.write_bytes(lines)
     log.add(1, summary.decode(errors="replace"))
@@ -229,9 +237,9 @@ def esync_logs(data: bytes) -> None:
         if number == 4:
             break
     with contextlib.suppress(ValueError):
-        original_layout.read_mode(folder)
+        read_mode(folder)
     with contextlib.suppress(ConfigurationError):
-        measured.load(folder)
+        esync_logs_runs.load(folder)
 
 
 def _esync_seeds() -> list[bytes]:

@@ -12,7 +12,7 @@ import resource
 import sys
 
 #: What is instrumented: all that decodes, and nothing that decodes by native code.
-ROOMS = ["ops", "proto", "ps", "data", "worker", "cluster", "supervisor"]
+ROOMS = ["thinwire"]
 #: Address space that a process may take beyond what it has before the first input.
 ROOM_BYTES = 1 << 30
 

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 
 from absl import logging
 
-from proto import thinwire_pb2 as pb
 from tests.fuzz.target import parsed, watched
 from tests.fuzz.world import METHODS, World
 from tests.ps.liar import Liar
 from tests.ps.streams import Stream
+from thinwire.proto import thinwire_pb2 as pb
 
 #: What a process may grow by while it is lied to, in bytes.
 MOST_GROWTH = 64 << 20

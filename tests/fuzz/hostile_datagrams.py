@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ops.routing import datagram_format as form
-from ops.routing.transport import Transport
 from tests.fuzz.hostile import Outcome, resident_bytes
 from tests.fuzz.target import watched
 from tests.ps.port import Port, Talker
-from worker.exchanged import Outgoing
+from thinwire.ops.routing import datagram_format as form
+from thinwire.ops.routing.base import Transport
+from thinwire.worker.core.messages import Outgoing
 
 _HOST = "127.0.0.1"
 _CHOICES = {"overrides": {"sync": "asp"}, "dgt_wait_ms": 3_600_000.0, "dgt_block_size": 8}
@@ -29,7 +29,7 @@ _A_ROUND, _AMONG = 4000, 40
 _BURST = 500
 _BATCH_SECONDS = 300.0  # of processor time
 _PAUSE_SECONDS = 5e-4
-#: Reasons found before a datagram is entered as one that fits; see `ops.routing.parsing`.
+#: Reasons found before a datagram is entered as one that fits; see `thinwire.ops.routing.parser`.
 _EARLY = (
     *("short", "magic", "version", "session", "tag", "encoding", "channel", "bounds", "block"),
     *("gaps", "not_finite"),

@@ -12,31 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from cluster.flags import read_run
-from ops import metrics, rounds
-from ops.datagram_counts import SentCounts
-from ops.methods import Method
-from ops.routing.routed import Encoding, Routed, Unreliable
-from ops.types import ConfigurationError, Link
-from proto import peers_pb2 as peers
-from proto import thinwire_pb2 as pb
-from proto.channel_grpc import StreamLost
-from proto.convert import Malformed
-from ps import reported
-from ps.epoch_words import epoch_of
-from supervisor.view import Viewer
 from tests.command_line import given
 from tests.fuzz.target import Reader, Target, joined, parsed
 from tests.fuzz.wire_targets import golden, mend_lengths
 from tests.harness import KERNELS, SPEC, method
 from tests.proto.samples import samples
 from tests.supervisor.samples import make_status, make_worker
-from worker.collective_mailbox import Mailbox, Member, RoundName
-from worker.collective_peers import PeerLost, _Conversation
-from worker.collective_replica import Replica
-from worker.collective_service import PeerServer
-from worker.core import WorkerCore
-from worker.exchange import Exchange
+from thinwire.flags.run import read_run
+from thinwire.ops.methods.method import Method
+from thinwire.ops.routing.base import Encoding, Routed, Unreliable
+from thinwire.ops.routing.counters import SentCounts
+from thinwire.ops.telemetry import round_trace, run_status
+from thinwire.ops.types import ConfigurationError, Link
+from thinwire.proto import peers_pb2 as peers
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.proto.grpc import StreamLost
+from thinwire.ps.wire import reports
+from thinwire.ps.wire.epochs import epoch_of
+from thinwire.supervisor.evaluator import Viewer
+from thinwire.worker.client.exchange import Exchange
+from thinwire.worker.collective.mailbox import Mailbox, Member, RoundName
+from thinwire.worker.collective.peers import PeerLost, _Conversation
+from thinwire.worker.collective.replica import Replica
+from thinwire.worker.collective.service import PeerServer
+from thinwire.worker.core.core import WorkerCore
 
 #: The flags of a worker, and how many values shard 0 averages beside the weights.
 WORKERS = (
@@ -154,15 +154,15 @@ def _membership_seeds() -> list[bytes]:
 # -- documents ---------------------------------------------------------------------------------
 
 _DOCUMENTS = (
-    metrics.RunStatus.from_json,
-    metrics.WorkerMetrics.from_json,
-    rounds.unpack,
+    run_status.RunStatus.from_json,
+    run_status.WorkerMetrics.from_json,
+    round_trace.unpack,
     SentCounts.from_json,
-    reported.own_counters,
-    reported.sent,
-    reported.received,
-    lambda text: reported.counts(text, "rejected"),
-    lambda text: reported.tables(text, "guards"),
+    reports.own_counters,
+    reports.sent,
+    reports.received,
+    lambda text: reports.counts(text, "rejected"),
+    lambda text: reports.tables(text, "guards"),
 )
 
 
@@ -176,15 +176,15 @@ def documents(data: bytes) -> None:
 
 
 def _document_seeds() -> list[bytes]:
-    origin = rounds.Origin("host", "cpu", 0, "life")
-    row = rounds.Row(
-        1, 8, 0.5, 1, 0, 1, 0, 0.25, 100, 100, 0.0, 0.1, {rounds.ENCODE: 0.1}, None
+    origin = round_trace.Origin("host", "cpu", 0, "life")
+    row = round_trace.Row(
+        1, 8, 0.5, 1, 0, 1, 0, 0.25, 100, 100, 0.0, 0.1, {round_trace.ENCODE: 0.1}, None
     )  # fmt: skip
     whole = make_status(40)
     texts = {
         0: [whole.to_json()],
         1: [make_worker(1, 8).to_json()],
-        2: rounds.pack(origin, [row]),
+        2: round_trace.pack(origin, [row]),
         3: [SentCounts(pushes=1, blocks=[1, 2]).to_json()],
         4: [make_worker(1, 8).to_json()],
         6: [json.dumps({"datagrams": {"workers": {}, "dropped": {"tag": 1}}})],
@@ -255,9 +255,9 @@ def holding(data: bytes) -> None:
 
 
 def _assembler() -> Any:
-    from proto import convert
+    from thinwire.proto.framing import Assembler
 
-    return convert.Assembler(peers.FromPeer, lambda message: 1 << 12)
+    return Assembler(peers.FromPeer, lambda message: 1 << 12)
 
 
 def _holding_seeds() -> list[bytes]:

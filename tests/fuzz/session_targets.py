@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ops.routing import datagram_format as form
-from proto import thinwire_pb2 as pb
-from proto.framing import Malformed
-from ps import events
-from ps.pushes import NonFinite
 from tests.fuzz.datagram_targets import MOST_CALLS
 from tests.fuzz.target import Reader, Target
 from tests.fuzz.wire_targets import mend_lengths
 from tests.ps.port import Port
+from thinwire.ops.routing import datagram_format as form
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.ps.core import events
+from thinwire.ps.wire.push_decoder import NonFinite
 
 
 class _Talk:

@@ -7,11 +7,11 @@ from typing import Any
 
 from absl import logging
 
-from proto import thinwire_pb2 as pb
 from tests.fuzz import mutators
 from tests.fuzz.target import Reader, Target, parsed
 from tests.fuzz.world import LEASE_SECONDS, METHODS, Client, World, world
 from tests.ps.streams import HONEST, frame, push_frame
+from thinwire.proto import thinwire_pb2 as pb
 
 _MOST_CLIENTS, _MOST_VERBS = 4, 80
 _LIVES = (0, 5, 6, 2**64 - 1)

@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from proto import thinwire_pb2 as pb
 from tests.fuzz.stream_targets import Abuse
 from tests.fuzz.world import METHODS, world
 from tests.ps.streams import HONEST, frame
+from thinwire.proto import thinwire_pb2 as pb
 
 WHO = st.integers(0, 3)
 EDGES = st.sampled_from([0, 1, 2, 63, 2**31, 2**32 - 1, 2**53, 2**63, 2**64 - 1])

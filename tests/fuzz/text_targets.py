@@ -7,22 +7,22 @@ import functools
 import json
 import os
 
-from cluster import hosts, tf_config
-from cluster.simulator import speeds
-from data import fractions
-from ops import grouping
-from ops.types import ConfigurationError
-from proto import credential_files
-from proto.credentials import part_of_shard
 from tests.fuzz.target import FOLDER, Reader, Target
 from tests.papers import Papers
+from thinwire.data import fractions
+from thinwire.launcher import hosts, tf_config
+from thinwire.ops.sync.groups import format_groups, parse_groups, parse_groups_file
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto.security import credentials as security_credentials
+from thinwire.proto.security.credentials import part_of_shard
+from thinwire.simulator import devices
 
 
 def groups(data: bytes) -> None:
     """Read a groups file."""
     with contextlib.suppress(ConfigurationError):
-        found = grouping.parse_groups_file(data.decode(errors="replace"), "here")
-        assert found and grouping.parse_groups(grouping.format_groups(found)) == found
+        found = parse_groups_file(data.decode(errors="replace"), "here")
+        assert found and parse_groups(format_groups(found)) == found
 
 
 def shares(data: bytes) -> None:
@@ -49,7 +49,7 @@ def traces(data: bytes) -> None:
     nb_workers = 1 + source.number() % 3
     path = FOLDER.write("trace.txt", source.rest())
     with contextlib.suppress(ConfigurationError):
-        found = speeds._traces(str(path), nb_workers)
+        found = devices._traces(str(path), nb_workers)
         assert len(found) == nb_workers
 
 
@@ -96,7 +96,7 @@ def credentials(data: bytes) -> None:
     for path in paths.values():
         os.chmod(path, 0o600)
     with contextlib.suppress(ConfigurationError):
-        credential_files.read(credential_files.Files(**paths), "", part_of_shard(0), serves)
+        security_credentials.read(security_credentials.Files(**paths), "", part_of_shard(0), serves)
 
 
 def _credential_seeds() -> list[bytes]:

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ops import wire
-from ops.types import Kind, ShardLayout
-from proto import convert, manifests
-from proto import peers_pb2 as peers
-from proto import thinwire_pb2 as pb
-from proto.convert import Malformed
-from proto.credentials import words_of
-from ps import handshake, limits
-from ps.journal_records import Coder, bodies
-from ps.pushes import NonFinite, PushDecoder
 from tests.fuzz.target import Reader, Target, joined, parsed
 from tests.harness import KERNELS, SPEC, method
 from tests.proto.samples import GOLDEN, samples
+from thinwire.ops.types import Kind, ShardLayout
+from thinwire.ops.wire.blocks import IndexCoding
+from thinwire.proto import messages
+from thinwire.proto import peers_pb2 as peers
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Assembler, Malformed
+from thinwire.proto.security.credentials import words_of
+from thinwire.ps.persistence.journal_format import Coder, bodies
+from thinwire.ps.service import handshake
+from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
 LARGEST_PAYLOAD_BYTES = 1 << 16
 ENVELOPES = (pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromPeer)
@@ -37,7 +37,7 @@ def framing(data: bytes) -> None:
     """Feed frames of one stream until one of them ends it."""
     source = Reader(data)
     envelope = source.choice(ENVELOPES)
-    assembler = convert.Assembler(envelope, lambda header: LARGEST_PAYLOAD_BYTES)
+    assembler = Assembler(envelope, lambda header: LARGEST_PAYLOAD_BYTES)
     with contextlib.suppress(Malformed):
         for frame in source.pieces():
             complete = assembler.feed(frame)
@@ -146,7 +146,7 @@ def _push_seeds() -> list[bytes]:
     dense = pb.Push(step=1, samples=8, local_steps=1, loss=0.5, blocks=blocks)
     dense.payload = np.arange(28, dtype="<f4").tobytes()
     found = [dense.SerializeToString()]
-    for coding in wire.IndexCoding:
+    for coding in IndexCoding:
         block = pb.Block(slot=0, count=2, coding=int(coding), index_bytes=2, coding_parameter=2)
         found.append(pb.Push(blocks=[block], payload=bytes(range(10))).SerializeToString())
     sparse = pb.Block(slot=0, count=2, coding=pb.INDEX_CODING_UINT32, index_bytes=8)
@@ -180,21 +180,21 @@ def hello(data: bytes) -> None:
         message.run_id = ""
     if mends & 4:
         del message.model[:]
-        message.model.extend(convert.tensors_of(SPEC))
+        message.model.extend(messages.tensors_of(SPEC))
     refusal = handshake.judge(message, _MINE)
     if refusal is not None:
         assert pb.Reason.Name(refusal[0]) and refusal[1]
     with contextlib.suppress(Malformed):
-        convert.spec_of(message.model)
+        messages.spec_of(message.model)
     with contextlib.suppress(Malformed):
-        limits.checked_link(message.link)
+        handshake.checked_link(message.link)
     words_of(message)
 
 
 def _hello_seeds() -> list[bytes]:
     mine = pb.Hello(
         protocol_version=1, role=pb.ROLE_WORKER, id=2, num_shards=1,
-        fingerprint=convert.settings_of(_FINGERPRINT), model=convert.tensors_of(SPEC),
+        fingerprint=messages.settings_of(_FINGERPRINT), model=messages.tensors_of(SPEC),
         link=pb.EmulatedLink(mbps=100, delay_ms=2.5, loss=0.01, seed=9),
     ).SerializeToString()  # fmt: skip
     sampled = samples()["to_server_hello"].hello.SerializeToString()
@@ -207,8 +207,8 @@ def manifest(data: bytes) -> None:
     if not parsed(message, data):
         return
     with contextlib.suppress(Malformed):
-        found = manifests.from_message(message)
-        assert manifests.from_message(manifests.to_message(found)) == found
+        found = messages.from_message(message)
+        assert messages.from_message(messages.to_message(found)) == found
 
 
 def _manifest_seeds() -> list[bytes]:

@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from ops import wire
-from ops.down_codecs import Operation
-from ops.routing.transport import Transport
-from proto import convert
-from proto import thinwire_pb2 as pb
-from ps import events
-from ps.core import PsCore
-from ps.reader import StreamReader
 from tests.harness import MiniRun, MiniWorker
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
-from worker.datagram_leg import DatagramLeg
-from worker.exchanged import ShardReply
-from worker.push_messages import sealed_messages
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.routing.base import Transport
+from thinwire.ops.wire.blocks import IndexChooser
+from thinwire.proto import framing, messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.core import events
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.service.stream_reader import StreamReader
+from thinwire.worker.client.datagrams import DatagramLeg
+from thinwire.worker.client.messages import sealed_messages
+from thinwire.worker.core.messages import ShardReply
 
 LEASE_SECONDS = 10.0
 #: This life of the honest worker; nobody guesses it.
@@ -41,7 +41,12 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 #: Modules that read the time.
-_TIMED = ("ps.server", "ps.reader", "ps.limits", "proto.door")
+_TIMED = (
+    "thinwire.ps.service.server",
+    "thinwire.ps.service.stream_reader",
+    "thinwire.ps.service.handshake",
+    "thinwire.proto.security.connection_guard",
+)
 
 
 class Clock:
@@ -95,7 +100,7 @@ class Honest:
         self.worker = MiniWorker(HONEST, self.run)
         self.client = Client(world)
         self.num_pushes = 0
-        self.chooser = wire.IndexChooser()
+        self.chooser = IndexChooser()
         self._say(frame(hello=world.shard.hello(id=HONEST, incarnation=HONEST_LIFE)))
         self.welcome, _ = self.client.last("welcome")
         router = self.run.method.router
@@ -119,7 +124,7 @@ class Honest:
         epoch = self.world.core.membership.epoch
         spoken = sealed_messages(outgoing, 0, HONEST_LIFE, epoch, self.chooser, self.leg)
         for message, pieces in spoken:
-            for data in convert.frames(message, pieces):
+            for data in framing.frames(message, pieces):
                 self._say(data)
         for message in self.leg.after() if self.leg is not None else ():
             self._say(message.SerializeToString())
@@ -138,7 +143,7 @@ class Honest:
         assert reply is not None and reply.step == step
         sizes = [piece.size for piece in self.run.layouts[0].slices]
         payload = payload[: len(payload) - 4 * reply.aux_count]
-        blocks = convert.blocks_from_message(reply.blocks, payload, sizes)
+        blocks = messages.blocks_from_message(reply.blocks, payload, sizes)
         self.worker.core.finish(
             [ShardReply(Operation(reply.operation), blocks, reply.version, reply.generation,
                         reply.learning_rate, reply.samples, reply.stop)]

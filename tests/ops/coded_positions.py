@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ops.wire import IndexCoding, decode_block
+from thinwire.ops.wire.blocks import IndexCoding, decode_block
 
 POSITIONS = [0, 1, 5, 6, 300, 301, 999]  # below 1000; a run at the start, one gap above 255
 # coding -> (parameter, index bytes) of POSITIONS. Never changes: old bytes must decode for ever.

@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from ops.routing.assembler import Assembler
-from ops.routing.datagrams import Sealed, Sealer, Session
-from ops.routing.routed import Encoding, Manifest, Unreliable
-from ops.types import Block, CodedValues, RangedBlock
+from thinwire.ops.routing.base import Encoding, Manifest, Unreliable
+from thinwire.ops.routing.datagram_format import Session
+from thinwire.ops.routing.packetizer import Sealed, Sealer
+from thinwire.ops.routing.reassembler import Assembler
+from thinwire.ops.types import Block, CodedValues, RangedBlock
 
 KEY = bytes(range(32))
 SESSION = Session(0x0123456789ABCDEF, KEY, 5)

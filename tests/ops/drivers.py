@@ -4,17 +4,26 @@ import random
 
 import numpy as np
 
-from ops import kernels
-from ops.replies import Asked
-from ops.routing import place, split
-from ops.routing.routed import Lost, RouteContext
-from ops.schedule import Budget, Schedule
-from ops.types import Block, CodedValues, EncodeContext, Kind, ModelSpec, Packet, TensorSpec, Update
-from ops.weighting import Arrival
-from ps.shard_model import ShardModel
 from tests.harness import method
+from thinwire.ops.downlink.types import Asked
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.routing.base import Lost, RouteContext
+from thinwire.ops.sharding.split import place_tensors, split_packet
+from thinwire.ops.types import (
+    Block,
+    CodedValues,
+    EncodeContext,
+    Kind,
+    ModelSpec,
+    Packet,
+    TensorSpec,
+    Update,
+)
+from thinwire.ops.weighting.base import Arrival
+from thinwire.ps.core.model import ShardModel
 
-BODIES = kernels.load("numpy")
+BODIES = load_kernels("numpy")
 SPEC = ModelSpec((TensorSpec("kernel", (9, 5)), TensorSpec("one", (1,)), TensorSpec("zero", (6,))))
 WORKERS = 3
 #: What follows a "+" in the name of a policy -> choices that put wrappers around it.
@@ -96,7 +105,7 @@ class Pacer(Driver):
 class Router(Driver):
     """A dense or a sparse packet over two shards, and losses where something travels unreliably."""
 
-    layouts = place(SPEC, 2)
+    layouts = place_tensors(SPEC, 2)
 
     def begin(self):
         return self.policy.init(self.layouts)
@@ -107,7 +116,7 @@ class Router(Driver):
         state = self.policy.begin(state, context)
         routed = []
         for shard, blocks in enumerate(
-            split(Packet(self.blocks(rng), Kind.GRADIENT), self.layouts)
+            split_packet(Packet(self.blocks(rng), Kind.GRADIENT), self.layouts)
         ):
             part, state = self.policy.cut(shard, blocks, state, context)
             state = self.policy.undelivered(shard, lost_of(part) if number % 2 else (), state)

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from ops import codecs, kernels
-from ops.base_codecs import decoded
-from ops.types import EncodeContext, ModelSpec, TensorSpec
+from thinwire.ops.codecs.dense import decoded
+from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.types import EncodeContext, ModelSpec, TensorSpec
 
-BODIES = kernels.load("numpy")
+BODIES = load_kernels("numpy")
 SPEC = ModelSpec((TensorSpec("w", (40, 10)), TensorSpec("one", (1,)), TensorSpec("b", (30,))))
 KEPT = (40, 1, 3)  # of each tensor at a rate of 0.1
 OTHERS = ("gd", "dgc", "dgs")
@@ -25,9 +26,9 @@ def gradients(number, spec=SPEC):
 
 def build(name, **choices):
     """A codec that keeps a tenth, without a warm-up, unless something else is said."""
-    warms_up = codecs.REGISTRY[name].base.sends_fraction
+    warms_up = CODECS[name].base.sends_fraction
     choices = {"compression_rate": 0.1, "warmup_epochs": 0 if warms_up else None} | choices
-    return codecs.build(name, codecs.CodecChoices(**choices), nb_workers=4)
+    return build_codec(name, CodecChoices(**choices), nb_workers=4)
 
 
 def dense(packet, spec=SPEC):

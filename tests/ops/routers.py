@@ -4,14 +4,14 @@ import dataclasses
 
 import numpy as np
 
-from ops import kernels, ranged
-from ops.kernels.levels import from_levels
-from ops.kernels.quantise import dequantise
-from ops.low_rank import expanded
-from ops.routing.routed import Encoding, Lost, RouteContext
-from ops.types import Block, CodedValues, RangedBlock, ShardLayout, Slice
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels.numpy_ops import dequantise, from_levels
+from thinwire.ops.routing.base import Encoding, Lost, RouteContext
+from thinwire.ops.types import Block, CodedValues, RangedBlock, ShardLayout, Slice
+from thinwire.ops.wire import blocks as wire_blocks
+from thinwire.ops.wire.low_rank import expanded
 
-BODIES = kernels.load("numpy")
+BODIES = load_kernels("numpy")
 FLOAT = np.float32
 
 
@@ -44,7 +44,7 @@ def entries_of(blocks, sizes):
     for block in blocks:
         block, target = expanded(block), found[block.slot]
         if isinstance(block, RangedBlock):
-            target[ranged.mask(block)] = dequantise(block.values)
+            target[wire_blocks.mask(block)] = dequantise(block.values)
         else:
             target[slice(None) if block.indices is None else block.indices] = dequantise(
                 block.values

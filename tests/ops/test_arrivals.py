@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.arrivals import Arrivals, Attempts, Backoff, Spread
+from thinwire.ops.failure_detector import Arrivals, Attempts, Backoff, Spread
 
 SECONDS = st.floats(1e-3, 1e3)
 

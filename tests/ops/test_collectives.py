@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.collectives import REGISTRY, Part, Reduction, Send
-from ops.merge import mean_update
-from ops.types import Update
+from thinwire.ops.aggregation.merge import mean_update
+from thinwire.ops.collectives import REGISTRY, Part, Reduction, Send
+from thinwire.ops.types import Update
 
 MEMBERS = range(1, 10)
 

@@ -16,26 +16,32 @@ import typing
 import numpy as np
 import pytest
 
-from ops import codecs, down_codecs, methods, pacing, routing, sync, weighting
-from ops.checkpoint import Checkpoints
-from ops.grouping import AutoGroups
-from ops.server_update import OPTIMIZERS
-from ops.types import ConfigurationError
 from tests.ops.drivers import DRIVERS, policy_of
+from thinwire.ops.codecs.registry import CODECS
+from thinwire.ops.downlink.registry import DOWN_CODECS
+from thinwire.ops.methods.method import SEAMS
+from thinwire.ops.optimizers.server import OPTIMIZERS
+from thinwire.ops.pacing import pacers
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.routing.registry import ROUTERS
+from thinwire.ops.sync.groups import AutoGroups
+from thinwire.ops.sync.rule import SYNC_RULES
+from thinwire.ops.types import ConfigurationError
+from thinwire.ops.weighting.base import WEIGHTINGS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TURNS = 8
 
 REGISTRIES = {
-    "pacer": pacing.REGISTRY,
-    "codec": codecs.REGISTRY,
-    "down_codec": down_codecs.REGISTRY,
-    "router": routing.REGISTRY,
-    "sync": sync.REGISTRY,
-    "weighting": weighting.REGISTRY,
+    "pacer": pacers.PACERS,
+    "codec": CODECS,
+    "down_codec": DOWN_CODECS,
+    "router": ROUTERS,
+    "sync": SYNC_RULES,
+    "weighting": WEIGHTINGS,
     "server_optimizer": OPTIMIZERS,
 }
-assert tuple(REGISTRIES) == methods.SEAMS
+assert tuple(REGISTRIES) == SEAMS
 WRAPPED = ["dense+feedback", "topk+feedback", "random_k+feedback", "dgs+carried", "dgc+all"]
 WRAPPED += ["powersgd+rank1"]
 EVERY = [(seam, name) for seam, registry in REGISTRIES.items() for name in registry]

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from proto import channel_grpc
+from thinwire.proto import grpc
 
 WAIT_SECONDS = 20.0
 
@@ -16,7 +16,7 @@ def echo(stream):
 @contextlib.contextmanager
 def serving(handler, max_streams=4):
     """A server, while it is needed."""
-    server = channel_grpc.serve("127.0.0.1", 0, handler, max_streams)
+    server = grpc.serve("127.0.0.1", 0, handler, max_streams)
     try:
         yield server
     finally:
@@ -26,7 +26,7 @@ def serving(handler, max_streams=4):
 @contextlib.contextmanager
 def connected(server, link=None):
     """A stream to it, open."""
-    stream = channel_grpc.ClientStream(f"127.0.0.1:{server.port}", link)
+    stream = grpc.ClientStream(f"127.0.0.1:{server.port}", link)
     try:
         stream.open(WAIT_SECONDS)
         yield stream

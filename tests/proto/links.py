@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from proto.priority_link import HEADER_BYTES
+from thinwire.proto.emulation.priority_link import HEADER_BYTES
 
 SIZE = 1472  # with headers 1,500 bytes: 0.12 ms at 100 Mbit/s
 UNIT = SIZE + HEADER_BYTES

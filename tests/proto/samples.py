@@ -7,8 +7,8 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from proto import peers_pb2 as peers
-from proto import thinwire_pb2 as pb
+from thinwire.proto import peers_pb2 as peers
+from thinwire.proto import thinwire_pb2 as pb
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from ops import wire
-from ops.types import Block, CodedValues, ModelSpec, TensorSpec
-from proto import convert
-from proto import thinwire_pb2 as pb
-from proto.convert import Malformed
+from thinwire.ops.types import Block, CodedValues, ModelSpec, TensorSpec
+from thinwire.ops.wire.blocks import IndexChooser, IndexCoding, WireBlock
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
 
 SPEC = ModelSpec(
     (TensorSpec("conv/kernel", (3, 3, 1, 8)), TensorSpec("conv/bias", (8,)), TensorSpec("s", ()))
@@ -16,7 +16,7 @@ SIZES = (72, 8, 1)
 
 
 def test_a_model_survives_its_signature():
-    assert convert.spec_of(convert.tensors_of(SPEC)) == SPEC
+    assert messages.spec_of(messages.tensors_of(SPEC)) == SPEC
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_model_survives_its_signature():
 )
 def test_an_impossible_signature_is_malformed(tensor, words):
     with pytest.raises(Malformed, match=words):
-        convert.spec_of([*convert.tensors_of(SPEC), tensor])
+        messages.spec_of([*messages.tensors_of(SPEC), tensor])
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_an_impossible_signature_is_malformed(tensor, words):
     ],
 )
 def test_models_are_compared_in_words(changed, words):
-    ours, theirs = convert.tensors_of(SPEC), convert.tensors_of(ModelSpec(changed))
-    assert convert.first_difference(ours, theirs) == words
+    ours, theirs = messages.tensors_of(SPEC), messages.tensors_of(ModelSpec(changed))
+    assert messages.first_difference(ours, theirs) == words
 
 
 @pytest.mark.parametrize(
@@ -70,22 +70,20 @@ def test_models_are_compared_in_words(changed, words):
     ],
 )
 def test_fingerprints_are_compared_in_words(changed, words):
-    ours = convert.settings_of([("codec", "topk"), ("codec.compression_rate", "0.01")])
-    assert convert.first_difference(ours, convert.settings_of(changed)) == words
+    ours = messages.settings_of([("codec", "topk"), ("codec.compression_rate", "0.01")])
+    assert messages.first_difference(ours, messages.settings_of(changed)) == words
 
 
-def dense_block(slot: int, values: np.ndarray) -> wire.WireBlock:
-    return wire.WireBlock(
-        slot, values.size, wire.IndexCoding.DENSE, 0, b"", "float32", 1.0, values.tobytes()
-    )
+def dense_block(slot: int, values: np.ndarray) -> WireBlock:
+    return WireBlock(slot, values.size, IndexCoding.DENSE, 0, b"", "float32", 1.0, values.tobytes())
 
 
-def sparse_block(slot: int, positions: list[int], values: np.ndarray) -> wire.WireBlock:
+def sparse_block(slot: int, positions: list[int], values: np.ndarray) -> WireBlock:
     index_bytes = np.array(positions, "<u4").tobytes()
-    return wire.WireBlock(
+    return WireBlock(
         slot,
         len(positions),
-        wire.IndexCoding.UINT32,
+        IndexCoding.UINT32,
         0,
         index_bytes,
         "int8",
@@ -94,7 +92,7 @@ def sparse_block(slot: int, positions: list[int], values: np.ndarray) -> wire.Wi
     )
 
 
-def blocks() -> list[wire.WireBlock]:
+def blocks() -> list[WireBlock]:
     return [
         sparse_block(0, [1, 5, 71], np.array([3, -4, 5])),
         dense_block(1, np.arange(8, dtype="<f4")),
@@ -103,13 +101,13 @@ def blocks() -> list[wire.WireBlock]:
 
 def through_a_message() -> tuple[pb.Push, bytes]:
     push = pb.Push()
-    pieces = convert.blocks_to_message(blocks(), push.blocks)
+    pieces = messages.blocks_to_message(blocks(), push.blocks)
     return push, b"".join(bytes(piece) for piece in pieces)
 
 
 def test_blocks_survive_a_message():
     push, payload = through_a_message()
-    sparse, dense = convert.blocks_from_message(push.blocks, memoryview(payload), SIZES)
+    sparse, dense = messages.blocks_from_message(push.blocks, memoryview(payload), SIZES)
     assert (sparse.slot, sparse.size, sparse.values.dtype, sparse.values.scale) == (
         0,
         72,
@@ -126,16 +124,16 @@ def test_deflated_exponents_survive_a_message():
     values = np.random.default_rng(1).normal(0, 0.01, 600).astype(np.float32)
     block = Block(0, 5000, np.arange(0, 3000, 5), CodedValues("float32", values))
     message = pb.Push()
-    pieces = convert.blocks_to_message([wire.IndexChooser().encode(block)], message.blocks)
+    pieces = messages.blocks_to_message([IndexChooser().encode(block)], message.blocks)
     payload = b"".join(bytes(piece) for piece in pieces)
     assert 0 < message.blocks[0].value_bytes < 0.9 * 2400
-    (back,) = convert.blocks_from_message(message.blocks, memoryview(payload), [5000])
+    (back,) = messages.blocks_from_message(message.blocks, memoryview(payload), [5000])
     np.testing.assert_array_equal(back.values.data, values)
     np.testing.assert_array_equal(back.indices, block.indices)
 
 
 def test_no_blocks_are_no_payload():
-    assert convert.blocks_from_message([], memoryview(b""), SIZES) == []
+    assert messages.blocks_from_message([], memoryview(b""), SIZES) == []
 
 
 def _change(number: int, **fields):
@@ -184,11 +182,11 @@ def test_spoilt_blocks_are_malformed(spoil, words):
     push, payload = through_a_message()
     payload = spoil(push, payload)
     with pytest.raises(Malformed, match=words):
-        convert.blocks_from_message(push.blocks, memoryview(payload), SIZES)
+        messages.blocks_from_message(push.blocks, memoryview(payload), SIZES)
 
 
 def test_every_coding_and_dtype_of_the_wire_is_known():
-    assert {coding.name: int(coding) for coding in wire.IndexCoding} == {
+    assert {coding.name: int(coding) for coding in IndexCoding} == {
         name.removeprefix("INDEX_CODING_"): number for name, number in pb.IndexCoding.items()
     }
-    assert set(convert._DTYPE_NAMES) == set(pb.ValueDtype.values())
+    assert set(messages._DTYPE_NAMES) == set(pb.ValueDtype.values())

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proto import framing
-from proto import thinwire_pb2 as pb
-from proto.framing import (
+from tests.proto.samples import samples
+from thinwire.proto import framing
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import (
     INLINE_BYTES,
     MAX_MESSAGE_BYTES,
     Assembler,
@@ -17,7 +18,6 @@ from proto.framing import (
     frame,
     frames,
 )
-from tests.proto.samples import samples
 
 CHUNK_DATA_BYTES = MAX_MESSAGE_BYTES - 8
 

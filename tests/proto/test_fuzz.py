@@ -2,11 +2,11 @@
 
 import random
 
-from proto import convert
-from proto import thinwire_pb2 as pb
-from proto.convert import Malformed
 from tests.proto.samples import samples
 from tests.proto.test_convert import SIZES, through_a_message
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Assembler, Malformed, frames
 
 NUM_MESSAGES = 100_000
 LARGEST_PAYLOAD_BYTES = 4096
@@ -16,7 +16,7 @@ def seeds() -> list[bytes]:
     """Return valid frames to start from, pushes above all."""
     push, payload = through_a_message()
     push.step = 3
-    inline = list(convert.frames(pb.ToServer(push=push), [payload]))
+    inline = list(frames(pb.ToServer(push=push), [payload]))
     push.payload_bytes = len(payload)
     header = pb.ToServer(push=push).SerializeToString()
     chunks = [
@@ -68,7 +68,7 @@ def test_only_malformed_is_raised():
     generator = random.Random(20)
     starts = seeds()
     outcomes = {"message": 0, "pending": 0, "malformed": 0, "blocks": 0}
-    assembler = convert.Assembler(pb.ToServer, lambda header: LARGEST_PAYLOAD_BYTES)
+    assembler = Assembler(pb.ToServer, lambda header: LARGEST_PAYLOAD_BYTES)
     for number in range(NUM_MESSAGES):
         if number % 10 == 0:
             data = generator.randbytes(generator.randrange(100))
@@ -84,7 +84,7 @@ def test_only_malformed_is_raised():
             message, payload = assembled
             outcomes["message"] += 1
             if message.WhichOneof("body") == "push":
-                for block in convert.blocks_from_message(message.push.blocks, payload, SIZES):
+                for block in messages.blocks_from_message(message.push.blocks, payload, SIZES):
                     assert block.size == SIZES[block.slot]
                     assert len(block.values.data) <= block.size
                     if block.indices is not None and len(block.indices):
@@ -92,6 +92,6 @@ def test_only_malformed_is_raised():
                 outcomes["blocks"] += 1
         except Malformed:
             outcomes["malformed"] += 1
-            assembler = convert.Assembler(pb.ToServer, lambda header: LARGEST_PAYLOAD_BYTES)
+            assembler = Assembler(pb.ToServer, lambda header: LARGEST_PAYLOAD_BYTES)
     assert sum(outcomes.values()) - outcomes["blocks"] >= NUM_MESSAGES
     assert min(outcomes.values()) > NUM_MESSAGES / 100, outcomes

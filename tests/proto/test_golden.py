@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from proto import peers_pb2 as peers
-from proto import thinwire_pb2 as pb
 from tests.proto.samples import GOLDEN, samples
+from thinwire.proto import peers_pb2 as peers
+from thinwire.proto import thinwire_pb2 as pb
 
 #: Endings of what the tools make of one .proto file.
 KINDS = (".py", ".pyi", "_grpc.py")
@@ -49,5 +49,5 @@ def test_generated_code_is_what_the_tools_make(tmp_path):
     ]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
     for name in (f"{file}_pb2{kind}" for file in ("thinwire", "peers") for kind in KINDS):
-        made = (tmp_path / "proto" / name).read_text()
-        assert made == (ROOT / "proto" / name).read_text(), f"{name}: run `make proto`"
+        made = (tmp_path / "thinwire" / "proto" / name).read_text()
+        assert made == (ROOT / "thinwire" / "proto" / name).read_text(), f"{name}: run `make proto`"

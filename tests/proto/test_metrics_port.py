@@ -9,9 +9,9 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ops.meters import counter, gauge, histogram
-from ops.types import ConfigurationError
-from proto.metrics_port import BUCKETS, MetricsPort, open_port
+from thinwire.ops.telemetry.instruments import counter, gauge, histogram
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto.metrics_server import BUCKETS, MetricsPort, open_port
 
 ABOUT = {"node": "ps-0", "role": "PS", "method": "bsp", "protocol_version": "1"}
 

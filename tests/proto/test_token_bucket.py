@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proto.token_bucket import TokenBucket
+from thinwire.proto.token_bucket import TokenBucket
 
 
 def test_a_full_bucket_gives_its_burst_and_then_its_rate():

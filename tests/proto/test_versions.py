@@ -4,20 +4,20 @@ import contextlib
 
 import pytest
 
-import main
-from ops.credentials import Credentials
-from ops.run import EXIT_REFUSED
-from proto import thinwire_pb2 as pb
-from proto import versions
-from proto.channel_grpc import StreamLost, Unreachable
-from proto.convert import PROTOCOL_VERSION
-from proto.door import Door
-from proto.grpc_common import SERVICE
-from proto.grpc_server import serve
-from proto.session import Refused, Session
 from tests.papers import TOKEN
 from tests.proto.samples import GOLDEN, samples
 from tests.ps.streams import Shard, Stream, frame
+from thinwire import cli
+from thinwire.ops.run.credentials import Credentials
+from thinwire.ops.run.settings import EXIT_REFUSED
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto import versions
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.common import SERVICE
+from thinwire.proto.grpc.server import serve
+from thinwire.proto.grpc.session import Refused, Session
+from thinwire.proto.messages import PROTOCOL_VERSION
+from thinwire.proto.security.connection_guard import Door
 
 WAIT_SECONDS = 20.0
 #: Field 1020 with one byte, as it stands inside of a message: nobody has it today.
@@ -108,7 +108,7 @@ def test_a_client_hears_what_an_older_ps_says_and_ends():
     with opened_at(refusal.SerializeToString()) as session, pytest.raises(Refused) as caught:
         session.open(WAIT_SECONDS)
     assert str(caught.value) == words
-    assert main._exit_code(caught.value) == EXIT_REFUSED
+    assert cli._exit_code(caught.value) == EXIT_REFUSED
 
 
 def test_a_welcome_with_unknown_fields_is_not_believed():

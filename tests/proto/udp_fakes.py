@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from proto import udp_sockets
-from proto.channel_udp import UdpReceiver
+from thinwire.proto.udp import UdpReceiver
+from thinwire.proto.udp.sockets import ON_LINUX
 
 WAIT_SECONDS = 20.0
-LINUX_ONLY = pytest.mark.skipif(not udp_sockets.ON_LINUX, reason="options of Linux")
+LINUX_ONLY = pytest.mark.skipif(not ON_LINUX, reason="options of Linux")
 
 
 class Notes:

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from ops.guards import Guards
-from ops.schedule import Budget, Schedule
-from ops.types import Update
-from ps import events
-from ps.core import PsCore
-from ps.members import CoreConfig
-from ps.membership import Coordinator, Follower
 from tests.harness import KERNELS
+from thinwire.ops.aggregation.outliers import Guards
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.types import Update
+from thinwire.ps.core import events
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator, Follower
 
 #: Values of an outlier.
 HUGE = [1e6] * 4

@@ -8,23 +8,24 @@ import dataclasses
 
 import numpy as np
 
-from ops import wire
-from ops.down_codecs import DownAuto, Operation
-from ops.routing import place
-from ops.schedule import Budget, Schedule
-from ops.types import ModelSpec, TensorSpec
-from proto import convert
-from proto import thinwire_pb2 as pb
-from ps import events
-from ps.connections import blocks_of
-from ps.core import PsCore
-from ps.members import CoreConfig
-from ps.membership import Coordinator
-from ps.pushes import PushDecoder
 from tests.harness import KERNELS, method
-from worker.core import WorkerCore
-from worker.exchanged import ShardReply
-from worker.push_messages import push_messages
+from thinwire.ops.downlink.sparse import DownAuto
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.sharding.split import place_tensors
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ops.wire.blocks import IndexChooser
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.core import events
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator
+from thinwire.ps.service.connections import blocks_of
+from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.worker.client.messages import push_messages
+from thinwire.worker.core.core import WorkerCore
+from thinwire.worker.core.messages import ShardReply
 
 SPEC = ModelSpec((TensorSpec("kernel", (6, 5)), TensorSpec("b", (5,)), TensorSpec("one", (1,))))
 SIZE = SPEC.num_parameters
@@ -52,7 +53,7 @@ class Life:
     def __init__(self, world, number, incarnation):
         self.world, self.number, self.incarnation = world, number, incarnation
         self.core = WorkerCore(SPEC, world.layouts, world.method, KERNELS, [1, number])
-        self.chooser = wire.IndexChooser()
+        self.chooser = IndexChooser()
 
 
 class World:
@@ -60,7 +61,7 @@ class World:
 
     def __init__(self, method, nb_workers=2, seed=1):
         self.method, self.nb_workers = method, nb_workers
-        self.layouts = place(SPEC, 1)
+        self.layouts = place_tensors(SPEC, 1)
         self.decoder = PushDecoder(self.layouts[0], method.kind, KERNELS)
         self.rng = np.random.default_rng(seed)
         self.now, self.incarnations, self.generation = 0.0, 0, 0
@@ -167,9 +168,9 @@ class World:
         (reply,) = [each for each in actions if isinstance(each, events.Reply)]
         life, message = self.lives[number], pb.Reply()
         coded = [life.chooser.encode(block) for block in blocks_of(reply.update, self.layouts[0])]
-        payload = b"".join(bytes(p) for p in convert.blocks_to_message(coded, message.blocks))
+        payload = b"".join(bytes(p) for p in messages.blocks_to_message(coded, message.blocks))
         sizes = [piece.size for piece in self.layouts[0].slices]
-        blocks = convert.blocks_from_message(message.blocks, memoryview(payload), sizes)
+        blocks = messages.blocks_from_message(message.blocks, memoryview(payload), sizes)
         self.operations.add(reply.operation)
         assert (reply.operation is Operation.NONE) <= (not blocks)
         life.core.finish(

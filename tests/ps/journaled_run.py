@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from ops.checkpoint import Checkpoints
-from ps import durable, events, soft_state
-from ps.core import PsCore
-from ps.journal import Journal
-from ps.journal_records import Coder
-from ps.replay import Settings, replay
 from tests.harness import KERNELS, MiniRun
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ps.core import durable, events, soft_state
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.persistence.journal import Journal
+from thinwire.ps.persistence.journal_format import Coder
+from thinwire.ps.persistence.replay import Settings, replay
 
 
 class JournaledRun(MiniRun):

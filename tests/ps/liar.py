@@ -6,8 +6,8 @@ import struct
 
 import numpy as np
 
-from proto import thinwire_pb2 as pb
 from tests.ps.streams import HONEST, ROGUE, Stream, frame, push_frame
+from thinwire.proto import thinwire_pb2 as pb
 
 FOREIGN_LIFE = 0x1234  # no worker's incarnation
 BIG = 2**64 - 1

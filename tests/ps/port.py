@@ -4,15 +4,15 @@ import dataclasses
 
 import numpy as np
 
-from ops import wire
-from ops.routing.transport import Transport
-from proto import thinwire_pb2 as pb
-from ps import events
-from ps.datagram_port import DatagramPort
 from tests.harness import MiniRun, MiniWorker, method
-from worker.datagram_leg import DatagramLeg
-from worker.exchanged import Outgoing
-from worker.push_messages import push_messages
+from thinwire.ops.routing.base import Transport
+from thinwire.ops.wire.blocks import IndexChooser
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.core import events
+from thinwire.ps.datagrams.port import DatagramPort
+from thinwire.worker.client.datagrams import DatagramLeg
+from thinwire.worker.client.messages import push_messages
+from thinwire.worker.core.messages import Outgoing
 
 #: Two entries a block, two of the toy's seven fat blocks reliable: all else is in datagrams.
 SMALL = {"dgt_block_size": 8, "dgt_k": 0.0}
@@ -112,7 +112,7 @@ class Talker:
         sealed = self.leg.seal(outgoing.step, outgoing.routed[0])
         epoch = self.port.core.membership.epoch
         spoken = push_messages(
-            outgoing, 0, self.incarnation, epoch, wire.IndexChooser(), sealed, self.leg.marks_slots
+            outgoing, 0, self.incarnation, epoch, IndexChooser(), sealed, self.leg.marks_slots
         )
         found = []
         for message, pieces in spoken:

@@ -6,16 +6,17 @@ import types
 
 import numpy as np
 
-from ops import wire
-from ops.types import Block, CodedValues, Kind
-from proto import convert
-from proto import thinwire_pb2 as pb
-from proto.pace import ChunkPace
-from ps.handshake import identity
-from ps.reader import StreamReader
-from ps.server import ShardServer
-from ps.status import Beside, StatusBoard
 from tests.harness import SPEC, MiniRun, method
+from thinwire.ops.types import Block, CodedValues, Kind
+from thinwire.ops.wire.blocks import IndexChooser
+from thinwire.proto import messages as proto_messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Assembler
+from thinwire.proto.grpc.common import ChunkPace
+from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.server import ShardServer
+from thinwire.ps.service.stream_reader import StreamReader
+from thinwire.ps.telemetry.status import Beside, StatusBoard
 
 HONEST, ROGUE = 1, 2
 
@@ -28,7 +29,7 @@ class Stream:
         self.peer, self.lost, self.bytes_sent, self.num_read = "fuzz", False, 0, 0
         self.closed, self.introduced, self.num_waiting = False, False, 0
         self.chunks = ChunkPace()
-        self._assembler = convert.Assembler(pb.ToClient, lambda message: 1 << 20)
+        self._assembler = Assembler(pb.ToClient, lambda message: 1 << 20)
         self.received = []
 
     def incoming(self):
@@ -85,11 +86,11 @@ class Shard:
     def hello(self, **fields):
         return pb.Hello(
             **{
-                "protocol_version": convert.PROTOCOL_VERSION,
+                "protocol_version": proto_messages.PROTOCOL_VERSION,
                 "role": pb.ROLE_WORKER,
                 "id": ROGUE,
-                "fingerprint": convert.settings_of(self.fingerprint),
-                "model": convert.tensors_of(SPEC),
+                "fingerprint": proto_messages.settings_of(self.fingerprint),
+                "model": proto_messages.tensors_of(SPEC),
                 "num_shards": 1,
                 **fields,
             }
@@ -115,7 +116,7 @@ def _usual_update():
     """Blocks and payload of two entries; coded once, for liars push by the million."""
     block = Block(0, 24, np.array([1, 7]), CodedValues("float32", np.float32([0.1, -0.2])))
     message = pb.ToServer()
-    pieces = convert.blocks_to_message([wire.IndexChooser().encode(block)], message.push.blocks)
+    pieces = proto_messages.blocks_to_message([IndexChooser().encode(block)], message.push.blocks)
     return tuple(message.push.blocks), b"".join(pieces)
 
 

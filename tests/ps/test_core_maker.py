@@ -5,11 +5,11 @@ import types
 import numpy as np
 import pytest
 
-from ps import core_maker
-from ps.core_maker import CoreMaker
-from ps.membership import Coordinator, Follower
 from tests.command_line import run_of
 from tests.harness import SPEC
+from thinwire.ps import role as ps_role
+from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.role import CoreMaker
 
 TWO = ("--nb_workers=3", "--nb_ps=2", "--ps_hosts=localhost:1,localhost:2", "--kernels=numpy")
 
@@ -23,8 +23,8 @@ class Numbers:
 
 @pytest.fixture(autouse=True)
 def _without_tensorflow(monkeypatch):
-    monkeypatch.setattr(core_maker, "has_gpu", lambda run: False)
-    monkeypatch.setattr(core_maker, "FlatVariables", Numbers)
+    monkeypatch.setattr(ps_role, "has_gpu", lambda run: False)
+    monkeypatch.setattr(ps_role, "FlatVariables", Numbers)
 
 
 def model():
@@ -64,7 +64,7 @@ def test_leave_to_go_on_and_the_time_limit_are_shard_0_s_alone():
 
 
 def test_weights_of_the_host_are_changed_there_whatever_the_machine_has(monkeypatch):
-    monkeypatch.setattr(core_maker, "has_gpu", lambda run: True)
+    monkeypatch.setattr(ps_role, "has_gpu", lambda run: True)
     assert maker_of(0, "--kernels=auto").kernels.name == "numpy"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import pathlib
 
-from ops.metrics import write_json_atomically
-from ops.rounds import Round, line_of
-from ops.run_dir import rounds_of
 from tests.supervisor.samples import make_evaluation
+from thinwire.ops.persistence.documents import write_json_atomically
+from thinwire.ops.run.directory import rounds_of
+from thinwire.ops.telemetry.round_trace import Round, line_of
 
 
 def make_round(number: int, seconds_a_round: float = 2.0, **changes) -> Round:

@@ -6,13 +6,13 @@ import json
 import math
 import pathlib
 
-from ops.metrics import (
+from thinwire.ops.persistence.documents import write_json_atomically
+from thinwire.ops.telemetry.run_status import (
     Evaluation,
     Histogram,
     RunStatus,
     WorkerMetrics,
     summarise,
-    write_json_atomically,
 )
 
 

@@ -7,7 +7,8 @@ import pytest
 from absl import logging
 from rich.console import Console
 
-from supervisor.dashboard import (
+from tests.supervisor.samples import DATAGRAMS, make_evaluation, make_status, make_worker
+from thinwire.supervisor.dashboard import (
     Dashboard,
     Progress,
     RateMeter,
@@ -17,7 +18,6 @@ from supervisor.dashboard import (
     progress_line,
     render,
 )
-from tests.supervisor.samples import DATAGRAMS, make_evaluation, make_status, make_worker
 
 
 def drawn(renderable, width=120):

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from data.lazy import Lazy
-from ops.types import ConfigurationError
-from supervisor.evaluate import Evaluator
+from thinwire.data.pipeline.lazy import Lazy
+from thinwire.ops.types import ConfigurationError
+from thinwire.supervisor.evaluator import Evaluator
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

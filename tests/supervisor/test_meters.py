@@ -2,8 +2,8 @@
 
 import math
 
-from ops.metrics import Evaluation, RunStatus
-from supervisor.meters import meters_of
+from thinwire.ops.telemetry.run_status import Evaluation, RunStatus
+from thinwire.supervisor.instruments import meters_of
 
 STATUS = RunStatus("run", "bsp", {}, 2, 1, 10, 1, 100, version=30, bytes_up=5, bytes_down=6)
 

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from ops.types import ConfigurationError
-from supervisor.metrics import MetricsLog, status_scalars
 from tests.supervisor.samples import make_evaluation, make_status, make_worker
+from thinwire.ops.types import ConfigurationError
+from thinwire.supervisor.metrics_log import MetricsLog, status_scalars
 
 
 class Recorder:

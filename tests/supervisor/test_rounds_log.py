@@ -2,10 +2,10 @@
 
 import pytest
 
-from ops.rounds import Origin, pack
-from ops.run_dir import rounds_of
-from supervisor.rounds_log import RoundsLog, read_rounds
-from tests.ops.test_rounds import row
+from tests.ops.telemetry.test_rounds import row
+from thinwire.ops.run.directory import rounds_of
+from thinwire.ops.telemetry.round_trace import Origin, pack
+from thinwire.supervisor.metrics_log import RoundsLog, read_rounds
 
 LIFE = Origin("alpha", "cpu", 0, "00000001")
 NEXT_LIFE = Origin("alpha", "cpu", 0, "00000002")

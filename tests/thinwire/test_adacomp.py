@@ -5,10 +5,10 @@ import threading
 import numpy as np
 import pytest
 
-from ops.types import ConfigurationError
 from tests.nodes import free_port
 from tests.thinwire.toy import X, Y, build, trained
 from thinwire import PS, Worker
+from thinwire.ops.types import ConfigurationError
 
 
 def test_ps_and_worker_train_until_the_end():

@@ -7,12 +7,12 @@ import types
 import pytest
 from absl import flags
 
-from ops.types import ConfigurationError
-from thinwire import arguments
+from thinwire.ops.types import ConfigurationError
+from thinwire.settings import read_settings
 
 
 def read(args=None, **keywords):
-    return arguments.read(args, keywords, type_node="Worker")
+    return read_settings(args, keywords, type_node="Worker")
 
 
 def of_absl(**values):
@@ -106,7 +106,7 @@ def test_what_is_refused(args, keywords, words):
 
 def test_momentum_is_the_methods_own():
     def momentum_of(mode):
-        chosen = arguments.read(None, {"mode": mode}, type_node="Worker", momentum=0.3)
+        chosen = read_settings(None, {"mode": mode}, type_node="Worker", momentum=0.3)
         return dict(chosen.run.method.fingerprint())
 
     assert momentum_of("dgs") != dict(read(mode="dgs").run.method.fingerprint())

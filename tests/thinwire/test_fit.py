@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import pytest
 
-from ops.types import ConfigurationError
-from proto.channel_grpc import Unreachable
 from tests.thinwire.toy import LOSS, X, Y, build, serving, trained
 from thinwire import GradientSGD, W_global, distribute
-from worker import participant
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto.grpc import Unreachable
+from thinwire.worker import trainer
 
 
 def compiled(optimizer=None, **options):
@@ -84,7 +84,7 @@ def test_a_server_that_is_gone_ends_fit_with_its_error():
 
 
 def test_ctrl_c_ends_a_wait_for_other_workers(monkeypatch):
-    monkeypatch.setattr(participant, "_CUT_SECONDS", 0.1)
+    monkeypatch.setattr(trainer, "_CUT_SECONDS", 0.1)
     with serving(mode="bsp", nb_workers=2) as (_, found):
         other, model, idle = build(), compiled(), []
         join = threading.Thread(

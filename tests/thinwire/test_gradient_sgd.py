@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ops.types import ConfigurationError
-from proto.channel_grpc import Unreachable
-from proto.session import Refused
 from tests.thinwire.toy import build, gradients_of, serving, trained
 from thinwire import GradientSGD, RunOver, init_server
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto.grpc import Unreachable
+from thinwire.proto.grpc.session import Refused
 
 BATCHES = [np.arange(16) + 16 * number for number in range(8)]
 

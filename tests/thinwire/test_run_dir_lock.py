@@ -5,11 +5,11 @@ import gc
 import numpy as np
 import pytest
 
-from ops.dir_lock import Owner, owner_of
-from ops.run_dir import lock_of
-from ops.types import ConfigurationError
 from tests.thinwire import toy
 from thinwire import PS, Worker, init_server
+from thinwire.ops.run.directory import lock_of
+from thinwire.ops.run.lock import Owner, owner_of
+from thinwire.ops.types import ConfigurationError
 
 IN_USE = "checkpoints/{} is in use .*PS 0, pid"
 

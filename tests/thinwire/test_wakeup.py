@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from thinwire.wakeup import forget, hear_interrupts
+from thinwire.fit import forget, hear_interrupts
 
 
 def interrupt():

@@ -6,25 +6,26 @@ import types
 
 import numpy as np
 
-from ops import agreement, routing
-from ops.credentials import NO_CREDENTIALS
-from ops.routing.transport import Transport
-from ops.run import DataChoice, Diverged
-from ops.schedule import Budget, Schedule
-from ops.types import Link
-from proto.channel_grpc import Unreachable
-from ps.core import PsCore
-from ps.handshake import identity
-from ps.members import CoreConfig
-from ps.membership import Coordinator
-from ps.server import ShardServer
 from tests.harness import KERNELS, SPEC, Softmax
-from worker.asking import Asker
-from worker.core import WorkerCore
-from worker.exchange_choice import exchange_for
-from worker.flags import Device, WorkerFlags
-from worker.heartbeat import Heartbeat
-from worker.shard_client import Halted
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.routing.base import Transport
+from thinwire.ops.run import fingerprint
+from thinwire.ops.run.credentials import NO_CREDENTIALS
+from thinwire.ops.run.settings import DataChoice, Diverged
+from thinwire.ops.sharding.split import place_tensors
+from thinwire.ops.types import Link
+from thinwire.proto.grpc import Unreachable
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator
+from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.server import ShardServer
+from thinwire.worker.client.exchange import Heartbeat
+from thinwire.worker.client.pacing_client import Asker
+from thinwire.worker.client.shard_client import Halted
+from thinwire.worker.core.core import WorkerCore
+from thinwire.worker.flags import Device, WorkerFlags
+from thinwire.worker.trainer import exchange_for
 
 LEASE_SECONDS = 2.0  # of a machine that does other work as well
 PROBLEM = Softmax()
@@ -50,7 +51,7 @@ class Shard:
         )
         if state is not None:
             self.core.restore(state)
-        self.layouts = routing.place(SPEC, 1)
+        self.layouts = place_tensors(SPEC, 1)
         self.server = ShardServer(
             self.core, self.layouts[0], 1.0, lambda version, state: None, LEASE_SECONDS, 16
         )
@@ -63,7 +64,7 @@ class Shard:
         )  # fmt: skip
         self.closing = threading.Event()
         self.server.open_for(
-            identity("run", 0, 1, generation, agreement.fingerprint(self.run), SPEC, []), "{}"
+            identity("run", 0, 1, generation, fingerprint.fingerprint(self.run), SPEC, []), "{}"
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

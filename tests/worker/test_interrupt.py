@@ -2,7 +2,7 @@
 
 import types
 
-from worker.participant import Participant
+from thinwire.worker.trainer import Participant
 
 
 class Line:

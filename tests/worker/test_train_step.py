@@ -4,12 +4,12 @@ import keras
 import numpy as np
 import pytest
 
-from models.shared import SharedModel
-from ops import kernels
-from ops.codecs import NonFiniteUpdate
 from tests.harness import method
-from worker.core import WorkerCore, aligned
-from worker.train_step import TrainStep, clip, decay
+from thinwire.models.flat_model import SharedModel
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.worker.core.core import WorkerCore, aligned
+from thinwire.worker.train_step import TrainStep, clip, decay
 
 ROWS = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32)
 LABELS = np.arange(8, dtype=np.int32) % 3
@@ -49,14 +49,14 @@ def test_it_is_the_same_gradient(step, weight_decay, norm):
 def test_it_stays_where_the_codec_works_and_no_local_steps_are_taken(step, name, bodies, stays):
     made = method(name)
     layouts = made.placement.place(step.spec, 1)
-    core = WorkerCore(step.spec, layouts, made, kernels.load(bodies), [1, 1])
+    core = WorkerCore(step.spec, layouts, made, load_kernels(bodies), [1, 1])
     assert core.on_device is stays
 
 
 def test_a_loss_that_is_not_finite_is_refused_there_too(step):
     made = method("dgs", compression_rate=0.2)
     layouts = made.placement.place(step.spec, 1)
-    core = WorkerCore(step.spec, layouts, made, kernels.load("tf"), [1, 1])
+    core = WorkerCore(step.spec, layouts, made, load_kernels("tf"), [1, 1])
     core.learning_rate = 0.1
     gradient, _ = step.gradients_on_device(ROWS, LABELS)
     with pytest.raises(NonFiniteUpdate):
@@ -66,6 +66,6 @@ def test_a_loss_that_is_not_finite_is_refused_there_too(step):
 
 
 def test_no_bias_waits_for_the_slow_operation(step):
-    """See models.bias_sums."""
+    """See thinwire.models.fast_bias."""
     graph = step._gradient_step.get_concrete_function(ROWS, LABELS).graph
     assert "BiasAddGrad" not in {operation.type for operation in graph.get_operations()}

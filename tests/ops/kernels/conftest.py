@@ -1,8 +1,8 @@
 import pytest
 
-from ops import kernels
+from thinwire.ops.kernels.base import load_kernels
 
 
 @pytest.fixture(scope="session", params=["numpy", "tf"])
 def bodies(request):
-    return kernels.load(request.param)
+    return load_kernels(request.param)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.kernels import apply
 from tests.ops.kernels import reference
+from thinwire.ops.kernels import numpy_ops
 
 # AdaComp's rule by hand: (pulled version, indices) in order of arrival, and sigma of each.
 ARRIVALS = [(0, [0, 3]), (0, [0, 2]), (0, [0, 3]), (3, [0, 1]), (1, [0, 2])]
@@ -51,7 +51,7 @@ def test_hits_equal_counting_in_sets(bodies, size, densities, everything, dtype,
 
 
 def test_hits_across_regions_and_beyond_the_counter(bodies, monkeypatch):
-    monkeypatch.setattr(apply, "_REGION", 64)
+    monkeypatch.setattr(numpy_ops, "_REGION", 64)
     rng = np.random.default_rng(3)
     size = 1000
     window = [(rng.random(size) < 0.3).nonzero()[0].astype(np.int32) for _ in range(600)]
@@ -98,9 +98,9 @@ def test_nothing_to_apply(bodies):
 def test_a_variable_is_changed_where_it_lives():
     import tensorflow as tf
 
-    from ops import kernels
+    from thinwire.ops.kernels.base import load_kernels
 
-    bodies = kernels.load("tf")
+    bodies = load_kernels("tf")
     theta = tf.Variable(tf.ones([4]))
     bodies.apply_sparse(theta, np.array([1, 3]), np.array([2.0, 4.0], np.float32), 0.5)
     np.testing.assert_array_equal(theta.numpy(), [1, 0, 1, -1])

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.kernels.positions import union
+from thinwire.ops.kernels.numpy_ops import union
 
 SETS = st.lists(st.sets(st.integers(0, 40)), min_size=1, max_size=5)
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from ops import kernels
-from ops.types import VALUE_DTYPES, CodedValues, ConfigurationError
 from tests.ops.kernels import reference
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.types import VALUE_DTYPES, CodedValues, ConfigurationError
 
 NUMPY_DTYPES = {"float32": "f4", "bfloat16": "u2", "float16": "f2", "int8": "i1"}
 LARGEST = np.finfo(np.float32).max
@@ -37,14 +37,14 @@ def test_coded_values_are_finite_and_of_their_dtype(bodies, dtype, values):
 @settings(max_examples=60, deadline=None)
 @given(values=any_values)
 def test_bfloat16_rounds_to_nearest_even(values):
-    coded = kernels.load("numpy").quantise(values, "bfloat16")
+    coded = load_kernels("numpy").quantise(values, "bfloat16")
     np.testing.assert_array_equal(coded.data, reference.bfloat16(values).view(np.uint16))
 
 
 @settings(max_examples=60, deadline=None)
 @given(values=any_values)
 def test_int8_is_off_by_half_a_step_at_most(values):
-    numpy_bodies = kernels.load("numpy")
+    numpy_bodies = load_kernels("numpy")
     coded = numpy_bodies.quantise(values, "int8")
     error = np.abs(numpy_bodies.dequantise(coded).astype(np.float64) - values.astype(np.float64))
     largest = np.abs(values.astype(np.float64)).max(initial=0)
@@ -56,7 +56,7 @@ def test_both_bodies_give_the_same_codes(dtype):
     values = np.random.default_rng(0).standard_normal(5000, np.float32)
     values[:4] = [LARGEST, -LARGEST, 65_520, 0]
     for block in (values, values[4:]):
-        one, other = (kernels.load(name).quantise(block, dtype) for name in ("numpy", "tf"))
+        one, other = (load_kernels(name).quantise(block, dtype) for name in ("numpy", "tf"))
         np.testing.assert_array_equal(one.data, other.data)
         assert one.scale == other.scale
 
@@ -78,14 +78,14 @@ def test_errors_name_what_is_legal(bodies):
     with pytest.raises(ValueError, match="'int4'"):
         bodies.dequantise(CodedValues("int4", np.ones(1)))
     with pytest.raises(ConfigurationError, match="--kernels='cuda'.*auto, tf, numpy"):
-        kernels.load("cuda")
+        load_kernels("cuda")
 
 
 def test_auto_is_numpy_on_cpu_and_imports_no_tensorflow():
     program = (
-        "import sys; from ops import kernels, codecs\n"
+        "import sys; from thinwire.ops.codecs import registry as codecs; from thinwire.ops.kernels import base as kernels\n"
         "assert 'numpy' not in sys.modules\n"
         "assert kernels.load('auto').name == 'numpy' and 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-    assert kernels.load("auto", on_gpu=True).name == "tf"
+    assert load_kernels("auto", on_gpu=True).name == "tf"

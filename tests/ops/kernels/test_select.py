@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from ops.kernels import select
 from tests.ops.kernels import reference
+from thinwire.ops.kernels import numpy_select
 
 TINY = np.float32(1e-45)  # the smallest subnormal
 
@@ -58,8 +58,8 @@ def test_sampled_arrays_equal_sorting(bodies, size, kept, levels, zeros, exponen
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(select, "_PIECE", 1 << 10)
-    monkeypatch.setattr(select, "_REGION", 1 << 13)
+    monkeypatch.setattr(numpy_select, "_PIECE", 1 << 10)
+    monkeypatch.setattr(numpy_select, "_REGION", 1 << 13)
 
 
 @pytest.mark.parametrize("size", [1 << 13, (1 << 13) + 1, (1 << 14) - 3, (1 << 14) + 1027])
@@ -101,11 +101,11 @@ def test_feedback_takes_out_the_largest_of_the_sum(bodies, size, rate):
 
 
 def test_feedback_falls_back_when_too_few_survive(monkeypatch):
-    monkeypatch.setattr(select, "_sampled_threshold", lambda *_: np.float32(3.5))
+    monkeypatch.setattr(numpy_select, "_sampled_threshold", lambda *_: np.float32(3.5))
     rng = np.random.default_rng(1)
     residual, addend = rng.standard_normal((2, 60_000)).astype(np.float32)
     total = residual + addend
-    indices, values, _ = select.feedback_top_k(residual, addend, 6000)
+    indices, values, _ = numpy_select.feedback_top_k(residual, addend, 6000)
     np.testing.assert_array_equal(indices, reference.top_k(total, 6000)[0])
     np.testing.assert_array_equal(values, total[indices])
     total[indices] = 0
@@ -122,7 +122,7 @@ def test_a_hint_changes_nothing_but_the_time(hint):
         addend = rng.standard_normal(residual.size, np.float32)
         total = residual + np.float32(0.5) * addend
         given = following if hint is None else hint
-        indices, values, following = select.feedback_top_k(residual, addend, 200, 0.5, given)
+        indices, values, following = numpy_select.feedback_top_k(residual, addend, 200, 0.5, given)
         expected = reference.top_k(total, 200)
         np.testing.assert_array_equal(indices, expected[0])
         np.testing.assert_array_equal(values, expected[1])
@@ -140,7 +140,7 @@ def test_the_next_hint_is_the_magnitude_at_rank_240(size):
     for known in (size, 210):
         addend = (signs * magnitudes).astype(np.float32)
         hint = float(ranked[known - 1])
-        following = select.feedback_top_k(np.zeros_like(addend), addend, 200, hint=hint)[2]
+        following = numpy_select.feedback_top_k(np.zeros_like(addend), addend, 200, hint=hint)[2]
         assert following == pytest.approx(ranked[239], rel=0.0 if known >= 240 else 0.02)
 
 
@@ -149,11 +149,11 @@ def test_set_bits():
     for probability in (0.0, 0.01, 0.3, 1.0):
         mask = rng.random(32 * 300) < probability
         words = np.packbits(mask, bitorder="little").view(np.uint32)
-        np.testing.assert_array_equal(select._set_bits(words), mask.nonzero()[0])
+        np.testing.assert_array_equal(numpy_select._set_bits(words), mask.nonzero()[0])
 
 
 def test_nothing_is_traced_again_as_sizes_vary():
-    from ops.kernels import tensorflow_select
+    from thinwire.ops.kernels import tensorflow_select
 
     for size, k in ((10, 1), (5000, 50), (20_000, 7), (1, 1)):
         tensorflow_select.top_k(np.ones(size, np.float32), k)
@@ -162,13 +162,13 @@ def test_nothing_is_traced_again_as_sizes_vary():
 
 def test_random_positions():
     rng = np.random.default_rng(5)
-    chosen = select.random_k(1000, 100, rng)
+    chosen = numpy_select.random_k(1000, 100, rng)
     assert chosen.dtype == np.int64 and len(set(chosen.tolist())) == 100
     assert (np.diff(chosen) > 0).all() and chosen[0] >= 0 and chosen[-1] < 1000
-    np.testing.assert_array_equal(select.random_k(3, 5, rng), [0, 1, 2])
-    again = select.random_k(1000, 100, np.random.default_rng(5))
+    np.testing.assert_array_equal(numpy_select.random_k(3, 5, rng), [0, 1, 2])
+    again = numpy_select.random_k(1000, 100, np.random.default_rng(5))
     np.testing.assert_array_equal(chosen, again)
     counts = np.zeros(20)
     for _ in range(2000):
-        counts[select.random_k(20, 2, rng)] += 1
+        counts[numpy_select.random_k(20, 2, rng)] += 1
     assert abs(counts - 200).max() < 60  # four standard deviations

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.kernels import thresholds
 from tests.ops.kernels import reference
+from thinwire.ops.kernels import numpy_select
 
 SIZE, K = 50_000, 500
 
@@ -32,7 +32,7 @@ def test_a_sampled_threshold_selects_the_largest(size, rate, zeros, levels, seed
     x = np.round(x * levels).astype(np.float32) if levels else x
     x[rng.random(size) < zeros] = 0
     k = max(1, int(rate * size))
-    indices, values = thresholds.sampled_top_k(x, k, rng)
+    indices, values = numpy_select.sampled_top_k(x, k, rng)
     assert (np.diff(indices) > 0).all() and (values != 0).all()
     np.testing.assert_array_equal(values, x[indices])
     assert indices.size <= 1.3 * k + 1
@@ -43,7 +43,7 @@ def test_a_sampled_threshold_selects_the_largest(size, rate, zeros, levels, seed
 
 def test_few_entries_are_selected_exactly():
     x = np.random.default_rng(0).standard_normal(100, np.float32)
-    indices, _ = thresholds.sampled_top_k(x, 2, np.random.default_rng(0))
+    indices, _ = numpy_select.sampled_top_k(x, 2, np.random.default_rng(0))
     np.testing.assert_array_equal(indices, reference.top_k(x, 2)[0])
 
 
@@ -55,7 +55,7 @@ def test_a_carried_threshold_keeps_to_k(draw):
     for _ in range(60):
         residual += getattr(rng, draw)(SIZE, np.float32)
         before = residual.copy()
-        indices, values, threshold = thresholds.carried_top_k(residual, K, threshold)
+        indices, values, threshold = numpy_select.carried_top_k(residual, K, threshold)
         np.testing.assert_array_equal(residual, before)
         is_the_largest(residual, indices, values)
         counts.append(indices.size)
@@ -70,8 +70,8 @@ def test_a_carried_threshold_with_feedback(threshold):
     rng = np.random.default_rng(2)
     residual, addend = rng.standard_normal((2, SIZE)).astype(np.float32)
     total = residual + np.float32(0.5) * addend
-    expected = thresholds.carried_top_k(total, K, threshold)
-    got = thresholds.feedback_carried(residual, addend, K, 0.5, threshold)
+    expected = numpy_select.carried_top_k(total, K, threshold)
+    got = numpy_select.feedback_carried(residual, addend, K, 0.5, threshold)
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     total[got[0]] = 0
@@ -81,9 +81,9 @@ def test_a_carried_threshold_with_feedback(threshold):
 def test_a_threshold_that_is_far_off_is_found_anew():
     x = np.random.default_rng(1).standard_normal(SIZE, np.float32)
     for threshold in (1e-3, 1e3):
-        indices, _, following = thresholds.carried_top_k(x, K, threshold)
+        indices, _, following = numpy_select.carried_top_k(x, K, threshold)
         np.testing.assert_array_equal(indices, reference.top_k(x, K)[0])
         assert following == np.abs(x[indices]).min()
     for x in (np.zeros(SIZE, np.float32), np.zeros(1, np.float32)):
-        indices, values, following = thresholds.carried_top_k(x, 1, 0.5)
+        indices, values, following = numpy_select.carried_top_k(x, 1, 0.5)
         assert (indices.size, values.size, following) == (0, 0, 0.0)

@@ -1,0 +1,69 @@
+"""What --scaling, --augment and --input_pipeline are for each data set, and what it refuses.
+
+Pure Python, so that flags can be checked before TensorFlow or numpy is imported.
+"""
+
+from __future__ import annotations
+
+from thinwire.data.choices import AUGMENTATIONS, INPUT_PIPELINES, SCALINGS
+from thinwire.ops.types import ConfigurationError
+
+#: Data set -> its scaling and augmentation if none is given; of others the first of each.
+DEFAULTS = {
+    "cifar10": ("cifar10", "crop_flip"),
+    "imagenet": ("imagenet", "resized_crop_flip"),
+    "imagenet_synthetic": ("imagenet", "none"),
+}
+#: Data set -> the augmentations it takes; others take the first two.
+_TAKES = {"imagenet": ("none", "resized_crop_flip"), "imagenet_synthetic": ("none",)}
+#: Data sets whose accuracy is usually told with the best five answers, too.
+TOLD_WITH_TOP5 = ("imagenet", "imagenet_synthetic")
+
+
+def default_preprocessing(
+    dataset: str, scaling: str | None, augment: str | None
+) -> tuple[str, str]:
+    """Return scaling and augmentation, those of the data set where None was chosen.
+
+    >>> usual("cifar10", "unit", None)
+    ('unit', 'crop_flip')
+    """
+    own_scaling, own_augment = DEFAULTS.get(dataset, (SCALINGS[0], AUGMENTATIONS[0]))
+    return scaling or own_scaling, augment or own_augment
+
+
+def reports_top5(asked: bool, dataset: str, nb_classes: int | None) -> bool:
+    """Return whether evaluations count the best five answers too.
+
+    Args:
+        asked: By --top5.
+        dataset: Where it is usual, it is done without being asked for.
+        nb_classes: None where only the user's model knows.
+
+    Raises:
+        ConfigurationError: Asked for, and there are no more than five answers.
+    """
+    is_sensible = nb_classes is None or nb_classes > 5
+    if asked and not is_sensible:
+        raise ConfigurationError(
+            f"--top5 and --nb_classes={nb_classes}: expected more than 5 classes. Leave it out."
+        )
+    return asked or (is_sensible and dataset in TOLD_WITH_TOP5)
+
+
+def check_preprocessing(dataset: str, augment: str | None, input_pipeline: str) -> None:
+    """Refuse what a data set does not know.
+
+    Raises:
+        ConfigurationError: It cannot be augmented that way, or is not read by that pipeline.
+    """
+    taken = _TAKES.get(dataset, AUGMENTATIONS[:2])
+    if augment is not None and augment not in taken:
+        raise ConfigurationError(
+            f"--augment={augment} is not for --dataset={dataset}; expected {' or '.join(taken)}."
+        )
+    if input_pipeline != INPUT_PIPELINES[0] and dataset != "imagenet":
+        raise ConfigurationError(
+            f"--input_pipeline={input_pipeline} is for --dataset=imagenet, and this is "
+            f"--dataset={dataset}, which lies in memory; leave it out."
+        )

@@ -1,0 +1,149 @@
+"""The data a run was asked for: the whole set, by name or from the user's file, and each shard."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.data import fractions, partition
+from thinwire.data import registry as data_registry
+from thinwire.data.choices import AUGMENTATIONS, PARTS
+from thinwire.data.pipeline import lazy
+from thinwire.data.pipeline.cursor import Cursor, check_batch_size
+from thinwire.ops.run.settings import DataChoice, ModelChoice, Run
+from thinwire.ops.types import ConfigurationError
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One worker's examples."""
+
+    images: NDArray[np.float32] | lazy.Lazy  # [n, ...] float32, as an evaluation would see them
+    labels: NDArray[np.int32]  # [n] int32
+    cursor: Cursor  # over 0..n-1
+    label_counts: dict[int, int]  # label -> examples, for reports
+    feed: lazy.Feed  # makes the images that training sees
+    num_train: int = 0  # examples of the whole training set
+
+    def next(self) -> tuple[Any, NDArray[np.int32]]:
+        """Return the next mini-batch: images [B, ...] float32, which may be a tensor, and labels.
+
+        Raises:
+            ConfigurationError: An image file is damaged.
+        """
+        place = self.cursor.place
+        chosen = self.cursor.next()
+        return self.feed(chosen, place), self.labels[chosen]
+
+
+def load_chosen(
+    data: DataChoice,
+    model: ModelChoice,
+    user_module: ModuleType | None,
+    seed: int,
+    parts: Sequence[str] = PARTS,
+) -> data_registry.Dataset:
+    """Load what --dataset names, or what the user's `load_data()` returns.
+
+    Raises:
+        ConfigurationError: Missing or damaged files, or data that does not fit the model.
+    """
+    if user_module is not None and hasattr(user_module, "load_data"):
+        if data.augment not in (None, AUGMENTATIONS[0]) or data.input_pipeline != "tfdata":
+            raise ConfigurationError(
+                f"--augment={data.augment} and --input_pipeline={data.input_pipeline} are for a "
+                "--dataset, and load_data() of --model makes its own images; leave them out."
+            )
+        return data_registry.from_user_module(user_module, seed)
+    return data_registry.load(
+        data.dataset,
+        data.data_dir,
+        model.image_size,
+        model.image_depth,
+        model.nb_classes,
+        data.scaling,
+        seed,
+        parts=parts,
+        augment=data.augment,
+        input_pipeline=data.input_pipeline,
+    )
+
+
+def num_train(
+    data: DataChoice, model: ModelChoice, user_module: ModuleType | None, seed: int
+) -> int:
+    """Return the size of the training set: what one of --epochs consumes."""
+    return len(load_chosen(data, model, user_module, seed, parts=("train",)).train_labels)
+
+
+def load_shard(run: Run, user_module: ModuleType | None, id_worker: int) -> Shard:
+    """Load the training set and pick one worker's part of it.
+
+    Raises:
+        ConfigurationError: Missing or damaged files, and as ``take_shard``.
+    """
+    whole = load_chosen(run.data, run.model, user_module, run.seed, parts=("train",))
+    return take_shard(run, whole, id_worker, run.nb_workers)
+
+
+def take_shard(run: Run, whole: data_registry.Dataset, id_worker: int, nb_workers: int) -> Shard:
+    """Pick one worker's part of a loaded training set, with a cursor at its start.
+
+    Raises:
+        ConfigurationError: A split that cannot be made, a data-sharding file that does not fit, or
+            a batch larger than the shard.
+    """
+    rule = split_rule(run, nb_workers)
+    mine = partition.shard(whole.train_labels, id_worker, rule, whole.train_file_offsets)
+    return _pick(run, whole, mine, id_worker)
+
+
+def take_shards(run: Run, whole: data_registry.Dataset) -> list[Shard]:
+    """Return every worker's ``take_shard``, splitting once: for simulations of thousands."""
+    rule = split_rule(run, run.nb_workers)
+    shards = partition.split(whole.train_labels, rule, whole.train_file_offsets)
+    return [_pick(run, whole, mine, number) for number, mine in enumerate(shards, start=1)]
+
+
+def _pick(run: Run, whole: data_registry.Dataset, mine: NDArray[np.int64], id_worker: int) -> Shard:
+    """Return the examples at some positions, with a cursor at their start."""
+    check_batch_size(run.batch_size, len(mine), run.data.partition)
+    cursor = Cursor(
+        np.arange(len(mine)),
+        run.batch_size,
+        run.seed * 100_003 + id_worker,
+        shuffle=not run.data.no_block_shuffle,
+        digest=zlib.crc32(mine.astype("<i8").tobytes()),
+    )
+    shard = _shard(lazy.subset(whole.train_images, mine), whole.train_labels[mine], cursor)
+    return dataclasses.replace(shard, num_train=len(whole.train_labels))
+
+
+def whole_shard(run: Run, whole: data_registry.Dataset) -> Shard:
+    """Return the whole training set as one shard, for training on one device."""
+    cursor = Cursor(np.arange(len(whole.train_labels)), run.batch_size, run.seed)
+    return _shard(whole.train_images, whole.train_labels, cursor)
+
+
+def _shard(images: Any, labels: NDArray[np.int32], cursor: Cursor) -> Shard:
+    counts = partition.label_counts(labels)
+    return Shard(images, labels, cursor, counts, lazy.feed_of(images, cursor))
+
+
+def split_rule(run: Run, nb_workers: int) -> partition.Rule:
+    """Return how a run splits its training set."""
+    path, alpha = run.data.sharding_file, run.data.dirichlet_alpha
+    return partition.Rule(
+        partition=run.data.partition,
+        nb_workers=nb_workers,
+        seed=run.seed,
+        fractions=None if path is None else fractions.read_fractions(path, nb_workers),
+        dirichlet_alpha=partition.DIRICHLET_ALPHA if alpha is None else alpha,
+        batch_size=run.batch_size,
+    )

@@ -1,0 +1,342 @@
+"""Encoded images to what a network takes, by tf.data and on several cores, ahead of the training.
+
+What a worker sees follows from the positions its cursor deals out and from their places alone, so
+a place in the data is still two numbers, and training goes on from it with the same pixels.
+
+Source: He et al., arXiv:1512.03385, section 3.4, for the evaluation's middle crop.
+
+Which part of an encoded image a training step sees, from its header and its draws alone.
+
+Source: random area and aspect ratio of Szegedy et al., "Going deeper with convolutions",
+arXiv:1409.4842, section 6: area 0.08 to 1, ratio 3/4 to 4/3, ten attempts. Where none fits, the
+largest part in the middle that keeps the ratio.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.data.pipeline.cursor import Cursor, uniforms
+from thinwire.data.pipeline.lazy import Chosen, Feed, Lazy, factor_and_offset
+from thinwire.data.readers.imagenet import DEPTH, Encoded
+from thinwire.ops.types import ConfigurationError
+
+_ATTEMPTS = 10
+#: Draws of one example: area, ratio, row and column of each attempt, then mirroring.
+WIDTH = 4 * _ATTEMPTS + 1
+_LEAST_AREA, _RATIO = 0.08, 4 / 3
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+#: Markers that say the size: baseline, progressive and so on; the three others hold tables.
+_SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD9)})
+
+#: Top, left, height and width, in pixels.
+Box = tuple[int, int, int, int]
+
+
+def image_size(encoded: bytes) -> tuple[int, int]:
+    """Return height and width of a JPEG or PNG, in pixels.
+
+    Raises:
+        ValueError: It is neither, or ends before it says so.
+    """
+    try:
+        if encoded.startswith(_PNG):
+            width, height = struct.unpack_from(">II", encoded, 16)
+        else:
+            height, width = _jpeg_size(encoded)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"it ends after {len(encoded)} bytes, in its header") from error
+    if not height or not width:
+        raise ValueError(f"its header says {height} x {width} pixels")
+    return height, width
+
+
+def _jpeg_size(encoded: bytes) -> tuple[int, int]:
+    if not encoded.startswith(b"\xff\xd8"):
+        raise ValueError(f"it starts with the bytes {encoded[:4].hex(' ') or '(none)'}")
+    at = 2
+    while True:
+        if encoded[at] != 0xFF:
+            raise ValueError("its header is damaged")
+        while encoded[at] == 0xFF:  # any number of them may stand before a marker
+            at += 1
+        marker = encoded[at]
+        at += 1
+        if marker in _SIZE_MARKERS:
+            height, width = struct.unpack_from(">HH", encoded, at + 3)
+            return height, width
+        if marker not in _BARE_MARKERS:
+            at += struct.unpack_from(">H", encoded, at)[0]
+
+
+def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
+    """Return a random part of an image.
+
+    Args:
+        height: Of the image.
+        width: Of the image.
+        draws: At least WIDTH - 1 numbers in [0, 1).
+    """
+    for attempt in range(_ATTEMPTS):
+        area, ratio, row, column = draws[4 * attempt : 4 * attempt + 4]
+        pixels = (_LEAST_AREA + (1 - _LEAST_AREA) * area) * height * width
+        shape = math.exp((2 * ratio - 1) * math.log(_RATIO))  # width / height
+        high, wide = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
+        if 1 <= high <= height and 1 <= wide <= width:
+            return int(row * (height - high + 1)), int(column * (width - wide + 1)), high, wide
+    high, wide = min(height, round(width * _RATIO)), min(width, round(height * _RATIO))
+    return (height - high) // 2, (width - wide) // 2, high, wide
+
+
+def is_mirrored(draws: Sequence[float]) -> bool:
+    """Return whether left and right are swapped: half of the time."""
+    return draws[WIDTH - 1] < 0.5
+
+
+#: The shorter side before an evaluation's crop, for each pixel of the crop.
+_MARGIN = 256 / 224
+_MOST_THREADS = 16
+BATCHES_AHEAD = 2
+
+_READERS = 8  # threads that wait for files
+
+#: (positions [B] int64, draws [B, WIDTH] float64 or None for the middles) of one batch.
+Asked = tuple[NDArray[np.int64], NDArray[np.float64] | None]
+#: Encoded images, the part of each to be seen [B, 4] int32, and whether to mirror it [B] bool.
+Parts = tuple[list[bytes], NDArray[np.int32], NDArray[np.bool_]]
+
+
+class Decoded(Lazy):
+    """Images that are decoded when they are asked for.
+
+    Args:
+        source: Encoded images.
+        chosen: [N] int64, which of them these are.
+        size: Height and width of what comes out.
+        scaling: One of ``data.SCALINGS``.
+        augment: "resized_crop_flip", or "none": training sees what an evaluation sees.
+    """
+
+    def __init__(
+        self, source: Encoded, chosen: NDArray[np.int64], size: int, scaling: str, augment: str
+    ) -> None:
+        super().__init__((len(chosen), size, size, DEPTH))
+        self._source, self._chosen = source, chosen
+        self.scaling, self.augment = scaling, augment
+
+    def __getitem__(self, chosen: Chosen) -> Any:
+        """Return the middles of images: tensor [B, size, size, 3] float32."""
+        positions = np.arange(len(self))[chosen] if isinstance(chosen, slice) else chosen
+        return next(self.walk([positions]))
+
+    def subset(self, chosen: NDArray[np.int64]) -> Decoded:
+        """Return a part; nothing is decoded."""
+        part = self._chosen[chosen]
+        return type(self)(self._source, part, self.shape[1], self.scaling, self.augment)
+
+    def walk(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Any]:
+        """Yield the middles of images, batch after batch, decoding ahead."""
+        return self._decoded(((batch, None) for batch in batches), is_random=False)
+
+    def feed(self, cursor: Cursor) -> Feed:
+        """Decode what the cursor is going to deal out, ahead of it."""
+        return _Ahead(self, cursor)
+
+    def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
+        """Yield the training images of (positions, place), batch after batch."""
+        is_random = self.augment != "none"
+        asked = (
+            (chosen, uniforms(seed, place, len(chosen), WIDTH) if is_random else None)
+            for chosen, place in batches
+        )
+        return self._decoded(asked, is_random)
+
+    def _decoded(self, batches: Iterator[Asked], is_random: bool) -> Iterator[Any]:
+        """Yield tensors [B, size, size, 3] float32.
+
+        Raises:
+            ConfigurationError: An image cannot be read or decoded.
+        """
+        import tensorflow as tf
+
+        asked: list[NDArray[np.int64]] = []
+        image = _image_function(is_random, self.shape[1], self.scaling)
+        with tf.device("/CPU:0"):
+            pipeline = tf.data.Dataset.from_generator(
+                lambda: self.parts(batches, asked),
+                output_signature=(
+                    tf.TensorSpec([None], tf.string),
+                    tf.TensorSpec([None, 4], tf.int32),
+                    tf.TensorSpec([None], tf.bool),
+                ),
+            )
+            pipeline = pipeline.flat_map(functools.partial(_of_batch, image))
+            pipeline = pipeline.prefetch(BATCHES_AHEAD).with_options(_options())
+            iterator = iter(pipeline)
+        while True:
+            try:
+                images = next(iterator, None)
+            except tf.errors.OpError as error:
+                raise self.explained(asked[:1], error) from error
+            if images is None:
+                return
+            del asked[0]
+            yield images
+
+    def parts(self, batches: Iterator[Asked], asked: list[NDArray[np.int64]]) -> Iterator[Parts]:
+        """Yield what has to be decoded of each batch, and note in `asked` which that was."""
+        with ThreadPoolExecutor(_READERS) as readers:
+            for chosen, draws in batches:
+                asked.append(chosen)
+                encoded = list(readers.map(self.read, chosen))
+                boxes = np.zeros((len(chosen), 4), np.int32)
+                mirrored = np.zeros(len(chosen), np.bool_)
+                for row, numbers in enumerate(() if draws is None else draws.tolist()):
+                    boxes[row] = random_box(*image_size(encoded[row]), numbers)
+                    mirrored[row] = is_mirrored(numbers)
+                yield encoded, boxes, mirrored
+
+    def read(self, position: Any) -> bytes:
+        """Return an image as it is stored."""
+        return self._source.read(int(self._chosen[position]))
+
+    def explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
+        """Return the error of the first image that cannot be used, found one at a time."""
+        import tensorflow as tf
+
+        for position in (position for batch in batches for position in batch):
+            try:
+                encoded = self.read(position)
+                image_size(encoded)
+                tf.io.decode_image(encoded, DEPTH, expand_animations=False)
+            except (OSError, ValueError, tf.errors.OpError) as cause:
+                name = self._source.name(int(self._chosen[position]))
+                return ConfigurationError(
+                    f"Image {name} cannot be used: {getattr(cause, 'message', cause)}. Expected a "
+                    "whole JPEG or PNG. Fetch it again; to leave it out remove it on all nodes."
+                )
+        return ConfigurationError(f"A batch of images cannot be decoded: {error}")
+
+
+class _Ahead:
+    """Makes the batches of a cursor before they are asked for; begins anew after a jump."""
+
+    def __init__(self, images: Decoded, cursor: Cursor) -> None:
+        self._images, self._cursor = images, cursor
+        self._place: int | None = None  # of the batch that comes next
+        self._stream: Iterator[Any] = iter(())
+
+    def __call__(self, chosen: NDArray[np.int64], place: int) -> Any:
+        """Return the images of the batch that the cursor has just dealt out."""
+        if place != self._place:
+            batches = _batches(chosen, place, self._cursor.fork())
+            self._stream = self._images.stream(batches, self._cursor.seed)
+        self._place = None
+        images = next(self._stream)
+        self._place = place + len(chosen)
+        return images
+
+
+def _batches(
+    chosen: NDArray[np.int64], place: int, ahead: Cursor
+) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Yield this batch and all that a cursor deals out after it, each with its place."""
+    while True:
+        yield chosen, place
+        place, chosen = ahead.place, ahead.next()
+
+
+def _of_batch(image: Callable[..., Any], *batch: Any) -> Any:
+    """Return the data set of one batch: its images side by side, decoded on all cores."""
+    import tensorflow as tf
+
+    images = tf.data.Dataset.from_tensor_slices(batch)
+    images = images.map(image, num_parallel_calls=num_threads(), deterministic=True)
+    return images.batch(tf.size(batch[0], tf.int64))
+
+
+@functools.lru_cache(maxsize=16)
+def _image_function(is_random: bool, size: int, scaling: str) -> Callable[..., Any]:
+    """Return (encoded, box [4] int32, mirrored) -> [size, size, 3] float32, traced once."""
+    import tensorflow as tf
+
+    def image(encoded: Any, box: Any, mirrored: Any) -> Any:
+        pixels = _cropped(encoded, box, mirrored, size) if is_random else _middle(encoded, size)
+        return _scaled(tf.ensure_shape(pixels, [size, size, DEPTH]), scaling)
+
+    signature = [
+        tf.TensorSpec([], tf.string),
+        tf.TensorSpec([4], tf.int32),
+        tf.TensorSpec([], tf.bool),
+    ]
+    return tf.function(image, input_signature=signature, autograph=False)
+
+
+def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
+    """Return a part of an image at the size wanted, mirrored or not: float32 of 0..255."""
+    import tensorflow as tf
+
+    top, left, height, width = tf.unstack(box)
+
+    def of_other() -> Any:  # some images of the set are PNGs by another name
+        image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
+        return image[top : top + height, left : left + width]
+
+    image = tf.cond(
+        tf.io.is_jpeg(encoded),
+        lambda: tf.io.decode_and_crop_jpeg(encoded, box, channels=DEPTH),
+        of_other,
+    )
+    image = tf.ensure_shape(image, [None, None, DEPTH])
+    image = tf.image.resize(image, [size, size], antialias=True)
+    return tf.cond(mirrored, lambda: image[:, ::-1], lambda: image)
+
+
+def _middle(encoded: Any, size: int) -> Any:
+    """Return the middle of an image whose shorter side is a little longer: float32 of 0..255."""
+    import tensorflow as tf
+
+    image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
+    image = tf.ensure_shape(image, [None, None, DEPTH])
+    shape = tf.cast(tf.shape(image)[:2], tf.float64)
+    shorter = round(size * _MARGIN)
+    target = tf.cast(tf.round(shape * (shorter / tf.reduce_min(shape))), tf.int32)
+    image = tf.image.resize(image, target, antialias=True)
+    top, left = (target[0] - size) // 2, (target[1] - size) // 2
+    return image[top : top + size, left : left + size]
+
+
+def _scaled(image: Any, scaling: str) -> Any:
+    """Scale float32 of 0..255 as ``thinwire.data.pipeline.lazy.scale`` does."""
+    import tensorflow as tf
+
+    if scaling == "standardize":
+        return tf.image.per_image_standardization(image)
+    factor, offset = factor_and_offset(scaling)
+    return image * factor + offset
+
+
+def num_threads() -> int:
+    """Return how many images are decoded at the same time."""
+    return min(_MOST_THREADS, os.cpu_count() or 1)
+
+
+def _options() -> Any:
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.deterministic = True
+    # Of its own: with --threads=1 the training would otherwise wait for the decoder's only thread.
+    options.threading.private_threadpool_size = num_threads()
+    return options

@@ -1,0 +1,195 @@
+"""AdaComp's data layout: 1,200 files of training images and 200 of test images, and their labels.
+
+Reads the files with and without IDX headers (the original reads them header-less, whatever their
+names say). ``python -m thinwire.data.readers.adacomp SOURCE_DATASET OUT_DIR [--headers]`` writes the layout.
+
+Source: AdaComp's published code. Differences: when the number of workers does not divide 1,200 the
+original gives the last files to nobody; here the first workers get one file more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.data import partition
+from thinwire.data.choices import PARTS
+from thinwire.data.readers import idx
+from thinwire.ops.types import ConfigurationError
+
+NUM_FILES = {"train": 1200, "test": 200}
+_FOLDERS = {"train": "training_set", "test": "test_set"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The examples of consecutive files."""
+
+    images: NDArray[np.uint8]  # [N, height, width, channels] uint8
+    labels: NDArray[np.uint8]  # [N] uint8
+    offsets: NDArray[np.int64]  # [files + 1] int64, first example of each file, then N
+
+
+def image_path(data_dir: Path, part: str, number: int) -> Path:
+    """Return where images file ``number`` of a part lies."""
+    return data_dir / f"{_FOLDERS[part]}_images" / f"{part}-images-{number:05d}.idx3-ubyte"
+
+
+def label_path(data_dir: Path, part: str, number: int) -> Path:
+    """Return where labels file ``number`` of a part lies."""
+    return data_dir / f"{_FOLDERS[part]}_labels" / f"{part}-labels-{number:05d}.idx1-ubyte"
+
+
+def holds(data_dir: Path, part: str) -> bool:
+    """Return whether the folder looks like this layout."""
+    return (data_dir / f"{_FOLDERS[part]}_images").is_dir()
+
+
+def files_of_worker(id_worker: int, nb_workers: int, num_files: int = 1200) -> range:
+    """Return the numbers of the files a worker owns; ids count from 1.
+
+    Raises:
+        ConfigurationError: More workers than files, or the id is not in 1..nb_workers.
+
+    >>> files_of_worker(1, 7), files_of_worker(7, 7)
+    (range(0, 172), range(1029, 1200))
+    """
+    return partition.equal_range(num_files, nb_workers, id_worker, "training files")
+
+
+def read(
+    data_dir: Path, part: str, image_size: int, image_depth: int, files: range | None = None
+) -> Shards:
+    """Read files of one part, in order.
+
+    Args:
+        data_dir: The folder with ``training_set_images`` and its three sisters.
+        part: "train" or "test".
+        image_size: Height and width of an image in pixels.
+        image_depth: Channels of an image.
+        files: Numbers of the files wanted; all when None.
+
+    Raises:
+        ConfigurationError: A file is missing, of a wrong size, or has other labels than images.
+    """
+    numbers = range(NUM_FILES[part]) if files is None else files
+    shape = (image_size, image_size, image_depth)
+    images: list[NDArray[np.uint8]] = []
+    labels: list[NDArray[np.uint8]] = []
+    for number in numbers:
+        paths = image_path(data_dir, part, number), label_path(data_dir, part, number)
+        images.append(_read_records(paths[0], shape))
+        labels.append(_read_records(paths[1], ()))
+        if len(images[-1]) != len(labels[-1]):
+            raise ConfigurationError(
+                f"{paths[0]} holds {len(images[-1])} images but {paths[1]} holds "
+                f"{len(labels[-1])} labels; expected one label for each image. Write both again."
+            )
+    offsets = np.cumsum([0] + [len(piece) for piece in labels], dtype=np.int64)
+    return Shards(np.concatenate(images), np.concatenate(labels), offsets)
+
+
+def write(
+    out_dir: Path,
+    part: str,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.integer],
+    headers: bool = False,
+) -> None:
+    """Write one part in this layout; the first files get one example more when it does not divide.
+
+    Args:
+        out_dir: Folder to write to; made when missing.
+        part: "train" or "test".
+        images: [N, height, width, channels] uint8.
+        labels: [N] integers in 0..255.
+        headers: Put standard IDX headers in front; the original cannot read such files.
+
+    Raises:
+        ConfigurationError: Fewer examples than files.
+    """
+    image_path(out_dir, part, 0).parent.mkdir(parents=True, exist_ok=True)
+    label_path(out_dir, part, 0).parent.mkdir(parents=True, exist_ok=True)
+    for number in range(NUM_FILES[part]):
+        owned = partition.equal_range(
+            len(labels), NUM_FILES[part], number + 1, f"{part} examples", "files"
+        )
+        chosen = slice(owned.start, owned.stop)
+        pictures = images[chosen, ..., 0] if images.shape[-1] == 1 else images[chosen]
+        _write_records(image_path(out_dir, part, number), pictures, headers)
+        _write_records(label_path(out_dir, part, number), labels[chosen].astype(np.uint8), headers)
+
+
+def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return [N, *shape] uint8 of a file with or without header."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"Data file {path} cannot be read: {error}. Expected all files of AdaComp's layout; "
+            "write them again with `python -m thinwire.data.readers.adacomp`."
+        ) from error
+    record = int(np.prod(shape, dtype=np.int64))
+    for announced in _headers_that_fit(content, shape, record):
+        content = content[len(announced) :]
+        break
+    if len(content) == 0 or len(content) % record:
+        raise ConfigurationError(
+            f"Data file {path} has {len(content)} bytes; expected records of {record} bytes (shape "
+            f"{shape}), or an IDX header and then such records. Mend --image_size and "
+            "--image_depth, or write the file again."
+        )
+    return np.frombuffer(content, dtype=np.uint8).reshape(-1, *shape)
+
+
+def _headers_that_fit(content: bytes, shape: tuple[int, ...], record: int) -> list[bytes]:
+    """Return the IDX header the content starts with, if its announced size is the real one."""
+    shapes = [shape] if not shape or shape[-1] != 1 else [shape[:-1], shape]
+    fitting = []
+    for tail in shapes:
+        length = 4 + 4 * (1 + len(tail))
+        candidate = idx.header((max(0, len(content) - length) // record, *tail))
+        if content.startswith(candidate) and (len(content) - length) % record == 0:
+            fitting.append(candidate)
+    return fitting
+
+
+def _write_records(path: Path, array: NDArray[np.uint8], headers: bool) -> None:
+    if headers:
+        idx.write(path, array)
+    else:
+        path.write_bytes(np.ascontiguousarray(array).tobytes())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write a known data set in AdaComp's layout; returns the exit code."""
+    # Not at the top: datasets reads this layout and so imports this module.
+    from thinwire.data.registry import load_raw
+
+    parser = argparse.ArgumentParser(
+        prog="python -m thinwire.data.readers.adacomp",
+        description="Write a data set as AdaComp's 1,200 training and 200 test files.",
+    )
+    parser.add_argument("source_dataset", help="for example fashion_mnist")
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--headers", action="store_true", help="write standard IDX headers")
+    parser.add_argument("--data_dir", help="where the source data set lies")
+    given = parser.parse_args(arguments)
+    try:
+        for part in PARTS:
+            raw = load_raw(given.source_dataset, given.data_dir, part)
+            write(given.out_dir, part, raw.images, raw.labels, given.headers)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"Wrote {sum(NUM_FILES.values())} pairs of files to {given.out_dir}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+"""Data sets by name, checked and scaled: for workers to train on, for Supervisors to test with.
+
+Data sets that are not kept in memory: ImageNet's files, and a stand-in that needs none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from absl import logging
+from numpy.typing import NDArray
+
+from thinwire.data import sources
+from thinwire.data.choices import AUGMENTATIONS, DATASETS, INPUT_PIPELINES, PARTS
+from thinwire.data.defaults import check_preprocessing, default_preprocessing
+from thinwire.data.pipeline import lazy as scalings
+from thinwire.data.pipeline.dali import DaliDecoded
+from thinwire.data.pipeline.decode import Decoded
+from thinwire.data.pipeline.lazy import Augmented, Lazy, Repeated, check_scaling, scale
+from thinwire.data.readers import imagenet, synthetic
+from thinwire.ops.types import ConfigurationError
+
+#: Images of imagenet_synthetic as it counts them, and how many different ones there are.
+NUM_SYNTHETIC = {"train": 1_281_167, "test": 1_000}
+_NUM_DIFFERENT = 256
+_READERS = {"tfdata": Decoded, "dali": DaliDecoded}
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What to load, all chosen; see ``thinwire.data.registry.load``."""
+
+    name: str
+    data_dir: str | None
+    image_size: int
+    image_depth: int
+    nb_classes: int
+    scaling: str
+    augment: str
+    input_pipeline: str
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of a data set as a run uses it."""
+
+    images: NDArray[np.float32] | Lazy  # [N, height, width, channels] float32
+    labels: NDArray[np.int32]  # [N] int32
+    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64
+
+
+def load_large(wanted: Wanted, part: str) -> Part:
+    """Return one part of a set in ``LARGE``; nothing is decoded yet.
+
+    Raises:
+        ConfigurationError: Files are missing, damaged, or do not fit the network's sizes.
+    """
+    return LARGE[wanted.name](wanted, part)
+
+
+def _imagenet(wanted: Wanted, part: str) -> Part:
+    if wanted.image_depth != imagenet.DEPTH:
+        raise ConfigurationError(
+            f"Data set imagenet has images of {imagenet.DEPTH} channels; this is --image_depth "
+            f"{wanted.image_depth}. Set --image_depth {imagenet.DEPTH}, and --image_size and "
+            "--nb_classes, usually 224 and 1000."
+        )
+    check_scaling(wanted.scaling, wanted.image_depth)
+    source = imagenet.find(wanted.data_dir, part, wanted.nb_classes)
+    images = _READERS[wanted.input_pipeline](
+        source,
+        np.arange(len(source.labels)),
+        wanted.image_size,
+        wanted.scaling,
+        wanted.augment,
+    )
+    return Part(images, source.labels, source.file_offsets)
+
+
+def _imagenet_synthetic(wanted: Wanted, part: str) -> Part:
+    """As many images as ImageNet has, so that an epoch lasts as long; 256 different ones."""
+    if wanted.data_dir is not None:
+        raise ConfigurationError(
+            f"--data_dir {wanted.data_dir} was given, but --dataset imagenet_synthetic is "
+            "generated and reads no files. Leave --data_dir out, or choose --dataset imagenet."
+        )
+    images, labels = synthetic.generate(
+        part,
+        wanted.image_size,
+        wanted.image_depth,
+        wanted.nb_classes,
+        wanted.seed,
+        num_examples=_NUM_DIFFERENT,
+    )
+    positions = np.arange(NUM_SYNTHETIC[part])
+    logging.info("data: %d different images stand for %d", len(labels), len(positions))
+    repeated = Repeated(scale(images, wanted.scaling), positions)
+    return Part(repeated, labels[positions % len(labels)])
+
+
+LARGE: Mapping[str, Callable[[Wanted, str], Part]] = {
+    "imagenet": _imagenet,
+    "imagenet_synthetic": _imagenet_synthetic,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Training and test examples; a part that was not asked for has no examples."""
+
+    train_images: NDArray[np.float32] | Lazy  # [N, height, width, channels] float32
+    train_labels: NDArray[np.int32]  # [N] int32
+    test_images: NDArray[np.float32] | Lazy  # [M, height, width, channels] float32
+    test_labels: NDArray[np.int32]  # [M] int32
+    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
+
+
+def load(
+    name: str,
+    data_dir: str | None,
+    image_size: int,
+    image_depth: int,
+    nb_classes: int,
+    scaling: str | None,
+    seed: int,
+    *,
+    parts: Sequence[str] = PARTS,
+    augment: str | None = None,
+    input_pipeline: str = INPUT_PIPELINES[0],
+) -> Dataset:
+    """Load a data set by name.
+
+    Args:
+        name: One of ``data.DATASETS``.
+        data_dir: Folder the user named, or None for the data set's usual places.
+        image_size: Height and width the network takes, in pixels.
+        image_depth: Channels the network takes.
+        nb_classes: Classes the network tells apart.
+        scaling: One of ``data.SCALINGS``; None takes the data set's usual one.
+        seed: Seeds generated data.
+        parts: The parts wanted, for example ("train",) on a worker.
+        augment: One of ``data.AUGMENTATIONS``, of training images; None likewise.
+        input_pipeline: One of ``data.INPUT_PIPELINES``, of sets that are decoded while training.
+
+    Raises:
+        ConfigurationError: Unknown name, scaling or augmentation, files missing or damaged, or
+            images and labels that do not fit the sizes given.
+    """
+    _check_name(name)
+    check_preprocessing(name, augment, input_pipeline)
+    wanted = Wanted(
+        name,
+        data_dir,
+        image_size,
+        image_depth,
+        nb_classes,
+        *default_preprocessing(name, scaling, augment),
+        input_pipeline,
+        seed,
+    )
+    load_part = load_large if name in LARGE else _in_memory
+    nothing = np.zeros((0, image_size, image_size, image_depth), np.float32)
+    loaded = {part: Part(nothing, np.zeros(0, np.int32)) for part in PARTS}
+    loaded |= {part: load_part(wanted, part) for part in PARTS if part in parts}
+    train, test = loaded["train"], loaded["test"]
+    return Dataset(train.images, train.labels, test.images, test.labels, train.file_offsets)
+
+
+def _in_memory(wanted: Wanted, part: str) -> Part:
+    """Return one part, scaled; training images stay bytes where each batch changes them."""
+    raw = load_raw(
+        wanted.name,
+        wanted.data_dir,
+        part,
+        wanted.image_size,
+        wanted.image_depth,
+        wanted.nb_classes,
+        wanted.seed,
+    )
+    scalings.check_scaling(wanted.scaling, wanted.image_depth)
+    is_changed = part == "train" and wanted.augment != AUGMENTATIONS[0]
+    images = raw.images
+    made = Augmented(images, wanted.scaling) if is_changed else scale(images, wanted.scaling)
+    return Part(made, raw.labels, raw.file_offsets)
+
+
+def load_raw(
+    name: str,
+    data_dir: str | None,
+    part: str,
+    image_size: int = 28,
+    image_depth: int = 1,
+    nb_classes: int = 10,
+    seed: int = 0,
+) -> sources.RawPart:
+    """Load one part as stored, a quarter of the memory; ``thinwire.data.pipeline.lazy.scale`` what is needed.
+
+    Args and errors as ``load``; ``part`` is "train" or "test".
+    """
+    _check_name(name, part)
+    if name in LARGE:
+        raise ConfigurationError(
+            f"Data set {name} does not fit into memory, which this needs; choose another."
+        )
+    if name == "synthetic":
+        if data_dir is not None:
+            raise ConfigurationError(
+                f"--data_dir {data_dir} was given, but --dataset synthetic is generated and reads "
+                "no files. Leave --data_dir out, or choose another --dataset."
+            )
+        generated = synthetic.generate(part, image_size, image_depth, nb_classes, seed)
+        return sources.RawPart(*generated)
+    raw = sources.find(name, part, data_dir, image_size, image_depth)
+    _check_fit(name, raw, (image_size, image_size, image_depth), nb_classes)
+    return raw
+
+
+def from_user_module(module: ModuleType, seed: int) -> Dataset:
+    """Return the data of a user's ``load_data()``, as is: it scales its images itself.
+
+    Args:
+        module: What ``models.load_user_model`` returned.
+        seed: Seeds Python's and numpy's global generators before the call, so that every process
+            of a run sees the same data.
+
+    Raises:
+        ConfigurationError: ``load_data`` is missing, fails, or returns something else than
+            ((x_train, y_train), (x_test, y_test)) with integer labels of one dimension.
+    """
+    where = getattr(module, "__file__", None) or module.__name__
+    if not callable(getattr(module, "load_data", None)):
+        raise ConfigurationError(
+            f"{where} has no function load_data(). Expected one that returns ((x_train, y_train), "
+            "(x_test, y_test)); add it, or choose a --dataset."
+        )
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        returned = module.load_data()
+        (x_train, y_train), (x_test, y_test) = returned
+    except Exception as error:
+        raise ConfigurationError(
+            f"load_data() of {where} failed: {type(error).__name__}: {error}. Expected it to "
+            "return ((x_train, y_train), (x_test, y_test))."
+        ) from error
+    train = _check_user_part(where, "train", x_train, y_train)
+    test = _check_user_part(where, "test", x_test, y_test)
+    if train[0].shape[1:] != test[0].shape[1:]:
+        raise ConfigurationError(
+            f"load_data() of {where} returned training examples of shape {train[0].shape[1:]} and "
+            f"test examples of shape {test[0].shape[1:]}; expected the same shape."
+        )
+    return Dataset(*train, *test)
+
+
+def _check_name(name: str, part: str = PARTS[0]) -> None:
+    if name not in DATASETS or part not in PARTS:
+        raise ConfigurationError(
+            f"Data set {name!r}, part {part!r} is not known; expected --dataset "
+            f"{', '.join(DATASETS)} and part {', '.join(PARTS)}."
+        )
+
+
+def _check_fit(name: str, raw: sources.RawPart, shape: tuple[int, ...], nb_classes: int) -> None:
+    if not len(raw.labels):
+        raise ConfigurationError(f"Data set {name} holds no examples; expected at least one.")
+    if raw.images.shape[1:] != shape:
+        height, width, depth = raw.images.shape[1:]
+        raise ConfigurationError(
+            f"Data set {name} has images of {height} x {width} pixels and {depth} channels; "
+            f"expected {shape[0]} x {shape[1]} and {shape[2]}. Set --image_size {height} "
+            f"--image_depth {depth}, or choose another --dataset."
+        )
+    highest = int(raw.labels.max())
+    if highest >= nb_classes:
+        raise ConfigurationError(
+            f"Data set {name} has a label {highest}; expected 0 to {nb_classes - 1}. Set "
+            f"--nb_classes {highest + 1} or more."
+        )
+
+
+def _check_user_part(
+    where: str, part: str, images: Any, labels: Any
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Return one part of the user's data as float32 and int32."""
+    problem = f"load_data() of {where} returned x_{part} and y_{part} that cannot be used: "
+    try:
+        inputs = np.ascontiguousarray(images, dtype=np.float32)
+        classes = np.asarray(labels)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{problem}{error}. Expected arrays of numbers.") from error
+    if classes.ndim == 2 and classes.shape[1] == 1:
+        classes = classes[:, 0]
+    if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
+        raise ConfigurationError(
+            f"{problem}y_{part} is {classes.dtype} {classes.shape}. Expected integer class numbers "
+            f"of shape [N]; of one-hot labels give y_{part}.argmax(axis=1)."
+        )
+    if inputs.ndim < 2 or len(inputs) != len(classes) or not len(inputs):
+        raise ConfigurationError(
+            f"{problem}their shapes are {inputs.shape} and {classes.shape}. Expected [N, ...] and "
+            "[N] with the same N of at least 1."
+        )
+    if classes.min() < 0 or not np.isfinite(inputs).all():
+        raise ConfigurationError(
+            f"{problem}there is a negative label, NaN or infinity. Expected labels from 0 and "
+            "finite values."
+        )
+    return inputs, classes.astype(np.int32)

@@ -1,0 +1,100 @@
+"""Merge a group's updates into one: their mean, or the middle of their values entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.ops.kernels.numpy_ops import union
+from thinwire.ops.types import Update
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32, Int64
+
+_CHUNK = 1 << 14  # entries sorted at a time: they stay in the processor's cache
+
+
+def mean_update(updates: Sequence[Update], size: int) -> Update:
+    """Return the mean of one or more updates, summed in the order given.
+
+    An entry that an update does not send counts as zero. The mean of sparse updates is sparse.
+
+    Args:
+        updates: At least one.
+        size: Entries of the shard.
+    """
+    if len(updates) == 1:
+        return updates[0]
+    total = np.zeros(size, np.float32)
+    for update in updates:
+        if update.indices is None:
+            total += update.values
+        else:
+            total[update.indices] += update.values
+    total /= np.float32(len(updates))
+    touched = _touched(updates)
+    return Update(None, total) if touched is None else Update(touched, total[touched])
+
+
+def middle_update(updates: Sequence[Update], size: int, num_trimmed: int) -> Update:
+    """Return the mean of each entry's values without the smallest and the largest ones.
+
+    An entry that an update does not send counts as zero. Sparse updates give a sparse one, on all
+    positions that any of them sends.
+
+    Args:
+        updates: At least one.
+        size: Entries of the shard.
+        num_trimmed: Values left out on either side, fewer than half of them; as many as possible
+            leave the median.
+    """
+    if len(updates) == 1:
+        return updates[0]
+    touched = _touched(updates)
+    rows = [_row(update, touched, size) for update in updates]
+    merged = np.empty(size if touched is None else len(touched), np.float32)
+    for start in range(0, len(merged), _CHUNK):
+        columns = slice(start, start + _CHUNK)
+        kept = _sorted([row[columns] for row in rows])[num_trimmed : len(rows) - num_trimmed]
+        total = kept[0]
+        for values in kept[1:]:
+            total += values
+        merged[columns] = total / np.float32(len(kept))
+    return Update(touched, merged)
+
+
+def _touched(updates: Sequence[Update]) -> Int64 | None:
+    """Return all positions that the updates send, ascending; None where one sends every entry."""
+    index_sets = [update.indices for update in updates if update.indices is not None]
+    if len(index_sets) < len(updates):
+        return None
+    return union(index_sets)
+
+
+def _row(update: Update, touched: Int64 | None, size: int) -> Float32:
+    """Return an update's values at the positions `touched` (None: all), zeros where it has none."""
+    if update.indices is None:
+        return update.values
+    row = np.zeros(size if touched is None else len(touched), np.float32)
+    places = update.indices if touched is None else np.searchsorted(touched, update.indices)
+    row[places] = update.values
+    return row
+
+
+def _sorted(rows: Sequence[Float32]) -> list[Float32]:
+    """Return copies of some rows [k] with each column ascending from the first row to the last.
+
+    Odd-even transposition: neighbouring rows are compared and exchanged as wholes, in as many
+    passes as there are rows. For a group's few rows that is many times faster than sorting each
+    column.
+    """
+    ordered, spare = [row.copy() for row in rows], np.empty_like(rows[0])
+    for number in range(len(ordered)):
+        for lower in range(number % 2, len(ordered) - 1, 2):
+            smaller, larger = ordered[lower], ordered[lower + 1]
+            np.minimum(smaller, larger, out=spare)
+            np.maximum(smaller, larger, out=larger)
+            ordered[lower], spare = spare, smaller
+    return ordered

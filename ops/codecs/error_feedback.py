@@ -1,0 +1,185 @@
+"""Wrappers that remember what was not sent: error feedback, and momentum that survives it.
+
+A wrapper holds another codec, or wrapper, as `inner`; its state holds its own arrays beside the
+inner one's: lists with one flat array for each tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from thinwire.ops.codecs.base import check_finite
+from thinwire.ops.codecs.dense import decoded, detached, encode_multiplied, feed, without_factors
+from thinwire.ops.types import ConfigurationError, EncodeContext, Kind, ModelSpec, Packet, State
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper:
+    """A codec around another.
+
+    Attributes:
+        inner: The other.
+    """
+
+    inner: Any
+    takes_factors: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> Kind:
+        """What the values mean."""
+        kind: Kind = self.inner.kind
+        return kind
+
+    def init(self, spec: ModelSpec, kernels: Any) -> State:
+        """Return the state: none of its own."""
+        return {"inner": self.inner.init(spec, kernels)}
+
+    def hand_on(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the inner codec's packet of the tensors times `ctx.factors`, and the state."""
+        packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
+        return packet, state | {"inner": inner}
+
+    def undelivered(self, packet: Packet, state: State) -> State:
+        """Let the inner codec take back what did not arrive."""
+        return state | {"inner": self.inner.undelivered(packet, state["inner"])}
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorFeedback(Wrapper):
+    """Keep what the inner codec does not send, and add it to the next step's tensors.
+
+    With residual a, tensors h and carry m, per entry:
+
+        a <- a + h;   q = what the packet decodes to;   a <- (a - q) + m q
+
+    q is 0 where nothing is sent, so that the rounding of values stays in the residual too. With
+    m = 0 this is Gradient Dropping's residual. With m > 0 it is SAMomentum without a division:
+    an entry that was silent for T steps is sent as m times what was sent last plus its T tensors,
+    so momentum decays once per sending, not once per step.
+
+    Attributes:
+        inner: What selects or rounds.
+        carry: m, the part of what was sent that stays, from 0 to below 1.
+
+    Source: Aji and Heafield, EMNLP 2017 (m = 0); Dual-Way Gradient Sparsification, ICPP 2020, whose
+    u is what is sent, kept where sent and divided by m elsewhere.
+    """
+
+    carry: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a momentum that does not decay."""
+        if not 0 <= self.carry < 1:
+            raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
+
+    def init(self, spec: ModelSpec, kernels: Any) -> State:
+        """Return a residual of zeros."""
+        return super().init(spec, kernels) | {"residual": _zeros(spec, kernels)}
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the inner codec's packet of the residual.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity; the residual is as it was.
+        """
+        check_finite(tensors, ctx)
+        residuals = state["residual"]
+        ctx = dataclasses.replace(ctx, finite=True)
+        packet, inner = feed(self.inner, residuals, tensors, state["inner"], ctx)
+        if self.carry:
+            _give_back(residuals, packet, self.carry)
+        return packet, state | {"inner": inner}
+
+    def undelivered(self, packet: Packet, state: State) -> State:
+        """Add to the residual what of the packet has left it."""
+        _give_back(state["residual"], packet, 1 - self.carry)
+        return super().undelivered(packet, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentumCorrection(Wrapper):
+    """Hand on a velocity instead of the gradient, so that what is kept back has momentum too.
+
+    With velocity u, gradients h and momentum m:
+
+        u <- m u + h          and u is handed on;
+        u <- m (u + h)        and u + h is handed on (Nesterov).
+
+    Momentum factor masking then sets u to 0 where the inner codec's packet has entries: what is
+    under way shall not be pushed further by a stale direction.
+
+    Attributes:
+        inner: What remembers what it does not send, as a rule an ErrorFeedback.
+        momentum: m, from 0 to below 1.
+        nesterov: Look ahead.
+        masking: Momentum factor masking.
+
+    Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, sections 3.2 and 3.3; the
+    Nesterov form is that of its authors' program.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse a momentum that does not decay."""
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(f"--dgc_momentum={self.momentum}: expected 0 <= momentum < 1.")
+
+    def init(self, spec: ModelSpec, kernels: Any) -> State:
+        """Return a velocity of zeros."""
+        return super().init(spec, kernels) | {"velocity": _zeros(spec, kernels)}
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the inner codec's packet of the velocity.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity; the velocity is as it was.
+        """
+        check_finite(tensors, ctx)
+        velocity: list[Float32] = state["velocity"]
+        handed_on = velocity
+        factors = ctx.factors or (1.0,) * len(tensors)
+        if self.nesterov:
+            handed_on = []
+            for each, tensor, factor in zip(velocity, tensors, factors, strict=True):
+                step = tensor * tensor.dtype.type(factor)
+                each += step
+                ctx.kernels.accumulate(step, each, self.momentum)  # h + m (u + h)
+                each *= each.dtype.type(self.momentum)
+                handed_on.append(step)
+        else:
+            for each, tensor, factor in zip(velocity, tensors, factors, strict=True):
+                ctx.kernels.accumulate(each, tensor, factor, self.momentum)
+        packet, inner = self.inner.encode(handed_on, state["inner"], without_factors(ctx))
+        packet = detached(packet, velocity)
+        if self.masking:
+            for block in packet.blocks:
+                where, _ = decoded(block)
+                velocity[block.slot][where] = 0
+        return packet, state | {"inner": inner}
+
+
+def _zeros(spec: ModelSpec, kernels: Any) -> list[Float32]:
+    """Return an array of zeros for each tensor, where the kernels want it."""
+    made: list[Float32] = kernels.zeros([tensor.size for tensor in spec.tensors])
+    return made
+
+
+def _give_back(residuals: Sequence[Float32], packet: Packet, share: float) -> None:
+    """Add to the residuals a share of what the packet decodes to."""
+    for block in packet.blocks:
+        where, values = decoded(block)
+        residuals[block.slot][where] += values.dtype.type(share) * values

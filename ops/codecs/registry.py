@@ -1,0 +1,204 @@
+"""The Codec seam: what of a step's dense tensors is sent?
+
+A row of the registry is a codec of `thinwire.ops.codecs.dense`, or one with wrappers of `thinwire.ops.codecs.error_feedback` and
+`thinwire.ops.codecs.wrappers` around it. `build` adds the wrappers that any codec can have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.codecs.dense import Dense, RandomK, kept_entries
+from thinwire.ops.codecs.error_feedback import ErrorFeedback, MomentumCorrection
+from thinwire.ops.codecs.power_sgd import PowerSgd
+from thinwire.ops.codecs.top_k import TopK
+from thinwire.ops.codecs.wrappers import Clip, DenseBelow, Descend, RateAtSend, RatioByRate, WarmUp
+from thinwire.ops.types import ConfigurationError
+
+__all__ = [
+    "CODECS",
+    "CodecChoices",
+    "Dense",
+    "NonFiniteUpdate",
+    "PowerSgd",
+    "RandomK",
+    "TopK",
+    "build_codec",
+    "coding_of",
+    "kept_entries",
+]
+
+#: --ratio_schedule values.
+RATIO_SCHEDULES = ("constant", "lr")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CodecChoices:
+    """What the command line says about the codec: a field for each flag."""
+
+    compression_rate: float = 0.01
+    value_dtype: str = "float32"
+    selection: str = "exact"
+    threshold_scope: str = "tensor"
+    error_feedback: bool = False
+    dense_below: int = 0
+    ratio_schedule: str = "constant"
+    warmup_epochs: int | None = None
+    dgs_momentum: float = 0.7
+    dgc_momentum: float = 0.9
+    dgc_nesterov: bool = False
+    dgc_masking: bool = True
+    dgc_clip_norm: float = 0.0
+    dgc_clip_scope: str = "model"
+    powersgd_rank: int = 2
+
+
+Wrap = Callable[[Any, CodecChoices, int], Any]  # (codec, choices, workers) -> codec
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """How to build one codec.
+
+    Attributes:
+        base: What selects or codes; gets the choices that are named like its fields.
+        wrap: What goes around it; None: nothing of its own.
+        own: Choices that `wrap` heeds.
+        warmup_epochs: If nothing is said.
+    """
+
+    base: Any
+    wrap: Wrap | None = None
+    own: tuple[str, ...] = ()
+    warmup_epochs: int = 0
+
+    @property
+    def heeds(self) -> frozenset[str]:
+        """Names of the choices that make a difference."""
+        names = {field.name for field in dataclasses.fields(self.base)} | set(self.own)
+        if self.base.sends_fraction:
+            names |= {"ratio_schedule", "warmup_epochs"}
+        if self.base is not Dense:
+            names.add("dense_below")
+        if self.wrap is None:
+            names.add("error_feedback")
+        return frozenset(names)
+
+
+def _gradient_dropping(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+    """Aji and Heafield, EMNLP 2017: v <- v + eta h; send the largest of v, and zero them."""
+    del choices, nb_workers
+    return Descend(ErrorFeedback(codec))
+
+
+def _dual_way(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+    """DGS, ICPP 2020: a <- a + eta h; send the largest of a; a <- m a there."""
+    del nb_workers
+    return Descend(ErrorFeedback(codec, choices.dgs_momentum))
+
+
+def _deep(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+    """DGC, ICLR 2018: clip h; u <- m u + h; v <- v + u; send eta v; zero u and v there."""
+    codec = MomentumCorrection(
+        ErrorFeedback(codec),
+        momentum=choices.dgc_momentum,
+        nesterov=choices.dgc_nesterov,
+        masking=choices.dgc_masking,
+    )
+    if choices.dgc_clip_norm:
+        codec = Clip(codec, choices.dgc_clip_norm / nb_workers**0.5, choices.dgc_clip_scope)
+    elif choices.dgc_clip_scope != "model":
+        raise ConfigurationError(
+            f"--dgc_clip_scope={choices.dgc_clip_scope} without --dgc_clip_norm: nothing is "
+            "clipped; set the norm, or leave the scope out."
+        )
+    return RateAtSend(codec)
+
+
+def _low_rank(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+    """PowerSGD, NeurIPS 2019: v <- v + h; send P Q^T, near v; v <- v - P Q^T."""
+    del choices, nb_workers
+    return ErrorFeedback(codec)
+
+
+_DGC_CHOICES = (
+    *("dgc_momentum", "dgc_nesterov", "dgc_masking"),
+    *("dgc_clip_norm", "dgc_clip_scope"),
+)
+
+#: --codec value -> how to build it.
+CODECS: dict[str, Row] = {
+    "dense": Row(Dense),
+    "topk": Row(TopK),
+    "random_k": Row(RandomK),
+    "gd": Row(TopK, _gradient_dropping),
+    "dgc": Row(TopK, _deep, _DGC_CHOICES, warmup_epochs=4),
+    "dgs": Row(TopK, _dual_way, ("dgs_momentum",)),
+    "powersgd": Row(PowerSgd, _low_rank),
+}
+
+
+def build_codec(
+    name: str, choices: CodecChoices, nb_workers: int = 1, learning_rate: float = 0.02
+) -> Any:
+    """Return the codec `name` with everything that the choices put around it.
+
+    Args:
+        name: A key of REGISTRY.
+        choices: What the user said.
+        nb_workers: Of the run.
+        learning_rate: That the run begins with.
+
+    Raises:
+        ConfigurationError: A choice has an illegal value, or no effect with this codec.
+    """
+    row = CODECS[name]
+    _refuse_idle(name, row, choices)
+    fields = {field.name for field in dataclasses.fields(row.base)}
+    codec = row.base(**{key: value for key, value in vars(choices).items() if key in fields})
+    if choices.dense_below:
+        codec = DenseBelow(codec, choices.dense_below)
+    if choices.error_feedback:
+        codec = ErrorFeedback(codec)
+    if row.wrap is not None:
+        codec = row.wrap(codec, choices, nb_workers)
+    epochs = row.warmup_epochs if choices.warmup_epochs is None else choices.warmup_epochs
+    if epochs:
+        codec = WarmUp(codec, choices.compression_rate, epochs)
+    if choices.ratio_schedule not in RATIO_SCHEDULES:
+        raise ConfigurationError(
+            f"--ratio_schedule={choices.ratio_schedule!r}: expected one of "
+            f"{', '.join(RATIO_SCHEDULES)}."
+        )
+    if choices.ratio_schedule == "lr":
+        codec = RatioByRate(codec, choices.compression_rate, learning_rate)
+    return codec
+
+
+def coding_of(codec: Any) -> Any:
+    """Return what a codec's wrappers are around: the one that decides what is sent."""
+    while hasattr(codec, "inner"):
+        codec = codec.inner
+    return codec
+
+
+def _refuse_idle(name: str, row: Row, choices: CodecChoices) -> None:
+    """Refuse choices that make no difference; rate and value dtype are every codec's."""
+    usual = {field.name: field.default for field in dataclasses.fields(CodecChoices)}
+    heeded = row.heeds | {"compression_rate", "value_dtype"}
+    for setting, default in usual.items():
+        value = getattr(choices, setting)
+        if value != default and setting not in heeded:
+            others = [other for other, each in CODECS.items() if setting in each.heeds]
+            raise ConfigurationError(
+                f"--{setting}={value} has no effect with --codec={name}; it is for --codec="
+                f"{', '.join(others)}. Leave it out, or change the codec."
+            )
+    if choices.error_feedback and row.base is Dense and choices.value_dtype == "float32":
+        raise ConfigurationError(
+            "--error_feedback with --codec=dense and --value_dtype=float32: everything is sent as "
+            "it is, nothing is left to feed back. Leave it out, or change one of the others."
+        )

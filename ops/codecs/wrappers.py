@@ -1,0 +1,339 @@
+"""Wrappers around any codec: sign and rate, clipping, how much is sent.
+
+A wrapper that sends small tensors whole, around any codec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from thinwire.ops.codecs.base import check_finite, check_rate
+from thinwire.ops.codecs.dense import Dense, feed, rescaled
+from thinwire.ops.codecs.error_feedback import Wrapper
+from thinwire.ops.types import (
+    Block,
+    ConfigurationError,
+    EncodeContext,
+    Kind,
+    ModelSpec,
+    Packet,
+    State,
+)
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+#: --dgc_clip_scope values.
+CLIP_SCOPES = ("model", "tensor")
+
+
+@dataclasses.dataclass(frozen=True)
+class Descend(Wrapper):
+    """Make changes of weights: hand on ``-learning rate * tensors``.
+
+    What the inner codec remembers holds the rates of the steps it comes from: a change of the
+    rate leaves it as it is.
+
+    Attributes:
+        inner: What sends the changes.
+
+    Source: Dual-Way Gradient Sparsification, ICPP 2020, whose residuals are of eta times gradients.
+    """
+
+    kind: ClassVar[Kind] = Kind.DELTA  # type: ignore[misc]
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the inner codec's packet of the changes.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity.
+        """
+        ctx = _with_factor(ctx, len(tensors), -ctx.learning_rate)
+        packet, state = self.hand_on(tensors, state, ctx)
+        return Packet(packet.blocks, self.kind), state
+
+
+@dataclasses.dataclass(frozen=True)
+class RateAtSend(Wrapper):
+    """Make changes of weights: multiply what is sent by minus the learning rate of now.
+
+    What the inner codec remembers is of gradients: a change of the rate is one of the backlog
+    too. The sign goes in with the tensors, the rate into the packet's scales, so that nothing is
+    rounded twice.
+
+    Attributes:
+        inner: What sends the gradients.
+
+    Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018.
+    """
+
+    kind: ClassVar[Kind] = Kind.DELTA  # type: ignore[misc]
+
+    def init(self, spec: ModelSpec, kernels: Any) -> State:
+        """Return the state: the scales of the packet under way."""
+        return super().init(spec, kernels) | {"scales": []}
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the inner codec's packet, times the learning rate.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity.
+        """
+        rate = ctx.learning_rate
+        ctx = _with_factor(ctx, len(tensors), -1.0)
+        packet, state = self.hand_on(tensors, state, ctx)
+        blocks = tuple(rescaled(block, rate) for block in packet.blocks)
+        scales = [block.values.scale for block in packet.blocks]
+        return Packet(blocks, self.kind), state | {"scales": scales}
+
+    def undelivered(self, packet: Packet, state: State) -> State:
+        """Let the inner codec take back its own packet, without the rate."""
+        blocks = tuple(
+            dataclasses.replace(block, values=dataclasses.replace(block.values, scale=scale))
+            for block, scale in zip(packet.blocks, state["scales"], strict=True)
+        )
+        return super().undelivered(Packet(blocks, self.inner.kind), state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip(Wrapper):
+    """Clip the tensors to an L2 norm before anything accumulates them.
+
+    Attributes:
+        inner: What gets the clipped tensors.
+        norm: Largest L2 norm, above 0.
+        scope: model: of all tensors together; tensor: of each.
+
+    Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, section 3.3: with N workers the
+    norm is the usual one over the square root of N.
+    """
+
+    norm: float = 1.0
+    scope: str = "model"
+
+    def __post_init__(self) -> None:
+        """Refuse a norm that clips everything, and an unknown scope."""
+        if not 0 < self.norm < math.inf:
+            raise ConfigurationError(
+                f"--dgc_clip_norm={self.norm}: expected a finite number above 0 (0 on the command "
+                "line is no clipping)."
+            )
+        if self.scope not in CLIP_SCOPES:
+            raise ConfigurationError(
+                f"--dgc_clip_scope={self.scope!r}: expected one of {', '.join(CLIP_SCOPES)}."
+            )
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the inner codec's packet of the clipped tensors.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity.
+        """
+        check_finite(tensors, ctx)
+        factors = ctx.factors or (1.0,) * len(tensors)
+        norms = [
+            abs(factor) * ctx.kernels.norm(tensor)
+            for factor, tensor in zip(factors, tensors, strict=True)
+        ]
+        if self.scope == "model":
+            norms = [math.hypot(*norms)] * len(norms)
+        factors = tuple(
+            factor * min(1.0, self.norm / norm) if norm else factor
+            for factor, norm in zip(factors, norms, strict=True)
+        )
+        ctx = dataclasses.replace(ctx, factors=factors, finite=True)
+        return self.hand_on(tensors, state, ctx)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUp(Wrapper):
+    """Send more in the first epochs: ``R_e = max(R, R ** ((e + 1) / (E + 1)))`` in epoch e < E.
+
+    With R = 0.001 and E = 4 these are 25, 6.3, 1.6 and 0.4 %, then 0.1 %. An epoch is the run's,
+    by the examples that all workers have consumed.
+
+    Attributes:
+        inner: A codec that sends a fraction.
+        compression_rate: R, unless another wrapper says otherwise.
+        epochs: E, at least 1.
+
+    Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, section 3.3.
+    """
+
+    compression_rate: float = 0.01
+    epochs: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse no epochs, and a rate that keeps nothing."""
+        check_rate(self.compression_rate)
+        if self.epochs < 1:
+            raise ConfigurationError(
+                f"--warmup_epochs={self.epochs}: expected 1 or more (0 on the command line is no "
+                "warm-up)."
+            )
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the inner codec's packet of this epoch's fraction.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity.
+        """
+        rate = self.compression_rate if ctx.keep is None else ctx.keep
+        epoch = min(int(ctx.epoch), self.epochs)
+        keep = max(rate, rate ** ((epoch + 1) / (self.epochs + 1)))
+        ctx = dataclasses.replace(ctx, keep=keep)
+        return self.hand_on(tensors, state, ctx)
+
+
+@dataclasses.dataclass(frozen=True)
+class RatioByRate(Wrapper):
+    """Send the fraction ``R * learning rate / initial learning rate``.
+
+    Attributes:
+        inner: A codec that sends a fraction.
+        compression_rate: R, at the initial rate.
+        initial_rate: The rate that the run begins with, above 0.
+
+    Source: the published program of Dual-Way Gradient Sparsification; not in its paper.
+    """
+
+    compression_rate: float = 0.01
+    initial_rate: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Refuse rates that are not above 0."""
+        check_rate(self.compression_rate)
+        if not 0 < self.initial_rate < math.inf:
+            raise ConfigurationError(
+                f"--learning_rate={self.initial_rate}: expected a finite number above 0."
+            )
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return the inner codec's packet of the fraction for the rate of now.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity.
+        """
+        keep = self.compression_rate * ctx.learning_rate / self.initial_rate
+        ctx = dataclasses.replace(ctx, keep=keep)
+        return self.hand_on(tensors, state, ctx)
+
+
+def _with_factor(ctx: EncodeContext, count: int, factor: float) -> EncodeContext:
+    """Return the context with one more factor of every tensor."""
+    factors = ctx.factors or (1.0,) * count
+    return dataclasses.replace(ctx, factors=tuple(each * factor for each in factors))
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseBelow(Wrapper):
+    """Send small tensors whole; biases and the like cost little and are hurt most by waiting.
+
+    Around other wrappers it is the same as inside them, around what they are around: what these do
+    to tensors they do to small ones, too.
+
+    Attributes:
+        inner: What gets the other tensors; it sends values as this does.
+        entries: Tensors with fewer are small; at least 1.
+    """
+
+    entries: int = 1
+    takes_factors: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that no tensor is below."""
+        if self.entries < 1:
+            raise ConfigurationError(
+                f"--dense_below={self.entries}: expected 1 or more entries (0 on the command line "
+                "makes no exception)."
+            )
+
+    def init(self, spec: ModelSpec, kernels: Any) -> State:
+        """Return the state: the inner codec's, for the tensors that it gets."""
+        if isinstance(self.inner, Wrapper):
+            return self._inside().init(spec, kernels)
+        large = [tensor for tensor in spec.tensors if tensor.size >= self.entries]
+        return super().init(ModelSpec(tuple(large)), kernels)
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return dense blocks and the inner codec's, in order of slots.
+
+        Raises:
+            NonFiniteUpdate: A tensor holds NaN or infinity.
+        """
+        check_finite(tensors, ctx)
+        ctx = dataclasses.replace(ctx, finite=True)
+        if isinstance(self.inner, Wrapper):
+            return self._inside().encode(tensors, state, ctx)
+        small, large = self._slots(tensors)
+        dense, _ = self._dense.encode(_pick(tensors, small), {}, ctx)
+        packet, inner = self.inner.encode(_pick(tensors, large), state["inner"], ctx)
+        return _joined(dense, small, packet, large), state | {"inner": inner}
+
+    def feed(
+        self, residuals: Sequence[Float32], tensors: Sequence[Float32], state: State,
+        ctx: EncodeContext,
+    ) -> tuple[Packet, State]:  # fmt: skip
+        """See `thinwire.ops.codecs.dense.feed`."""
+        if isinstance(self.inner, Wrapper):
+            return feed(self._inside(), residuals, tensors, state, ctx)
+        small, large = self._slots(tensors)
+        factors = ctx.factors or (1.0,) * len(tensors)
+        packets, states = [], []
+        for codec, slots, own in ((self._dense, small, {}), (self.inner, large, state["inner"])):
+            context = dataclasses.replace(ctx, factors=tuple(factors[slot] for slot in slots))
+            packet, own = feed(codec, _pick(residuals, slots), _pick(tensors, slots), own, context)
+            packets.append(packet)
+            states.append(own)
+        return _joined(packets[0], small, packets[1], large), state | {"inner": states[1]}
+
+    def undelivered(self, packet: Packet, state: State) -> State:
+        """Let the inner codec take back what did not arrive."""
+        if isinstance(self.inner, Wrapper):
+            return self._inside().undelivered(packet, state)
+        return super().undelivered(packet, state)
+
+    def _inside(self) -> Any:
+        """Return the inner wrapper with this inside it."""
+        inner = self.inner
+        if isinstance(inner, DenseBelow):
+            return DenseBelow(inner.inner, max(self.entries, inner.entries))
+        return dataclasses.replace(inner, inner=DenseBelow(inner.inner, self.entries))
+
+    @property
+    def _dense(self) -> Dense:
+        return Dense(self.inner.value_dtype)
+
+    def _slots(self, tensors: Sequence[Float32]) -> tuple[list[int], list[int]]:
+        """Return the numbers of the small tensors, and of the others."""
+        small = [slot for slot, tensor in enumerate(tensors) if tensor.size < self.entries]
+        return small, [slot for slot, tensor in enumerate(tensors) if tensor.size >= self.entries]
+
+
+def _pick(tensors: Sequence[Float32], slots: Sequence[int]) -> list[Float32]:
+    return [tensors[slot] for slot in slots]
+
+
+def _joined(one: Packet, slots: Sequence[int], other: Packet, others: Sequence[int]) -> Packet:
+    """Return one packet of two, whose blocks' slots are places in `slots` and `others`."""
+
+    def moved(packet: Packet, to: Sequence[int]) -> list[Block]:
+        return [dataclasses.replace(block, slot=to[block.slot]) for block in packet.blocks]
+
+    blocks = sorted(moved(one, slots) + moved(other, others), key=lambda block: block.slot)
+    return Packet(tuple(blocks), other.kind)

@@ -1,0 +1,571 @@
+"""The kernels in numpy, by the names of the fields of `ops.kernels.Kernels`.
+
+Applying updates in numpy, and AdaComp's per-entry staleness.
+
+Arithmetic is float32 in this order everywhere: product = rate * value, then theta - product. The
+TensorFlow bodies keep the order, so both agree bit for bit above the subnormal range (which
+TensorFlow's threads flush to zero).
+
+Source: AdaComp's update of the parameter server; docs/methods/adacomp.md.
+
+What codecs need of arrays besides selection and coding, in numpy.
+
+DC-ASGD's delay compensation in numpy.
+
+Arithmetic is float32, in the order written here; the TensorFlow bodies keep the order.
+
+Source: Zheng et al., ICML 2017; docs/methods/dcasgd.md.
+
+What blocks of a gradient contribute: moving averages of their mean magnitudes, in numpy.
+
+Source: DGT's contribution; docs/methods/dgt.md. Sums are pairwise in float32.
+
+Values of a block as few-bit levels between its least and its largest, in numpy.
+
+``step = (hi - lo) / 2**bits``, ``level = floor((v - lo) / step)`` cut to the levels there are, and
+a level stands for ``lo + (level + 0.5) * step``. A block of equal values has step 0 and stands for
+``lo``. Values must be finite, and so must ``hi - lo``.
+
+Source: docs/methods/dgt.md.
+
+Matrices as products of two thin ones, in numpy.
+
+Sets of ascending positions.
+
+Entry values in fewer bits, in numpy. Whatever comes out is finite if what went in was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinwire.ops.kernels import numpy_select
+from thinwire.ops.types import CodedValues
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thinwire.ops.types import Float32, Int64
+
+_REGION = 1 << 19  # entries of scratch in use at a time: stays in cache however large the model
+
+
+def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | Float32) -> None:
+    """Do ``theta[indices] -= rate * values`` in place.
+
+    Args:
+        theta: [n] float32.
+        indices: [k] int64, unique.
+        values: [k] float32.
+        rate: One rate, or [k] float32 with one per entry.
+    """
+    np.subtract.at(theta, indices, scale(values, rate))
+
+
+def apply_dense(theta: Float32, values: Float32, rate: float | Float32) -> None:
+    """Do ``theta -= rate * values`` in place; all [n] float32, the rate a number or [n]."""
+    theta -= scale(values, rate)
+
+
+def scale(values: Float32, rate: float | Float32) -> Float32:
+    """Return ``rate * values`` in float32."""
+    return np.multiply(values, np.asarray(rate, np.float32))
+
+
+def damp(sigma: NDArray[Any]) -> Float32:
+    """Return the share of the learning rate that an entry hit sigma times gets: 1 / max(1, sigma).
+
+    Args:
+        sigma: [k] integers.
+    """
+    return np.float32(1) / np.maximum(sigma, 1).astype(np.float32)
+
+
+def hits(
+    window: Sequence[NDArray[Any] | None],
+    indices: Int64 | None,
+    scratch: NDArray[Any],
+) -> NDArray[np.int32]:
+    """Count how many index sets of a window hold each entry: the per-entry staleness sigma.
+
+    Costs O(length of the window * k). The scratch is walked in regions that stay in cache.
+
+    Args:
+        window: Ascending, unique positions [k] of any integer dtype; None is a dense update, which
+            holds every entry.
+        indices: [k] int64 entries asked for, ascending; None asks for all.
+        scratch: [n] integers for a shard of n entries, all zero; all zero again afterwards.
+
+    Returns:
+        [k] (or [n]) int32.
+    """
+    sparse = [touched for touched in window if touched is not None]
+    num_dense = len(window) - len(sparse)
+    sigma = np.full(scratch.size if indices is None else indices.size, num_dense, np.int32)
+    if indices is None:
+        for touched in sparse:
+            np.add.at(sigma, touched.astype(np.int64), np.int32(1))
+        return sigma
+    most = int(np.iinfo(scratch.dtype).max)
+    for first in range(0, len(sparse), most):
+        _add_hits(sparse[first : first + most], indices, scratch, sigma)
+    return sigma
+
+
+def _add_hits(
+    window: Sequence[NDArray[Any]],
+    indices: Int64,
+    scratch: NDArray[Any],
+    sigma: NDArray[np.int32],
+) -> None:
+    """Add to sigma [k] how many sets hold each entry; no more sets than scratch can count."""
+    edges = np.arange(0, scratch.size + _REGION, _REGION)
+    asked = indices.searchsorted(edges)
+    stops = [touched.searchsorted(edges.astype(touched.dtype)) for touched in window]
+    counter = scratch[:_REGION]
+    one = scratch.dtype.type(1)
+    for region, start in enumerate(edges[:-1].tolist()):
+        mine = slice(asked[region], asked[region + 1])
+        if mine.start == mine.stop:
+            continue
+        positions = [
+            touched[stop[region] : stop[region + 1]].astype(np.int64) - start
+            for touched, stop in zip(window, stops, strict=True)
+        ]
+        for touched in positions:
+            counter[touched] += one
+        sigma[mine] += counter.take(indices[mine] - start)
+        for touched in positions:
+            counter[touched] = 0
+
+
+def zeros(sizes: Sequence[int]) -> list[Float32]:
+    """Return an array [n] of zeros for each size; side by side in memory."""
+    return np.split(np.zeros(sum(sizes), np.float32), np.cumsum(sizes)[:-1])
+
+
+def first_not_finite(tensors: Sequence[Float32]) -> int | None:
+    """Return the number of the first of [n] float32 arrays with NaN or infinity; None: none."""
+    from thinwire.ops.wire.blocks import all_finite
+
+    for number, tensor in enumerate(tensors):
+        if not all_finite(tensor):
+            return number
+    return None
+
+
+def joined(tensors: Sequence[Float32]) -> Float32:
+    """Return [n] float32 arrays, one after the other, in a new array."""
+    return np.concatenate([np.empty(0, np.float32), *tensors])
+
+
+def norm(tensor: Float32) -> float:
+    """Return the L2 norm of a finite [n] float32."""
+    with np.errstate(over="ignore"):
+        square = float(np.dot(tensor, tensor))
+    if 1e-30 < square < math.inf:
+        return math.sqrt(square)
+    largest = float(np.max(np.abs(tensor), initial=0.0))  # squares leave the range of float32
+    return largest * float(np.linalg.norm(tensor / np.float32(largest))) if largest else 0.0
+
+
+def as_saved(state: Any) -> Any:
+    """Return a state as plain data; its arrays are that already."""
+    return state
+
+
+def as_kept(saved: Any, fresh: Any) -> Any:
+    """Return what `as_saved` gave as state again, its arrays where those of a fresh state are."""
+    del fresh
+    return saved
+
+
+#: Keeps the adaptive strength finite where no gradient has been seen.
+FLOOR = 1e-7
+
+
+def compensate(
+    values: Float32, theta: Float32, base: Float32, strength: float | Float32
+) -> Float32:
+    """Return ``g + L * g * g * (theta - base)``: the gradient g, carried on to theta.
+
+    Args:
+        values: g, [k] float32, computed at `base`.
+        theta: [k] float32, where the weights are now.
+        base: [k] float32, where they were.
+        strength: L, one number or [k] float32.
+
+    Returns:
+        [k] float32, a new array.
+    """
+    result = np.subtract(theta, base)
+    result *= values
+    result *= values
+    result *= np.asarray(strength, np.float32)
+    result += values
+    return result
+
+
+def adapt(
+    mean_square: Float32, values: Float32, decay: float, strength: float
+) -> tuple[Float32, Float32]:
+    """Return the next running mean of g * g, and the strengths L that follow from it.
+
+    ``m = decay * m + (1 - decay) * g * g`` and ``L = strength / sqrt(m + 1e-7)``.
+
+    Args:
+        mean_square: m, [k] float32, not negative; 0 at the start.
+        values: g, [k] float32.
+        decay: From 0 (only this gradient) to below 1.
+        strength: Not negative.
+
+    Returns:
+        m and L, [k] float32 each, new arrays.
+    """
+    averaged = values * values
+    averaged *= np.float32(1 - decay)
+    scratch = np.multiply(mean_square, np.float32(decay))  # one: fresh pages cost more than sums
+    averaged += scratch
+    np.sqrt(np.add(averaged, np.float32(FLOOR), out=scratch), out=scratch)
+    return averaged, np.divide(np.float32(strength), scratch, out=scratch)
+
+
+_PIECE = 1 << 16  # entries whose magnitudes are held at a time: they stay in cache
+
+
+def contribution(
+    values: Float32, block_entries: int, averages: Float32, alpha: float
+) -> tuple[Float32, Float32]:
+    """Carry the averages of blocks on: ``alpha * average + (1 - alpha) * mean magnitude``.
+
+    The average of a block whose sum is not finite stays as it is.
+
+    Args:
+        values: [size] float32.
+        block_entries: Of a block; the last may have fewer, and its mean is over those.
+        averages: [n] float32, n = ceil(size / block_entries).
+        alpha: Weight of the past, 0 to 1.
+
+    Returns:
+        The new averages [n] float32, and the sums of magnitudes [n] float32: 0 only for a block
+        of zeros, not finite where a value is not, or where the sum is too large for a float32.
+    """
+    sums = np.empty(averages.size, np.float32)
+    num_full = values.size // block_entries
+    step = max(1, _PIECE // block_entries)
+    scratch = np.empty(min(step, num_full) * block_entries, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, num_full, step):
+            last = min(first + step, num_full)
+            piece = values[first * block_entries : last * block_entries]
+            magnitudes = np.abs(piece, out=scratch[: piece.size])
+            np.add.reduce(magnitudes.reshape(-1, block_entries), axis=1, out=sums[first:last])
+        if num_full < sums.size:
+            sums[-1] = np.add.reduce(np.abs(values[num_full * block_entries :]))
+        return carried_on(averages, sums, values.size, block_entries, alpha), sums
+
+
+def contribution_at(
+    values: Float32, edges: Int64, size: int, block_entries: int, averages: Float32, alpha: float
+) -> tuple[Float32, Float32]:
+    """Do `contribution` for a tensor of which only some entries are given, the rest being 0.
+
+    Args:
+        values: [k] float32, in order of their positions.
+        edges: [n + 1] int64: the values of block b are ``values[edges[b] : edges[b + 1]]``.
+        size: Entries of the tensor.
+        block_entries: Of a block.
+        averages: [n] float32.
+        alpha: Weight of the past.
+    """
+    sums = np.zeros(averages.size, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        filled = np.flatnonzero(edges[1:] > edges[:-1])
+        if filled.size:
+            sums[filled] = np.add.reduceat(np.abs(values), edges[:-1][filled])
+        return carried_on(averages, sums, size, block_entries, alpha), sums
+
+
+def carried_on(
+    averages: Float32, sums: Float32, size: int, block_entries: int, alpha: float
+) -> Float32:
+    """Return the averages [n] after one more step, from the sums of magnitudes [n]."""
+    means = sums / np.float32(block_entries)
+    if means.size:
+        means[-1] = sums[-1] / np.float32(size - (means.size - 1) * block_entries)
+    new = np.float32(alpha) * averages
+    new += np.float32(1 - alpha) * means
+    return np.where(np.isfinite(sums), new, averages)
+
+
+def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
+    """Code blocks of equal length.
+
+    Args:
+        rows: [m, e] float32, one block a row, e above 0.
+        bits: 16, 8 or 4.
+
+    Returns:
+        Levels [m, e] uint16 (16 bits) or uint8; lows [m] and steps [m] float32.
+    """
+    lows = rows.min(axis=1, initial=np.inf)
+    steps = step_of(lows, rows.max(axis=1, initial=-np.inf), bits)
+    return _levels(rows, lows[:, None], steps[:, None], bits), lows, steps
+
+
+def to_levels_at(
+    values: Float32, starts: Int64, bits: int
+) -> tuple[NDArray[Any], Float32, Float32]:
+    """Code blocks of any length above 0, one after the other.
+
+    Args:
+        values: [k] float32.
+        starts: [m] int64, ascending from 0: where each block begins.
+        bits: 16, 8 or 4.
+
+    Returns:
+        Levels [k]; lows [m] and steps [m].
+    """
+    if not starts.size:
+        return np.zeros(0, _dtype(bits)), np.zeros(0, np.float32), np.zeros(0, np.float32)
+    lows = np.minimum.reduceat(values, starts)
+    steps = step_of(lows, np.maximum.reduceat(values, starts), bits)
+    lengths = np.diff(starts, append=values.size)
+    spread = np.repeat(lows, lengths), np.repeat(steps, lengths)
+    return _levels(values, *spread, bits), lows, steps
+
+
+def from_levels(levels: NDArray[Any], lows: Float32, steps: Float32) -> Float32:
+    """Return what levels stand for; lows and steps are broadcast against them."""
+    values = levels.astype(np.float32)
+    values += np.float32(0.5)
+    values *= steps
+    values += lows
+    return values
+
+
+def step_of(lows: Float32, highs: Float32, bits: int) -> Float32:
+    """Return (hi - lo) / 2**bits float32."""
+    return (highs - lows) / np.float32(2**bits)
+
+
+def _levels(values: Float32, lows: Float32, steps: Float32, bits: int) -> NDArray[Any]:
+    levels = values - lows
+    levels /= np.where(steps > 0, steps, np.float32(1))  # of equal values: 0 / 1
+    np.minimum(levels, np.float32(2**bits - 1), out=levels)
+    return levels.astype(_dtype(bits))  # cuts off what is behind the point: floor, as none is < 0
+
+
+def _dtype(bits: int) -> type:
+    return np.uint16 if bits == 16 else np.uint8
+
+
+_TILE_ENTRIES = 1 << 15  # a tile of the product and its addend stay in cache
+_LARGEST = np.float32(1e37)  # leaves room for sums and rounding below float32's 3.4e38
+
+
+def entries(left: Float32, right: Float32, first: int, size: int) -> Float32:
+    """Return some entries of ``left @ right.T``, counted row by row.
+
+    Every entry is summed by itself and in one order, so that any cut of a matrix decodes to the
+    very same bits on every machine; a product by BLAS does not promise that.
+
+    Args:
+        left: [rows, rank] float32, rank at least 1.
+        right: [columns, rank] float32.
+        first: First entry.
+        size: How many.
+
+    Returns:
+        [size] float32; not finite where factors or sums are not.
+    """
+    rows, rank = left.shape
+    across = np.ascontiguousarray(right.T)  # [rank, columns]
+    product = np.empty((rows, across.shape[1]), np.float32)
+    height = max(1, _TILE_ENTRIES // across.shape[1])
+    addend = np.empty((min(height, rows), across.shape[1]), np.float32)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for top in range(0, rows, height):
+            tile, down = product[top : top + height], left[top : top + height]
+            np.multiply(down[:, :1], across[0], out=tile)
+            for number in range(1, rank):
+                term = addend[: len(tile)]
+                np.multiply(down[:, number, None], across[number], out=term)
+                tile += term
+    return product.reshape(-1)[first : first + size]
+
+
+def power_step(matrix: Float32, right: Float32) -> tuple[Float32, Float32] | None:
+    """Approximate M by one step of subspace iteration: P = orthonormal(M Q), then Q = M^T P.
+
+    Args:
+        matrix: M [rows, columns] float32, finite.
+        right: Q [columns, rank] float32, rank at most rows; only what it spans matters.
+
+    Returns:
+        P [rows, rank] and the new Q [columns, rank], float32; None where they leave the range of
+        float32.
+
+    Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1. Differences:
+    Householder's QR instead of Gram-Schmidt; it is at ease with columns that depend on each other.
+    """
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        image = matrix @ right
+        if not np.isfinite(image).all():
+            return None
+        left = np.linalg.qr(image)[0].astype(np.float32, copy=False)
+        following = matrix.T @ left
+        if not (np.abs(following) < _LARGEST).all():
+            return None
+    return left, following
+
+
+def directed(right: Float32, rng: np.random.Generator) -> Float32:
+    """Return the columns with a largest magnitude of 1; columns of zeros are drawn anew.
+
+    A column of zeros would give zeros for ever; the length of the others is without meaning and
+    would sooner or later leave the range of float32.
+
+    Args:
+        right: [columns, rank] float32, finite.
+        rng: Drawn from only where there is a column of zeros.
+    """
+    largest = np.abs(right).max(axis=0)
+    empty = largest == 0
+    largest[empty] = 1
+    scaled: Float32 = right / largest
+    if empty.any():
+        scaled[:, empty] = rng.standard_normal((len(right), int(empty.sum())), np.float32)
+    return scaled
+
+
+def union(sets: Sequence[Int64]) -> Int64:
+    """Return all positions that any of the sets has, ascending and once each.
+
+    Not np.unique: that hashes, and takes a hundred times as long where runs are sorted already,
+    which a stable sort merges.
+
+    Args:
+        sets: At least one; each ascending, [k] int64.
+    """
+    if len(sets) == 1:
+        return sets[0]
+    joined = np.concatenate(sets)
+    joined.sort(kind="stable")
+    is_new = np.ones(joined.size, bool)
+    np.not_equal(joined[1:], joined[:-1], out=is_new[1:])
+    return joined[is_new]
+
+
+LARGEST_FLOAT16 = np.float32(65504)
+LARGEST_BFLOAT16 = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+_LEVELS = 127  # int8 codes run from -127 to 127, so that zero is exact and both signs are equal
+
+
+def quantise(values: Float32, dtype: str) -> CodedValues:
+    """Code values.
+
+    Args:
+        values: [k] float32, finite.
+        dtype: float32 (no copy); bfloat16 (round to nearest even); float16 (cut to +-65504);
+            int8 (one scale = max|v| / 127 for all values, round half to even).
+
+    Raises:
+        ValueError: Another dtype.
+    """
+    if dtype == "float32":
+        return CodedValues(dtype, values)
+    if dtype == "bfloat16":
+        return CodedValues(dtype, _to_bfloat16(values))
+    if dtype == "float16":
+        cut = np.clip(values, -LARGEST_FLOAT16, LARGEST_FLOAT16)
+        return CodedValues(dtype, cut.astype(np.float16))
+    if dtype == "int8":
+        scale = int8_scale(float(np.max(np.abs(values), initial=0.0)))
+        codes = np.divide(values, np.float32(scale))
+        np.clip(np.rint(codes, out=codes), -_LEVELS, _LEVELS, out=codes)
+        return CodedValues(dtype, codes.astype(np.int8), scale)
+    raise unknown_dtype(dtype)
+
+
+def dequantise(coded: CodedValues) -> Float32:
+    """Return the values [k] float32 that `coded` stands for: data * scale, rounded once.
+
+    With scale 1 float32 comes back without a copy.
+
+    Raises:
+        ValueError: An unknown dtype.
+    """
+    if coded.dtype == "float32":
+        values = coded.data
+    elif coded.dtype == "bfloat16":
+        bits = coded.data.astype(np.uint32)
+        bits <<= 16
+        values = bits.view(np.float32)
+    elif coded.dtype in ("float16", "int8"):
+        values = coded.data.astype(np.float32)
+    else:
+        raise unknown_dtype(coded.dtype)
+    return values if coded.scale == 1 else values * np.float32(coded.scale)
+
+
+def int8_scale(largest: float) -> float:
+    """Return the float32 scale for a block with this largest magnitude: finite and above zero."""
+    if largest == 0:
+        return 1.0
+    scale = np.float32(largest / _LEVELS)
+    if float(scale) * _LEVELS > _LARGEST_FLOAT32:  # rounding up would decode to infinity
+        scale = np.nextafter(scale, np.float32(0))
+    return max(float(scale), _SMALLEST_SCALE)
+
+
+def unknown_dtype(dtype: str) -> ValueError:
+    """Return the error for a value dtype that does not exist."""
+    return ValueError(
+        f"value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
+    )
+
+
+def _to_bfloat16(values: Float32) -> np.ndarray:
+    """Return [k] uint16: the upper halves, rounded to nearest even, never to infinity."""
+    bits = np.clip(values, -LARGEST_BFLOAT16, LARGEST_BFLOAT16).view(np.uint32)
+    odd = bits >> 16
+    odd &= 1
+    odd += 0x7FFF
+    bits += odd
+    bits >>= 16
+    return bits.astype(np.uint16)
+
+
+BODIES: dict[str, Callable[..., Any]] = {
+    "top_k": numpy_select.top_k,
+    "feedback_top_k": numpy_select.feedback_top_k,
+    "sampled_top_k": numpy_select.sampled_top_k,
+    "carried_top_k": numpy_select.carried_top_k,
+    "feedback_carried": numpy_select.feedback_carried,
+    "random_k": numpy_select.random_k,
+    "accumulate": numpy_select.accumulate,
+    "zeros": zeros,
+    "joined": joined,
+    "first_not_finite": first_not_finite,
+    "norm": norm,
+    "as_saved": as_saved,
+    "as_kept": as_kept,
+    "quantise": quantise,
+    "dequantise": dequantise,
+    "apply_sparse": apply_sparse,
+    "apply_dense": apply_dense,
+    "scale": scale,
+    "hits": hits,
+    "damp": damp,
+    "compensate": compensate,
+    "adapt": adapt,
+    "contribution": contribution,
+    "to_levels": to_levels,
+}

@@ -1,0 +1,382 @@
+"""Selection in numpy: exact top-k of |x|, with and without an error-feedback residual, random-k.
+
+A sampled threshold lets one pass over cache-sized pieces find slightly more than k candidates;
+the exact k are then chosen among those. Where the sample misleads, everything is looked at, so
+the result never depends on luck.
+
+Source: AdaComp's selection; docs/methods/adacomp.md.
+
+Selection by a threshold: about k entries of largest magnitude, for less work than exactly k.
+
+Adding to a buffer that outlives the step, in pieces that stay in cache.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32, Int64
+
+_ACCUMULATE_PIECE = (
+    1 << 16
+)  # entries: target, addend and product of a piece stay in the second-level cache
+
+
+def accumulate(target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0) -> None:
+    """Do ``target = decay * target + factor * addend`` in place, each product rounded.
+
+    Args:
+        target: [n] float32.
+        addend: [n] float32.
+        factor: Of the addend.
+        decay: Of the target.
+    """
+    product = np.empty(min(_ACCUMULATE_PIECE, target.size) if factor != 1 else 0, np.float32)
+    for start in range(0, target.size, _ACCUMULATE_PIECE):
+        piece, more = (
+            target[start : start + _ACCUMULATE_PIECE],
+            addend[start : start + _ACCUMULATE_PIECE],
+        )
+        if decay != 1:
+            piece *= np.float32(decay)
+        if factor != 1:
+            more = np.multiply(more, np.float32(factor), out=product[: more.size])
+        piece += more
+
+
+_EXACT_BELOW = 4096  # entries; sampling costs more than it saves
+_DENSE_FRACTION = 0.05  # of entries kept; above it the bit peeling has too many rounds
+_SAMPLED_KEPT = 200  # kept entries expected in the sample: its rank is good to 7 %
+_HINTED = 1.2  # times k: candidates that a hint aims at; seldom fewer than k then reach it
+_HINTED_AGAIN = 1.4  # the same, after a hint that was too high
+_FEW = 32  # magnitudes say too little about others
+_SLOPE = 0.3  # with which magnitudes fall where nothing is known: like this power of the rank
+_SAFETY = 4.0  # standard deviations by which the threshold is lowered
+_PIECE = 1 << 17  # entries per element-wise pass: its buffers stay in the second-level cache
+_REGION = 1 << 21  # entries per gather, a multiple of _PIECE: stays in the last-level cache
+_WORD = 32  # bits peeled at a time
+
+
+def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
+    """Return the k entries of largest magnitude.
+
+    Ties go to the lowest index. Zeros are never selected, so fewer than k may come back.
+
+    Args:
+        x: [n] float32, finite.
+        k: How many; n or more returns every non-zero.
+
+    Returns:
+        Ascending indices [<= k] int64 and their values [<= k] float32.
+    """
+    threshold = _sampled_threshold(x, None, k)
+    if threshold > 0:
+        indices, values = at_least(x, threshold)
+        if indices.size >= k:
+            return _chosen(indices, values, largest(values, k))
+    return _exact(x, k)
+
+
+def feedback_top_k(
+    residual: Float32, addend: Float32, k: int, factor: float = 1.0, hint: float = 0.0
+) -> tuple[Int64, Float32, float]:
+    """Add to a residual, take out its k largest entries, keep the rest: one error-feedback step.
+
+    Args:
+        residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
+        addend: [n] float32, finite.
+        k: As for `top_k`.
+        factor: Of the addend.
+        hint: A magnitude that somewhat more than k entries should reach; the result does not
+            depend on it, only the time. 0: none.
+
+    Returns:
+        What `top_k` of the sum returns, and a hint for the next step with this residual.
+    """
+    if hint > 0 and _is_worth_a_scan(residual.size, k):
+        threshold = np.float32(hint)
+    else:
+        threshold = _sampled_threshold(residual, addend, k, factor)
+        hint = 0.0
+    if threshold > 0:
+        candidates, values = add_at_least(residual, addend, threshold, factor)
+        if candidates.size >= k:
+            magnitudes = np.abs(values)
+            ordered = np.partition(magnitudes, values.size - k)
+            kept = _reaching(magnitudes, ordered[-k], k).nonzero()[0]
+            indices, values = _chosen(candidates, values, kept)
+            residual[indices] = 0
+            return indices, values, _next_hint(ordered, k)
+    else:
+        accumulate(residual, addend, factor)
+    if hint > 0:  # gradients grow and shrink, and take the threshold with them
+        indices, values = _once_more(residual, np.abs(values), k)
+    else:
+        indices, values = _exact(residual, k)
+    residual[indices] = 0
+    return indices, values, magnitude_at(np.abs(values), _HINTED * k) if indices.size == k else 0.0
+
+
+def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
+    """Return k different positions below n, uniformly at random, ascending int64."""
+    if k >= n:
+        return np.arange(n)
+    chosen = rng.choice(n, k, replace=False, shuffle=False)
+    chosen.sort()
+    return chosen
+
+
+def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]:
+    """Do `top_k` of x when the m < k magnitudes above some threshold are known."""
+    if magnitudes.size > _FEW:
+        indices, values = at_least(x, np.float32(magnitude_at(magnitudes, _HINTED_AGAIN * k)))
+        if indices.size >= k:
+            return _chosen(indices, values, largest(values, k))
+    return top_k(x, k)
+
+
+def _next_hint(ordered: Float32, k: int) -> float:
+    """Return the magnitude at rank 1.2 k, from [m], m >= k, of which the last k are the largest."""
+    place = ordered.size - math.ceil(_HINTED * k)
+    if place < 0:
+        return magnitude_at(ordered, _HINTED * k)
+    surplus = ordered[:-k]  # a sixth of all: cheaper than once more all
+    surplus.partition(place)
+    return float(surplus[place])
+
+
+def magnitude_at(magnitudes: Float32, rank: float) -> float:
+    """Return the magnitude of this rank, from the largest magnitudes [m], m > 0, of an array.
+
+    Beyond them it is taken to fall on like a power of the rank, as it does from rank m / 2 to m.
+    """
+    count, wanted = magnitudes.size, math.ceil(rank)
+    if wanted <= count:
+        return float(np.partition(magnitudes, count - wanted)[count - wanted])
+    half = max(1, count // 2)
+    ordered = np.partition(magnitudes, count - half)  # one rank: two at once take ten times longer
+    lowest, middle = float(ordered[: count - half + 1].min()), float(ordered[count - half])
+    power = math.log(middle / lowest) / math.log(count / half) if half < count else _SLOPE
+    return lowest * (count / wanted) ** power
+
+
+def _is_worth_a_scan(size: int, k: int) -> bool:
+    return size >= _EXACT_BELOW and 0 < k <= _DENSE_FRACTION * size
+
+
+def add_at_least(
+    residual: Float32, addend: Float32, threshold: np.float32, factor: float
+) -> tuple[Int64, Float32]:
+    """Do ``residual += factor * addend`` [n] in place, then `at_least` of it."""
+    return _scan(residual, addend, threshold, factor)
+
+
+def at_least(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
+    """Return the entries of x [n] whose magnitude reaches a threshold > 0: indices, values."""
+    return _scan(x, None, threshold)
+
+
+def _sampled_threshold(
+    x: Float32, addend: Float32 | None, k: int, factor: float = 1.0
+) -> np.float32:
+    """Return a magnitude that somewhat more than k entries should reach; 0: look at everything."""
+    if not _is_worth_a_scan(x.size, k):
+        return np.float32(0)
+    stride = max(1, k // _SAMPLED_KEPT) | 1  # odd: does not walk down one column of a matrix
+    sample = x[::stride]
+    if addend is not None:
+        sample = sample + np.float32(factor) * addend[::stride]
+    sample = np.abs(sample)
+    expected = k * sample.size / x.size
+    rank = min(int(expected + _SAFETY * expected**0.5) + 1, sample.size)
+    sample.partition(sample.size - rank)
+    return np.float32(sample[sample.size - rank])
+
+
+def _scan(
+    x: Float32, addend: Float32 | None, threshold: np.float32, factor: float = 1.0
+) -> tuple[Int64, Float32]:
+    """Return the entries of x that reach a threshold > 0.
+
+    With an addend, x changes in place while in cache: ``+= factor * addend``.
+    """
+    masks = np.empty((2, min(_PIECE, x.size)), bool)
+    packed = np.empty(-(-min(_REGION, x.size) // _WORD), np.uint32)
+    octets = packed.view(np.uint8)
+    indices, values = [], []
+    for start in range(0, x.size, _REGION):
+        region = x[start : start + _REGION]
+        for first in range(0, region.size, _PIECE):
+            piece = region[first : first + _PIECE]
+            if addend is not None:
+                accumulate(piece, addend[start + first : start + first + _PIECE], factor)
+            above, below = masks[:, : piece.size]
+            np.greater_equal(piece, threshold, out=above)
+            np.less_equal(piece, -threshold, out=below)
+            above |= below
+            bits = np.packbits(above, bitorder="little")
+            octets[first // 8 : first // 8 + bits.size] = bits
+        num_words = -(-region.size // _WORD)
+        octets[-(-region.size // 8) : packed.itemsize * num_words] = 0
+        found = _set_bits(packed[:num_words])
+        values.append(region.take(found))
+        found += start
+        indices.append(found)
+    return np.concatenate(indices), np.concatenate(values)
+
+
+def _set_bits(words: np.ndarray) -> Int64:
+    """Return the ascending positions of the bits set in [w] uint32, lowest bit first.
+
+    Peels the lowest bit of every non-zero word, round by round: at 1 % twice as fast as ``nonzero``
+    of the boolean mask, whose branches are mispredicted at every hit. A third of the words has
+    one; where more than a tenth has, numpy's ``nonzero`` does without branches.
+    """
+    origins = (words != 0).nonzero()[0]
+    words = words.take(origins)
+    origins *= _WORD
+    rounds = []
+    while words.size:
+        below = words - np.uint32(1)  # the lowest bit cleared, the zeros below it set
+        rounds.append(origins + np.bitwise_count(below & ~words))
+        words &= below
+        more = (words != 0).nonzero()[0]
+        words, origins = words.take(more), origins.take(more)
+    if not rounds:
+        return np.empty(0, np.int64)
+    found = np.concatenate(rounds)
+    found.sort(kind="stable")  # few ascending runs: merged, not sorted
+    return found
+
+
+def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
+    """Select among all non-zeros."""
+    indices = x.nonzero()[0]
+    values = x.take(indices)
+    return _chosen(indices, values, largest(values, k))
+
+
+def _chosen(indices: Int64, values: Float32, kept: Int64) -> tuple[Int64, Float32]:
+    return indices.take(kept), values.take(kept)
+
+
+def largest(values: Float32, k: int) -> Int64:
+    """Return ascending positions of the k largest magnitudes, the first ones among equals."""
+    if values.size <= k:
+        return np.arange(values.size)
+    if k <= 0:
+        return np.empty(0, np.int64)
+    return _are_largest(np.abs(values), k).nonzero()[0]
+
+
+def _are_largest(magnitudes: Float32, k: int) -> np.ndarray:
+    """Return [m] bool: whether each magnitude is of the k largest, 0 < k <= m."""
+    return _reaching(magnitudes, np.partition(magnitudes, magnitudes.size - k)[-k], k)
+
+
+def _reaching(magnitudes: Float32, smallest_kept: np.float32, k: int) -> np.ndarray:
+    """Return [m] bool: `_are_largest` when the k-th largest is known."""
+    kept = magnitudes >= smallest_kept
+    surplus = np.count_nonzero(kept) - k
+    if surplus:
+        ties = (magnitudes == smallest_kept).nonzero()[0]
+        kept[ties[ties.size - surplus :]] = False
+    return kept
+
+
+EXACT_BELOW = 4096  # entries
+SAMPLED_FRACTION = 0.01
+TOO_MANY, TOO_FEW = 1.3, 0.8  # times k
+LOWERED, ROUNDS = 0.8, 10
+
+
+def sampled_top_k(x: Float32, k: int, rng: np.random.Generator) -> tuple[Int64, Float32]:
+    """Return the entries that reach the k-th largest magnitude as a sample has it.
+
+    The sample is a hundredth of the entries, or the 2 n / k that have two entries above the
+    threshold. Where more than 1.3 k reach it the k largest of those are taken; where fewer than 0.8
+    k do, it is lowered by a fifth, at most ten times.
+
+    Args:
+        x: [n] float32, finite.
+        k: How many, 1 to n.
+        rng: For the place where the sample begins.
+
+    Returns:
+        Ascending indices [m] int64 and their values [m] float32, never zeros.
+
+    Source: the program of the authors of "Deep Gradient Compression", ICLR 2018.
+    """
+    wanted = max(math.ceil(SAMPLED_FRACTION * x.size), math.ceil(2 * x.size / k))
+    if wanted >= x.size:
+        return top_k(x, k)
+    stride = x.size // wanted
+    sample = np.abs(x[int(rng.integers(stride)) :: stride])
+    rank = max(1, round(k * sample.size / x.size))
+    threshold = np.partition(sample, sample.size - rank)[sample.size - rank]
+    for _ in range(ROUNDS):
+        if not threshold > 0:
+            return top_k(x, k)
+        indices, values = at_least(x, threshold)
+        if indices.size > TOO_MANY * k:
+            kept = largest(values, k)
+            return indices.take(kept), values.take(kept)
+        if indices.size >= TOO_FEW * k:
+            break
+        threshold *= np.float32(LOWERED)
+    return indices, values
+
+
+def feedback_carried(
+    residual: Float32, addend: Float32, k: int, factor: float = 1.0, threshold: float = 0.0
+) -> tuple[Int64, Float32, float]:
+    """Do `carried_top_k` of a residual plus an addend, and take out what is selected.
+
+    Args:
+        residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
+        addend: [n] float32, finite.
+        k: How many there should be, 1 to n.
+        factor: Of the addend.
+        threshold: Of the step before; 0: not known.
+    """
+    if threshold > 0 and residual.size > EXACT_BELOW:
+        indices, values = add_at_least(residual, addend, np.float32(threshold), factor)
+        if TOO_FEW * k <= indices.size <= TOO_MANY * k:
+            residual[indices] = 0
+            return indices, values, magnitude_at(np.abs(values), k)
+    else:
+        accumulate(residual, addend, factor)
+    indices, values, threshold = carried_top_k(residual, k, threshold)
+    residual[indices] = 0
+    return indices, values, threshold
+
+
+def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32, float]:
+    """Return the entries that reach a threshold, and the threshold for next time.
+
+    The next one is where k of these entries were above it; if there were fewer, it is lowered along
+    the slope of the magnitudes that were found. Where more than 1.3 k reach it the k largest of
+    those are taken; where fewer than 0.8 k do, the k largest of all.
+
+    Args:
+        x: [n] float32, finite.
+        k: How many there should be, 1 to n.
+        threshold: Of the time before; 0: not known.
+
+    Returns:
+        Ascending indices [m] int64, their values [m] float32, never zeros, and the threshold.
+    """
+    if threshold > 0 and x.size > EXACT_BELOW:
+        indices, values = at_least(x, np.float32(threshold))
+        if indices.size >= TOO_FEW * k:
+            following = magnitude_at(np.abs(values), k)
+            if indices.size > TOO_MANY * k:
+                kept = largest(values, k)
+                indices, values = indices.take(kept), values.take(kept)
+            return indices, values, following
+    indices, values = top_k(x, k)
+    return indices, values, float(np.abs(values).min()) if indices.size == k else 0.0

@@ -1,0 +1,275 @@
+"""The kernels as `tf.function`s: any device, one trace whatever n and k are.
+
+They take numpy arrays, tensors or `DeviceArray`s; what is selected or coded comes back in numpy
+arrays, the rest stays on the device. In arithmetic TensorFlow's threads flush subnormal numbers to
+zero, there the numpy bodies differ from these by less than the smallest normal number; where XLA
+compiles a body, product and sum may be rounded once instead of twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from thinwire.ops.kernels import device
+from thinwire.ops.kernels import numpy_ops as delays
+from thinwire.ops.kernels import numpy_ops as plain
+from thinwire.ops.kernels import tensorflow_select as selection
+from thinwire.ops.kernels.device import DeviceArray, fused, tensor_of
+from thinwire.ops.types import CodedValues
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thinwire.ops.types import Float32, Int64
+
+_FLOATS = tf.TensorSpec([None], tf.float32)
+_INDICES = tf.TensorSpec([None], tf.int64)
+_NUMBER = tf.TensorSpec([], tf.int32)
+_MAGNITUDE_BITS = 0x7FFFFFFF
+
+
+@tf.function(input_signature=[_FLOATS, _INDICES, _FLOATS, _FLOATS])
+def _changed_entries(theta: Any, indices: Any, values: Any, rates: Any) -> Any:
+    return tf.gather(theta, indices) - rates * values
+
+
+@tf.function(input_signature=[_FLOATS, _FLOATS, _FLOATS])
+def _changed(theta: Any, values: Any, rates: Any) -> Any:
+    return theta - rates * values
+
+
+@tf.function(input_signature=[_FLOATS, _FLOATS])
+def _product(rates: Any, values: Any) -> Any:
+    return rates * values
+
+
+@fused(input_signature=[_FLOATS])
+def _is_finite(x: Any) -> Any:
+    return tf.reduce_all(tf.math.is_finite(x))
+
+
+@fused(input_signature=[_FLOATS])
+def _norm(x: Any) -> Any:
+    return tf.sqrt(tf.reduce_sum(tf.square(tf.cast(x, tf.float64))))
+
+
+@tf.function(input_signature=[_FLOATS])
+def _to_bfloat16(values: Any) -> Any:
+    cut = tf.clip_by_value(values, -plain.LARGEST_BFLOAT16, plain.LARGEST_BFLOAT16)
+    bits = tf.bitcast(cut, tf.uint32)
+    odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 16), tf.constant(1, tf.uint32))
+    return tf.cast(tf.bitwise.right_shift(bits + odd + 0x7FFF, 16), tf.uint16)
+
+
+@tf.function(input_signature=[_FLOATS])
+def _to_float16(values: Any) -> Any:
+    cut = tf.clip_by_value(values, -plain.LARGEST_FLOAT16, plain.LARGEST_FLOAT16)
+    return tf.cast(cut, tf.float16)
+
+
+@tf.function(input_signature=[_FLOATS])
+def _largest(values: Any) -> Any:
+    return tf.reduce_max(tf.concat([tf.abs(values), [0.0]], 0))
+
+
+@tf.function(input_signature=[_FLOATS, tf.TensorSpec([], tf.float32)])
+def _to_int8(values: Any, scale: Any) -> Any:
+    return tf.cast(tf.clip_by_value(tf.round(values / scale), -127.0, 127.0), tf.int8)
+
+
+@tf.function(input_signature=[_INDICES])
+def _damp(sigma: Any) -> Any:
+    # In double precision: float32 division may be done by an approximate reciprocal.
+    return tf.cast(1.0 / tf.cast(tf.maximum(sigma, 1), tf.float64), tf.float32)
+
+
+@tf.function(input_signature=[_FLOATS] * 4)
+def _compensate(values: Any, theta: Any, base: Any, strengths: Any) -> Any:
+    return (theta - base) * values * values * strengths + values
+
+
+@tf.function(input_signature=[_FLOATS, _FLOATS, *[tf.TensorSpec([], tf.float32)] * 3])
+def _adapt(mean_square: Any, values: Any, decay: Any, share: Any, strength: Any) -> Any:
+    averaged = values * values * share + decay * mean_square
+    return averaged, strength / tf.sqrt(averaged + delays.FLOOR)
+
+
+@tf.function(input_signature=[_FLOATS, _NUMBER, _FLOATS, *[tf.TensorSpec([], tf.float32)] * 2])
+def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, share: Any) -> Any:
+    """Sums and averages of blocks; a sum of subnormal numbers alone is made the least normal."""
+    num_full = tf.size(values) // block_entries
+    rows = tf.reshape(values[: num_full * block_entries], [num_full, block_entries])
+    tail = values[num_full * block_entries :][None][: tf.size(averages) - num_full]
+    magnitudes = tf.constant(_MAGNITUDE_BITS, tf.uint32)
+    sums, some = [], []
+    for part in (rows, tail):
+        bits = tf.bitwise.bitwise_and(tf.bitcast(part, tf.uint32), magnitudes)
+        sums.append(tf.reduce_sum(tf.abs(part), 1))
+        some.append(tf.reduce_any(bits != 0, 1))
+    total = tf.concat(sums, 0)
+    total = tf.where((total == 0) & tf.concat(some, 0), np.finfo(np.float32).tiny, total)
+    counts = tf.concat([tf.fill([num_full], block_entries), tf.fill([tf.shape(tail)[0]],
+                        tf.shape(tail)[1])], 0)  # fmt: skip
+    averaged = alpha * averages + share * (total / tf.cast(counts, tf.float32))
+    return tf.where(tf.math.is_finite(total), averaged, averages), total
+
+
+@tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32), _NUMBER])
+def _to_levels(rows: Any, bits: Any) -> Any:
+    num_levels = tf.cast(tf.bitwise.left_shift(1, bits), tf.float32)
+    lows = tf.reduce_min(rows, 1)
+    steps = (tf.reduce_max(rows, 1) - lows) / num_levels
+    divisors = tf.where(steps > 0, steps, 1.0)[:, None]
+    levels = tf.minimum((rows - lows[:, None]) / divisors, num_levels - 1)
+    return tf.cast(tf.floor(levels), tf.uint16), lows, steps
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.int32), _INDICES, _INDICES])
+def _count_hits(size: Any, touched: Any, indices: Any) -> Any:
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(touched, tf.int32), touched, size)
+    return tf.gather(counts, indices)
+
+
+def _rates(rate: float | Float32, size: int) -> Any:
+    """Return the rate as [k], or [1] to broadcast."""
+    return np.broadcast_to(np.asarray(rate, np.float32), (size if np.ndim(rate) else 1,))
+
+
+def zeros(sizes: Sequence[int]) -> list[DeviceArray]:
+    """See `thinwire.ops.kernels.numpy_ops.zeros`."""
+    return [DeviceArray(tf.zeros(size)) for size in sizes]
+
+
+def joined(tensors: Sequence[Any]) -> Any:
+    """See `thinwire.ops.kernels.numpy_ops.joined`."""
+    if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
+        return delays.joined(tensors)
+    return DeviceArray(tf.concat([tensor_of(tensor) for tensor in tensors], 0))
+
+
+def first_not_finite(tensors: Sequence[Any]) -> int | None:
+    """See `thinwire.ops.kernels.numpy_ops.first_not_finite`; one copy of flags for all tensors."""
+    if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
+        return delays.first_not_finite(tensors)
+    finite = tf.stack([_is_finite(tensor_of(tensor)) for tensor in tensors]).numpy()
+    return None if finite.all() else int(finite.argmin())
+
+
+def norm(tensor: Any) -> float:
+    """See `thinwire.ops.kernels.numpy_ops.norm`; on a device squares are summed in double precision."""
+    if not isinstance(tensor, DeviceArray):
+        return delays.norm(tensor)
+    return float(_norm(tensor.value))
+
+
+def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float32) -> None:
+    """See `thinwire.ops.kernels.numpy_ops.apply_sparse`; theta is a numpy array or a `tf.Variable` [n]."""
+    rates = _rates(rate, int(values.shape[0]))
+    if isinstance(theta, tf.Variable):
+        product = _product(rates, values)
+        tf.raw_ops.ResourceScatterSub(resource=theta.handle, indices=indices, updates=product)
+        return
+    theta[indices] = _changed_entries(theta, indices, values, rates).numpy()
+
+
+def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
+    """See `thinwire.ops.kernels.numpy_ops.apply_dense`; theta is a numpy array or a `tf.Variable` [n]."""
+    rates = _rates(rate, int(values.shape[0]))
+    if isinstance(theta, tf.Variable):
+        theta.assign_sub(_product(rates, values))
+        return
+    np.copyto(theta, _changed(theta, values, rates).numpy())
+
+
+def scale(values: Any, rate: float | Float32) -> Any:
+    """See `thinwire.ops.kernels.numpy_ops.scale`; of a device's array there."""
+    if isinstance(values, DeviceArray):
+        return DeviceArray(_product(_rates(rate, values.size), values.value))
+    return _product(_rates(rate, int(values.shape[0])), values).numpy()
+
+
+def damp(sigma: Any) -> Float32:
+    """See `thinwire.ops.kernels.numpy_ops.damp`."""
+    return _damp(tf.cast(sigma, tf.int64)).numpy()
+
+
+def compensate(values: Any, theta: Any, base: Any, strength: float | Float32) -> Float32:
+    """See `thinwire.ops.kernels.numpy_ops.compensate`."""
+    return _compensate(values, theta, base, _rates(strength, int(values.shape[0]))).numpy()
+
+
+def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple[Float32, Float32]:
+    """See `thinwire.ops.kernels.numpy_ops.adapt`; square root and quotient may differ in the last bit."""
+    averaged, strengths = _adapt(mean_square, values, decay, 1 - decay, strength)
+    return averaged.numpy(), strengths.numpy()
+
+
+def contribution(
+    values: Any, block_entries: int, averages: Float32, alpha: float
+) -> tuple[Float32, Float32]:
+    """See `thinwire.ops.kernels.numpy_ops.contribution`; sums differ in their last bits."""
+    averaged, sums = _contribution(values, block_entries, averages, alpha, 1 - alpha)
+    return averaged.numpy(), sums.numpy()
+
+
+def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
+    """See `thinwire.ops.kernels.numpy_ops.to_levels`."""
+    levels, lows, steps = _to_levels(rows, bits)
+    dtype = np.uint16 if bits == 16 else np.uint8
+    return levels.numpy().astype(dtype, copy=False), lows.numpy(), steps.numpy()
+
+
+def hits(
+    window: Sequence[NDArray[Any] | None], indices: Int64 | None, scratch: NDArray[Any]
+) -> NDArray[np.int32]:
+    """See `thinwire.ops.kernels.numpy_ops.hits`; needs no scratch but its length, and costs O(n)."""
+    sparse = [touched for touched in window if touched is not None]
+    asked = np.arange(scratch.size) if indices is None else indices
+    touched = np.concatenate([np.empty(0, np.int64), *sparse]).astype(np.int64, copy=False)
+    return _count_hits(scratch.size, touched, asked).numpy() + np.int32(len(window) - len(sparse))
+
+
+def quantise(values: Any, dtype: str) -> CodedValues:
+    """See `thinwire.ops.kernels.numpy_ops.quantise`."""
+    if dtype == "float32":
+        return plain.quantise(np.asarray(values), dtype)
+    values = tensor_of(values)
+    if dtype == "bfloat16":
+        return CodedValues(dtype, _to_bfloat16(values).numpy())
+    if dtype == "float16":
+        return CodedValues(dtype, _to_float16(values).numpy())
+    if dtype == "int8":
+        factor = plain.int8_scale(float(_largest(values)))
+        return CodedValues(dtype, _to_int8(values, factor).numpy(), factor)
+    raise plain.unknown_dtype(dtype)
+
+
+#: Fields of ops.kernels.Kernels that these bodies replace.
+BODIES: dict[str, Callable[..., Any]] = {
+    "top_k": selection.top_k,
+    "feedback_top_k": selection.feedback_top_k,
+    "sampled_top_k": selection.sampled_top_k,
+    "carried_top_k": selection.carried_top_k,
+    "feedback_carried": selection.feedback_carried,
+    "accumulate": selection.accumulate,
+    "zeros": zeros,
+    "joined": joined,
+    "first_not_finite": first_not_finite,
+    "norm": norm,
+    "as_saved": device.as_saved,
+    "as_kept": device.as_kept,
+    "quantise": quantise,
+    "apply_sparse": apply_sparse,
+    "apply_dense": apply_dense,
+    "scale": scale,
+    "hits": hits,
+    "damp": damp,
+    "compensate": compensate,
+    "adapt": adapt,
+    "contribution": contribution,
+    "to_levels": to_levels,
+}

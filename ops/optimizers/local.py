@@ -1,0 +1,158 @@
+"""How a worker steps on its own between two exchanges: a Keras optimizer, or plain SGD.
+
+Used by pacers that send changes of weights. The slots of the optimizer (momentum, Adam's moments,
+its step count) belong to the worker: they outlive an exchange, are cleared by it, or travel with
+it and are averaged over the workers as BatchNorm's statistics are.
+
+Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
+Centers", IEEE TSC 15(4), allows any local optimizer; its code has plain SGD alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from thinwire.ops.optimizers.server import OPTIMIZERS, KerasFlat, ServerUpdate, keras_optimizer
+from thinwire.ops.types import ConfigurationError, State, Update
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+#: --local_opt_state values: what an exchange does to the optimizer's slots.
+SLOT_FATES = ("keep", "reset", "average")
+#: --local_optimizer value -> arrays of the model's size that it keeps.
+_NUM_SLOTS = {"sgd": 1, "momentum": 1, "adam": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalUpdate:
+    """One local step, and what becomes of the optimizer's slots at an exchange.
+
+    Attributes:
+        optimizer: sgd, momentum or adam.
+        momentum: For sgd and momentum.
+        opt_state: keep, reset or average.
+        rate_factor: Of the scheduled learning rate.
+    """
+
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    opt_state: str = "keep"
+    rate_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        for flag, value, legal in (
+            ("local_optimizer", self.optimizer, tuple(OPTIMIZERS)),
+            ("local_opt_state", self.opt_state, SLOT_FATES),
+        ):
+            if value not in legal:
+                raise ConfigurationError(f"--{flag}={value!r}: expected one of {', '.join(legal)}.")
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(
+                f"--local_momentum={self.momentum}: expected 0 <= momentum < 1."
+            )
+        if self.momentum and self.optimizer == "adam":
+            raise ConfigurationError(
+                "--local_momentum belongs to sgd and momentum; --local_optimizer=adam has betas."
+            )
+        if not 0 < self.rate_factor < float("inf"):  # refuses NaN too
+            raise ConfigurationError(
+                f"--local_lr: it is {self.rate_factor} times --learning_rate; expected a finite "
+                "number above 0."
+            )
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether the optimizer remembers anything from step to step."""
+        return self.optimizer == "adam" or self.momentum > 0
+
+    @property
+    def outlives_rounds(self) -> bool:
+        """Whether the slots are this worker's own from round to round."""
+        return self.opt_state == "keep"
+
+    @property
+    def _averages(self) -> bool:
+        return self.has_slots and self.opt_state == "average"
+
+    def num_averaged(self, num_parameters: int) -> int:
+        """Return how many values of the slots travel with each push: the step count and arrays."""
+        return 1 + _NUM_SLOTS[self.optimizer] * num_parameters if self._averages else 0
+
+    def init(self, num_parameters: int) -> State:
+        """Return the optimizer's state at zero weights; `restart` brings the right ones."""
+        import numpy as np
+
+        if not self.has_slots:
+            return {}
+        zeros = np.zeros(num_parameters, np.float32)
+        flat = KerasFlat(keras_optimizer(ServerUpdate(self.optimizer, self.momentum)), zeros)
+        # Compile now, not in the first step, whose time other workers may wait by.
+        flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)
+        _clear(flat)
+        return {"keras": flat}
+
+    def step(
+        self, weights: Float32, gradient: Float32, scheduled_rate: float, state: State
+    ) -> State:
+        """Step `weights` [n] in place, against the gradient [n]."""
+        import numpy as np
+
+        rate = scheduled_rate * self.rate_factor
+        if self.has_slots:
+            state["keras"].step(weights, Update(None, gradient), rate, negate=False)
+        else:
+            weights -= np.float32(rate) * gradient
+        return state
+
+    def restart(self, weights: Float32, state: State) -> State:
+        """Begin a round at `weights` [n]."""
+        if self.has_slots:
+            state["keras"].variable.assign(weights)
+            if self.opt_state == "reset":
+                _clear(state["keras"])
+        return state
+
+    def pack(self, state: State) -> Float32:
+        """Return what is averaged: [num_averaged] float32, a copy."""
+        import numpy as np
+
+        if not self._averages:
+            return np.empty(0, np.float32)
+        return np.concatenate([np.float32(each).reshape(-1) for each in _slots(state["keras"])])
+
+    def unpack(self, averaged: Float32, state: State) -> State:
+        """Take over averages [num_averaged] as this worker's slots."""
+        start = 0
+        for variable in _slots(state["keras"]) if len(averaged) else ():
+            size = variable.value.numpy().size
+            values = averaged[start : start + size].reshape(variable.shape)
+            variable.assign(values if values.ndim else round(float(values)))
+            start += size
+        return state
+
+    def save(self, state: State) -> State:
+        """Return the slots as plain data; copies."""
+        return state["keras"].save() if self.has_slots else {}
+
+    def restore(self, saved: State, weights: Float32, state: State) -> State:
+        """Take back what `save` gave, at `weights` [n]."""
+        if self.has_slots:
+            state["keras"].restore(saved, weights)
+        return state
+
+
+def _slots(flat: KerasFlat) -> list[Any]:
+    """Return the step count and the arrays of the model's size: all but the learning rate."""
+    optimizer = flat.optimizer
+    arrays = [each for each in optimizer.variables if each.shape == flat.variable.shape]
+    return [optimizer.iterations, *arrays]
+
+
+def _clear(flat: KerasFlat) -> None:
+    import numpy as np
+
+    for variable in _slots(flat):
+        variable.assign(np.zeros(variable.shape, np.dtype(variable.dtype)))

@@ -1,0 +1,275 @@
+"""From received bytes to arrivals that can be placed without another look.
+
+Everything a datagram says is checked here, for a whole receive buffer at once, in an order that
+costs strangers the least: who it is from, its tag, then what it says. Whatever fails is counted and
+dropped; nothing raises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinwire.ops.kernels.numpy_ops import from_levels
+from thinwire.ops.routing import datagram_format as form
+from thinwire.ops.routing.base import SPARSE, Encoding
+from thinwire.ops.routing.counters import Books
+from thinwire.ops.routing.datagram_format import Session
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thinwire.ops.types import Float32, Int64
+
+_ENCODINGS = {int(encoding): encoding for encoding in Encoding}
+#: Columns of a header seen as 16 words of 32 bits.
+_KIND, _SLOT, _STEP, _BLOCK, _NUM_BLOCKS, _OFFSET, _COUNT, _ENTRIES = 1, 5, 6, 7, 8, 9, 10, 11
+_SCALE, _LOW, _SEQUENCE, _PAYLOAD_BYTES = 12, 13, 14, 15
+_NUM_WORDS = form.HEADER_BYTES // 4
+#: Words that tell which datagrams can be handled together.
+_ALIKE = [_KIND, _STEP, _COUNT]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrivals:
+    """Checked datagrams of one channel, step, encoding and number of values."""
+
+    channel: int
+    step: int  # modulo 2**32
+    size: int  # bytes of each
+    slots: Int64  # [m] int64
+    offsets: Int64  # [m] int64: positions of the first values
+    sequences: Int64  # [m] int64
+    values: Float32  # [m, count] float32; may lie in the receive buffer
+    positions: Int64 | None  # [m, count] int64, ascending in each row; None: dense
+
+    def __len__(self) -> int:
+        """Return the number of datagrams."""
+        return len(self.slots)
+
+    def only(self, chosen: NDArray[np.bool_]) -> Arrivals:
+        """Return those that are chosen."""
+        return dataclasses.replace(
+            self,
+            slots=self.slots[chosen],
+            offsets=self.offsets[chosen],
+            sequences=self.sequences[chosen],
+            values=self.values[chosen],
+            positions=None if self.positions is None else self.positions[chosen],
+        )
+
+    def by_slot(self) -> Iterator[tuple[int, Arrivals]]:
+        """Yield each slot with its datagrams."""
+        first = int(self.slots[0])
+        if (self.slots == first).all():
+            yield first, self
+            return
+        for slot in np.unique(self.slots).tolist():
+            yield slot, self.only(self.slots == slot)
+
+
+class Parser:
+    """Checks the datagrams of one session for one shard."""
+
+    def __init__(
+        self,
+        session: Session,
+        sizes: Sequence[int],
+        block_entries: int,
+        channels: int,
+        books: Books,
+    ) -> None:
+        """Remember what datagrams must fit.
+
+        Args:
+            session: They belong to.
+            sizes: Entries of the shard's slots.
+            block_entries: Of a block.
+            channels: C, that there are beside the stream.
+            books: What is dropped is counted there.
+        """
+        self._key, self._books, self._channels = session.key, books, channels
+        self._sizes = np.array(sizes, np.int64)
+        self._block_entries = block_entries
+        low, high = session.id & 0xFFFFFFFF, session.id >> 32
+        self._expected = np.array([form.MAGIC, form.VERSION, low, high, session.worker], np.uint32)
+        self._asked = np.array([0xFFFFFFFF, 0xFF, *[0xFFFFFFFF] * 3], np.uint32)
+
+    def arrivals(self, data: memoryview, size: int) -> Iterator[Arrivals]:
+        """Yield what is right among datagrams of `size` bytes; the last may be shorter."""
+        if size <= 0:
+            return
+        whole = len(data) - len(data) % size
+        for part, each in ((data[:whole], size), (data[whole:], len(data) - whole)):
+            if not len(part):
+                continue
+            if each < form.FRAME_BYTES:
+                self._books.dropped["short"] += len(part) // each
+                continue
+            yield from self._checked(part, each)
+
+    def _checked(self, data: memoryview, size: int) -> Iterator[Arrivals]:
+        num = len(data) // size
+        strides = (size, 4)
+        words = np.ndarray((num, _NUM_WORDS), "<u4", data, 0, strides).astype(np.uint32)
+        raw = np.frombuffer(data, np.uint8).reshape(num, size)
+        rows = self._ours(words)
+        if rows is not None:
+            words, raw = words[rows], raw[rows]
+            if not len(words):
+                return
+            data = raw.reshape(-1).data
+        right = form.authentic(
+            data, size, range(0, len(data), size), raw[:, size - form.TAG_BYTES :], self._key
+        )
+        if not right.all():
+            self._drop("tag", right)
+            words, raw = words[right], raw[right]
+        while len(words):
+            alike = (words[:, _ALIKE] == words[0, _ALIKE]).all(axis=1)
+            if alike.all():
+                yield from self._understood(words, raw)
+                return
+            yield from self._understood(words[alike], raw[alike])
+            words, raw = words[~alike], raw[~alike]
+
+    def _ours(self, words: NDArray[np.uint32]) -> NDArray[np.bool_] | None:
+        """Return which datagrams are of this session; None is all of them."""
+        same = (words[:, :5] & self._asked) == self._expected
+        if same.all():
+            return None
+        good = np.ones(len(words), bool)
+        for reason, right in (
+            ("magic", same[:, 0]),
+            ("version", same[:, 1]),
+            ("session", same[:, 2:].all(axis=1)),
+        ):
+            self._drop(reason, right | ~good)
+            good &= right
+        return good
+
+    def _drop(self, reason: str, good: NDArray[np.bool_]) -> bool:
+        """Count those that are not good; return whether there are any."""
+        num_bad = len(good) - int(np.count_nonzero(good))
+        self._books.dropped[reason] += num_bad
+        return num_bad > 0
+
+    def _understood(self, words: NDArray[np.uint32], raw: NDArray[np.uint8]) -> Iterator[Arrivals]:
+        """Yield the arrivals among authentic datagrams that are alike."""
+        _, code, channel, flags = int(words[0, _KIND]).to_bytes(4, "little")
+        sparse = bool(code & SPARSE)
+        encoding = _ENCODINGS.get(code & ~SPARSE)
+        count = int(words[0, _COUNT])
+        size = raw.shape[1]
+        if encoding is None or flags:
+            self._books.dropped["encoding"] += len(words)
+            return
+        if not 1 <= channel <= self._channels:
+            self._books.dropped["channel"] += len(words)
+            return
+        if not count or form.FRAME_BYTES + form.payload_bytes(encoding, sparse, count) != size:
+            self._books.dropped["bounds"] += len(words)
+            return
+        within = self._within(words, count, size, sparse)
+        if within is not None:
+            words, raw = words[within], raw[within]
+        decoded = self._decoded(words, raw, encoding, count, sparse) if len(words) else None
+        if decoded is None:
+            return
+        words, values, positions = decoded
+        self._books.num_datagrams[channel] += len(words)
+        self._books.num_bytes[channel] += len(words) * size
+        slots, offsets, sequences = words[:, [_SLOT, _OFFSET, _SEQUENCE]].astype(np.int64).T
+        step = int(words[0, _STEP])
+        yield Arrivals(channel, step, size, slots, offsets, sequences, values, positions)
+
+    def _decoded(
+        self,
+        words: NDArray[np.uint32],
+        raw: NDArray[np.uint8],
+        encoding: Encoding,
+        count: int,
+        sparse: bool,
+    ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
+        """Return what is legal: headers, values and, if sparse, positions; None: nothing is."""
+        positions = None
+        if sparse:
+            positions = _positions(words, raw, count)
+            good = _ascend(positions, words)
+            if self._drop("gaps", good):
+                words, raw, positions = words[good], raw[good], positions[good]
+            if not len(words):
+                return None
+        values = _values(words, raw, encoding, count)
+        finite = np.isfinite(values)
+        if finite.all():
+            return words, values, positions
+        good = np.logical_and.reduce(finite, axis=1)
+        self._drop("not_finite", good)
+        positions = None if positions is None else positions[good]
+        return (words[good], values[good], positions) if good.any() else None
+
+    def _within(
+        self, words: NDArray[np.uint32], count: int, size: int, sparse: bool
+    ) -> NDArray[np.bool_] | None:
+        """Return which datagrams fit the shard; None is all of them."""
+        wide = words[:, _SLOT : _ENTRIES + 1].astype(np.int64)
+        slots, _, blocks, num_blocks, offsets, _, entries = wide.T
+        known = slots < len(self._sizes)
+        sizes = self._sizes[np.where(known, slots, 0)]
+        fits = known & (entries == sizes) & (offsets + count <= sizes)
+        fits &= words[:, _PAYLOAD_BYTES] == size - form.FRAME_BYTES
+        each = self._block_entries
+        block = (blocks == offsets // each) & (num_blocks == -(-sizes // each))
+        if not sparse:
+            block &= (offsets + (count - 1)) // each == blocks
+        if (fits & block).all():
+            return None
+        self._drop("bounds", fits)
+        self._drop("block", block | ~fits)
+        return fits & block
+
+
+def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) -> Int64:
+    """Return the positions [m, count] that sparse datagrams name."""
+    shape, strides = (len(raw), count), (raw.shape[1], form.GAP_DTYPE.itemsize)
+    gaps = np.ndarray(shape, form.GAP_DTYPE, raw, form.HEADER_BYTES, strides)
+    positions = np.cumsum(gaps, axis=1, dtype=np.int64)
+    positions += words[:, _OFFSET, None].astype(np.int64)
+    return positions
+
+
+def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Return which rows begin at their offset, ascend, and end inside the slot."""
+    good: NDArray[np.bool_] = np.logical_and.reduce(np.diff(positions, axis=1) > 0, axis=1)
+    good &= positions[:, 0] == words[:, _OFFSET]
+    good &= positions[:, -1] < words[:, _ENTRIES]
+    return good
+
+
+def _values(
+    words: NDArray[np.uint32], raw: NDArray[np.uint8], encoding: Encoding, count: int
+) -> Float32:
+    """Return what the payloads [m, count] stand for; plain float32 is not copied."""
+    num, size = raw.shape
+    dtype = form.VALUE_DTYPES[encoding]
+    wire_bytes = form.value_bytes(encoding, count)
+    start = size - form.TAG_BYTES - wire_bytes
+    shape = (num, wire_bytes // dtype.itemsize)
+    coded: NDArray[Any] = np.ndarray(shape, dtype, raw, start, (size, dtype.itemsize))
+    if encoding is Encoding.UINT4:
+        coded = form.unpack_nibbles(coded, count)
+    scales, lows = words[:, [_SCALE, _LOW]].view(np.float32).T[:, :, None]
+    if encoding is Encoding.FLOAT32 and (scales == 1).all():
+        return coded
+    with np.errstate(all="ignore"):  # what comes out is looked at anyway
+        if encoding in form.LEVELS:
+            return from_levels(coded, lows, scales)
+        if encoding is Encoding.BFLOAT16:
+            values = (coded.astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = coded.astype(np.float32, copy=False)
+        return values if (scales == 1).all() else values * scales

@@ -1,0 +1,385 @@
+"""One step that is being received: values in place, what is marked, what is still missing.
+
+From what has come of a slot to its block, as if everything had come reliably; else zeros.
+
+Gradients that came after their step was closed, until the slot's next closing takes them in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.ops.kernels.numpy_ops import dequantise
+from thinwire.ops.routing.base import Manifest
+from thinwire.ops.routing.parser import Arrivals
+from thinwire.ops.routing.sequence_set import Sequences
+from thinwire.ops.types import Block, CodedValues, LowRankBlock, RangedBlock
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thinwire.ops.types import Float32, Int64
+
+
+@dataclasses.dataclass
+class Held:
+    """What came late for one slot, already weighted."""
+
+    size: int  # entries of the slot
+    dense: Float32 | None = None  # [size] float32, made when something dense comes
+    positions: list[Int64] = dataclasses.field(default_factory=list)  # of sparse values
+    values: list[Float32] = dataclasses.field(default_factory=list)
+    starts: list[Int64] = dataclasses.field(default_factory=list)  # of the datagrams
+    num_datagrams: int = 0
+    sum_of_ages: int = 0  # in steps
+
+    def add(self, part: Arrivals, age: int, weight: float) -> None:
+        """Take in datagrams of this slot."""
+        values = part.values if weight == 1 else part.values * np.float32(weight)
+        if part.positions is not None:
+            self.positions.append(part.positions.ravel())
+            self.values.append(np.array(values).ravel())
+        else:
+            if self.dense is None:
+                self.dense = np.zeros(self.size, np.float32)
+            windows = np.lib.stride_tricks.sliding_window_view(
+                self.dense, values.shape[1], writeable=True
+            )
+            with np.errstate(over="ignore"):  # whoever takes the sum looks whether it is finite
+                windows[part.offsets] += values
+        self.starts.append(part.offsets)
+        self.num_datagrams += len(part)
+        self.sum_of_ages += age * len(part)
+
+
+class Late:
+    """The late datagrams of one worker for one shard.
+
+    Source: Diff-Reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021: a
+    late block is added to the next iteration's. Differences: each counts once, up to an age, and
+    may weigh less the older it is.
+    """
+
+    def __init__(self, sizes: Sequence[int], decay: float) -> None:
+        """Begin with nothing; a block that is `age` steps late weighs ``decay ** age``."""
+        self._sizes, self._decay = sizes, decay
+        self._held: dict[int, Held] = {}
+
+    def add(self, arrivals: Arrivals, age: int) -> None:
+        """Keep datagrams; no two of them hold the same entries."""
+        weight = self._decay**age
+        for slot, part in arrivals.by_slot():
+            held = self._held.setdefault(slot, Held(self._sizes[slot]))
+            held.add(part, age, weight)
+
+    def take(self, slot: int) -> Held | None:
+        """Return what was kept for a slot, and forget it."""
+        return self._held.pop(slot, None)
+
+    def slots(self) -> list[int]:
+        """Return the slots that something is kept for, ascending."""
+        return sorted(self._held)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fresh:
+    """What came in datagrams for one slot in its own step."""
+
+    slot: int
+    size: int  # entries
+    dense: Float32 | None  # [size] float32: for the values, zeros elsewhere; None: a sparse slot
+    has_dense: bool  # whether there is anything in it
+    sparse: list[tuple[Int64, Float32]]  # positions and values
+
+
+def closed_block(fresh: Fresh, block: Block | None, held: Held | None) -> Block | None:
+    """Return one slot's block in float32; None: a sparse slot that nothing came for.
+
+    Args:
+        fresh: Of the datagrams in time; its dense buffer becomes the block's.
+        block: The reliable part: dense, ranges of a dense one, or sparse; None: there is none.
+        held: What came late.
+    """
+    is_dense = fresh.dense is not None if block is None else block.indices is None
+    with np.errstate(over="ignore"):  # whoever takes the block looks whether it is finite
+        if is_dense and fresh.dense is not None:
+            return _dense(fresh, fresh.dense, block, held)
+        return _sparse(fresh, block, held)
+
+
+def _dense(fresh: Fresh, target: Float32, block: Block | None, held: Held | None) -> Block:
+    if isinstance(block, RangedBlock):
+        _place_ranges(target, block)
+    elif block is not None:
+        target[:] = dequantise(block.values)
+    for positions, values in fresh.sparse:
+        np.add.at(target, positions, values)
+    if held is not None:
+        if held.dense is not None:
+            target += held.dense
+        for positions, values in zip(held.positions, held.values, strict=True):
+            np.add.at(target, positions, values)
+    target.flags.writeable = False  # the same may be asked for again
+    return Block(fresh.slot, fresh.size, None, CodedValues("float32", target))
+
+
+def _place_ranges(target: Float32, block: RangedBlock) -> None:
+    """Write the ranges that are present; all but the last are equally long."""
+    values = dequantise(block.values)
+    each, num_whole = block.block_entries, block.size // block.block_entries
+    whole = block.present[:num_whole]
+    num_values = each * int(np.count_nonzero(whole))
+    target[: num_whole * each].reshape(num_whole, each)[whole] = values[:num_values].reshape(
+        -1, each
+    )
+    if num_values < values.size:
+        target[num_whole * each :] = values[num_values:]
+
+
+def _sparse(fresh: Fresh, block: Block | None, held: Held | None) -> Block | None:
+    parts = list(fresh.sparse)
+    if block is not None and block.indices is not None:
+        parts.insert(0, (block.indices, dequantise(block.values)))
+    buffers = [fresh.dense] if fresh.has_dense else []
+    if held is not None:
+        parts += zip(held.positions, held.values, strict=True)
+        buffers.append(held.dense)
+    for buffer in buffers:
+        if buffer is not None:
+            positions = np.flatnonzero(buffer)
+            parts.append((positions, buffer[positions]))
+    parts = [part for part in parts if len(part[0])]
+    if not parts:
+        return None
+    indices, values = _merged(parts)
+    return Block(fresh.slot, fresh.size, indices, CodedValues("float32", values))
+
+
+def _merged(parts: list[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
+    """Return positions, ascending and unique, and values; what occurs twice is summed."""
+    if len(parts) == 1:
+        indices, values = parts[0]
+    else:
+        indices = np.concatenate([positions for positions, _ in parts])
+        values = np.concatenate([values for _, values in parts])
+    if (indices[1:] > indices[:-1]).all():
+        return indices, values
+    order = np.argsort(indices, kind="stable")
+    indices, values = indices[order], values[order]
+    first = np.concatenate([[True], indices[1:] != indices[:-1]])
+    if first.all():
+        return indices, values
+    starts = np.flatnonzero(first)
+    return indices[starts], np.add.reduceat(values, starts)
+
+
+@dataclasses.dataclass
+class Group:
+    """What one end marker is for: the slots of a step, or of one tensor."""
+
+    blocks: tuple[Block, ...]  # the reliable part
+    slots: Int64  # [b] int64
+    manifest: Manifest
+    marked_at: float
+    deadline: float  # it is closed then at the latest
+    closed: bool = False
+
+    @property
+    def num_announced(self) -> int:
+        """Datagrams that travel for its slots."""
+        return sum(each.count for each in self.manifest.channels)
+
+
+class OpenStep:
+    """What has come of one step.
+
+    Attributes:
+        number: Of the step, modulo 2**32.
+        step: The same in full, once it is marked.
+        sequences: Which datagrams have come.
+        ended: All reliable parts are in.
+        groups: One for each end marker so far.
+        closed: [slots] bool: which take no more.
+        num_placed: Datagrams that are in place.
+        num_late, sum_of_ages: Of earlier steps' datagrams that were taken in.
+        num_filled: Of those, the ones where nothing of this step came.
+    """
+
+    def __init__(self, number: int, offsets: Sequence[int]) -> None:
+        """Begin with nothing; slots lie at `offsets` in the shard, the total at the end."""
+        self.number = number
+        self.step: int | None = None
+        self.sequences = Sequences(offsets[-1])
+        self.ended = False
+        self.groups: list[Group] = []
+        self.num_placed = self.num_late = self.sum_of_ages = self.num_filled = 0
+        num_slots = len(offsets) - 1
+        self.closed = np.zeros(num_slots, bool)
+        self._offsets = np.array(offsets, np.int64)
+        self._marked: set[int] = set()
+        self._arrived = np.zeros(num_slots, np.int64)  # datagrams
+        self._flat: Float32 | None = None  # [shard] float32, made when something dense comes
+        self._has_dense: NDArray[np.bool_] = np.zeros(num_slots, bool)
+        self._sparse: dict[int, list[tuple[Int64, Float32]]] = {}
+        self._starts: list[Int64] = []  # of the datagrams in place, in the shard
+        self._results: dict[int, Block] = {}
+
+    # -- datagrams --------------------------------------------------------------------------
+
+    def place(self, arrivals: Arrivals) -> None:
+        """Put new datagrams for slots that are not closed where they belong."""
+        slots, values = arrivals.slots, arrivals.values
+        starts = self._offsets[slots] + arrivals.offsets
+        if arrivals.positions is None:
+            count = values.shape[1]
+            flat = self._dense()
+            windows: Float32 = np.ndarray(
+                (flat.size - count + 1, count), np.float32, flat, 0, flat.strides * 2
+            )
+            windows[starts] = values
+            self._has_dense[slots] = True
+        else:
+            for slot, part in arrivals.by_slot():
+                entries = part.positions.ravel(), np.array(part.values).ravel()  # type: ignore[union-attr]
+                self._sparse.setdefault(slot, []).append(entries)
+        self._starts.append(starts)
+        self._arrived += np.bincount(slots, minlength=len(self._arrived))
+        self.num_placed += len(arrivals)
+
+    def _dense(self) -> Float32:
+        if self._flat is None:
+            self._flat = np.zeros(self._offsets[-1], np.float32)
+        return self._flat
+
+    # -- the reliable part ------------------------------------------------------------------
+
+    def is_repeated(self, blocks: Sequence[Block]) -> bool:
+        """Return whether this reliable part is here already."""
+        return self.ended or bool(blocks and {block.slot for block in blocks} <= self._marked)
+
+    def mark(self, blocks: Sequence[Block], manifest: Manifest, now: float, wait: float) -> None:
+        """Take in the reliable part of the step or of one tensor.
+
+        Raises:
+            ValueError: It does not fit the shard, repeats a slot, or is one part too many.
+        """
+        self._check(blocks)
+        if len(self.groups) > len(self.closed):
+            raise ValueError(
+                f"{len(self.groups) + 1} parts of one step; expected at most one for each of "
+                f"{len(self.closed)} slots and one more"
+            )
+        self.sequences.announce(manifest.channels)
+        slots = np.array([block.slot for block in blocks], np.int64)
+        self.groups.append(Group(tuple(blocks), slots, manifest, now, now + wait))
+        self._marked.update(slots.tolist())
+
+    def _check(self, blocks: Sequence[Block]) -> None:
+        sizes = np.diff(self._offsets)
+        slots = [block.slot for block in blocks]
+        if len(set(slots)) < len(slots) or not self._marked.isdisjoint(slots):
+            raise ValueError(f"slots {slots} beside {sorted(self._marked)}: one of them repeats")
+        for block in blocks:
+            if not 0 <= block.slot < len(sizes) or block.size != sizes[block.slot]:
+                raise ValueError(
+                    f"a block of {block.size} entries for slot {block.slot}; this shard's slots "
+                    f"have {sizes.tolist()}"
+                )
+            if isinstance(block, RangedBlock):
+                _check_ranges(block)
+
+    def is_complete(self, group: Group) -> bool:
+        """Return whether all datagrams that a marker announced are in place."""
+        return sum(self._arrived[group.slots].tolist()) >= group.num_announced
+
+    # -- closing ----------------------------------------------------------------------------
+
+    def close(self, group: Group, late: Late) -> int:
+        """Close a group's slots; return how many late datagrams found no use there."""
+        group.closed = True
+        unused = sum(self._close_slot(block.slot, block, late) for block in group.blocks)
+        group.blocks = ()
+        return unused
+
+    def close_rest(self, late: Late) -> None:
+        """Close the slots that no marker named but datagrams came for, of this or a past step."""
+        waiting = np.flatnonzero((self._arrived > 0) & ~self.closed).tolist()
+        unmarked = (slot for slot in late.slots() if not self.closed[slot])
+        for slot in sorted({*waiting, *unmarked}):
+            self._close_slot(slot, None, late)
+
+    def _close_slot(self, slot: int, block: Block | None, late: Late) -> int:
+        self.closed[slot] = True
+        held = late.take(slot)
+        if isinstance(block, LowRankBlock):
+            self._results[slot] = block
+            return 0 if held is None else held.num_datagrams
+        start, stop = int(self._offsets[slot]), int(self._offsets[slot + 1])
+        is_dense = self._has_dense[slot] or (block is not None and block.indices is None)
+        view = self._dense()[start:stop] if is_dense else None
+        sparse = self._sparse.pop(slot, [])
+        fresh = Fresh(slot, stop - start, view, bool(self._has_dense[slot]), sparse)
+        closed = closed_block(fresh, block, held)
+        if closed is not None:
+            self._results[slot] = closed
+        if held is not None:
+            self.num_late += held.num_datagrams
+            self.sum_of_ages += held.sum_of_ages
+            self.num_filled += self._num_filled(start, block, held)
+        return 0
+
+    def _num_filled(self, start: int, block: Block | None, held: Held) -> int:
+        """Return in how many places something came late, but nothing of this step."""
+        places = np.unique(np.concatenate(held.starts))
+        if isinstance(block, RangedBlock):
+            places = places[~block.present[places // block.block_entries]]
+        elif block is not None and block.indices is None:
+            return 0
+        fresh = np.concatenate(self._starts) if self._starts else np.zeros(0, np.int64)
+        return int(np.count_nonzero(~np.isin(places + start, fresh)))
+
+    def total(self, count: Callable[[Manifest], int]) -> int:
+        """Return the sum of one of the manifests' counts."""
+        return sum(count(group.manifest) for group in self.groups)
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Return what the closed slots hold, ascending."""
+        return tuple(self._results[slot] for slot in sorted(self._results))
+
+    def flat(self) -> Float32 | None:
+        """Return all slots in one buffer, if every one is there and dense."""
+        results = self._results.values()
+        if len(results) < len(self.closed) or not all(_is_dense(block) for block in results):
+            return None
+        flat = self._dense()
+        flat.flags.writeable = False  # the same may be asked for again
+        return flat
+
+
+def _is_dense(block: Block) -> bool:
+    return block.indices is None and not isinstance(block, LowRankBlock)
+
+
+def _check_ranges(block: RangedBlock) -> None:
+    """Refuse values that are not those of the ranges present.
+
+    Raises:
+        ValueError: They are not.
+    """
+    num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
+    if len(block.present) != num_ranges:
+        raise ValueError(
+            f"slot {block.slot}: {len(block.present)} ranges of {block.block_entries} entries for "
+            f"{block.size} entries; expected {num_ranges}"
+        )
+    expected = block.block_entries * int(np.count_nonzero(block.present))
+    if num_ranges and block.present[-1]:
+        expected -= num_ranges * block.block_entries - block.size
+    if block.values.data.size != expected:
+        raise ValueError(
+            f"slot {block.slot}: {block.values.data.size} values for ranges of {expected} entries"
+        )

@@ -1,0 +1,98 @@
+"""Where nodes write in a run directory, and what --overwrite removes (docs/OPERATIONS.md).
+
+A node's log on disk; a full disk must not fill the screen.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import shutil
+import sys
+
+from thinwire.ops.run.lock import DirectoryLock
+
+#: The Supervisor's records, or Standalone's.
+_RECORDS = ("metrics.jsonl", "summary.json", "best.keras", "report", "measure")
+#: Folders with one folder for each node.
+_NODE_FOLDERS = ("checkpoints", "tb")
+
+_LOCKS = "locks"
+#: Roles that write records ...
+_RECORDERS = ("Supervisor", "Standalone", "Simulator")
+#: ... and those that write checkpoints, each node into a folder of its own.
+_KEEPERS = ("PS", "Worker")
+
+
+def checkpoints_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
+    """Return the folder of a node's checkpoints; `node` is for example ``worker-3``."""
+    return run_dir / "checkpoints" / node
+
+
+def scalars_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
+    """Return the folder of a node's TensorBoard files."""
+    return run_dir / "tb" / node
+
+
+def lock_of(run_dir: pathlib.Path, role: str, number: int) -> DirectoryLock:
+    """Return the lock of what a node writes, not yet taken.
+
+    Roles that keep the records of a run (`_RECORDS`) share one. The file lies apart from what it
+    protects, which --overwrite removes.
+    """
+    if role in _RECORDERS:
+        return DirectoryLock(run_dir / _LOCKS / "records.lock", run_dir)
+    node = f"{role.lower()}-{number}"
+    protects = checkpoints_of(run_dir, node) if role in _KEEPERS else run_dir
+    return DirectoryLock(run_dir / _LOCKS / f"{node}.lock", protects)
+
+
+def node_locks(run_dir: pathlib.Path) -> list[DirectoryLock]:
+    """Return the locks of all nodes that have ever written here, launchers left out."""
+    names = ("records", "ps-*", "worker-*")
+    found = [path for name in names for path in (run_dir / _LOCKS).glob(f"{name}.lock")]
+    return [DirectoryLock(path, run_dir) for path in sorted(found)]
+
+
+def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:
+    """Return the file of a worker's rounds."""
+    return run_dir / "measure" / f"worker-{worker}.jsonl"
+
+
+def clear_node(run_dir: pathlib.Path, node: str) -> None:
+    """Remove what a node of this name wrote before."""
+    for folder in _NODE_FOLDERS:
+        shutil.rmtree(run_dir / folder / node, ignore_errors=True)
+
+
+def clear_records(run_dir: pathlib.Path) -> None:
+    """Remove what an earlier Supervisor wrote."""
+    for name in _RECORDS:
+        path = run_dir / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def clear(run_dir: pathlib.Path) -> None:
+    """Remove what an earlier run wrote, and nothing else; logs and flags are written over."""
+    clear_records(run_dir)
+    for folder in _NODE_FOLDERS:
+        shutil.rmtree(run_dir / folder, ignore_errors=True)
+
+
+class LogFile(logging.FileHandler):
+    """Says once that it cannot write, and goes on trying."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Hear that a record could not be written."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            told = f"cannot write the log {self.baseFilename}: {error.strerror or error}"
+            sys.stderr.write(f"{told}. Records are missing there; this node goes on.\n")

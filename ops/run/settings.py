@@ -1,0 +1,188 @@
+"""What every role needs to know of a run: read once from the command line, then passed around."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from thinwire.ops.aggregation.outliers import Guards
+from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.schedule import Schedule
+from thinwire.ops.routing.base import Transport
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.ops.types import ConfigurationError, Link
+
+#: Exit codes of every role (docs/OPERATIONS.md).
+EXIT_DONE = 0
+EXIT_BAD_FLAG = 1
+EXIT_CONFIGURATION = 2
+EXIT_UNREACHABLE = 3
+EXIT_REFUSED = 4
+EXIT_DIVERGED = 5
+EXIT_INTERRUPTED = 130
+
+#: How long an interrupted run waits for pushes that are on their way.
+DRAIN_SECONDS = 5.0
+
+#: Why a run stopped -> the exit code of its nodes; every other reason is a run that is done.
+EXIT_OF_STOP = {
+    "interrupted": EXIT_INTERRUPTED,
+    "diverged": EXIT_DIVERGED,
+    "journal_failed": EXIT_CONFIGURATION,  # a PS's disk does not take what is to be kept
+}
+
+#: Stop reasons of a run that reached an end of its own.
+END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
+
+
+class Diverged(Exception):
+    """Gradients or weights stayed non-finite. Exit code 5."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelChoice:
+    """Which model: a built-in network, or the user's file."""
+
+    network: str
+    path: str | None  # --model
+    image_size: int
+    image_depth: int
+    nb_classes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DataChoice:
+    """Which examples, and who gets which."""
+
+    dataset: str
+    data_dir: str | None
+    scaling: str | None  # None: the data set's usual one
+    partition: str
+    sharding_file: str | None
+    dirichlet_alpha: float | None = None  # of partition dirichlet
+    no_block_shuffle: bool = False  # every epoch of partition class in the order by label
+    augment: str | None = None  # of training images; None: the data set's usual one
+    input_pipeline: str = "tfdata"  # who decodes images that do not lie in memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Settings common to all roles."""
+
+    type_node: str
+    method: Method
+    nb_workers: int
+    addresses: tuple[str, ...]  # host:port of every shard
+    seed: int
+    run_dir: pathlib.Path
+    overwrite: bool
+    model: ModelChoice
+    data: DataChoice
+    batch_size: int
+    schedule: Schedule
+    iter_max: int
+    epochs: float | None
+    max_seconds: float | None
+    target_accuracy: float | None
+    kernels: str
+    device: str
+    lease_seconds: float
+    checkpoint_interval_seconds: float
+    keep_checkpoints: int
+    reconnect_timeout_seconds: float
+    transport: Transport = dataclasses.field(
+        default_factory=Transport
+    )  # of datagrams, where the router sends any
+    guards: Guards = dataclasses.field(default_factory=Guards)  # against faulty devices
+    top5: bool = False  # evaluations also tell whether the label is among the best five answers
+    advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
+    credentials: Credentials = NO_CREDENTIALS  # of this node
+    metrics_port: int = 0  # where this node's figures are read; 0: nowhere
+    metrics_host: str = "127.0.0.1"
+
+    @property
+    def nb_ps(self) -> int:
+        """Number of PS shards."""
+        return len(self.addresses)
+
+
+def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[float, ...]:
+    """Spread one value, or one per worker, over all workers.
+
+    Raises:
+        ConfigurationError: Another number of values.
+    """
+    if len(values) == 1:
+        return tuple(values) * nb_workers
+    if len(values) != nb_workers:
+        raise ConfigurationError(
+            f"--{flag} has {len(values)} values; give one, or one for each of the "
+            f"{nb_workers} workers (--nb_workers)."
+        )
+    return tuple(values)
+
+
+def links(columns: Mapping[str, Sequence[float]], nb_workers: int) -> tuple[Link, ...]:
+    """Return the emulated link of every worker, in order of id.
+
+    Args:
+        columns: Field of Link -> one value, or one per worker.
+        nb_workers: How many there are.
+
+    Raises:
+        ConfigurationError: Another number of values.
+    """
+    spread = [per_worker(values, nb_workers, f"link_{name}") for name, values in columns.items()]
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*spread, strict=True))
+    return tuple(Link(**row) for row in rows)
+
+
+def limit_of(run: Run, reason: str | None) -> float | None:
+    """Return the limit that a stop reason is named after, if it has one and it was given."""
+    return getattr(run, reason) if reason in END_REASONS else None
+
+
+def is_finished(run: Run, reason: str | None, reached: float | None) -> bool:
+    """Return whether a run that once ended this way has nothing left to do.
+
+    Args:
+        run: What is asked for now; a raised limit makes the run go on.
+        reason: Why it ended then.
+        reached: How far it had come by the measure of that reason.
+    """
+    limit = limit_of(run, reason)
+    return limit is not None and reached is not None and limit <= reached
+
+
+def finished_summary(run: Run) -> str | None:
+    """Return the stop reason in the run directory's summary.json if that run is finished."""
+    try:
+        summary = json.loads((run.run_dir / "summary.json").read_text())
+        reached = {
+            "iter_max": summary["updates"],
+            "max_seconds": summary["seconds"],
+            "target_accuracy": summary["best_test_accuracy"],
+            "epochs": run.epochs,
+        }
+        reason = summary["stop_reason"]
+        return reason if is_finished(run, reason, reached.get(reason)) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
+    """Return whether summary.json tells of this very end, and how accurate the model was then.
+
+    Args:
+        run: The run's settings.
+        updates: That it ended after.
+        reason: Why it ended.
+    """
+    try:
+        summary = json.loads((run.run_dir / "summary.json").read_text())
+        same = summary["updates"] == updates and summary["stop_reason"] == reason
+        return same and summary["test_accuracy"] is not None
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

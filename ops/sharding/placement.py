@@ -1,0 +1,196 @@
+"""Which shard holds what: spread evenly, or in the order of the layers by the shards' speed.
+
+Every node computes the placement by itself from the model, the number of shards and the
+placement's own settings, which are part of the fingerprint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from thinwire.ops.sharding.split import MAX_SLICE_ENTRIES, place_tensors
+from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, Slice
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: A tensor that may be cut at all may be cut at so many places of each MAX_SLICE_ENTRIES ...
+_CUTS_PER_SLICE = 16
+#: ... but at no more than so many of the whole model: the search takes their number squared.
+_MOST_CUTS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class ByHash:
+    """Large tensors in equal slices, the rest to the least loaded shard; `ops.routing.place`."""
+
+    name: ClassVar[str] = "hash"
+
+    def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
+        """Return one layout per shard; raises ConfigurationError where one would be empty."""
+        return place_tensors(spec, num_shards)
+
+
+@dataclasses.dataclass(frozen=True)
+class BySpeed:
+    """Contiguous blocks in forward order, so that fast shards hold the layers near the input.
+
+    Their gradients come last out of the backward pass and their weights are needed first in the
+    next forward pass. The blocks' sizes follow the shards' speeds: the largest of size / speed is
+    as small as the tensors allow, and among such cuts the sum of size^2 / speed is. Only tensors of
+    more than 1,000,000 entries are cut.
+
+    Attributes:
+        ps_speeds: Of the shards, in any unit, fast to slow; empty: all alike.
+
+    Source: Jiang et al. (CCGrid 2019): servers fast to slow hold lower to higher layers.
+    Differences: their code cuts equal ranges of keys, whatever their sizes and the speeds.
+    """
+
+    ps_speeds: tuple[float, ...] = ()
+    name: ClassVar[str] = "speed"
+
+    def __post_init__(self) -> None:
+        """Refuse speeds that are none, or not in order."""
+        written = ",".join(f"{speed:g}" for speed in self.ps_speeds)
+        if any(not (0 < speed < math.inf) for speed in self.ps_speeds):
+            raise ConfigurationError(
+                f"--ps_speeds={written}: expected finite numbers above 0, such as 4,2,1."
+            )
+        if list(self.ps_speeds) != sorted(self.ps_speeds, reverse=True):
+            raise ConfigurationError(
+                f"--ps_speeds={written}: expected no speed above the one before it; list the "
+                "shards fast to slow (--ps_hosts), the first one holds the layers near the input."
+            )
+
+    def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
+        """Return one layout per shard.
+
+        Args:
+            spec: The model.
+            num_shards: S >= 1.
+
+        Raises:
+            ConfigurationError: Another number of speeds than shards, or more shards than pieces.
+        """
+        speeds = self.speeds(num_shards)
+        points = _cut_points(spec)
+        if len(points) - 1 < num_shards:
+            raise ConfigurationError(
+                f"--nb_ps={num_shards}: this model has only {len(points) - 1} pieces to spread; "
+                f"expected 1..{len(points) - 1} shards."
+            )
+        edges = [points[cut] for cut in best_cuts(points, speeds)]
+        return tuple(_layout(spec, start, stop) for start, stop in itertools.pairwise(edges))
+
+    def speeds(self, num_shards: int) -> tuple[float, ...]:
+        """Return the speed of every shard.
+
+        Raises:
+            ConfigurationError: Another number of speeds was given.
+        """
+        if self.ps_speeds and len(self.ps_speeds) != num_shards:
+            raise ConfigurationError(
+                f"--ps_speeds has {len(self.ps_speeds)} values for {num_shards} shards (--nb_ps, "
+                "--ps_hosts); give one for each, or none."
+            )
+        return self.ps_speeds or (1.0,) * num_shards
+
+
+def best_cuts(points: Sequence[int], speeds: Sequence[float]) -> list[int]:
+    """Cut a line into one non-empty block per speed; the same for the same numbers everywhere.
+
+    Args:
+        points: [P + 1] ascending places where it may be cut, its two ends included.
+        speeds: Of the S <= P blocks, in order.
+
+    Returns:
+        [S + 1] indices into `points`, from 0 to P. The largest of size / speed is minimal; among
+        all such cuts the sum of size^2 / speed is.
+    """
+    import numpy as np
+
+    largest, _ = _cheapest(points, speeds, lambda sizes, speed: sizes / speed, np.maximum)
+    return _cheapest(
+        points,
+        speeds,
+        lambda sizes, speed: np.where(sizes / speed <= largest, sizes * sizes / speed, np.inf),
+        np.add,
+    )[1]
+
+
+def _cheapest(
+    points: Sequence[int],
+    speeds: Sequence[float],
+    cost: Callable[[Any, float], Any],
+    join: Callable[[Any, Any], Any],
+) -> tuple[float, list[int]]:
+    """Return the least joined cost of the blocks, and the cuts that have it.
+
+    Dynamic programming, with f_j(p) the least cost of j blocks up to point p:
+    ``f_j(p) = min over q < p of join(f_(j-1)(q), cost(points[p] - points[q], speed_j))``.
+    """
+    import numpy as np
+
+    at = np.asarray(points, np.float64)
+    sizes = at[None, :] - at[:, None]  # [q, p]
+    forward = sizes > 0
+    least: NDArray[np.float64] = np.full(len(at), np.inf)
+    least[0] = 0.0
+    choices = []
+    for speed in speeds:
+        costs = np.where(forward, cost(np.where(forward, sizes, 0.0), speed), np.inf)
+        costs = join(least[:, None], costs)
+        choices.append(costs.argmin(axis=0))
+        least = costs.min(axis=0)
+    cuts = [len(at) - 1]
+    for chosen in reversed(choices):
+        cuts.append(int(chosen[cuts[-1]]))
+    return float(least[-1]), cuts[::-1]
+
+
+def _cut_points(spec: ModelSpec) -> list[int]:
+    """Return where the flat model may be cut: between tensors, and within large ones."""
+    points = [0]
+    step = max(1, MAX_SLICE_ENTRIES // _CUTS_PER_SLICE, spec.num_parameters // _MOST_CUTS)
+    for start, tensor in zip(spec.offsets, spec.tensors, strict=False):
+        if tensor.size > MAX_SLICE_ENTRIES:
+            points += range(start + step, start + tensor.size, step)
+        points.append(start + tensor.size)
+    return sorted(set(points))  # a tensor without entries has no place of its own
+
+
+def _layout(spec: ModelSpec, start: int, stop: int) -> ShardLayout:
+    """Return the slices of entries start:stop of the flat model."""
+    slices = []
+    for number, (first, last) in enumerate(itertools.pairwise(spec.offsets)):
+        begin, end = max(start, first), min(stop, last)
+        if begin < end:
+            slices.append(Slice(number, begin - first, end - first))
+    return ShardLayout(tuple(slices))
+
+
+def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
+    """Say what a shard holds: its first and last slice, and how many entries."""
+
+    def name(piece: Slice) -> str:
+        tensor = spec.tensors[piece.tensor]
+        whole = piece.size == tensor.size
+        return tensor.path if whole else f"{tensor.path}[{piece.start}:{piece.stop}]"
+
+    ends = dict.fromkeys(name(piece) for piece in (layout.slices[0], layout.slices[-1]))
+    share = 100 * layout.size / spec.num_parameters
+    return (
+        f"{len(layout.slices)} of {len(spec.tensors)} tensors, {layout.size:,} entries "
+        f"({share:.1f} %), {' .. '.join(ends)}"
+    )
+
+
+Placement = ByHash | BySpeed
+
+#: --placement value -> policy.
+REGISTRY: dict[str, type[ByHash] | type[BySpeed]] = {each.name: each for each in (ByHash, BySpeed)}

@@ -1,0 +1,113 @@
+"""How a model and a packet are cut over the shards.
+
+Placement decides which slice of which tensor lives on which shard; `split` cuts a packet by index
+range accordingly. Selection has already seen whole tensors, so the number of shards never changes
+what is sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from thinwire.ops.types import (
+    Block,
+    CodedValues,
+    ConfigurationError,
+    LowRankBlock,
+    ModelSpec,
+    Packet,
+    ShardLayout,
+    Slice,
+)
+from thinwire.ops.wire import low_rank
+
+#: Tensors with more entries are cut into one slice per shard (as MXNet's kvstore does).
+MAX_SLICE_ENTRIES = 1_000_000
+
+
+def place_tensors(spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
+    """Spread tensors over shards: large ones in equal slices, the rest to the least loaded.
+
+    Deterministic, so every node computes the same placement by itself. Largest first keeps the
+    shards even; ties go to the lower tensor and the lower shard.
+
+    Args:
+        spec: The model.
+        num_shards: S >= 1.
+
+    Returns:
+        One layout per shard, slices in tensor order.
+
+    Raises:
+        ConfigurationError: More shards than pieces: one would be empty.
+    """
+    pieces = [
+        piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, num_shards)
+    ]
+    if len(pieces) < num_shards:
+        raise ConfigurationError(
+            f"--nb_ps={num_shards}: this model has only {len(pieces)} tensors to spread; expected "
+            f"1..{len(pieces)} shards."
+        )
+    loads = [0] * num_shards
+    shards: list[list[Slice]] = [[] for _ in range(num_shards)]
+    for piece in sorted(pieces, key=lambda piece: (-piece.size, piece.tensor, piece.start)):
+        target = loads.index(min(loads))
+        shards[target].append(piece)
+        loads[target] += piece.size
+    return tuple(
+        ShardLayout(tuple(sorted(shard, key=lambda piece: (piece.tensor, piece.start))))
+        for shard in shards
+    )
+
+
+def _cut(spec: ModelSpec, number: int, num_shards: int) -> list[Slice]:
+    size = spec.tensors[number].size
+    parts = num_shards if size > MAX_SLICE_ENTRIES else 1
+    edges = [size * part // parts for part in range(parts + 1)]
+    return [Slice(number, start, stop) for start, stop in itertools.pairwise(edges)]
+
+
+def shard_positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
+    """Return where each slice of a shard lies in the flat model."""
+    starts = spec.offsets
+    return [
+        slice(starts[piece.tensor] + piece.start, starts[piece.tensor] + piece.stop)
+        for piece in layout.slices
+    ]
+
+
+def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:
+    """Cut a packet by index range: one tuple of blocks per shard, `slot` = slice number.
+
+    Slices whose part of a sparse block is empty are left out.
+    """
+    by_tensor = {block.slot: block for block in packet.blocks}
+    return [
+        tuple(
+            part
+            for slot, piece in enumerate(layout.slices)
+            if piece.tensor in by_tensor
+            if (part := _part(by_tensor[piece.tensor], slot, piece)) is not None
+        )
+        for layout in layouts
+    ]
+
+
+def _part(block: Block, slot: int, piece: Slice) -> Block | None:
+    if isinstance(block, LowRankBlock):
+        return low_rank.part(block, slot, piece)
+    if block.indices is None:
+        data = block.values.data[piece.start : piece.stop]
+        return Block(slot, piece.size, None, _with_data(block.values, data))
+    first, last = block.indices.searchsorted((piece.start, piece.stop))
+    if first == last:
+        return None
+    data = block.values.data[first:last]
+    indices = block.indices[first:last] - piece.start if piece.start else block.indices[first:last]
+    return Block(slot, piece.size, indices, _with_data(block.values, data))
+
+
+def _with_data(values: CodedValues, data: object) -> CodedValues:
+    return dataclasses.replace(values, data=data)  # type: ignore[arg-type]

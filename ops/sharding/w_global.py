@@ -1,0 +1,182 @@
+"""W_global: which variables of a model are shared through the parameter server.
+
+User code fills the registry inside ``build_model()``; untouched, every trainable variable is
+shared. Variables are known by ``variable.path``, the same on every node that builds the same model.
+TensorFlow is not imported here: the compat.v1 collection is looked at only where it is loaded.
+
+Source: the collection W_global of AdaComp's published code. Differences: shared variables may have
+any shape; the original wants them one-dimensional.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
+
+if TYPE_CHECKING:
+    import keras
+
+NAME = "W_global"
+
+
+class Collection:
+    """An ordered registry of shared variables."""
+
+    def __init__(self) -> None:
+        self._variables: list[keras.Variable] = []
+        self._frozen = False
+
+    def add(self, variable: keras.Variable) -> None:
+        """Share one variable.
+
+        Raises:
+            ConfigurationError: The variable is already shared, or the run has begun.
+        """
+        path = _path(variable)
+        if self._frozen:
+            raise ConfigurationError(
+                f"{NAME}.add({path}) came after the shared variables were fixed; expected it "
+                "inside build_model()."
+            )
+        if any(variable is known for known in self._variables):
+            raise ConfigurationError(
+                f"{path} was put into {NAME} twice; expected each variable once. Remove one of "
+                "the calls."
+            )
+        self._variables.append(variable)
+
+    def extend(self, variables: Iterable[keras.Variable]) -> None:
+        """Share several variables, in this order. Raises as ``add``."""
+        for variable in variables:
+            self.add(variable)
+
+    def freeze(self) -> None:
+        """Refuse further variables until ``clear``."""
+        self._frozen = True
+
+    def clear(self) -> None:
+        """Forget everything, the compat.v1 collection of the same name too: a new model begins."""
+        self._variables.clear()
+        self._frozen = False
+        if (graph := _graph()) is not None:
+            graph.clear_collection(NAME)
+
+    def __iter__(self) -> Iterator[keras.Variable]:
+        return iter(tuple(self._variables))
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+
+#: The registry of the model being built; ``from thinwire import W_global``.
+W_global = Collection()
+
+
+def shared_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables to share, in W_global order, and freeze the registry.
+
+    Args:
+        model: The model that was built last, with its variables created.
+
+    Returns:
+        The content of W_global and of a ``tf.compat.v1`` collection of that name; when both are
+        empty, every trainable variable.
+
+    Raises:
+        ConfigurationError: Nothing to share, or a variable is listed twice, is not one of the
+            model, is not trainable, or is not float32.
+    """
+    trainable = list(model.trainable_variables)
+    listed = [*W_global, *_graph_collection(model)]
+    chosen = listed or trainable
+    if not chosen:
+        raise ConfigurationError(
+            f"Model {model.name!r} has no trainable variables to share; expected at least one. "
+            "Give it a keras.Input, so that its layers create their variables at once."
+        )
+    for variable in chosen:
+        _check_member(variable, model, trainable)
+    model_spec(chosen)
+    W_global.freeze()
+    return chosen
+
+
+def model_spec(variables: Iterable[keras.Variable]) -> ModelSpec:
+    """Return the signature of the shared variables: path, shape and dtype, in order.
+
+    Raises:
+        ConfigurationError: No variables, two of the same path, or one that is not float32.
+    """
+    tensors: dict[str, TensorSpec] = {}
+    for variable in variables:
+        path = _path(variable)
+        if path in tensors:
+            raise ConfigurationError(
+                f"{NAME} has two variables with the path {path!r}; expected each path once. Give "
+                "the layers different names, or list the variable once."
+            )
+        if str(variable.dtype) != "float32":
+            raise ConfigurationError(
+                f"{path} is {variable.dtype}; expected float32, the one dtype that is shared. "
+                f"Build the layer with dtype='float32', or leave the variable out of {NAME}."
+            )
+        tensors[path] = TensorSpec(path, tuple(int(size) for size in variable.shape))
+    if not tensors:
+        raise ConfigurationError(f"{NAME} is empty; expected at least one variable to share.")
+    return ModelSpec(tuple(tensors.values()))
+
+
+def _check_member(
+    variable: keras.Variable, model: keras.Model, trainable: list[keras.Variable]
+) -> None:
+    if any(variable is known for known in trainable):
+        return
+    path = _path(variable)
+    if any(variable is known for known in model.variables):
+        raise ConfigurationError(
+            f"{path} is in {NAME} but is not trainable, so it has no gradient to share; expected "
+            f"trainable variables. Leave it out of {NAME}: it stays local."
+        )
+    raise ConfigurationError(
+        f"{path} is in {NAME} but is not a variable of the model {model.name!r}; expected only "
+        "variables of the model that build_model() returns."
+    )
+
+
+def _path(variable: Any) -> str:
+    path = getattr(variable, "path", None)
+    if path is None:
+        raise ConfigurationError(
+            f"{NAME} got {variable!r:.80}, a {type(variable).__name__}; expected a keras.Variable, "
+            "for example of model.trainable_variables or layer.kernel."
+        )
+    return str(path)
+
+
+def _graph() -> Any:
+    """Return TensorFlow's default graph if TensorFlow is loaded, else None."""
+    tensorflow = sys.modules.get("tensorflow")
+    compat = getattr(tensorflow, "compat", None)
+    return None if compat is None else compat.v1.get_default_graph()
+
+
+def _graph_collection(model: keras.Model) -> list[keras.Variable]:
+    """Return the compat.v1 collection; a ``tf.Variable`` in it stands for its Keras variable."""
+    graph = _graph()
+    items = [] if graph is None else graph.get_collection(NAME)
+    return [_keras_variable(item, model) for item in items]
+
+
+def _keras_variable(item: Any, model: keras.Model) -> keras.Variable:
+    if hasattr(item, "path"):
+        return item
+    for variable in model.variables:
+        if variable.value is item:
+            return variable
+    raise ConfigurationError(
+        f"The collection {NAME} holds {getattr(item, 'name', item)!r:.80}, which is no variable of "
+        f"the model {model.name!r}; expected variables of the model that build_model() returns."
+    )

@@ -1,0 +1,200 @@
+"""Predictions of an Advisor: how they are kept, and how a run compares with them.
+
+The file is written once by the Advisor; whoever ends a run reads it and puts the block ``advice``
+into summary.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from thinwire.ops.methods.method import Method
+from thinwire.ops.persistence.documents import Document, parse_json
+from thinwire.ops.run.settings import Run
+from thinwire.ops.telemetry.run_status import RunStatus
+from thinwire.ops.types import ConfigurationError
+
+ADVICE_FILE = "advice.json"
+_SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction(Document):
+    """What a composition comes to, while all workers train."""
+
+    updates_per_second: float
+    samples_per_second: float
+    bytes_up_per_push: float
+    bytes_down_per_pull: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting(Document):
+    """What a prediction holds for, besides the links and devices."""
+
+    network: str
+    dataset: str
+    batch_size: int
+    nb_workers: int
+    nb_ps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted(Document):
+    """One composition of the table."""
+
+    flags: list[str]
+    digest: str  # of its policies and their settings
+    prediction: Prediction
+    coding_seconds: float  # of an exchange, on the machine of the Advisor
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerLink(Document):
+    """What was measured of one worker."""
+
+    worker: int  # from 1
+    step_seconds: float  # of a mini-batch
+    up_mbps: float  # 0: no limit was seen
+    down_mbps: float
+    round_trip_seconds: float  # of an exchange, besides its bytes and their coding
+    rounds: int  # that this is the median of
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut(Document):
+    """A composition that was not predicted."""
+
+    flags: list[str]
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice(Document):
+    """The file."""
+
+    setting: Setting
+    given: list[str]  # flags of the run in question
+    links: list[WorkerLink]
+    ideal_samples_per_second: float  # every worker computes all the time
+    rate: float  # share of that which the proposal had to reach
+    predicted: list[Predicted]  # from true to lossy
+    left_out: list[LeftOut]
+    proposal: int  # index in `predicted`
+    reached: bool  # whether it reaches `rate`
+    schema: int = _SCHEMA
+
+
+def digest_of(method: Method) -> str:
+    """Return what two compositions share only if they are the same, settings included."""
+    text = "\n".join(f"{name}={value}" for name, value in method.fingerprint())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def load(path: pathlib.Path) -> Advice:
+    """Read an Advisor's file.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is none.
+    """
+    try:
+        advice = Advice.from_dict(parse_json(path.read_bytes()))
+        if advice.schema != _SCHEMA or advice.proposal >= len(advice.predicted):
+            raise ValueError(f"schema {advice.schema}, proposal {advice.proposal}")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path} is no advice of this version ({error}); name the {ADVICE_FILE} that "
+            "--type_node=Advisor has written."
+        ) from error
+    return advice
+
+
+def of_run(run: Run) -> tuple[pathlib.Path, Advice] | None:
+    """Return the advice that a run is to be compared with: that of --advice or of its folder.
+
+    Raises:
+        ConfigurationError: As `load`.
+    """
+    path = pathlib.Path(run.advice) if run.advice else run.run_dir / ADVICE_FILE
+    if run.advice is None and not path.is_file():
+        return None
+    return path, load(path)
+
+
+def outcome(
+    advice: Advice, run: Run, status: RunStatus, summary: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a summary's block ``advice``.
+
+    Args:
+        advice: What was predicted.
+        run: The run's settings.
+        status: Its last one.
+        summary: Its figures.
+
+    Returns:
+        ``predicted``, ``measured`` and ``off_by`` (predicted / measured - 1) by name; without a
+        prediction of this run ``predicted`` is None, and ``why`` says why.
+    """
+    names = [field.name for field in dataclasses.fields(Prediction)]
+    measured = {name: summary[name] for name in names}
+    digest = digest_of(run.method)
+    found = [n for n, row in enumerate(advice.predicted) if row.digest == digest]
+    why = _difference(advice.setting, _setting_of(run, status))
+    if not why and not found:
+        why = "this composition is not among those that were predicted"
+    if why:
+        return {"predicted": None, "why": why, "measured": measured}
+    row = advice.predicted[found[0]]
+    predicted = row.prediction.to_dict()
+    return {
+        "flags": list(row.flags),
+        "proposed": found[0] == advice.proposal,
+        "predicted": predicted,
+        "measured": measured,
+        "off_by": {
+            name: predicted[name] / value - 1 if value else None for name, value in measured.items()
+        },
+    }
+
+
+def in_words(block: Mapping[str, Any]) -> str:
+    """Return an `outcome` as one line for a log."""
+    if block["predicted"] is None:
+        return f"not comparable: {block['why']}"
+    return ", ".join(
+        f"{name} {value:.4g} predicted, {measured:.4g} measured"
+        if (measured := block["measured"][name]) is not None
+        else f"{name} {value:.4g} predicted"
+        for name, value in block["predicted"].items()
+    )
+
+
+def network_of(run: Run) -> str:
+    """Return the name of a run's model."""
+    return run.model.path or run.model.network
+
+
+def _setting_of(run: Run, status: RunStatus) -> Setting:
+    """A Supervisor's own --batch_size is another one: what workers did tells."""
+    samples = sum(worker.samples for worker in status.workers)
+    steps = sum(worker.local_steps for worker in status.workers)
+    return Setting(
+        network=network_of(run),
+        dataset=run.data.dataset,
+        batch_size=round(samples / steps) if steps else 0,
+        nb_workers=status.nb_workers,
+        nb_ps=status.nb_ps,
+    )
+
+
+def _difference(predicted: Setting, here: Setting) -> str:
+    """Return the first thing that is not as predicted, in words."""
+    for name, value in predicted.to_dict().items():
+        if (now := getattr(here, name)) != value:
+            return f"the prediction is for {name} {value}, this run has {now}"
+    return ""

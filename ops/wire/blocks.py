@@ -1,0 +1,360 @@
+"""Blocks as bytes: positions near their entropy, values as they are or with deflated exponents.
+
+Encoding goes through an `IndexChooser`, which knows for each slot which codings are smallest.
+Decoding is stateless and trusts nothing: lengths, ranges and order are checked before anything is
+allocated for them, and whatever is wrong raises `WireError`.
+
+Blocks of which only some ranges are there: as bytes and back, and put in their places.
+
+On the wire: uint32 entries of a range, one bit for each range, then the values of those there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinwire.ops.types import VALUE_DTYPES, Block, CodedValues, LowRankBlock, RangedBlock
+from thinwire.ops.wire import index_codings, value_codings
+from thinwire.ops.wire.index_codings import WireError
+from thinwire.ops.wire.low_rank_coding import FACTORS, decode_factors
+from thinwire.ops.wire.value_codings import ValueCoding
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thinwire.ops.types import Float32, Int64
+
+_HEADER = struct.Struct("<I")  # entries of a range
+
+
+def num_ranges(size: int, block_entries: int) -> int:
+    """Return how many ranges a slot is cut into."""
+    return -(-size // block_entries)
+
+
+def lengths(size: int, block_entries: int) -> Int64:
+    """Return [n] int64: the entries of each range."""
+    result = np.full(num_ranges(size, block_entries), block_entries)
+    if result.size:
+        result[-1] = size - (result.size - 1) * block_entries
+    return result
+
+
+def mask(block: RangedBlock) -> NDArray[np.bool_]:
+    """Return [size] bool: which entries of the slot are there."""
+    return np.repeat(block.present, lengths(block.size, block.block_entries))
+
+
+def described(block: RangedBlock) -> bytes:
+    """Return what stands before the values on the wire."""
+    return (
+        _HEADER.pack(block.block_entries) + np.packbits(block.present, bitorder="little").tobytes()
+    )
+
+
+def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> RangedBlock:
+    """Check and decode one block.
+
+    Args:
+        slot: Its slot.
+        values: [k], of the ranges that are there.
+        head: What stood before the values.
+        size: Entries of the slot.
+
+    Raises:
+        WireError: Lengths do not fit each other.
+    """
+    if len(head) < _HEADER.size:
+        raise WireError(f"{len(head)} bytes about ranges; expected {_HEADER.size} and a bitmap")
+    (block_entries,) = _HEADER.unpack(head[: _HEADER.size])
+    if not block_entries:
+        raise WireError("ranges of no entries; expected at least 1")
+    count = num_ranges(size, block_entries)
+    bits = np.frombuffer(head, np.uint8, offset=_HEADER.size)
+    if bits.size != -(-count // 8):
+        raise WireError(f"a bitmap of {bits.size} bytes for {count} ranges")
+    flags = np.unpackbits(bits, bitorder="little").view(bool)
+    if flags[count:].any():
+        raise WireError(f"the bitmap of {count} ranges has bits beyond them")
+    present = flags[:count]
+    expected = int(lengths(size, block_entries)[present].sum())
+    if values.data.size != expected:
+        raise WireError(f"{values.data.size} values in ranges of {expected} entries")
+    return RangedBlock(slot, size, None, values, block_entries, present)
+
+
+__all__ = [
+    "IndexChooser",
+    "IndexCoding",
+    "ValueCoding",
+    "WireBlock",
+    "WireError",
+    "all_finite",
+    "decode_block",
+]
+
+_NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
+_UINT32_RANGE = 1 << 32
+_FINITE_PIECE = 1 << 18  # entries: the second look at each is in cache
+_DEFLATED_SAMPLE = 4096  # positions deflated to judge by: all of them would cost a reply's time
+
+
+class IndexCoding(enum.IntEnum):
+    """How positions are coded; the numbers are those of the wire."""
+
+    DENSE = 0
+    BITMAP = 1
+    RICE = 2
+    DEFLATED_GAPS = 3
+    UINT32 = 4
+    ELIAS_FANO = 5
+    LOW_RANK = 6
+    RANGES = 7
+
+
+_CODINGS = frozenset(int(coding) for coding in IndexCoding)
+#: Of blocks that have some of their slot's entries, and only such: positions of their values.
+_OF_POSITIONS = _CODINGS - {IndexCoding.DENSE, IndexCoding.LOW_RANK, IndexCoding.RANGES}
+
+
+@dataclasses.dataclass(frozen=True)
+class WireBlock:
+    """One block as it travels."""
+
+    slot: int
+    count: int  # values
+    coding: IndexCoding
+    coding_parameter: int  # low bits of RICE and ELIAS_FANO, rank of LOW_RANK, else 0
+    index_bytes: bytes
+    value_dtype: str
+    scale: float
+    value_bytes: bytes | memoryview  # plain ones are the block's own array, but for LOW_RANK
+    value_coding: ValueCoding = ValueCoding.PLAIN
+
+
+class IndexChooser:
+    """Remembers for each slot which codings were smallest, and tries all from time to time.
+
+    Attributes:
+        interval: Blocks of one slot between two trials.
+        state: Plain ints, ``"<slot>.coding"``, ``"<slot>.values"`` (a ValueCoding) and
+            ``"<slot>.blocks"`` (since the last trial). Put it into a checkpoint, hand it back, and
+            the same bytes come out.
+    """
+
+    def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:
+        """Start with nothing remembered, or with an earlier chooser's state."""
+        self.interval = interval
+        self.state = dict(state or {})
+
+    def encode(self, block: Block) -> WireBlock:
+        """Return the block as bytes; dense values are viewed, not copied."""
+        if isinstance(block, LowRankBlock):
+            return _factors_as_bytes(block)
+        data = np.ascontiguousarray(block.values.data)
+        coding, parameter, index_bytes = self._code(block)
+        value_coding, value_bytes = self._code_values(block.slot, coding, data)
+        return WireBlock(
+            slot=block.slot,
+            count=data.size,
+            coding=coding,
+            coding_parameter=parameter,
+            index_bytes=index_bytes,
+            value_dtype=block.values.dtype,
+            scale=block.values.scale,
+            value_bytes=value_bytes,
+            value_coding=value_coding,
+        )
+
+    def _code_values(
+        self, slot: int, coding: IndexCoding, data: NDArray[Any]
+    ) -> tuple[ValueCoding, bytes | memoryview]:
+        """Return the values' bytes, after `_code` has seen their positions."""
+        plain = data.data.cast("B") if data.size else memoryview(b"")
+        few = data.size < value_codings.LEAST_VALUES or data.itemsize == 1
+        if few or coding not in _OF_POSITIONS:
+            return ValueCoding.PLAIN, plain
+        remembered, is_trial = f"{slot}.values", self.state[f"{slot}.blocks"] == 1
+        if not is_trial and not self.state.get(remembered):
+            return ValueCoding.PLAIN, plain
+        coded = value_codings.encode_exponents(data)
+        pays = len(coded) <= value_codings.WORTH_WHILE * len(plain)
+        if is_trial:
+            self.state[remembered] = int(pays)
+        return (ValueCoding.EXPONENTS, coded) if pays else (ValueCoding.PLAIN, plain)
+
+    def _code(self, block: Block) -> tuple[IndexCoding, int, bytes]:
+        indices = block.indices
+        if isinstance(block, RangedBlock):
+            return IndexCoding.RANGES, 0, described(block)
+        if indices is None or indices.size == block.size:
+            return IndexCoding.DENSE, 0, b""
+        if not indices.size:
+            return IndexCoding.UINT32, 0, b""
+        remembered, seen = f"{block.slot}.coding", f"{block.slot}.blocks"
+        blocks_since_trial = self.state.get(seen, self.interval)
+        if blocks_since_trial >= self.interval:
+            self.state |= {remembered: int(_smallest(indices, block.size)), seen: 1}
+        else:
+            self.state[seen] = blocks_since_trial + 1
+        return _encode_as(IndexCoding(self.state[remembered]), indices, block.size)
+
+
+def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
+    """Return the left factor's values, then the right one's; what they are is said before them."""
+    data = np.concatenate([block.values.data, block.right.data])
+    return WireBlock(
+        slot=block.slot,
+        count=data.size,
+        coding=IndexCoding.LOW_RANK,
+        coding_parameter=block.rank,
+        index_bytes=FACTORS.pack(block.first, block.columns, block.right.scale),
+        value_dtype=block.values.dtype,
+        scale=block.values.scale,
+        value_bytes=data.data.cast("B"),
+    )
+
+
+def _smallest(indices: Int64, size: int) -> IndexCoding:
+    """Return the coding that is smallest; only deflating must be tried to be known."""
+    sizes = {
+        IndexCoding.RICE: index_codings.best_rice(indices)[1],
+        IndexCoding.ELIAS_FANO: index_codings.best_elias_fano(indices)[1],
+        IndexCoding.BITMAP: -(-size // 8),
+    }
+    if size <= _UINT32_RANGE:
+        sample = indices[:_DEFLATED_SAMPLE]
+        deflated = len(index_codings.encode_deflated_gaps(sample))
+        sizes[IndexCoding.DEFLATED_GAPS] = deflated * indices.size // sample.size
+        sizes[IndexCoding.UINT32] = 4 * indices.size
+    return min(sizes, key=sizes.__getitem__)
+
+
+def _encode_as(coding: IndexCoding, indices: Int64, size: int) -> tuple[IndexCoding, int, bytes]:
+    """Return (coding, its best parameter, index bytes)."""
+    parameter = 0
+    if coding is IndexCoding.RICE:
+        parameter = index_codings.best_rice(indices)[0]
+        data = index_codings.encode_rice(indices, parameter)
+    elif coding is IndexCoding.ELIAS_FANO:
+        parameter = index_codings.best_elias_fano(indices)[0]
+        data = index_codings.encode_elias_fano(indices, parameter)
+    elif coding is IndexCoding.BITMAP:
+        data = index_codings.encode_bitmap(indices, size)
+    elif coding is IndexCoding.DEFLATED_GAPS:
+        data = index_codings.encode_deflated_gaps(indices)
+    else:
+        data = index_codings.encode_uint32(indices)
+    return coding, parameter, data
+
+
+def decode_block(
+    slot: int,
+    count: int,
+    coding: int,
+    coding_parameter: int,
+    index_bytes: memoryview,
+    value_dtype: str,
+    scale: float,
+    value_bytes: memoryview,
+    size: int,
+    value_coding: int = ValueCoding.PLAIN,
+) -> Block:
+    """Check and decode one block.
+
+    Args:
+        slot: Its slot.
+        count: Number of values.
+        coding: An IndexCoding.
+        coding_parameter: Low bits of RICE and ELIAS_FANO, rank of LOW_RANK, else 0.
+        index_bytes: The coded positions; of LOW_RANK what the factors are, of RANGES which.
+        value_dtype: One of thinwire.ops.types.VALUE_DTYPES.
+        scale: What the values are multiplied by; 0, not given, is 1 but for int8.
+        value_bytes: The values, little-endian.
+        size: Entries of the slot.
+        value_coding: A ValueCoding; other than PLAIN only with positions.
+
+    Returns:
+        The block, LOW_RANK written out as dense float32. Other values are a view of `value_bytes`
+        where that is aligned. They have not been checked to be finite: see `all_finite`.
+
+    Raises:
+        WireError: Anything does not fit.
+    """
+    if value_dtype not in VALUE_DTYPES:
+        raise WireError(f"value dtype {value_dtype!r}; expected one of {', '.join(VALUE_DTYPES)}")
+    dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
+    if value_coding != ValueCoding.PLAIN:
+        if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
+            raise WireError(
+                f"value coding {value_coding} of {count} values, index coding {coding}, for {size} "
+                "entries; expected 0, or 1 with positions"
+            )
+        value_bytes = value_codings.decode_exponents(value_bytes, count, dtype.itemsize)
+    if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
+        raise WireError(
+            f"{count} values of {value_dtype} in {len(value_bytes)} bytes for {size} entries"
+        )
+    if scale == 0 and value_dtype != "int8":
+        scale = 1.0
+    if not 0 < scale < math.inf:
+        raise WireError(f"scale {scale}; expected a finite number above 0")
+    values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)
+    if not values.flags.aligned:
+        values = values.copy()
+    coded = CodedValues(value_dtype, values, scale)
+    if coding == IndexCoding.LOW_RANK:
+        return decode_factors(slot, coded, coding_parameter, index_bytes, size)
+    if coding == IndexCoding.RANGES:
+        if coding_parameter:
+            raise WireError(f"coding {coding} has no parameter; got {coding_parameter}")
+        return decode(slot, coded, index_bytes, size)
+    indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
+    return Block(slot, size, indices, coded)
+
+
+def _decode_indices(
+    coding: int, parameter: int, data: memoryview, count: int, size: int
+) -> Int64 | None:
+    """Return ascending, unique positions below size; None for DENSE."""
+    if coding == IndexCoding.DENSE:
+        if count != size or len(data) or parameter:
+            raise WireError(f"dense block of {count} values, {len(data)} index bytes for {size}")
+        return None
+    if coding not in _CODINGS:
+        raise WireError(f"index coding {coding} is unknown; expected 0 to {max(_CODINGS)}")
+    if not count:
+        if len(data):
+            raise WireError(f"{len(data)} index bytes for no values")
+        return np.empty(0, np.int64)
+    if coding == IndexCoding.RICE:
+        indices = index_codings.decode_rice(data, count, size, parameter)
+    elif coding == IndexCoding.ELIAS_FANO:
+        indices = index_codings.decode_elias_fano(data, count, size, parameter)
+    elif parameter:
+        raise WireError(f"coding {coding} has no parameter; got {parameter}")
+    elif coding == IndexCoding.BITMAP:
+        indices = index_codings.decode_bitmap(data, count, size)
+    elif coding == IndexCoding.DEFLATED_GAPS:
+        indices = index_codings.decode_deflated_gaps(data, count)
+    else:
+        indices = index_codings.decode_uint32(data, count)
+    if indices[-1] >= size or (indices[1:] <= indices[:-1]).any():
+        raise WireError(f"positions are not ascending and unique below {size}")
+    return indices
+
+
+def all_finite(values: Float32) -> bool:
+    """Return whether [k] float32 values hold no NaN and no infinity; without temporaries."""
+    for start in range(0, values.size, _FINITE_PIECE):
+        piece = values[start : start + _FINITE_PIECE]
+        # NaN travels through max, and compares as false.
+        if not (piece.max() < np.inf and piece.min() > -np.inf):
+            return False
+    return True

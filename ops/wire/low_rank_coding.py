@@ -1,0 +1,41 @@
+"""What is said of two factors on the wire, and the entries that they stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+
+from thinwire.ops.types import Block, CodedValues, LowRankBlock
+from thinwire.ops.wire.index_codings import WireError
+from thinwire.ops.wire.low_rank import expanded
+
+FACTORS = struct.Struct("<IIf")  # the first entry's column, columns, the right factor's scale
+
+
+def decode_factors(
+    slot: int, coded: CodedValues, rank: int, described: memoryview, size: int
+) -> Block:
+    """Return the product of the factors, dense float32.
+
+    The factors have no more values than the slot has entries, so that columns, and with them what
+    is allocated, cannot be many.
+
+    Raises:
+        WireError: What is said does not fit the number of values or entries.
+    """
+    if len(described) != FACTORS.size:
+        raise WireError(f"{len(described)} bytes about factors; expected {FACTORS.size}")
+    first, columns, scale = FACTORS.unpack(described)
+    if rank < 1 or not first < columns:
+        raise WireError(f"factors of rank {rank} that begin at column {first} of {columns}")
+    rows, count = -(-(first + size) // columns), coded.data.size
+    if count != rank * (rows + columns):
+        raise WireError(
+            f"{count} values of factors of rank {rank} for {rows} rows and {columns} columns"
+        )
+    if not 0 < scale < math.inf:
+        raise WireError(f"right factor's scale {scale}; expected a finite number above 0")
+    left = dataclasses.replace(coded, data=coded.data[: rows * rank])
+    right = CodedValues(coded.dtype, coded.data[rows * rank :], scale)
+    return expanded(LowRankBlock(slot, size, None, left, right, rank, first))

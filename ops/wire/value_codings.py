@@ -1,0 +1,74 @@
+"""Values as bytes without loss: their exponents deflated, the rest as it is.
+
+What a sparse block holds is the largest of many, so exponents are few; mantissas look random.
+Turned by one bit, so that the sign follows the mantissa, a value's upper byte is all exponent.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinwire.ops.wire.index_codings import WireError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LEAST_VALUES = 512  # of fewer the code table takes much of what is saved
+WORTH_WHILE = 0.95  # of the plain bytes: dearer codings are not
+
+
+class ValueCoding(enum.IntEnum):
+    """How values are coded; the numbers are those of the wire."""
+
+    PLAIN = 0
+    EXPONENTS = 1
+
+
+def encode_exponents(data: NDArray[Any]) -> bytes:
+    """Return the lower bytes of each value, one value after the other, then deflated upper ones.
+
+    Args:
+        data: [k] of 2 or 4 bytes each, as a `CodedValues` has them. Each is turned left by a bit.
+    """
+    octets = _turned(data.view(f"u{data.itemsize}"), 1).view(np.uint8).reshape(-1, data.itemsize)
+    # Without the search for repeats, which exponents do not have, it takes a fraction of the time.
+    deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 8, zlib.Z_HUFFMAN_ONLY)
+    deflated = deflater.compress(octets[:, -1].tobytes()) + deflater.flush()
+    return octets[:, :-1].tobytes() + deflated
+
+
+def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryview:
+    """Return the plain little-endian bytes of so many values of so many bytes.
+
+    Raises:
+        WireError: The bytes are not those of so many values.
+    """
+    plain = count * (value_bytes - 1)
+    if value_bytes not in (2, 4) or count < 1 or len(data) <= plain:
+        raise WireError(
+            f"{len(data)} bytes of deflated exponents for {count} values of {value_bytes} bytes"
+        )
+    inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
+    try:
+        exponents = inflater.decompress(data[plain:], count + 1)  # a longer one shows
+    except zlib.error as error:
+        raise WireError(f"deflated exponents do not inflate: {error}") from error
+    if len(exponents) != count or not inflater.eof or inflater.unused_data:
+        raise WireError(f"deflated exponents: not those of {count} values, or something behind")
+    octets = np.empty((count, value_bytes), np.uint8)
+    octets[:, :-1] = np.frombuffer(data[:plain], np.uint8).reshape(count, -1)
+    octets[:, -1] = np.frombuffer(exponents, np.uint8)
+    bits = octets.view(f"u{value_bytes}").ravel()
+    return _turned(bits, 8 * value_bytes - 1).data.cast("B")
+
+
+def _turned(bits: NDArray[Any], places: int) -> NDArray[Any]:
+    """Return unsigned integers turned left."""
+    left, right = (bits.dtype.type(n) for n in (places, 8 * bits.itemsize - places))
+    turned: NDArray[Any] = bits << left
+    turned |= bits >> right
+    return turned

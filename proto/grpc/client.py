@@ -1,0 +1,296 @@
+"""A client's end of one stream to one shard."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.proto.emulation.link import EmulatedSender
+from thinwire.proto.grpc.common import (
+    METHOD,
+    SERVICE,
+    ChunkPace,
+    Frames,
+    Outgoing,
+    channel_options,
+    wire_bytes,
+)
+from thinwire.proto.security import credentials as trust
+
+_CLOSE_GRACE_SECONDS = 1.0
+_NO_SUCH_SERVICE = "UNIMPLEMENTED"
+_LOOK_SECONDS = 0.2  # between two looks whether anybody still wants the connection
+
+
+class Unreachable(Exception):
+    """No shard answers at the address."""
+
+
+class StreamLost(Exception):
+    """The stream has ended; open another one. ``reason`` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NoProgress(Exception):
+    """Nothing arrived in the time allowed; the stream still stands."""
+
+
+class ClientStream:
+    """One conversation with one shard; for one life of the stream.
+
+    A thread reads ahead, so `receive` can stop waiting without ending the stream: about 10 us of
+    a 1 KB round trip of 200, against reading in the caller's thread.
+
+    Attributes:
+        chunks: How large pieces of payloads should be.
+        arrived_at: When the frame came that `receive` gave last.
+        heard_at: When the newest frame came, received or not.
+
+    Args:
+        address: ``host:port``.
+        link: The worker's emulated up-link, shared by its streams to all shards.
+        keepalive_seconds: A shard silent for twice as long is lost.
+        service: Whose Session to open.
+        dscp: Class of service of what is sent, 0..63; None: the system's own.
+        credentials: Of this node.
+        server_name: What the server's certificate must name; None: the host of `address`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        link: EmulatedSender | None = None,
+        keepalive_seconds: float = 20.0,
+        service: str = SERVICE,
+        dscp: int | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
+        server_name: str | None = None,
+    ) -> None:
+        self.address = address
+        self._credentials, self._server_name = credentials, server_name
+        self._nonce = trust.new_nonce()
+        self._answer: dict[str, Any] = {}  # metadata
+        self._service = service
+        self._link = link
+        self._options = [
+            *channel_options(keepalive_seconds, dscp),
+            # A fresh connection per stream: no back-off inherited from an earlier failure, and no
+            # proxy between us and an address on this network.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 1000),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        self.chunks = ChunkPace()
+        self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+        self._incoming: queue.SimpleQueue[tuple[bytes | StreamLost, float]] = queue.SimpleQueue()
+        self.arrived_at = self.heard_at = time.monotonic()
+        self._channel: grpc.Channel | None = None
+        self._reader: threading.Thread | None = None
+        self._settled = threading.Event()
+        self._accepted = False
+        self._send_error: Exception | None = None
+        self._bytes_sent = 0
+        self._bytes_received = 0
+        self._send_seconds = 0.0
+
+    @property
+    def bytes_sent(self) -> int:
+        """Training bytes sent, with framing and what an emulated link sent again."""
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received, with framing."""
+        return self._bytes_received
+
+    @property
+    def send_seconds(self) -> float:
+        """Time from `send` to the last byte handed to gRPC, pacing included; sum of all sends."""
+        return self._send_seconds
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will arrive than has arrived already."""
+        return self._reader is not None and not self._reader.is_alive()
+
+    def open(self, timeout_seconds: float, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Connect and start the stream; to be called once.
+
+        Args:
+            timeout_seconds: For both.
+            given_up: Whether nobody wants the connection any more; looked at now and then.
+
+        Raises:
+            Unreachable: No shard accepted the stream in time.
+            NotTrusted: One of the two does not accept the other's certificate, or the shard does
+                not prove that it has the token.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        channel = self._connect(deadline, given_up)
+        call = channel.stream_stream(
+            self._method, request_serializer=None, response_deserializer=None
+        )(self._requests(), metadata=((trust.NONCE, self._nonce),))
+        self._channel = channel
+        name = f"reader {self.address}"
+        self._reader = threading.Thread(target=self._read, args=(call,), name=name, daemon=True)
+        self._reader.start()
+        while not (settled := self._settled.wait(_within(deadline))):
+            if given_up() or time.monotonic() >= deadline:
+                break
+        if settled and self._accepted:
+            self._check_server()
+            return
+        call.cancel()
+        self._reader.join()
+        channel.close()
+        reason = f"no answer in {timeout_seconds:g} s"
+        if settled:
+            reason = str(self._incoming.get()[0])
+        if _NO_SUCH_SERVICE in reason:
+            reason += f" (no {self._service} there: another program, or another Thinwire?)"
+        raise Unreachable(
+            f"a process at {self.address} accepts connections but not this stream: {reason}"
+        )
+
+    def prove(self, words: Sequence[str]) -> bytes:
+        """Return the proof that this node has the token, if the shard asks for one.
+
+        Args:
+            words: What the first message claims.
+        """
+        theirs, token = self._answer.get(trust.NONCE, b""), self._credentials.token
+        return trust.client_proof(token, self._nonce, theirs, words) if token and theirs else b""
+
+    @property
+    def _method(self) -> str:
+        return f"/{self._service}/{METHOD}"
+
+    def _connect(self, deadline: float, given_up: Callable[[], bool]) -> grpc.Channel:
+        """Return a channel that stands; raises as `open` does."""
+        channel = trust.open_channel(
+            self.address, self._credentials, self._options, self._server_name
+        )
+        ready = grpc.channel_ready_future(channel)
+        while True:
+            try:
+                ready.result(timeout=_within(deadline))
+                return channel
+            except grpc.FutureTimeoutError:
+                if given_up() or time.monotonic() >= deadline:
+                    break
+        ready.cancel()
+        reason = trust.why_unreachable(channel, self._method)
+        channel.close()
+        if trust.is_distrust(reason):
+            raise trust.NotTrusted(
+                f"{self.address} is not trusted: {reason}. Its certificate must name this address "
+                "and be of the authority in --tls_ca"
+            )
+        hint = ""
+        if trust.is_hung_up(reason):
+            hint = " (something listens there, and hangs up: does it want TLS, or not want this "
+            hint += "node's certificate? --tls_cert, --tls_key, --tls_ca)"
+        raise Unreachable(
+            f"nothing answers at {self.address}{hint}; is the parameter "
+            "server running, and are --ip_PS and --port right?"
+        )
+
+    def _check_server(self) -> None:
+        try:
+            trust.check_server(self.address, self._credentials, self._nonce, self._answer)
+        except trust.NotTrusted:
+            self.close(0.0)
+            raise
+
+    def send(self, frames: Frames, counted: bool = True) -> None:
+        """Queue frames, in order and without a break between them; never blocks.
+
+        Args:
+            frames: Or a function that makes them, run in the sending thread just before.
+            counted: Whether they are training bytes.
+        """
+        self._outgoing.put((frames, counted, time.monotonic()))
+
+    def receive(self, timeout_seconds: float) -> bytes:
+        """Return the next frame.
+
+        Raises:
+            NoProgress: None arrived in time.
+            StreamLost: The stream has ended.
+        """
+        try:
+            received, arrived_at = self._incoming.get(timeout=max(0.0, timeout_seconds))
+        except queue.Empty:
+            raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:.3g} s") from None
+        if isinstance(received, StreamLost):
+            self._incoming.put((received, arrived_at))  # whoever asks again is told again
+            raise received
+        self.arrived_at = arrived_at
+        return received
+
+    def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
+        """End the stream after what has been queued, or after the grace; may be called twice."""
+        self._outgoing.put(None)
+        if self._reader is None:
+            return
+        self._reader.join(grace_seconds)
+        channel, self._channel = self._channel, None
+        if channel is not None:  # gRPC: where a close was interrupted, another one never returns
+            channel.close()  # cancels the call if it has not ended by itself
+        self._reader.join()
+
+    def _read(self, call: Any) -> None:  # grpc.Call and an iterator
+        reason = "the shard ended the stream"
+        try:
+            self._answer = {name: value for name, value in call.initial_metadata() or ()}
+            self._accepted = call.is_active()
+            self._settled.set()
+            for data in call:
+                self._bytes_received += wire_bytes(len(data))
+                self.heard_at = time.monotonic()
+                self._incoming.put((data, self.heard_at))
+        except grpc.RpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        if self._send_error is not None:
+            reason = f"making a message failed: {self._send_error!r}"
+        self._incoming.put((StreamLost(f"{self.address}: {reason}"), time.monotonic()))
+        self._outgoing.put(None)
+
+    def _requests(self) -> Iterator[bytes]:
+        link = self._link
+        try:
+            while (outgoing := self._outgoing.get()) is not None:
+                frames, counted, sent_at = outgoing
+                ready_at = sent_at
+                if callable(frames):
+                    frames, ready_at = frames(), time.monotonic()
+                if link is not None:
+                    frames = list(frames)
+                    sizes = link.carry_all([wire_bytes(len(data)) for data in frames], ready_at)
+                for data in frames:
+                    size = wire_bytes(len(data)) if link is None else next(sizes)
+                    if counted:
+                        self._bytes_sent += size
+                    began = time.monotonic()
+                    yield data
+                    self.chunks.note(len(data), time.monotonic() - began)
+                self._send_seconds += time.monotonic() - sent_at
+        except Exception as error:  # gRPC ends the call; the reader says why
+            self._send_error = error
+            raise
+
+
+def _within(deadline: float) -> float:
+    """Return how long to wait before the next look at whether to go on waiting."""
+    return min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))

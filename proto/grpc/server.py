@@ -1,0 +1,352 @@
+"""The shard's end: a gRPC server that hands each Session to a function as a ServerStream.
+
+One client's stream at the shard's end: what comes in, what waits to go out, and their bytes.
+
+Threads for gRPC's calls that end with the process.
+
+Settings of the whole process that make moving large messages cheap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+from absl import logging
+from grpc_health.v1 import health_pb2_grpc
+
+from thinwire.ops.types import ConfigurationError, Link
+from thinwire.proto.emulation.link import EmulatedSender, LinkModel
+from thinwire.proto.grpc.common import (
+    METHOD,
+    SERVICE,
+    ChunkPace,
+    Frames,
+    Outgoing,
+    channel_options,
+    host_and_port,
+    wire_bytes,
+)
+from thinwire.proto.grpc.health import HealthService
+from thinwire.proto.security import credentials as trust
+from thinwire.proto.security.connection_guard import Door
+from thinwire.proto.security.credentials import Evidence
+
+
+class ServerStream:
+    """One client's conversation, as the shard sees it.
+
+    ``incoming`` is for one thread; everything else may be called from any thread. ``chunks`` says
+    how large pieces of payloads should be.
+    """
+
+    def __init__(
+        self,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+        evidence: Evidence,
+    ) -> None:
+        self._requests = requests
+        self.evidence = evidence
+        self.introduced = False  # whether it has said Hello, or has ended
+        self._num_made = self._num_to_make = 0
+        self.chunks = ChunkPace()
+        self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+        self._sender: EmulatedSender | None = None
+        self._lost = threading.Event()
+        self._bytes_sent = 0
+        self._bytes_received = 0
+        self.peer: str = context.peer()
+        if not context.add_callback(self._on_end):
+            self._on_end()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Training bytes sent, with framing and what an emulated link sent again."""
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received, with framing."""
+        return self._bytes_received
+
+    @property
+    def lost(self) -> bool:
+        """Whether the stream has ended; what is sent now goes nowhere."""
+        return self._lost.is_set()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many messages are still to be made, because the client does not take more."""
+        return self._num_to_make - self._num_made
+
+    def incoming(self) -> Iterator[bytes]:
+        """Yield frames until the client closes its half, or the stream ends in any way."""
+        with contextlib.suppress(grpc.RpcError):
+            for data in self._requests:
+                self._bytes_received += wire_bytes(len(data))
+                yield data
+
+    def send(self, frames: Frames, counted: bool = True) -> None:
+        """Queue frames, in order and without a break between them; never blocks.
+
+        Args:
+            frames: Or a function that makes them, run in the sending thread just before.
+            counted: Whether they are training bytes; an evaluation pull's reply is not.
+        """
+        if not self._lost.is_set():
+            if callable(frames):  # by one thread alone, so that this counts
+                self._num_to_make += 1
+            self._outgoing.put((frames, counted, time.monotonic()))
+
+    def pace(self, link: Link, share: float, seed: int) -> None:
+        """Send over an emulated link from now on.
+
+        Args:
+            link: The worker's link.
+            share: This shard's part of its rate, in (0, 1].
+            seed: Seeds the losses.
+        """
+        if not link.active:
+            self._sender = None
+            return
+        shared = Link(link.mbps * share, link.delay_ms, link.loss)
+        # Waiting on the event, a send to a client that has gone ends at once.
+        self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._wait)
+
+    def close(self) -> None:
+        """End the stream in good order, after what has been queued."""
+        self._outgoing.put(None)
+
+    def _wait(self, seconds: float) -> None:
+        self._lost.wait(seconds)
+
+    def _on_end(self) -> None:
+        self._lost.set()
+        self._outgoing.put(None)
+
+    def responses(self) -> Iterator[bytes]:
+        """Yield what is to be sent; for the server's own thread."""
+        while (outgoing := self._outgoing.get()) is not None:
+            frames, counted, ready_at = outgoing
+            if callable(frames):
+                self._num_made += 1
+                frames, ready_at = frames(), time.monotonic()
+            for data in frames:
+                size = wire_bytes(len(data))
+                if self._sender is not None:
+                    size = self._sender.carry(size, ready_at)
+                if self._lost.is_set():
+                    return
+                if counted:
+                    self._bytes_sent += size
+                began = time.monotonic()
+                yield data
+                self.chunks.note(len(data), time.monotonic() - began)
+
+
+class DaemonThreads(futures.Executor):
+    """One daemon thread per call: a stream holds its thread for life, and none outlives main.
+
+    The standard pool joins its threads at exit, so a process that fails without stopping its
+    server would never end.
+    """
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a call in a thread of its own; see futures.Executor."""
+        future: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(*args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - handed to whoever holds the future
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="grpc-call", daemon=True).start()
+        return future
+
+
+_SPARE_CALLS = 8  # health checks, and streams that are told that there is no room
+#: Connections that nobody speaks on keep a descriptor: until one has become HTTP/2, and while it
+#: has no stream.
+_HANDSHAKE_MS, _IDLE_MS = 30_000, 60_000
+
+
+class PortInUse(ConfigurationError):
+    """The address cannot be listened on."""
+
+
+class Server:
+    """A listening shard; made by `serve`."""
+
+    def __init__(self, server: grpc.Server, port: int, health: HealthService) -> None:
+        self._server, self._health = server, health
+        self.port = port
+
+    def set_serving(self, serving: bool) -> None:
+        """Say through grpc.health.v1 whether the shard takes work."""
+        self._health.set_serving(serving)
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        """Take no new streams, give the open ones so long to end, then cut them."""
+        self._health.set_serving(False)
+        self._server.stop(grace_seconds).wait()
+
+
+class _Sessions:
+    """Runs the handler of each Session and bounds their number."""
+
+    def __init__(
+        self, handler: Callable[[ServerStream], None], max_streams: int, door: Door
+    ) -> None:
+        self._handler, self._door = handler, door
+        self._room = threading.Semaphore(max_streams)
+        self._max_streams = max_streams
+
+    def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        peer = context.peer()
+        refusal = self._take_room(peer)
+        if refusal is not None:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
+        try:
+            yield from self._converse(requests, context)
+        finally:
+            self._door.leave(peer)
+            self._room.release()
+
+    def _take_room(self, peer: str) -> str | None:
+        """Count a stream in; return why it cannot be."""
+        if not self._room.acquire(blocking=False):
+            full = f"all {self._max_streams} streams of this shard are taken"
+            self._door.note("no_room", peer, full)
+            return full
+        refusal = self._door.enter(peer)
+        if refusal is not None:
+            self._room.release()
+        return refusal
+
+    def _converse(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        evidence, answer = trust.meet(context, self._door.credentials)
+        stream = ServerStream(requests, context, evidence)
+        context.send_initial_metadata(answer)  # tells the client that the stream stands
+        name = f"reader {stream.peer}"
+        threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
+        self._door.await_hello(stream)
+        try:
+            yield from stream.responses()
+        finally:
+            self._door.introduced(stream)
+
+    def _read(self, stream: ServerStream) -> None:
+        try:
+            self._handler(stream)
+        except Exception:  # noqa: BLE001 - one client's trouble must not end the shard
+            logging.exception("the stream of %s is closed after an error", stream.peer)
+        finally:
+            stream.close()
+
+
+def serve(
+    address: str,
+    port: int,
+    handler: Callable[[ServerStream], None],
+    max_streams: int,
+    keepalive_seconds: float = 20.0,
+    service: str = SERVICE,
+    dscp: int | None = None,
+    door: Door | None = None,
+) -> Server:
+    """Listen, and run ``handler`` in a thread of its own for each stream.
+
+    The stream ends in good order when the handler returns. The health service says NOT_SERVING
+    until `Server.set_serving`.
+
+    Args:
+        address: To bind; see `check_bind`.
+        port: 0 takes a free one.
+        handler: Called with each new stream; reads it to its end.
+        max_streams: Further ones are refused with RESOURCE_EXHAUSTED.
+        keepalive_seconds: A client silent for twice as long is lost.
+        service: Whose Session is served.
+        dscp: Class of service of what is sent, 0..63; None: the system's own.
+        door: Who is let in; None: everybody.
+
+    Raises:
+        PortInUse: Another process has the port, or the address is not of this machine.
+    """
+    options = [
+        *channel_options(keepalive_seconds, dscp),
+        ("grpc.so_reuseport", 0),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ]
+    executor: Any = DaemonThreads()
+    server = grpc.server(
+        executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
+    )
+    door = door or Door()
+    session = grpc.stream_stream_rpc_method_handler(_Sessions(handler, max_streams, door))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
+    )
+    health = HealthService(("", service))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    try:
+        bound = trust.add_port(server, host_and_port(address, port), door.credentials)
+    except RuntimeError as error:
+        raise PortInUse(_why_not_bound(address, port)) from error
+    server.start()
+    return Server(server, bound, health)
+
+
+def _why_not_bound(address: str, port: int) -> str:
+    reason = "the address cannot be bound"
+    try:
+        family, kind, _, _, name = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(name)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    return (
+        f"cannot listen on {host_and_port(address, port)}: {reason}; "
+        "stop the process that has it, or choose another --port or --ip_PS"
+    )
+
+
+# Parameter numbers of glibc's malloc.h, and the values measured in the transport bench.
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_SETTINGS = (
+    (_M_MMAP_THRESHOLD, 1 << 30),  # no separate mapping for any buffer of ours
+    (_M_TRIM_THRESHOLD, 2**31 - 1),  # never give the top of the heap back
+    (_M_TOP_PAD, 256 << 20),  # grow the heap in large steps
+)
+
+
+def keep_freed_memory() -> bool:
+    """Make malloc reuse large buffers instead of mapping fresh pages for each of them.
+
+    Page faults are what makes large messages slow in Python. The price is that memory once used
+    stays with the process. To be called first thing in a process; does nothing without glibc.
+
+    Returns:
+        Whether malloc accepted every setting.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # musl
+        return False
+    return [mallopt(parameter, value) for parameter, value in _SETTINGS] == [1] * len(_SETTINGS)

@@ -1,0 +1,360 @@
+"""A client's conversation with one shard, from Hello to Leave.
+
+Workers, supervisors and following shards all speak through a Session; what they say differs.
+
+How a client finds a shard: one attempt after another, until it is let in or has no patience.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from absl import logging
+
+from thinwire.ops.failure_detector import Arrivals, Attempts, Backoff
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.ops.types import Link, ShardLayout
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto import versions
+from thinwire.proto.emulation.link import EmulatedSender
+from thinwire.proto.framing import Assembler, BytesLike, Malformed, chunk_bytes_for, frame, frames
+from thinwire.proto.grpc import ClientStream, NoProgress, StreamLost, Unreachable
+from thinwire.proto.grpc.common import ChunkPace
+from thinwire.proto.security.credentials import NotTrusted, words_of
+
+#: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
+_SLACK_BYTES = 4096
+#: How long a shard may take to answer a Hello. A constant, and the same as on the shard's side
+#: (`thinwire.proto.security.connection_guard`): nothing is known of a peer that has not been heard.
+_HELLO_TIMEOUT_SECONDS = 30.0
+#: Before a shard has said how long its leases are, and at least after that.
+_MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE = 10.0, 3.0
+#: A machine that is busy for a moment is not dead.
+_LEAST_SILENCE_SECONDS = 2.0
+_BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS = 3.0, 3.0
+#: Waiting that took so much longer than it was to means that this process stood still.
+_STALL_SECONDS = 1.0
+
+
+class Refused(Exception):
+    """The shard did not accept a Hello or a push."""
+
+    def __init__(self, refusal: pb.Refusal) -> None:
+        super().__init__(refusal.message)
+        self.reason: int = refusal.reason
+        self.step: int = refusal.step
+        self.epoch: int = refusal.epoch
+        self.retry_after_seconds: float = refusal.retry_after_seconds
+
+
+def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:
+    """Return the most payload bytes that any legal push or reply of a shard may have.
+
+    Args:
+        layout: Of the shard.
+        aux_count: Auxiliary values that may come with it.
+    """
+    return 5 * layout.size + _SLACK_BYTES + 64 * len(layout.slices) + 4 * aux_count
+
+
+def beat_seconds(lease_seconds: float) -> float:
+    """Return how often a shard says that it lives."""
+    return min(_LONGEST_BEAT_SECONDS, lease_seconds / _BEATS_PER_LEASE)
+
+
+def rhythm(lease_seconds: float = 0.0) -> Arrivals:
+    """Return what learns how often a shard is heard.
+
+    It may be silent for two of its beats at least and for three leases at most; in between counts
+    what was seen of it.
+
+    Args:
+        lease_seconds: Of the run; 0: not known yet.
+    """
+    least = max(_LEAST_SILENCE_SECONDS, 2 * beat_seconds(lease_seconds))
+    return Arrivals(least, max(_MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE * lease_seconds))
+
+
+def chunk_bytes(emulated: Link, chunks: ChunkPace) -> int | Callable[[], int]:
+    """Return how large pieces of payloads should be: by an emulated link's rate, or as they go."""
+    if emulated.mbps > 0:
+        return chunk_bytes_for(emulated)
+    return lambda: chunks.num_bytes
+
+
+class Session:
+    """One stream to one shard.
+
+    Attributes:
+        arrivals: How often the shard is heard; outlives the session where it was given.
+
+    Args:
+        address: ``host:port``.
+        hello: How to introduce oneself.
+        max_payload_bytes: Larger replies are refused before anything is allocated.
+        link: The worker's emulated up-link, if it has one.
+        dscp: Class of service that the stream's packets ask for; None: as the system has it.
+        credentials: Of this node.
+        arrivals: What earlier sessions have learnt of the shard.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        hello: pb.Hello,
+        max_payload_bytes: int,
+        link: EmulatedSender | None = None,
+        dscp: int | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
+        arrivals: Arrivals | None = None,
+    ) -> None:
+        self.address = address
+        self.arrivals = arrivals or rhythm()
+        self._hello = hello
+        self._stream = ClientStream(address, link, dscp=dscp, credentials=credentials)
+        given = hello.link
+        emulated = Link(given.mbps, given.delay_ms, given.loss)
+        self._chunk_bytes = chunk_bytes(emulated, self._stream.chunks)
+        self._assembler = Assembler(pb.ToClient, lambda message: max_payload_bytes)
+
+    @property
+    def stream(self) -> ClientStream:
+        """The stream, for its counters."""
+        return self._stream
+
+    @property
+    def silent(self) -> bool:
+        """Whether the shard is to be given up: the stream has ended, or nothing comes any more."""
+        heard_at = max(self.arrivals.heard_at, self._stream.heard_at)
+        overdue = time.monotonic() > heard_at + self.arrivals.timeout_seconds
+        return self._stream.ended or overdue
+
+    def heard_within(self, seconds: float) -> bool:
+        """Return whether the stream stands, and anything came so lately."""
+        return not self._stream.ended and time.monotonic() - self._stream.heard_at < seconds
+
+    def open(
+        self, timeout_seconds: float, given_up: Callable[[], bool] = lambda: False
+    ) -> pb.Welcome:
+        """Connect and introduce oneself.
+
+        Args:
+            timeout_seconds: To connect; the answer to the Hello has a time of its own.
+            given_up: Whether nobody wants it any more.
+
+        Raises:
+            Unreachable: Nothing answers in time.
+            Refused: The shard says no, or is not trusted itself.
+            StreamLost: The stream broke, or what answers is not a Thinwire shard.
+        """
+        try:
+            self._stream.open(timeout_seconds, given_up)
+        except NotTrusted as error:
+            refusal = pb.Refusal(reason=pb.REASON_IDENTITY, message=str(error))
+            raise Refused(refusal) from error
+        self._hello.proof = self._stream.prove(words_of(self._hello))
+        self.say(pb.ToServer(hello=self._hello))
+        deadline = time.monotonic() + _HELLO_TIMEOUT_SECONDS
+        while True:
+            message, _ = self.receive(max(0.0, deadline - time.monotonic()))
+            if message.WhichOneof("body") == "welcome":
+                if why := versions.strange_fields(message.welcome, self.address):
+                    self.close()
+                    raise Refused(pb.Refusal(reason=pb.REASON_PROTOCOL_VERSION, message=why))
+                bounds = rhythm(message.welcome.lease_seconds)
+                self.arrivals.least_seconds = bounds.least_seconds
+                self.arrivals.most_seconds = bounds.most_seconds
+                self.arrivals.begin(self._stream.arrived_at)
+                return message.welcome
+            if message.WhichOneof("body") == "refusal":
+                self.close()
+                raise Refused(message.refusal)
+
+    def say(self, message: pb.ToServer, counted: bool = False) -> None:
+        """Queue a message without payload; `counted` if it belongs to training."""
+        self._stream.send((frame(message),), counted)
+
+    def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
+        """Queue a push with its payload; `pieces` must not change until it is answered."""
+        self._stream.send(frames(message, pieces, self._chunk_bytes))
+
+    def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
+        """Return the next whole message and its payload.
+
+        Raises:
+            StreamLost: The stream ended, what arrived is malformed, or nothing at all arrived for
+                `progress_seconds`.
+        """
+        while True:
+            try:
+                complete = self._take(progress_seconds)
+            except NoProgress as error:
+                self.close()
+                raise StreamLost(str(error)) from error
+            if complete is not None:
+                return complete
+
+    def listen(self) -> tuple[pb.ToClient, memoryview]:
+        """Return the next whole message and its payload, as long as the shard lives.
+
+        Raises:
+            StreamLost: As `listen_for` does.
+        """
+        while (heard := self.listen_for(math.inf)) is None:
+            pass
+        return heard
+
+    def listen_for(self, seconds: float) -> tuple[pb.ToClient, memoryview] | None:
+        """Return the next whole message, or None if nothing at all comes in this time.
+
+        Raises:
+            StreamLost: The stream ended, what arrived is malformed, or the shard was silent for so
+                long as it never is.
+        """
+        while True:
+            began = time.monotonic()
+            patience = max(0.0, self.arrivals.deadline - began)
+            try:
+                complete = self._take(min(patience, seconds))
+            except NoProgress as error:
+                if seconds < patience:
+                    return None
+                late = time.monotonic() - began - patience
+                if late > _STALL_SECONDS:  # we stood still; what came meanwhile is not read yet
+                    self.arrivals.excuse(late + _STALL_SECONDS, time.monotonic())
+                    continue
+                self.arrivals.note_alarm()
+                self.close(0.0)
+                silent = time.monotonic() - self.arrivals.heard_at
+                raise StreamLost(f"{self.address} sent nothing for {silent:.3g} s") from error
+            if complete is not None:
+                return complete
+
+    def poll(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
+        """Return the next whole message if it is here soon; silence is no error.
+
+        Raises:
+            StreamLost: As `receive` does.
+        """
+        while True:
+            try:
+                complete = self._take(patience_seconds)
+            except NoProgress:
+                return None
+            if complete is not None:
+                return complete
+
+    def _take(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
+        """Take in one frame; return the message that it completes, if any.
+
+        Raises:
+            NoProgress: None came in time.
+            StreamLost: The stream ended, or the frame is malformed.
+        """
+        try:
+            complete = self._assembler.feed(self._stream.receive(patience_seconds))
+        except Malformed as error:
+            self.close()
+            raise StreamLost(f"{self.address}: malformed message: {error}") from error
+        is_beat = complete is not None and complete[0].WhichOneof("body") == "waiting"
+        (self.arrivals.beat if is_beat else self.arrivals.hear)(self._stream.arrived_at)
+        return complete
+
+    def close(self, grace_seconds: float = 1.0) -> None:
+        """End the stream after what has been queued."""
+        self._stream.close(grace_seconds)
+
+
+#: The first attempt's time, also for whoever waits to hear that nobody answers; longer ones follow.
+_FIRST_ATTEMPT_SECONDS = 2.0
+#: How many attempts there should be at least.
+_LEAST_ATTEMPTS = 4
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
+#: Of a lease: who finds the shard again after a short cut is to be there before its lease ends.
+_PAUSE_PER_LEASE = 1 / 4
+#: A Hello refused for these reasons may be accepted a little later.
+_TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
+
+
+class Dialler:
+    """Opens one session after another to the same shard.
+
+    Args:
+        name: Of the shard, for messages.
+        make: Makes a session that is not open yet.
+        closing: Set when the client is asked to stop.
+        transient: Refusals of a Hello after which to say it again; a refusal that names a time for
+            that is always one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Session],
+        closing: threading.Event,
+        transient: tuple[int, ...] = _TRANSIENT,
+    ) -> None:
+        self._name, self._make = name, make
+        self._closing, self._transient = closing, transient
+        self._attempts = Attempts(_FIRST_ATTEMPT_SECONDS, _FIRST_ATTEMPT_SECONDS)
+        self._longest_pause_seconds = _LONGEST_PAUSE_SECONDS
+
+    def dial(self, patience_seconds: float) -> tuple[Session, pb.Welcome]:
+        """Return a session that is welcome, and the welcome.
+
+        Raises:
+            Unreachable: Nobody answered for the whole patience, or the client is to stop.
+            Refused: The shard said no for good.
+        """
+        deadline = time.monotonic() + patience_seconds
+        self._attempts.most_seconds = max(
+            _FIRST_ATTEMPT_SECONDS, patience_seconds / _LEAST_ATTEMPTS
+        )
+        pauses = Backoff(_FIRST_PAUSE_SECONDS, self._longest_pause_seconds)
+        while True:
+            try:
+                found = self.attempt(deadline - time.monotonic())
+                if pauses.num_pauses:
+                    logging.info("found %s", self._name)
+                return found
+            except (Unreachable, StreamLost, Refused) as error:
+                if isinstance(error, Refused) and error.retry_after_seconds > 0:
+                    logging.warning("%s", error)
+                    self._closing.wait(error.retry_after_seconds)
+                    deadline = time.monotonic() + patience_seconds
+                elif isinstance(error, Refused) and error.reason not in self._transient:
+                    raise
+                if not pauses.num_pauses:
+                    logging.info(
+                        "looking for %s, for up to %g s: %s", self._name, patience_seconds, error
+                    )
+                pause = pauses.next_seconds(random.random())
+                if self._closing.is_set() or time.monotonic() + pause >= deadline:
+                    raise Unreachable(f"{self._name}: {error}") from error
+            self._closing.wait(pause)
+
+    def attempt(self, most_seconds: float = _FIRST_ATTEMPT_SECONDS) -> tuple[Session, pb.Welcome]:
+        """Try once, for about so long at most.
+
+        Raises:
+            Unreachable, StreamLost: It did not come about.
+            Refused: The shard said no.
+        """
+        session, began = self._make(), time.monotonic()
+        timeout = min(self._attempts.timeout_seconds, max(0.5, most_seconds))
+        try:
+            welcome = session.open(timeout, self._closing.is_set)
+        except (Unreachable, StreamLost, Refused):
+            session.close(0.0)
+            if time.monotonic() - began >= timeout:
+                self._attempts.fail()
+            raise
+        self._attempts.succeed(time.monotonic() - began)
+        if welcome.lease_seconds > 0:
+            pause = max(_FIRST_PAUSE_SECONDS, _PAUSE_PER_LEASE * welcome.lease_seconds)
+            self._longest_pause_seconds = min(_LONGEST_PAUSE_SECONDS, pause)
+        return session, welcome

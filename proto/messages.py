@@ -1,0 +1,335 @@
+"""Between the nouns of thinwire.ops.types and the messages of the wire.
+
+Everything that arrives is checked here before anything is allocated for it: lengths, ranges, order
+and enum values. What is wrong raises Malformed, and only that.
+
+Manifests of datagrams, between the nouns of ops.routing and the messages of the wire.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from thinwire.ops.routing.base import Announced, Manifest
+from thinwire.ops.routing.reassembler import Assembled
+from thinwire.ops.types import VALUE_BYTES, VALUE_DTYPES, Block, ModelSpec, TensorSpec
+from thinwire.ops.wire.blocks import IndexCoding, WireBlock, decode_block
+from thinwire.ops.wire.index_codings import WireError
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import (
+    INLINE_BYTES,
+    MAX_MESSAGE_BYTES,
+    Assembler,
+    BytesLike,
+    Malformed,
+    chunk_bytes_for,
+    frame,
+    frames,
+)
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+__all__ = [
+    "INLINE_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "PROTOCOL_VERSION",
+    "Assembler",
+    "Malformed",
+    "blocks_from_message",
+    "blocks_to_message",
+    "carve_aux",
+    "chunk_bytes_for",
+    "first_difference",
+    "frame",
+    "frames",
+    "settings_of",
+    "spec_of",
+    "tensors_of",
+]
+
+#: Goes into every Hello.
+PROTOCOL_VERSION = 1
+
+_MAX_ENTRIES = 1 << 40  # keeps sizes far from overflow; no real model comes near
+_DTYPE_NUMBERS = {name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in VALUE_DTYPES}
+_DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
+_CODINGS = {int(coding): coding for coding in IndexCoding}
+
+
+def tensors_of(spec: ModelSpec) -> list[pb.Tensor]:
+    """Return the model signature that a Hello carries."""
+    return [
+        pb.Tensor(path=tensor.path, shape=tensor.shape, dtype=tensor.dtype)
+        for tensor in spec.tensors
+    ]
+
+
+def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
+    """Return the model that a signature describes.
+
+    Raises:
+        Malformed: Of a path that is empty or repeated, another dtype than float32, or a size
+            beyond any memory.
+    """
+    result: dict[str, TensorSpec] = {}
+    for tensor in tensors:
+        if not tensor.path or tensor.path in result:
+            raise Malformed(f"variable path {tensor.path!r} is empty or repeated")
+        if tensor.dtype != "float32":
+            raise Malformed(f"{tensor.path}: dtype {tensor.dtype!r}; only 'float32' is known")
+        shape = tuple(tensor.shape)
+        if math.prod(shape) > _MAX_ENTRIES:
+            raise Malformed(f"{tensor.path}: shape {shape} is larger than {_MAX_ENTRIES} entries")
+        result[tensor.path] = TensorSpec(tensor.path, shape, tensor.dtype)
+    return ModelSpec(tuple(result.values()))
+
+
+def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
+    """Return a method fingerprint, pairs of name and canonical text, as a Hello carries it."""
+    return [pb.Setting(name=name, value=value) for name, value in fingerprint]
+
+
+def first_difference(
+    expected: Sequence[pb.Tensor] | Sequence[pb.Setting],
+    got: Sequence[pb.Tensor] | Sequence[pb.Setting],
+) -> str | None:
+    """Return the first place where two model signatures or two fingerprints differ.
+
+    Returns:
+        The field's name and both values in words, or None where all is equal.
+    """
+    for number in range(min(len(expected), len(got))):
+        for name, one, other in _fields(expected[number], got[number], number):
+            if one != other:
+                return f"{name}: expected {one!r}, got {other!r}"
+    if len(expected) == len(got):
+        return None
+    longer, side = (expected, "missing") if len(expected) > len(got) else (got, "not expected")
+    extra = longer[min(len(expected), len(got))]
+    name = f"variable {extra.path!r}" if isinstance(extra, pb.Tensor) else extra.name
+    return f"{name} is {side}: expected {len(expected)} entries, got {len(got)}"
+
+
+def _fields(
+    ours: pb.Tensor | pb.Setting, theirs: pb.Tensor | pb.Setting, number: int
+) -> list[tuple[str, Any, Any]]:
+    if isinstance(ours, pb.Tensor) and isinstance(theirs, pb.Tensor):
+        return [
+            (f"path of variable {number}", ours.path, theirs.path),
+            (f"shape of {ours.path}", tuple(ours.shape), tuple(theirs.shape)),
+            (f"dtype of {ours.path}", ours.dtype, theirs.dtype),
+        ]
+    if isinstance(ours, pb.Setting) and isinstance(theirs, pb.Setting):
+        return [
+            (f"name of setting {number}", ours.name, theirs.name),
+            (ours.name, ours.value, theirs.value),
+        ]
+    raise TypeError(f"cannot compare a {type(ours).__name__} with a {type(theirs).__name__}")
+
+
+class _RepeatedBlocks(Protocol):
+    """The repeated Block field of a Push or a Reply."""
+
+    def add(self, **fields: Any) -> pb.Block:
+        """Append one block."""
+
+
+def blocks_to_message(
+    blocks: Iterable[WireBlock], repeated_field: _RepeatedBlocks
+) -> list[BytesLike]:
+    """Append the descriptions of coded blocks to a message.
+
+    Returns:
+        The pieces of the payload for `frames`: for each block its index bytes, then its values.
+    """
+    pieces: list[BytesLike] = []
+    for block in blocks:
+        repeated_field.add(
+            slot=block.slot,
+            count=block.count,
+            coding=int(block.coding),
+            coding_parameter=block.coding_parameter,
+            index_bytes=len(block.index_bytes),
+            value_dtype=_DTYPE_NUMBERS[block.value_dtype],
+            scale=block.scale,
+            value_coding=int(block.value_coding),
+            value_bytes=len(block.value_bytes) if block.value_coding else 0,
+        )
+        pieces += (block.index_bytes, block.value_bytes)
+    return pieces
+
+
+def blocks_from_message(
+    blocks: Sequence[pb.Block], payload: memoryview, sizes: Sequence[int], ranges: bool = False
+) -> list[Block]:
+    """Decode the blocks of a push or a reply.
+
+    Args:
+        blocks: Their descriptions.
+        payload: All index and value bytes, in block order.
+        sizes: Entries of each slot.
+        ranges: Whether a block may be a part of a dense one, because datagrams bring the rest.
+
+    Returns:
+        One block for each description; dense values may be views of ``payload``.
+
+    Raises:
+        Malformed: Slots are not ascending or out of range, lengths do not add up, or a block's
+            bytes do not decode.
+    """
+    previous = -1
+    position = 0
+    result = []
+    for block in blocks:
+        if not previous < block.slot < len(sizes):
+            raise Malformed(
+                f"block of slot {block.slot} after {previous}; slots ascend below {len(sizes)}"
+            )
+        previous = block.slot
+        middle = position + block.index_bytes
+        value_dtype = _checked_dtype(block, sizes[block.slot])
+        if block.coding == pb.INDEX_CODING_RANGES and not ranges:
+            raise Malformed(f"slot {block.slot}: ranges of a dense block, and no datagrams beside")
+        plain_bytes = block.count * VALUE_BYTES[value_dtype]
+        end = middle + (block.value_bytes if block.value_coding else plain_bytes)
+        if end > len(payload):
+            raise Malformed(
+                f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
+            )
+        result.append(
+            _decode(block, value_dtype, payload[position:middle], payload[middle:end], sizes)
+        )
+        position = end
+    if position != len(payload):
+        raise Malformed(f"the blocks use {position} of {len(payload)} bytes of the payload")
+    return result
+
+
+def carve_aux(
+    payload: memoryview, count: int, expected: Iterable[int]
+) -> tuple[memoryview, Float32 | None]:
+    """Take the auxiliary values off a payload's end.
+
+    Args:
+        payload: Of a push or a reply.
+        count: Its ``aux_count``.
+        expected: The counts that are legal here.
+
+    Returns:
+        The payload of the blocks, and a copy of the values [count] float32; None for a count of 0.
+
+    Raises:
+        Malformed: Another count than expected, or more than the payload holds.
+    """
+    if count not in expected:
+        legal = " or ".join(str(each) for each in sorted(expected))
+        raise Malformed(f"{count} auxiliary values; expected {legal}")
+    start = len(payload) - 4 * count
+    if start < 0:
+        raise Malformed(f"{count} auxiliary values in a payload of {len(payload)} bytes")
+    if count == 0:
+        return payload, None
+    return payload[:start], np.frombuffer(bytes(payload[start:]), "<f4").astype(np.float32)
+
+
+def _checked_dtype(block: pb.Block, size: int) -> str:
+    """Check a block's description against its slot's size; return the name of its dtype."""
+    name = _DTYPE_NAMES.get(block.value_dtype)
+    if name is None or block.coding not in _CODINGS:
+        raise Malformed(
+            f"slot {block.slot}: unknown value dtype {block.value_dtype} or coding {block.coding}"
+        )
+    dense = _CODINGS[block.coding] == IndexCoding.DENSE
+    if block.count > size or (dense and (block.count != size or block.index_bytes)):
+        raise Malformed(
+            f"slot {block.slot}: {block.count} values and {block.index_bytes} index bytes "
+            f"for {size} entries, coding {_CODINGS[block.coding].name}"
+        )
+    if block.value_bytes and not block.value_coding:
+        raise Malformed(f"slot {block.slot}: {block.value_bytes} bytes of plain values")
+    if not math.isfinite(block.scale):
+        raise Malformed(f"slot {block.slot}: the scale is {block.scale}")
+    return name
+
+
+def _decode(
+    block: pb.Block,
+    value_dtype: str,
+    index_bytes: memoryview,
+    value_bytes: memoryview,
+    sizes: Sequence[int],
+) -> Block:
+    try:
+        return decode_block(
+            block.slot,
+            block.count,
+            _CODINGS[block.coding],
+            block.coding_parameter,
+            index_bytes,
+            value_dtype,
+            block.scale,
+            value_bytes,
+            sizes[block.slot],
+            block.value_coding,
+        )
+    except WireError as error:
+        raise Malformed(f"slot {block.slot}: {error}") from error
+
+
+_MOST_CHANNELS = 7
+
+
+def to_message(manifest: Manifest) -> pb.Manifest:
+    """Return a manifest as a Push carries it."""
+    return pb.Manifest(
+        channels=[
+            pb.Announced(channel=each.channel, first=each.first, count=each.count)
+            for each in manifest.channels
+        ],
+        k=manifest.k,
+        num_blocks=manifest.num_blocks,
+        num_skipped=manifest.num_skipped,
+        num_reliable=manifest.num_reliable,
+        num_dropped=manifest.num_dropped,
+    )
+
+
+def from_message(said: pb.Manifest) -> Manifest:
+    """Check and return the manifest of a Push.
+
+    Raises:
+        Malformed: Channels do not ascend from 1 to 7, or k is no fraction.
+    """
+    previous = 0
+    for each in said.channels:
+        if not previous < each.channel <= _MOST_CHANNELS:
+            raise Malformed(f"datagrams of channel {each.channel} announced after {previous}")
+        previous = each.channel
+    if not 0 <= said.k <= 1:  # NaN fails as well
+        raise Malformed(f"k = {said.k} in a manifest; expected 0 to 1")
+    return Manifest(
+        tuple(Announced(each.channel, each.first, each.count) for each in said.channels),
+        said.k,
+        said.num_blocks,
+        said.num_skipped,
+        said.num_reliable,
+        said.num_dropped,
+    )
+
+
+def outcome_of(assembled: Assembled, came_late: int) -> pb.Reception:
+    """Return what a worker is told of its datagrams of a step; `came_late` are of earlier steps."""
+    return pb.Reception(
+        announced=assembled.announced,
+        arrived=assembled.arrived,
+        late=assembled.num_late,
+        came_late=came_late,
+        fresh=assembled.fresh,
+        filled=assembled.fill,
+        bitmap=assembled.bitmap or b"",
+    )

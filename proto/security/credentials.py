@@ -1,0 +1,481 @@
+"""TLS and the token: reads the files, opens protected channels, proves and judges who speaks.
+
+A certificate names its holder's part in a run by a URI among its subject's other names
+(`part_of_worker` and its like); see `thinwire.proto.security.certificates`, which makes them. The token is never
+sent: each side shows by an HMAC over fresh random numbers of both that it has it.
+
+Reads certificates, keys and the token, and says at once what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import pathlib
+import secrets
+import ssl
+import stat
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from absl import logging
+
+from thinwire.ops.run.credentials import Credentials
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto import thinwire_pb2 as pb
+
+#: Metadata of a Session call and of its first answer.
+NONCE, PROOF = "thinwire-nonce-bin", "thinwire-proof-bin"
+_NONCE_BYTES = 32
+_PREFIX = "thinwire://"
+#: What gRPC says when the other end's certificate does not do; trying again does not help.
+_UNTRUSTED = ("handshake failed", "verification check failed")
+#: What it says of a server that does not take our certificate, or no plain text.
+_HUNG_UP = ("socket closed", "connection reset")
+_WHY_SECONDS = 0.2
+
+
+class NotTrusted(Exception):
+    """The other end does not prove to be of this run, or does not take us for it."""
+
+
+def part_of_worker(worker: int) -> str:
+    """Return the URI of a worker's part."""
+    return f"{_PREFIX}worker/{worker}"
+
+
+def part_of_shard(shard: int) -> str:
+    """Return the URI of a PS's part."""
+    return f"{_PREFIX}ps/{shard}"
+
+
+PART_OF_SUPERVISOR = f"{_PREFIX}supervisor"
+
+
+def is_part(name: str) -> bool:
+    """Return whether a URI among a certificate's names is that of a part."""
+    return name.startswith(_PREFIX)
+
+
+def part_of(hello: pb.Hello) -> str:
+    """Return the URI of the part that a Hello claims."""
+    if hello.role == pb.ROLE_WORKER:
+        return part_of_worker(hello.id)
+    return part_of_shard(hello.id) if hello.role == pb.ROLE_SHARD else PART_OF_SUPERVISOR
+
+
+def server_name_of_worker(worker: int) -> str:
+    """Return the name that a worker's certificate has instead of its host's.
+
+    Peers look for it, wherever the worker runs; and as it holds no host's name, nobody takes this
+    worker for a PS.
+    """
+    return f"worker-{worker}.thinwire.internal"
+
+
+# -- channels ----------------------------------------------------------------------------------
+
+
+def open_channel(
+    address: str,
+    credentials: Credentials,
+    options: Sequence[tuple[str, Any]],
+    server_name: str | None = None,
+) -> grpc.Channel:
+    """Return a channel, encrypted where an authority is given.
+
+    Args:
+        address: ``host:port``.
+        credentials: Of this node.
+        options: Of gRPC.
+        server_name: What the other end's certificate must name; None: the host of `address`.
+    """
+    if not credentials.authority:
+        return grpc.insecure_channel(address, options=options)
+    if server_name is not None:
+        options = [*options, ("grpc.ssl_target_name_override", server_name)]
+    secure = grpc.ssl_channel_credentials(
+        credentials.authority, credentials.key or None, credentials.certificate or None
+    )
+    return grpc.secure_channel(address, secure, options=options)
+
+
+def add_port(server: grpc.Server, address: str, credentials: Credentials) -> int:
+    """Let a server listen, encrypted where it has a certificate; return the port.
+
+    With an authority too, clients must have certificates of it.
+
+    Raises:
+        RuntimeError: The address cannot be bound.
+    """
+    if not credentials.certificate:
+        return int(server.add_insecure_port(address))
+    secure = grpc.ssl_server_credentials(
+        [(credentials.key, credentials.certificate)],
+        root_certificates=credentials.authority or None,
+        require_client_auth=bool(credentials.authority),
+    )
+    return int(server.add_secure_port(address, secure))
+
+
+def why_unreachable(channel: grpc.Channel, method: str) -> str:
+    """Return what gRPC says of a channel that does not become ready."""
+    call = channel.stream_stream(method)(iter(()), timeout=_WHY_SECONDS)
+    try:
+        call.initial_metadata()
+        return str(call.details() or "")
+    finally:
+        call.cancel()
+
+
+def is_distrust(reason: str) -> bool:
+    """Whether that reason is a certificate, which will be the same the next time."""
+    return any(word in reason.lower() for word in _UNTRUSTED)
+
+
+def is_hung_up(reason: str) -> bool:
+    """Whether somebody listens there who ends connections before they stand."""
+    return any(word in reason.lower() for word in _HUNG_UP)
+
+
+# -- the token ---------------------------------------------------------------------------------
+
+
+def new_nonce() -> bytes:
+    """Return a random number that is used once."""
+    return secrets.token_bytes(_NONCE_BYTES)
+
+
+def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    """Return what a server shows before the client has said anything."""
+    return _mac(token, "server", client_nonce, server_nonce, ())
+
+
+def client_proof(
+    token: bytes, client_nonce: bytes, server_nonce: bytes, words: Sequence[str]
+) -> bytes:
+    """Return what a client shows in its first message; `words` are what it claims there."""
+    return _mac(token, "client", client_nonce, server_nonce, words)
+
+
+def words_of(hello: pb.Hello) -> tuple[str, ...]:
+    """Return what of a Hello its proof holds for."""
+    numbers = (hello.shard, hello.num_shards, hello.incarnation)
+    return (part_of(hello), hello.run_id, hello.peer_address, *map(str, numbers))
+
+
+def _mac(
+    token: bytes, end: str, client_nonce: bytes, server_nonce: bytes, words: Sequence[str]
+) -> bytes:
+    """Authenticate parts of known number, each behind its length."""
+    parts = [b"thinwire.v1", end.encode(), client_nonce, server_nonce]
+    parts += [word.encode() for word in words]
+    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return hmac.digest(token, text, "sha256")
+
+
+# -- judging -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What a server knows of a stream before its first message."""
+
+    parts: tuple[str, ...] = ()  # that the client's certificate names
+    client_nonce: bytes = b""
+    server_nonce: bytes = b""
+
+
+def meet(
+    context: grpc.ServicerContext, credentials: Credentials
+) -> tuple[Evidence, tuple[tuple[str, bytes], ...]]:
+    """Return what is known of a new call, and the metadata that answers it."""
+    known = context.auth_context().get("peer_uri", ())
+    parts = tuple(part.decode(errors="replace") for part in known)
+    if not credentials.token:
+        return Evidence(parts), ()
+    given = {name: value for name, value in context.invocation_metadata() if name == NONCE}
+    evidence = Evidence(parts, given.get(NONCE, b""), new_nonce())
+    answer: tuple[tuple[str, bytes], ...] = ((NONCE, evidence.server_nonce),)
+    if len(evidence.client_nonce) == _NONCE_BYTES:
+        proof = server_proof(credentials.token, evidence.client_nonce, evidence.server_nonce)
+        answer += ((PROOF, proof),)
+    return evidence, answer
+
+
+def refusal(
+    evidence: Evidence, credentials: Credentials, part: str, proof: bytes, words: Sequence[str]
+) -> tuple[int, str] | None:
+    """Judge who says to play a part.
+
+    Args:
+        evidence: Of its stream.
+        credentials: Of this server.
+        part: What the client claims to be.
+        proof: That it has the token.
+        words: What that proof must hold for.
+
+    Returns:
+        (reason, message) of a refusal; None where nothing speaks against it.
+    """
+    if credentials.certificate and credentials.authority and part not in evidence.parts:
+        named = ", ".join(evidence.parts) or "no part at all"
+        return pb.REASON_IDENTITY, (
+            f"the client says that it is {part}, and its certificate names {named:.200}; give each "
+            "node the certificate that was made for it (--tls_cert, --tls_key)."
+        )
+    if not credentials.token:
+        return None
+    nonces = evidence.client_nonce, evidence.server_nonce
+    expected = client_proof(credentials.token, *nonces, words)
+    if len(nonces[0]) != _NONCE_BYTES or not hmac.compare_digest(expected, proof):
+        return pb.REASON_TOKEN, (
+            "the client does not prove that it has this run's token; give all nodes the same "
+            "--token_file, or the same THINWIRE_TOKEN in their environment."
+        )
+    return None
+
+
+def check_server(
+    address: str, credentials: Credentials, nonce: bytes, answer: dict[str, Any]
+) -> bytes:
+    """Return the server's nonce, once it has proved that it has our token.
+
+    Args:
+        address: For the message.
+        credentials: Of this node.
+        nonce: That it sent.
+        answer: Metadata of the server's answer.
+
+    Raises:
+        NotTrusted: It has not.
+    """
+    theirs = answer.get(NONCE, b"")
+    if not credentials.token:
+        return theirs
+    expected = server_proof(credentials.token, nonce, theirs)
+    if not (theirs and hmac.compare_digest(expected, answer.get(PROOF, b""))):
+        raise NotTrusted(
+            f"{address} does not prove that it has this run's token; give all nodes the same "
+            "--token_file, or the same THINWIRE_TOKEN in their environment"
+        )
+    return theirs
+
+
+TOKEN_VARIABLE = "THINWIRE_TOKEN"
+#: Whoever listens to a connection can try shorter ones out.
+_SHORTEST_TOKEN_BYTES = 16
+_MAX_TURNS = 10  # of a handshake; TLS needs four
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Where a node's credentials are; None where a flag was not given."""
+
+    certificate: str | None = None
+    key: str | None = None
+    authority: str | None = None
+    token: str | None = None
+
+
+def read(files: Files, token_in_environment: str, part: str, serves: bool) -> Credentials:
+    """Return a node's credentials.
+
+    Args:
+        files: Their files.
+        token_in_environment: Value of THINWIRE_TOKEN; empty: not set.
+        part: URI of the node's part, which its certificate must name if it shows it to others.
+        serves: Whether the node listens first of all; else it dials.
+
+    Raises:
+        ConfigurationError: A file that is missing, unreadable or of no use, or flags that need
+            each other.
+    """
+    _check_together(files, serves)
+    found = Credentials(
+        certificate=_pem(files.certificate, "tls_cert", "CERTIFICATE"),
+        key=_pem(files.key, "tls_key", "PRIVATE KEY", secret=True),
+        authority=_pem(files.authority, "tls_ca", "CERTIFICATE"),
+        token=_token(files.token, token_in_environment),
+    )
+    if files.authority:
+        _check_authority(files.authority, found.authority)
+    if files.certificate:
+        _check_certificate(files, found, part, serves)
+    return found
+
+
+def _check_together(files: Files, serves: bool) -> None:
+    if bool(files.certificate) != bool(files.key):
+        raise ConfigurationError(
+            f"--tls_cert={files.certificate} and --tls_key={files.key}: expected both, or neither."
+        )
+    if serves and files.authority and not files.certificate:
+        raise ConfigurationError(
+            f"--tls_ca={files.authority} without --tls_cert and --tls_key: a PS needs a "
+            "certificate of its own to be reached by TLS; give both, or leave --tls_ca out."
+        )
+    if not serves and files.certificate and not files.authority:
+        raise ConfigurationError(
+            f"--tls_cert={files.certificate} without --tls_ca: this node dials others and must "
+            "know whose certificates to trust; name the authority's certificate."
+        )
+
+
+def _content(path: str, flag: str, secret: bool) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        ConfigurationError: It cannot be read.
+    """
+    try:
+        if secret and stat.S_IMODE(pathlib.Path(path).stat().st_mode) & 0o077:
+            logging.warning("--%s=%s can be read by other users; chmod 600 it", flag, path)
+        return pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--{flag}={path} cannot be read ({error.strerror}); expected a file that this user "
+            "may read."
+        ) from error
+
+
+def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:
+    if path is None:
+        return b""
+    content = _content(path, flag, secret)
+    if b"-----BEGIN" not in content or f"{kind}-----".encode() not in content:
+        raise ConfigurationError(
+            f"--{flag}={path} holds no {kind.lower()} in PEM form; expected a text with "
+            f"-----BEGIN {kind}-----."
+        )
+    return content
+
+
+def _token(path: str | None, in_environment: str) -> bytes:
+    token, where = in_environment.strip().encode(), TOKEN_VARIABLE
+    if path is not None:
+        token, where = _content(path, "token_file", secret=True).strip(), f"--token_file={path}"
+    if not token and path is None:
+        return b""
+    if len(token) < _SHORTEST_TOKEN_BYTES:
+        raise ConfigurationError(
+            f"{where}: the token has {len(token)} bytes; expected at least "
+            f"{_SHORTEST_TOKEN_BYTES} that nobody can guess, such as `openssl rand -hex 32` makes."
+        )
+    return token
+
+
+# -- certificates ------------------------------------------------------------------------------
+
+
+def _check_certificate(files: Files, found: Credentials, part: str, serves: bool) -> None:
+    """Shake hands with oneself, as the others will do it.
+
+    Raises:
+        ConfigurationError: The key is another one's, or nobody can accept the certificate.
+    """
+    where = f"--tls_cert={files.certificate}"
+    try:
+        ours = _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
+    except ssl.SSLError as error:
+        raise ConfigurationError(
+            f"{where} and --tls_key={files.key}: {_reason(error)}; expected a certificate and the "
+            "unencrypted private key that it was made for."
+        ) from error
+    try:
+        seen = _show(ours, found.certificate, serves)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigurationError(
+            f"{where} is of no use: {_reason(error)}; make a new one (python -m "
+            "thinwire.proto.security.certificates)."
+        ) from error
+    named = [value for kind, value in seen.get("subjectAltName", ()) if kind == "URI"]
+    # Those who dial a PS look at its host's name; made elsewhere, its certificate may name no part.
+    if part not in named and (not serves or any(is_part(name) for name in named)):
+        raise ConfigurationError(
+            f"{where} names {', '.join(named) or 'no part in a run'}, and this node is {part}; "
+            "give it its own certificate ({node} in the path stands for its name)."
+        )
+    if found.authority:
+        _check_chain(files, found, serves)
+
+
+def _check_chain(files: Files, found: Credentials, serves: bool) -> None:
+    """Warn of a certificate that is not of the authority: others probably trust the same one."""
+    contexts = _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        _show(contexts, found.authority, serves, whole_chain=True)
+    except ssl.SSLCertVerificationError as error:
+        logging.warning(
+            "--tls_cert=%s does not stand the test of --tls_ca=%s (%s); nodes that trust that "
+            "authority alone will refuse this one", files.certificate, files.authority,
+            error.verify_message,
+        )  # fmt: skip
+
+
+def _check_authority(path: str, authority: bytes) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_text(authority))
+    except ssl.SSLError as error:
+        raise ConfigurationError(
+            f"--tls_ca={path}: {_reason(error)}; expected certificates in PEM form."
+        ) from error
+
+
+def _context(files: Files, side: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    # Without a password an encrypted key is an error, and no question at the terminal.
+    context.load_cert_chain(str(files.certificate), files.key, password=lambda: b"")
+    return context
+
+
+def _show(
+    ours: tuple[ssl.SSLContext, ssl.SSLContext],
+    trusted: bytes,
+    serves: bool,
+    whole_chain: bool = False,
+) -> dict[str, Any]:
+    """Let one side show the certificate and the other judge it; return what it saw there.
+
+    Args:
+        ours: Server and client, both with the certificate.
+        trusted: Certificates that the other side trusts.
+        serves: Whether it is the server that shows it.
+        whole_chain: Whether what is trusted must end a chain, and not stand somewhere in it.
+
+    Raises:
+        ssl.SSLError: It does not pass.
+    """
+    judge = ours[1] if serves else ours[0]
+    if not whole_chain:
+        judge.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    judge.load_verify_locations(cadata=_text(trusted))
+    judge.verify_mode = ssl.CERT_REQUIRED
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ours[1].wrap_bio(down, up)
+    server = ours[0].wrap_bio(up, down, server_side=True)
+    waiting = [client, server]
+    for _ in range(_MAX_TURNS):
+        for end in list(waiting):
+            try:
+                end.do_handshake()
+                waiting.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+    return dict((client if serves else server).getpeercert() or {})
+
+
+def _text(pem: bytes) -> str:
+    return pem.decode("ascii", errors="replace").replace("\N{REPLACEMENT CHARACTER}", "?")
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if "PEM" in str(error):
+        return "one of them is damaged or encrypted"
+    return str(getattr(error, "reason", "") or error).replace("_", " ").lower()

@@ -1,0 +1,26 @@
+"""Datagrams between a worker and a shard: the public names.
+
+Their format, order and meaning are none of this package's business: batches of signed datagrams go
+in at one end, buffers of received ones come out at the other, or do not.
+"""
+
+from thinwire.proto.udp.connect import connect, pacing
+from thinwire.proto.udp.receiver import Owner, ReceivedCounts, UdpReceiver
+from thinwire.proto.udp.sender import Sending, UdpSender
+from thinwire.proto.udp.sockets import SCHEMES, stream_dscp
+from thinwire.proto.udp.types import Batch, ChannelCounts, DatagramSender
+
+__all__ = [
+    "SCHEMES",
+    "Batch",
+    "ChannelCounts",
+    "DatagramSender",
+    "Owner",
+    "ReceivedCounts",
+    "Sending",
+    "UdpReceiver",
+    "UdpSender",
+    "connect",
+    "pacing",
+    "stream_dscp",
+]

@@ -1,0 +1,258 @@
+"""UDP sockets with the options that datagrams need; nothing here needs privileges.
+
+What Linux alone knows is asked for there only; elsewhere datagrams travel one by one, unmarked in
+the local queue, and IP may fragment them.
+
+Which class of service each channel's packets ask the network and the local queue for.
+
+Channel 0 is the reliable stream; 1 is the most important datagram channel.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from absl import logging
+
+from thinwire.ops.types import ConfigurationError
+
+SCHEMES = ("cs", "compact", "off")
+_MOST_CHANNELS = 7
+_CLASS = 32  # step between the IP precedence classes CS0..CS7 in the TOS byte
+_COMPACT_TOP = 5  # CS6 and CS7 belong to the network's own traffic and may be remarked
+_NUM_QUEUE_PRIORITIES = 3
+
+
+def tos(scheme: str, channel: int, channels: int) -> int | None:
+    """Return the TOS byte (IPv6: traffic class) of a channel's packets.
+
+    - ``cs``: the stream gets class CS ``channels``, channel i CS ``channels - i``, so that the
+      last is best effort.
+    - ``compact``: the stream gets CS5, channel i CS ``max(0, 5 - ceil(5 i / channels))``; stays
+      out of the classes of network control.
+    - ``off``: None, packets are left as they are.
+
+    Args:
+        scheme: One of `SCHEMES`.
+        channel: 0 for the reliable stream.
+        channels: Datagram channels, 0..7.
+
+    Raises:
+        ValueError: Anything else.
+
+    Source: the marking rules of the DGT authors' code (``cs``).
+
+    >>> [tos("cs", channel, 3) for channel in range(4)]
+    [96, 64, 32, 0]
+    >>> [tos("compact", channel, 3) for channel in range(4)]
+    [160, 96, 32, 0]
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"scheme {scheme!r} is none of {', '.join(SCHEMES)}")
+    if not 0 <= channel <= channels <= _MOST_CHANNELS:
+        raise ValueError(f"channel {channel} of {channels}: 0 <= channel <= channels <= 7 expected")
+    if scheme == "off":
+        return None
+    if scheme == "cs":
+        return _CLASS * (channels - channel)
+    if channel == 0:
+        return _CLASS * _COMPACT_TOP
+    return _CLASS * max(0, _COMPACT_TOP - math.ceil(_COMPACT_TOP * channel / channels))
+
+
+def stream_dscp(scheme: str, channels: int) -> int | None:
+    """Return the reliable stream's DSCP, 0..63, for gRPC; None leaves it unmarked.
+
+    >>> stream_dscp("cs", 7), stream_dscp("off", 7)
+    (56, None)
+    """
+    byte = tos(scheme, 0, channels)
+    return None if byte is None else byte >> 2
+
+
+def queue_priority(channel: int, channels: int) -> int:
+    """Return the Linux priority of a datagram channel in the local queue: 3, 2 or 1.
+
+    Linux gives every class of `tos` priority 0, so classes alone reorder nothing on the sending
+    host. In the map of its default queues (pfifo_fast, prio) 1, 2 and 3 all wait behind 0, where
+    the reliable stream is; queues that sort by number tell them apart. None needs privileges.
+    """
+    return _NUM_QUEUE_PRIORITIES - _NUM_QUEUE_PRIORITIES * (channel - 1) // channels
+
+
+ON_LINUX = sys.platform.startswith("linux")
+
+# Numbers of Linux's headers that Python's socket module does not name in every version.
+SOL_UDP = 17
+UDP_SEGMENT = 103
+UDP_GRO = 104
+_IP_MTU_DISCOVER, _IP_MTU = 10, 14
+_IPV6_MTU_DISCOVER, _IPV6_MTU = 23, 24
+_PMTUDISC_DO = 2
+_SO_MEMINFO = 55
+_MEMINFO_FORMAT = "9I"
+_MEMINFO_DROPS = 8  # the place of the number of dropped packets
+
+_RECEIVE_BUFFER_BYTES = 64 << 20
+_UDP_HEADER_BYTES = 8
+_IP_HEADER_BYTES = {socket.AF_INET: 20, socket.AF_INET6: 40}
+
+
+def overhead_bytes(family: int) -> int:
+    """Return the bytes of the IP and UDP headers around a datagram."""
+    return _UDP_HEADER_BYTES + _IP_HEADER_BYTES[socket.AddressFamily(family)]
+
+
+def _resolve(host: str, port: int, flags: int = 0) -> tuple[socket.AddressFamily, Any]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
+    except socket.gaierror as error:
+        raise ConfigurationError(
+            f"no address is known for {host!r} ({error.strerror}); is --ip_PS right?"
+        ) from error
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def _allows(udp_socket: socket.socket, level: int, option: int, value: int) -> bool:
+    try:
+        udp_socket.setsockopt(level, option, value)
+    except OSError:
+        return False
+    return True
+
+
+def bind(address: str, count: int) -> list[socket.socket]:
+    """Return non-blocking sockets bound to free ports of an address.
+
+    Raises:
+        ConfigurationError: The address is unknown, or not of this machine.
+    """
+    family, name = _resolve(address, 0, socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            udp_socket = socket.socket(family, socket.SOCK_DGRAM)
+            sockets.append(udp_socket)
+            if family == socket.AF_INET6:  # "::" takes IPv4 too, as gRPC does there
+                _allows(udp_socket, socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            _allows(udp_socket, socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+            udp_socket.setblocking(False)
+            udp_socket.bind(name)
+    except OSError as error:
+        for udp_socket in sockets:
+            udp_socket.close()
+        raise ConfigurationError(
+            f"cannot receive datagrams at {address}: {error.strerror}; "
+            "choose an address of this machine with --ip_PS"
+        ) from error
+    if sockets:
+        granted = sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        logging.info(
+            "%d datagram sockets at %s; receive buffer: %.1f MiB each granted, %d asked for%s",
+            count,
+            address,
+            granted / 2**20,
+            _RECEIVE_BUFFER_BYTES >> 20,
+            " (net.core.rmem_max is the limit)" if granted < _RECEIVE_BUFFER_BYTES else "",
+        )
+    return sockets
+
+
+def join_received(udp_socket: socket.socket) -> bool:
+    """Ask the kernel to hand over runs of equal datagrams as one buffer; return if it will."""
+    return ON_LINUX and _allows(udp_socket, SOL_UDP, UDP_GRO, 1)
+
+
+def splits_sent(udp_socket: socket.socket) -> bool:
+    """Whether the kernel cuts one large buffer into datagrams itself."""
+    return ON_LINUX and _allows(udp_socket, SOL_UDP, UDP_SEGMENT, 0)
+
+
+def num_dropped(udp_socket: socket.socket) -> int | None:
+    """Return how many packets a full buffer or a filter kept out of a socket; None: unknown."""
+    if not ON_LINUX:
+        return None
+    try:
+        size = struct.calcsize(_MEMINFO_FORMAT)
+        data = udp_socket.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, size)
+        return int(struct.unpack(_MEMINFO_FORMAT, data)[_MEMINFO_DROPS])
+    except (OSError, struct.error):
+        return None
+
+
+def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]:
+    """Return non-blocking sockets, one for each channel, connected, marked, never fragmented.
+
+    An option that the system refuses is no error; all that were refused make one warning.
+
+    Args:
+        host: Of the shard.
+        ports: Channel 1 first.
+        scheme: See `udp_marking.tos`.
+
+    Raises:
+        ConfigurationError: The host is unknown or has no route.
+    """
+    sockets: list[socket.socket] = []
+    refused: set[str] = set()
+    try:
+        for channel, port in enumerate(ports, 1):
+            family, address = _resolve(host, port)
+            udp_socket = socket.socket(family, socket.SOCK_DGRAM)
+            sockets.append(udp_socket)
+            udp_socket.setblocking(False)
+            udp_socket.connect(address)
+            refused |= _mark(udp_socket, scheme, channel, len(ports))
+    except OSError as error:
+        for udp_socket in sockets:
+            udp_socket.close()
+        raise ConfigurationError(
+            f"no datagrams can be sent to {host}: {error.strerror}; "
+            "is it reachable, or set --dgt_transport=grpc"
+        ) from error
+    if refused:
+        logging.warning(
+            "this system refuses %s for datagrams; they are sent without",
+            ", ".join(sorted(refused)),
+        )
+    return sockets
+
+
+def _mark(udp_socket: socket.socket, scheme: str, channel: int, channels: int) -> set[str]:
+    """Set the options of one channel; return the names of those refused."""
+    six = udp_socket.family == socket.AF_INET6
+    level = socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP
+    options = []
+    byte = tos(scheme, channel, channels)
+    if byte is not None:
+        name = "IPV6_TCLASS" if six else "IP_TOS"
+        options.append((name, level, socket.IPV6_TCLASS if six else socket.IP_TOS, byte))
+        if ON_LINUX:  # after the class, which sets the priority too
+            priority = queue_priority(channel, channels)
+            options.append(("SO_PRIORITY", socket.SOL_SOCKET, socket.SO_PRIORITY, priority))
+    if ON_LINUX:
+        name = "IPV6_MTU_DISCOVER" if six else "IP_MTU_DISCOVER"
+        discover = _IPV6_MTU_DISCOVER if six else _IP_MTU_DISCOVER
+        options.append((name, level, discover, _PMTUDISC_DO))
+    return {name for name, *option in options if not _allows(udp_socket, *option)}
+
+
+def path_limit(udp_socket: socket.socket) -> int | None:
+    """Return the largest datagram that the route is known to carry whole; None: unknown.
+
+    The kernel answers it for a connected socket, so nothing need be sent to find out.
+    """
+    if not ON_LINUX:
+        return None
+    six = udp_socket.family == socket.AF_INET6
+    level, option = (socket.IPPROTO_IPV6, _IPV6_MTU) if six else (socket.IPPROTO_IP, _IP_MTU)
+    try:
+        return udp_socket.getsockopt(level, option) - overhead_bytes(udp_socket.family)
+    except OSError:
+        return None

@@ -1,0 +1,119 @@
+"""What a worker may claim in numbers: bounds of what is possible for it, checked while decoding.
+
+Workers count and measure for themselves, and a shard cannot count again. But whatever no worker of
+this run can have done is refused before the core hears of it, with a message that names the field,
+its value and the bound. What is within the bounds is harmless to everybody but the one who claims
+it, and to how soon a run of --epochs ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from thinwire.ops.methods.method import Method
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+
+#: Of steps, versions, and whatever a worker counts: exact in every number format on the way, and
+#: so far below 2**64 that whoever takes over a worker's number can count on from any of them.
+MOST_COUNTED = 1 << 53
+#: Of anything that a worker may have measured.
+MOST_SECONDS = 1e6
+#: Where the size of the training set is not known: more than a device holds in a mini-batch.
+_LARGEST_BATCH = 1 << 24
+#: Where a round has no limit (--pacer=esync): half an hour of steps of a tenth of a millisecond.
+_MOST_LOCAL_STEPS = 1 << 24
+#: Of one push, whatever follows from the others.
+_MOST_SAMPLES = (1 << 31) - 1
+_OF_PACER = " (of a round, by --pacer, --local_steps and --max_local_steps)"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClaimBounds:
+    """The largest numbers that a worker of a run can claim honestly.
+
+    ======================= =====================================================================
+    step                    1 to 2**53. Steps need not be consecutive: refused updates use up a
+                            number each, and a PS that came back from a snapshot meets workers
+                            that are ahead of it.
+    base_version            0 to 2**53. It may be ahead of the shard, which then says so: a crash
+                            has undone updates.
+    lag                     0 without --overlap. With it, up to base_version: nothing was computed
+                            before version 0, and nobody knows how many updates of others fall
+                            between two of a slow worker.
+    local_steps             1 to what the pacer lets a round have: 1, --local_steps, or
+                            --max_local_steps; 2**24 where that is no limit.
+    samples                 At least one, and at most a largest batch, for each local step. No
+                            batch is larger than the training set. Its size is known where --epochs
+                            counts by it; else 2**24. Never above 2**31 - 1.
+    learning_rate           Finite and not negative.
+    ..._seconds             0 to 1e6; not NaN.
+    ======================= =====================================================================
+
+    A mere copy of the model has no steps and no samples. A loss that is not finite is no claim but
+    a mishap, which `PushDecoder` tells apart. The defaults are what any method may claim: so read
+    journals, whose events were judged when they came.
+    """
+
+    most_local_steps: int = _MOST_SAMPLES
+    largest_batch: int = _MOST_SAMPLES
+    lags: bool = True  # updates may be computed at an older version than the worker holds
+
+    @staticmethod
+    def of(method: Method, num_train: int | None = None) -> ClaimBounds:
+        """Return the bounds of a run.
+
+        Args:
+            method: Its composition.
+            num_train: Size of the training set; None: not known.
+        """
+        most_local_steps = method.pacer.longest_round or _MOST_LOCAL_STEPS
+        return ClaimBounds(most_local_steps, num_train or _LARGEST_BATCH, method.overlap)
+
+    def check_push(self, push: pb.Push) -> None:
+        """Check everything that a push counts.
+
+        Raises:
+            Malformed: No worker can have counted that.
+        """
+        _check("step", push.step, 1, MOST_COUNTED)
+        _check("base_version", push.base_version, 0, MOST_COUNTED)
+        why = " (it is base_version)" if self.lags else " (only with --overlap it is more)"
+        _check("lag", push.lag, 0, push.base_version if self.lags else 0, why)
+        if not 0 <= push.learning_rate < float("inf"):
+            raise Malformed(
+                f"learning_rate {push.learning_rate}: expected a finite rate, not negative"
+            )
+        if push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0:
+            return
+        _check("local_steps", push.local_steps, 1, self.most_local_steps, _OF_PACER)
+        most = min(_MOST_SAMPLES, push.local_steps * self.largest_batch)
+        of_what = "one at least for each local step, and at most the training set"
+        _check("samples", push.samples, push.local_steps, most, f" ({of_what} that the PS counts)")
+
+    def check_query(self, query: pb.Query) -> None:
+        """Check everything that a query counts and measures.
+
+        Raises:
+            Malformed: No worker can have counted or measured that.
+        """
+        _check("step", query.step, 0, MOST_COUNTED)
+        _check("local_steps", query.local_steps, 0, self.most_local_steps, _OF_PACER)
+        for name in ("step_seconds", "age_seconds", "query_seconds"):
+            _check(name, getattr(query, name), 0, MOST_SECONDS)
+
+    def check_pull(self, pull: pb.Pull) -> None:
+        """Check the version that a worker says it has.
+
+        Raises:
+            Malformed: No shard gets that far.
+        """
+        _check("base_version", pull.base_version, 0, MOST_COUNTED)
+
+
+def _check(name: str, value: float, least: float, most: float, why: str = "") -> None:
+    if not least <= value <= most:  # NaN fails as well
+        raise Malformed(
+            f"{name} {value}: expected {least} to {most}{why}. Install the same Thinwire on all "
+            "nodes, and give them the same flags."
+        )

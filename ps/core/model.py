@@ -1,0 +1,353 @@
+"""The weights of one shard and the policies that change and hand them out.
+
+The weights of a shard whose workers sum and step among themselves: it keeps what they say.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.downlink import own_entries, replicas
+from thinwire.ops.downlink.replicas import HandedOut
+from thinwire.ops.downlink.types import Asked, Handed, Operation, ShardView
+from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.optimizers.server import ServerUpdate
+from thinwire.ops.types import Kind, State, Update
+from thinwire.ops.weighting.base import Arrival, ReleaseContext
+from thinwire.ps.core.members import CoreConfig
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+#: Part of a policy's state that is only working memory.
+_SCRATCH = "scratch"
+#: What is counted of replies, and of copies of what workers have.
+_COUNTED = ("copies", "full", "delta", "sparse", "resyncs", "mismatches")
+
+
+class ShardModel:
+    """theta, its version, and the state of Weighting, ServerUpdate and the down codec.
+
+    Attributes:
+        theta: [n] float32 weights of this shard.
+        version: T, updates applied so far.
+        samples: Examples consumed by them.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        theta: Float32,
+        kernels: Any,
+        budget: Budget,
+        schedule: Schedule,
+        offsets: tuple[int, ...] = (),
+    ) -> None:
+        """Start at version 0.
+
+        Args:
+            method: The composition.
+            theta: [n] float32, owned and updated in place.
+            kernels: ops.kernels.Kernels.
+            budget: Of the run.
+            schedule: Of the learning rate.
+            offsets: Where each slice begins in theta, and n at the end; not given: one slice.
+        """
+        self.method, self.theta, self.kernels = method, theta, kernels
+        self._offsets = offsets or (0, len(theta))
+        self.budget, self.schedule = budget, schedule
+        self.version = 0
+        self.samples = 0
+        self._weighting = method.weighting.init(len(theta))
+        self._down = method.down_codec.init(len(theta))
+        self._server = method.server.init(theta)
+        self._handed_out = HandedOut()
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._seen = theta.view()  # what policies may look at
+        self._seen.flags.writeable = False
+
+    @property
+    def kind(self) -> Kind:
+        """What updates mean on the wire."""
+        return self.method.kind
+
+    @property
+    def lags(self) -> bool:
+        """Whether workers hold newer weights than this shard."""
+        return False
+
+    def in_step(self, base_version: int) -> bool:
+        """Return whether a worker at this version may push now; others are to pull again."""
+        del base_version
+        return True
+
+    @property
+    def learning_rate(self) -> float:
+        """The scheduled rate of the next update."""
+        return self.schedule.rate(self.budget.fraction(self.version, self.samples))
+
+    def apply(self, arrivals: Sequence[Arrival], oldest_base: int) -> list[Arrival]:
+        """Weigh, merge and apply one release; version + 1 unless nothing was kept.
+
+        Args:
+            arrivals: In order of worker id.
+            oldest_base: Smallest base version a live worker may still push from.
+
+        Returns:
+            What the weighting kept.
+        """
+        copies, held = self._handed_out.copies, self._copies_of(arrivals)
+        context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
+        kept, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
+        if not kept:
+            return kept
+        updates = [arrival.update for arrival in kept]
+        merged = self.method.aggregate.merge(updates, len(self.theta))
+        lone = self._lone(arrivals)
+        before = own_entries.values_at(lone, self.theta)
+        touched, self._server = self.method.server.apply(
+            self.theta, merged, self.method.kind, self.learning_rate, self.kernels, self._server
+        )
+        self.version += 1
+        own = own_entries.find(lone, before, self._seen, self.version)
+        self._down = self.method.down_codec.note(touched, self.version, self._down, own)
+        return kept
+
+    def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
+        """Return the arrival of which a reply might leave out what its worker can add itself."""
+        method = self.method
+        can_add = method.down_codec.leaves_own_out and method.router.delivers_all
+        if not can_add or not method.server.adds(method.kind):
+            return None
+        alone = len(arrivals) == 1 and arrivals[0].update.indices is not None
+        return arrivals[0] if alone else None
+
+    def take(self, update: Update) -> None:
+        """Overwrite the weights [n]; the version stays.
+
+        Raises:
+            ValueError: Here only updates change the weights.
+        """
+        raise ValueError(f"{len(update.values)} values without a round")
+
+    def share_of(self, asked: Asked) -> Hashable:
+        """Return what two questions have in common that may be given the same arrays."""
+        return self.method.down_codec.share_of(asked, self._down)
+
+    def gather(self, asked: Asked) -> Handed:
+        """Return what a worker must be sent; the arrays are copies."""
+        view = ShardView(self._seen, self.version, self.kernels, self._offsets)
+        handed = self.method.down_codec.gather(asked, view, self._down)
+        self._counts["copies"] = max(self._counts["copies"], len(self._down.get("held", ())))
+        return handed
+
+    def hand_out(self, worker: int, handed: Handed) -> None:
+        """Note what a worker is being sent."""
+        self._counts[handed.way] += 1
+        self._counts["resyncs"] += handed.is_resync
+        if not self.method.weighting.needs_copies:
+            return
+        if self._copy_of(worker, handed.version) is None:  # then it holds the current weights
+            self._handed_out.note(worker, handed.version, self.theta)
+        else:
+            self._handed_out.forget(worker)
+
+    def verify(self, worker: int, base_version: int, checksum: int) -> None:
+        """Hear the checksum of what a worker has; if it is not its copy, it gets all next time."""
+        copy = self._copy_of(worker, base_version)
+        if copy is None or replicas.checksum([copy]) == checksum:
+            return
+        self._counts["mismatches"] += 1
+        self._counts["resyncs"] += 1
+        self._down = self.method.down_codec.forget(worker, self._down)
+
+    def forget(self, worker: int) -> None:
+        """Drop what is kept of a worker that has left."""
+        self._handed_out.forget(worker)
+        self._down = self.method.down_codec.forget(worker, self._down)
+
+    def _copy_of(self, worker: int, base_version: int) -> Float32 | None:
+        return self.method.down_codec.copy_of(worker, base_version, self._down)
+
+    def _copies_of(self, arrivals: Sequence[Arrival]) -> dict[int, Float32]:
+        """Return what workers have that were not sent all, where the weighting asks for it."""
+        if not self.method.weighting.needs_copies:
+            return {}
+        found = {each.worker: self._copy_of(each.worker, each.base_version) for each in arrivals}
+        return {worker: held for worker, held in found.items() if held is not None}
+
+    def memory(self) -> dict[str, int]:
+        """Return the memory that the weighting costs: dense copies, and bytes with all state."""
+        num_bytes = self._handed_out.num_bytes + _num_bytes(self._weighting)
+        return {"copies": len(self._handed_out.copies), "bytes": num_bytes}
+
+    def down_summary(self) -> dict[str, int]:
+        """Return what the down codec has done, and the bytes of its state.
+
+        ``copies``: dense ones of what workers have, the most there were at a time; their bytes
+        count. ``full``, ``delta``, ``sparse``: replies by kind. ``resyncs``: whole models that were
+        sent although the worker's was known, or because its checksum was wrong (``mismatches``).
+        """
+        now = len(self._down.get("held", ()))
+        gone = (self._counts["copies"] - now) * self.theta.nbytes
+        return {"bytes": _num_bytes(self._down) + gone, **self._counts}
+
+    def whole(self) -> Update:
+        """Return a copy of all weights."""
+        return Update(None, self.theta.copy())
+
+    def save(self) -> State:
+        """Return durable state; arrays are copies."""
+        optimizer = self._server.get("optimizer")
+        return {
+            "version": self.version,
+            "samples": self.samples,
+            "theta": self.theta.copy(),
+            "optimizer": optimizer.save() if optimizer is not None else {},
+            "weighting": copy.deepcopy(_durable(self._weighting)),
+            "handed_out": self._handed_out.save(),
+            "down_codec": copy.deepcopy(_durable(self._down)),
+            "down_counts": dict(self._counts),
+        }
+
+    def restore(self, state: State) -> None:
+        """Take back what `save` gave."""
+        self.version, self.samples = state["version"], state["samples"]
+        np.copyto(self.theta, state["theta"])
+        if "optimizer" in self._server:
+            self._server["optimizer"].restore(state["optimizer"], self.theta)
+        self._weighting.update(state["weighting"])
+        _take_back(self._down, state["down_codec"])
+        self._counts.update(state["down_counts"])
+        self._handed_out.restore(state["handed_out"])
+
+    def save_under_way(self) -> State:
+        """Return what only a shard that goes on without a break knows of its workers.
+
+        Last replies, and entries that workers add by themselves; the arrays never change.
+        """
+        return _of_workers(self._down)
+
+    def restore_under_way(self, state: State) -> None:
+        """Take back what `save_under_way` gave, after `restore`."""
+        _take_back(self._down, state)
+
+
+def _durable(state: State) -> State:
+    """Leave out working memory, at any depth."""
+    return {
+        key: _durable(value) if isinstance(value, dict) else value
+        for key, value in state.items()
+        if key != _SCRATCH
+    }
+
+
+def _of_workers(state: State) -> State:
+    """Return working memory that decides what workers are answered, in place; no plain buffers."""
+    found: State = {}
+    for key, value in state.items():
+        if key == _SCRATCH:
+            found[key] = {name: item for name, item in value.items() if isinstance(item, dict)}
+        elif isinstance(value, dict) and (inner := _of_workers(value)):
+            found[key] = inner
+    return found
+
+
+def _take_back(state: State, saved: State) -> None:
+    """Put what was saved into a state that has just been made, beside its working memory."""
+    for key, value in saved.items():
+        if isinstance(value, dict) and isinstance(state.get(key), dict):
+            _take_back(state[key], value)
+        else:
+            state[key] = value
+
+
+def _num_bytes(state: Any) -> int:
+    """Return the bytes of all arrays in a policy's state."""
+    if isinstance(state, np.ndarray):
+        return state.nbytes
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return sum(_num_bytes(part) for part in parts)
+
+
+class MirrorModel(ShardModel):
+    """A round is one version; its weights come with one of its pushes, or not at all.
+
+    Workers hold newer weights than the shard whenever a round has come without them. So whoever
+    pulls is sent what is here, and asks the other workers for better.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        theta: Float32,
+        kernels: Any,
+        budget: Budget,
+        schedule: Schedule,
+        offsets: tuple[int, ...] = (),
+    ) -> None:
+        """Start at version 0; see ShardModel."""
+        idle = dataclasses.replace(method, server=ServerUpdate())  # the workers' steps, not ours
+        super().__init__(idle, theta, kernels, budget, schedule, offsets)
+        self._copied_version = 0
+
+    @property
+    def kind(self) -> Kind:
+        """Whole weights, or none."""
+        return Kind.VALUES
+
+    @property
+    def lags(self) -> bool:
+        """Whether the weights are of an earlier version."""
+        return self._copied_version < self.version
+
+    def in_step(self, base_version: int) -> bool:
+        """Only a worker that took part in the last round may report the next one."""
+        return base_version == self.version
+
+    def apply(self, arrivals: Sequence[Arrival], oldest_base: int) -> list[Arrival]:
+        """Count one round, and take the weights that came with it."""
+        del oldest_base
+        self.version += 1
+        for arrival in arrivals:
+            self.take(arrival.update)
+        return list(arrivals)
+
+    def take(self, update: Update) -> None:
+        """Take whole weights as those of the present version; a sparse update holds none."""
+        if update.indices is None:
+            np.copyto(self.theta, update.values)
+            self._copied_version = self.version
+
+    def gather(self, asked: Asked) -> Handed:
+        """Send weights only to a worker that has none."""
+        if asked.base_version is None:
+            return Handed(Operation.FULL, self.whole(), self.version, "full")
+        nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
+        return Handed(Operation.NONE, nothing, self.version, "delta")
+
+    def restore(self, state: State) -> None:
+        """Take back what `save` gave: whatever its weights were, they now are its version's."""
+        super().restore(state)
+        self._copied_version = self.version
+
+    def save_under_way(self) -> State:
+        """Return which version the weights are of."""
+        return {"copied_version": self._copied_version}
+
+    def restore_under_way(self, state: State) -> None:
+        """Take back what `save_under_way` gave, after `restore`."""
+        self._copied_version = state["copied_version"]
+
+
+def model_for(method: Method, theta: Float32, kernels: Any, config: CoreConfig) -> ShardModel:
+    """Return the model of a shard that steps itself, or of one whose workers do."""
+    made = ShardModel if method.collective == THROUGH_PS else MirrorModel
+    return made(method, theta, kernels, config.budget, config.schedule, config.offsets)

@@ -1,0 +1,188 @@
+"""Records of a journal: what happened to a shard's core, and when, as checked bytes.
+
+    length: 4 bytes, of the body    checksum: 4 bytes, CRC-32 of length and body    body
+
+A body is the moment (8 bytes, float64), what it is (1 byte) and its contents. Pushes are kept as
+they came over the wire: the Push message, then its payload. One that was put together from
+datagrams is coded the same way. All other events, and the head of a file, are JSON. Everything is
+little-endian; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.methods.method import Method
+from thinwire.ops.types import Kind, ShardLayout
+from thinwire.ops.wire.blocks import IndexChooser
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.ps.core import events
+from thinwire.ps.core.plain import made, plain
+from thinwire.ps.service.connections import blocks_of
+from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
+
+_FRAME = struct.Struct("<II")
+_BODY = struct.Struct("<dB")
+_PUSH = struct.Struct("<III")  # worker, bytes of the update as it came, bytes of the message
+_HEAD, _EVENT, _PUSH_EVENT = 0, 1, 2
+_KINDS = {
+    Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
+    Kind.DELTA: pb.UPDATE_KIND_DELTA,
+    Kind.VALUES: pb.UPDATE_KIND_VALUES,
+}
+#: What reading anything else than such a record may raise.
+_NOT_WRITTEN_HERE = (
+    *(struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError),
+    RecursionError,
+)
+
+
+class Damaged(ValueError):
+    """A record is not what was written; the message says how."""
+
+
+class CutShort(Damaged):
+    """The data end before the record does."""
+
+
+class Coder:
+    """Codes and decodes the events of one shard."""
+
+    def __init__(
+        self, layout: ShardLayout, method: Method, kernels: Any, aux_count: int = 0
+    ) -> None:
+        """Remember what pushes look like; see PushDecoder."""
+        self._layout = layout
+        self._kind = kind = method.kind if method.collective == THROUGH_PS else Kind.VALUES
+        self._decoder = PushDecoder(layout, kind, kernels, aux_count)
+        self._chooser = IndexChooser()
+
+    def code(self, event: events.Event, now: float) -> list[Any]:
+        """Return the pieces of the record of an event that is handled at `now`."""
+        if not isinstance(event, events.Push):
+            return framed([_BODY.pack(now, _EVENT), _json(plain(event))])
+        message, pieces = event.coded or self._coded(event)
+        head = message.SerializeToString()
+        described = _PUSH.pack(event.worker, event.num_bytes, len(head))
+        return framed([_BODY.pack(now, _PUSH_EVENT) + described + head, *pieces])
+
+    def _coded(self, push: events.Push) -> tuple[pb.Push, list[Any]]:
+        """Code a push that has no message of its own."""
+        message = pb.Push(
+            incarnation=push.incarnation,
+            step=push.step,
+            base_version=push.base_version,
+            lag=push.lag,
+            generation=push.generation,
+            epoch=push.epoch,
+            kind=_KINDS[self._kind],
+            samples=push.samples,
+            local_steps=push.local_steps,
+            loss=push.loss,
+            aux_count=0 if push.aux is None else len(push.aux),
+            base_checksum=push.base_checksum,
+        )
+        blocks = blocks_of(push.update, self._layout)
+        coded = [self._chooser.encode(block) for block in blocks]
+        pieces = list(messages.blocks_to_message(coded, message.blocks))
+        if push.aux is not None:
+            pieces.append(push.aux.astype("<f4").tobytes())
+        return message, pieces
+
+    def decode(self, body: memoryview) -> tuple[events.Event, float]:
+        """Return (event, the moment it was handled).
+
+        Raises:
+            Damaged: The body is none of an event.
+        """
+        try:
+            now, kind = _BODY.unpack_from(body)
+            if kind == _PUSH_EVENT:
+                return self._push(body[_BODY.size :]), now
+            if kind == _EVENT:
+                return _event(json.loads(bytes(body[_BODY.size :]))), now
+        except _NOT_WRITTEN_HERE as error:
+            raise Damaged(f"{type(error).__name__}: {error}") from error
+        except (DecodeError, Malformed, NonFinite) as error:
+            raise Damaged(f"no push of this shard: {error}") from error
+        raise Damaged(f"a record of kind {kind}; expected an event")
+
+    def _push(self, content: memoryview) -> events.Push:
+        worker, num_bytes, head_bytes = _PUSH.unpack_from(content)
+        start = _PUSH.size + head_bytes
+        message = pb.Push.FromString(bytes(content[_PUSH.size : start]))
+        contents = self._decoder.read(message, memoryview(bytes(content[start:])))
+        update = contents.plain or self._decoder.flatten(contents.blocks)
+        return self._decoder.event(worker, message, update, contents.aux, num_bytes)
+
+
+def _event(content: Any) -> events.Event:
+    event = made(content)
+    if not isinstance(event, events.Event):
+        raise TypeError(f"a {type(event).__name__} is no event")
+    return event
+
+
+def framed(body: Sequence[Any]) -> list[Any]:
+    """Return the pieces of a record with this body."""
+    length = sum(len(piece) for piece in body)
+    checksum = zlib.crc32(length.to_bytes(4, "little"))
+    for piece in body:
+        checksum = zlib.crc32(piece, checksum)
+    return [_FRAME.pack(length, checksum) + body[0], *body[1:]]
+
+
+def head(content: dict[str, Any]) -> list[Any]:
+    """Return the pieces of a file's first record; `content` is plain data without arrays."""
+    return framed([_BODY.pack(0.0, _HEAD), _json(content)])
+
+
+def content_of_head(body: memoryview) -> dict[str, Any]:
+    """Return what `head` was given.
+
+    Raises:
+        Damaged: It is no head.
+    """
+    try:
+        _, kind = _BODY.unpack_from(body)
+        content = json.loads(bytes(body[_BODY.size :]))
+    except (struct.error, ValueError, RecursionError) as error:
+        raise Damaged(f"no head: {error}") from error
+    if kind != _HEAD or not isinstance(content, dict):
+        raise Damaged(f"the first record is of kind {kind}; expected a head")
+    return content
+
+
+def bodies(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Return of each record, in order, (where it ends, its body).
+
+    Raises:
+        Damaged: At the first record that is CutShort or was changed.
+    """
+    at = 0
+    while at < len(data):
+        if at + _FRAME.size > len(data):
+            raise CutShort(f"the last record is cut short: {len(data) - at} bytes of it are here")
+        length, checksum = _FRAME.unpack_from(data, at)
+        body = data[at + _FRAME.size : at + _FRAME.size + length]
+        if len(body) < length:
+            raise CutShort(
+                f"the last record is cut short: {len(body)} of {length} bytes of it are here"
+            )
+        if length < _BODY.size or zlib.crc32(body, zlib.crc32(data[at : at + 4])) != checksum:
+            raise Damaged("a record's checksum does not match its bytes")
+        at += _FRAME.size + length
+        yield at, body
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,340 @@
+"""Open streams of one shard, and what goes over them.
+
+What supervisors and following shards are told without asking.
+
+Rounds on their way from workers to the Supervisor; the newest ones wait for one that is away.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from absl import logging
+
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.types import Block, CodedValues, Link, ShardLayout, Update
+from thinwire.ops.wire.blocks import IndexChooser, WireBlock
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import frame, frames
+from thinwire.proto.grpc import ServerStream
+from thinwire.proto.grpc.session import chunk_bytes
+from thinwire.ps.core import events
+from thinwire.ps.datagrams.receiver import Receptions
+
+
+class Connection:
+    """One client's stream after its Hello."""
+
+    def __init__(self, stream: ServerStream, hello: pb.Hello, incarnation: int) -> None:
+        """Wrap a stream; `incarnation` is the worker's life, or 0."""
+        self.stream = stream
+        self.role: int = hello.role
+        self.id: int = hello.id
+        self.incarnation = incarnation
+        self.peer_address: str = hello.peer_address
+        self.chooser = IndexChooser()
+        link = Link(hello.link.mbps, hello.link.delay_ms, hello.link.loss)
+        self.chunk_bytes = chunk_bytes(link, stream.chunks)
+        self.evaluates = hello.role == pb.ROLE_SUPERVISOR and len(hello.model) > 0
+        self.left = False
+        self.welcomed = False  # the core has let this worker in on this stream
+
+    def say(self, message: pb.ToClient, counted: bool = False) -> None:
+        """Queue a message without payload; `counted` if it belongs to training."""
+        self.stream.send((frame(message),), counted=counted)
+
+
+class SharedBlocks:
+    """The coded blocks of one update; made once, in whichever sending thread needs them first."""
+
+    def __init__(self, update: Update | tuple[Block, ...], layout: ShardLayout) -> None:
+        """Remember what to code; nothing is done yet."""
+        self._update, self._layout = update, layout
+        self._lock = threading.Lock()
+        self._coded: list[WireBlock] | None = None
+
+    def coded(self, chooser: IndexChooser) -> list[WireBlock]:
+        """Return the blocks, coding them now if nobody has."""
+        with self._lock:
+            if self._coded is None:
+                blocks = blocks_of(self._update, self._layout)
+                self._coded = [chooser.encode(block) for block in blocks]
+            return self._coded
+
+
+def blocks_of(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
+    """Cut an update in shard coordinates into one block per slice; empty ones are left out.
+
+    What is blocks already stays as it is.
+    """
+    if isinstance(update, tuple):
+        return list(update)
+    offsets = layout.offsets
+    blocks = []
+    for slot, piece in enumerate(layout.slices):
+        start, stop = offsets[slot], offsets[slot + 1]
+        if update.indices is None:
+            values = CodedValues("float32", update.values[start:stop])
+            blocks.append(Block(slot, piece.size, None, values))
+            continue
+        first, last = update.indices.searchsorted((start, stop))
+        if first < last:
+            values = CodedValues("float32", update.values[first:last])
+            indices = update.indices[first:last] - start
+            blocks.append(Block(slot, piece.size, indices, values))
+    return blocks
+
+
+def reply_frames(
+    reply: events.Reply,
+    generation: int,
+    members: Sequence[pb.Member],
+    shared: SharedBlocks,
+    connection: Connection,
+    reception: pb.Reception | None = None,
+) -> Iterable[bytes]:
+    """Make the frames of one reply (in a sending thread)."""
+    message = pb.ToClient()
+    body = message.reply
+    body.version, body.generation, body.epoch = reply.version, generation, reply.epoch
+    body.operation = reply.operation.value  # type: ignore[assignment]
+    body.learning_rate, body.samples = reply.learning_rate, reply.samples
+    body.stop, body.stop_reason, body.step = reply.stop, reply.stop_reason or "", reply.step
+    body.members.extend(members)
+    body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
+    if reception is not None:
+        body.reception.CopyFrom(reception)
+    coded = [] if reply.operation is Operation.NONE else shared.coded(connection.chooser)
+    pieces = messages.blocks_to_message(coded, body.blocks)
+    if reply.aux is not None:
+        body.aux_count = len(reply.aux)
+        pieces.append(reply.aux.astype("<f4", copy=False).data)
+    return frames(message, pieces, connection.chunk_bytes)
+
+
+class Replies:
+    """Turns the Reply actions of one batch into sends; equal updates are coded once."""
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        generation: int,
+        members: Callable[[], list[pb.Member]],
+        receptions: Receptions | None,
+    ) -> None:
+        """Start a batch; `members` says, when the first reply goes out, who does the next round."""
+        self._layout, self._generation = layout, generation
+        self._find_members, self._receptions = members, receptions
+        self._members: list[pb.Member] | None = None
+        self._shared: dict[int, SharedBlocks] = {}
+
+    def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
+        """Queue one reply; coding happens in the connection's sending thread."""
+        if self._members is None:
+            self._members = self._find_members()
+        shared = self._shared.setdefault(id(reply.update), SharedBlocks(reply.update, self._layout))
+        receptions = self._receptions
+        came = receptions.outcome(reply.worker, reply.step) if receptions is not None else None
+        make: Callable[[], Iterable[bytes]] = functools.partial(
+            reply_frames, reply, self._generation, self._members, shared, connection, came
+        )
+        connection.stream.send(make, counted=counted)
+
+
+@dataclasses.dataclass
+class Traffic:
+    """Training bytes that went to one worker over streams that are closed."""
+
+    closed_bytes: int = 0
+
+
+class Connections:
+    """All open connections; workers by id, others by a running number."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.workers: dict[int, Connection] = {}
+        self.observers: dict[int, Connection] = {}
+        self.had_supervisor = False  # one that evaluates was connected
+        self.was_evaluated = False  # and one of them left in good order
+        self._traffic: dict[int, Traffic] = {}
+        self._peer_addresses: dict[int, str] = {}  # of the newest life of each worker
+        self._numbers = 0
+        self._lock = threading.Lock()
+
+    def add_worker(self, connection: Connection) -> None:
+        """Make this the worker's stream; an older one is ended."""
+        with self._lock:
+            old = self.workers.pop(connection.id, None)
+            if old is not None:
+                self._close(old)
+            self.workers[connection.id] = connection
+            connection.welcomed = True
+            self._peer_addresses[connection.id] = connection.peer_address
+
+    def drop_worker(self, connection: Connection) -> bool:
+        """Forget a worker's stream; return whether it still was this one."""
+        with self._lock:
+            if self.workers.get(connection.id) is not connection:
+                return False
+            del self.workers[connection.id]
+            self._close(connection)
+            return True
+
+    def add_observer(self, connection: Connection) -> int:
+        """Take in a supervisor or a following shard; return its number."""
+        with self._lock:
+            self._numbers += 1
+            self.observers[self._numbers] = connection
+            self.had_supervisor |= connection.evaluates
+            return self._numbers
+
+    def drop_observer(self, number: int) -> None:
+        """Forget an observer."""
+        with self._lock:
+            gone = self.observers.pop(number, None)
+            self.was_evaluated |= gone is not None and gone.evaluates and gone.left
+
+    def with_role(self, role: int) -> list[Connection]:
+        """Return the observers of one role."""
+        with self._lock:
+            return [each for each in self.observers.values() if each.role == role]
+
+    def members(self, lives: Iterable[tuple[int, int]]) -> list[pb.Member]:
+        """Return how workers reach each other; `lives` are (id, incarnation) of the live ones."""
+        with self._lock:
+            return [
+                pb.Member(
+                    worker=worker,
+                    incarnation=incarnation,
+                    address=self._peer_addresses.get(worker, ""),
+                )
+                for worker, incarnation in lives
+            ]
+
+    def everyone(self) -> list[Connection]:
+        """Return all connections."""
+        with self._lock:
+            return [*self.workers.values(), *self.observers.values()]
+
+    def bytes_down(self) -> dict[int, int]:
+        """Return training bytes sent to each worker, closed streams included."""
+        with self._lock:
+            totals = {worker: traffic.closed_bytes for worker, traffic in self._traffic.items()}
+            for worker, connection in self.workers.items():
+                totals[worker] = totals.get(worker, 0) + connection.stream.bytes_sent
+            return totals
+
+    def restore_bytes_down(self, totals: dict[int, int]) -> None:
+        """Go on counting from an earlier life of the shard."""
+        self._traffic = {worker: Traffic(count) for worker, count in totals.items()}
+
+    def _close(self, connection: Connection) -> None:
+        traffic = self._traffic.setdefault(connection.id, Traffic())
+        traffic.closed_bytes += connection.stream.bytes_sent
+        connection.stream.close()
+
+
+#: Characters of rounds kept of each worker for a Supervisor that comes, or comes back.
+KEPT_PER_WORKER = 512 << 10
+
+
+class RoundsRelay:
+    """Passes batches of rounds on (writer thread). Whoever gets one twice knows its numbers."""
+
+    def __init__(self, kept_per_worker: int = KEPT_PER_WORKER) -> None:
+        self._limit = kept_per_worker
+        self._kept: dict[int, collections.deque[str]] = {}
+
+    def take(self, worker: int, batch: str, listeners: list[Connection]) -> None:
+        """Send a worker's batch to everybody who listens, and keep it for a while."""
+        kept = self._kept.setdefault(worker, collections.deque())
+        kept.append(batch)
+        size = sum(map(len, kept))
+        while size > self._limit and len(kept) > 1:
+            size -= len(kept.popleft())
+        for listener in listeners:
+            _send(listener, worker, batch)
+
+    def repeat(self, listener: Connection) -> None:
+        """Send all that is kept to one who has just come."""
+        for worker, kept in self._kept.items():
+            for batch in kept:
+                _send(listener, worker, batch)
+
+
+def _send(listener: Connection, worker: int, batch: str) -> None:
+    listener.say(pb.ToClient(report=pb.Report(rounds=batch, worker=worker)))
+
+
+class Observers:
+    """Tells them news, and whoever comes later what it must know of the past (writer thread).
+
+    Attributes:
+        on_status: Makes the status document that supervisors get; None: they get none.
+
+    Args:
+        connections: Of this shard.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self.on_status: Callable[[], str] | None = None
+        self._connections = connections
+        self._rounds = RoundsRelay()
+        self._epoch: pb.Membership | None = None  # the newest
+
+    def welcome(self, newcomer: Connection, welcome: pb.ToClient, stop_reason: str | None) -> None:
+        """Let one in that has said Hello.
+
+        Args:
+            newcomer: Its connection.
+            welcome: What it hears first.
+            stop_reason: Why the run has ended, if it has.
+        """
+        if newcomer.evaluates:
+            self._make_room_for(newcomer)
+        newcomer.say(welcome)
+        if newcomer.role == pb.ROLE_SHARD and self._epoch is not None:
+            newcomer.say(pb.ToClient(membership=self._epoch))
+        if newcomer.evaluates:
+            self._rounds.repeat(newcomer)
+        if stop_reason is not None:
+            newcomer.say(pb.ToClient(halt=pb.Halt(cause=stop_reason)))
+
+    def _make_room_for(self, newcomer: Connection) -> None:
+        """End the stream of a Supervisor whose place another takes: it may be long dead."""
+        for other in self._connections.with_role(pb.ROLE_SUPERVISOR):
+            if other is newcomer or not other.evaluates or other.left:
+                continue
+            message = (
+                f"another Supervisor ({newcomer.stream.peer}) has taken this one's place; a run is "
+                "evaluated by one at a time. End the one that is not wanted."
+            )
+            logging.warning("Supervisor %s: %s", other.stream.peer, message)
+            refusal = pb.Refusal(reason=pb.REASON_ID_TAKEN, message=message)
+            other.say(pb.ToClient(refusal=refusal))
+            other.stream.close()
+
+    def pass_on_rounds(self, worker: int, batch: str) -> None:
+        """Send a worker's rounds to the Supervisor."""
+        supervisors = self._connections.with_role(pb.ROLE_SUPERVISOR)
+        self._rounds.take(worker, batch, [each for each in supervisors if each.evaluates])
+
+    def publish_status(self) -> None:
+        """Send the status document to every supervisor."""
+        supervisors = self._connections.with_role(pb.ROLE_SUPERVISOR)
+        if self.on_status is not None and supervisors:
+            report = pb.ToClient(report=pb.Report(document=self.on_status()))
+            for supervisor in supervisors:
+                supervisor.say(report)
+
+    def tell_epoch(self, epoch: pb.Membership) -> None:
+        """Send a new epoch to every following shard."""
+        self._epoch = epoch
+        for shard in self._connections.with_role(pb.ROLE_SHARD):
+            shard.say(pb.ToClient(membership=epoch))

@@ -1,0 +1,163 @@
+"""Judge a Hello before it reaches the core.
+
+What one client may ask of a shard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import Link, ModelSpec
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.proto.security.connection_guard import Door, Limits
+
+if TYPE_CHECKING:
+    from thinwire.proto.grpc import ServerStream
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What this shard is, and what a client must agree with."""
+
+    run_id: str
+    shard: int
+    num_shards: int
+    generation: int
+    fingerprint: list[pb.Setting]
+    model: list[pb.Tensor]
+    settings: list[pb.Setting]  # what shards must agree on besides the fingerprint
+
+
+def identity(
+    run_id: str,
+    shard: int,
+    num_shards: int,
+    generation: int,
+    fingerprint: list[tuple[str, str]],
+    spec: ModelSpec,
+    settings: list[tuple[str, str]],
+) -> Identity:
+    """Put the shard's identity into words of the wire."""
+    return Identity(
+        run_id,
+        shard,
+        num_shards,
+        generation,
+        messages.settings_of(fingerprint),
+        messages.tensors_of(spec),
+        messages.settings_of(settings),
+    )
+
+
+def hello_to_leader(mine: Identity) -> pb.Hello:
+    """Return what a following shard says to shard 0: that it is of the same run."""
+    return pb.Hello(
+        protocol_version=messages.PROTOCOL_VERSION,
+        role=pb.ROLE_SHARD,
+        id=mine.shard,
+        run_id=mine.run_id,
+        fingerprint=mine.fingerprint + mine.settings,
+        model=mine.model,
+        shard=0,
+        num_shards=mine.num_shards,
+    )
+
+
+def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
+    """Return (reason, message) of a refusal, or None for a Hello of our version that fits."""
+    if hello.role not in (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR, pb.ROLE_SHARD):
+        return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
+    if (hello.shard, hello.num_shards) != (mine.shard, mine.num_shards):
+        return pb.REASON_TOPOLOGY, (
+            f"shard: this is PS {mine.shard} of {mine.num_shards}, the client looks for PS "
+            f"{hello.shard} of {hello.num_shards}; give all nodes the same --nb_ps and --ps_hosts "
+            "and this PS its --id_ps."
+        )
+    if hello.role == pb.ROLE_SHARD and not 1 <= hello.id < mine.num_shards:
+        return pb.REASON_TOPOLOGY, (
+            f"id: PS {hello.id} does not follow shard 0; expected --id_ps from 1 to "
+            f"{mine.num_shards - 1}."
+        )
+    if hello.run_id and mine.run_id and hello.run_id != mine.run_id:
+        return pb.REASON_RUN, (
+            f"run_id: this PS runs {mine.run_id}, the client belongs to {hello.run_id!r}; "
+            "restart the client, or point it to its own PS."
+        )
+    looks_only = hello.role == pb.ROLE_SUPERVISOR and not hello.model
+    difference = messages.first_difference(mine.model, list(hello.model))
+    if difference and not looks_only:
+        return pb.REASON_MODEL, (
+            f"model differs: {difference}; give all nodes the same --network or --model."
+        )
+    if hello.role == pb.ROLE_SUPERVISOR:
+        return None
+    expected = list(mine.fingerprint)
+    if hello.role == pb.ROLE_SHARD:
+        expected += mine.settings
+    difference = messages.first_difference(expected, list(hello.fingerprint))
+    if difference:
+        return pb.REASON_FINGERPRINT, (
+            f"method or split of the data differs: {difference}; give all nodes the same --method, "
+            "seam flags, --seed and --partition."
+        )
+    return None
+
+
+#: Streams beyond one of each worker and shard: of supervisors, and of clients that come back
+#: before their old stream has been missed.
+_SPARE_STREAMS = 16
+#: Streams that one address cannot take, however many it opens.
+_STREAMS_OF_OTHERS = 64
+#: What is answered with the model or a part of it.
+_ASKING = ("pull", "push")
+#: Links that can be emulated: the flags' own limits, and no rate that stands still.
+_SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
+
+
+def door_of(run: Run) -> Door:
+    """Return the door of a run's shard; all its clients may be of one address."""
+    return Door(run.credentials, Limits(streams_per_address=_streams_of(run)))
+
+
+def most_streams(run: Run) -> int:
+    """Return how many streams a shard holds at a time."""
+    return _streams_of(run) + _STREAMS_OF_OTHERS
+
+
+def _streams_of(run: Run) -> int:
+    return run.nb_workers + run.nb_ps + _SPARE_STREAMS
+
+
+def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | None:
+    """Return why a client must not ask for more, if so.
+
+    Args:
+        body: What it says.
+        stream: The client's.
+        limits: Of every client.
+    """
+    waiting = stream.num_waiting
+    if body not in _ASKING or waiting < limits.waiting_replies:
+        return None
+    return f"a {body} while {waiting} replies wait to be taken; expected one at a time."
+
+
+def checked_link(given: pb.EmulatedLink) -> Link:
+    """Return a client's emulated link.
+
+    Raises:
+        Malformed: Of a link that nobody can have chosen by flags; NaN fails every comparison.
+    """
+    link = Link(given.mbps, given.delay_ms, given.loss)
+    fast_enough = link.mbps == 0 or _SLOWEST_MBPS <= link.mbps <= _FASTEST_MBPS
+    short_enough = 0 <= link.delay_ms <= _LONGEST_DELAY_MS
+    if not (fast_enough and short_enough and 0 <= link.loss <= _HIGHEST_LOSS):
+        raise Malformed(
+            f"{link}: expected 0 (no limit) or {_SLOWEST_MBPS:g} to {_FASTEST_MBPS:g} Mbit/s, a "
+            f"delay up to {_LONGEST_DELAY_MS:g} ms and a loss up to {_HIGHEST_LOSS:g}"
+        )
+    return link

@@ -1,0 +1,219 @@
+"""Shards 1.. dial shard 0: run id, membership epochs, the end of the run.
+
+The last figures of following shards: they come before the summary is written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.ops.types import ShardLayout
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import Dialler, Refused, Session, payload_limit, rhythm
+from thinwire.ps.core import events
+from thinwire.ps.wire.epochs import epoch_of
+from thinwire.ps.wire.reports import is_last
+
+if TYPE_CHECKING:
+    from thinwire.ps.service.server import ShardServer
+
+_REPORT_SECONDS = 1.0
+#: Stop reasons after which every shard applies as many updates as shard 0 did.
+_SPENT = ("iter_max", "epochs")
+_LOOK_SECONDS = 0.05
+
+
+class Leader:
+    """A following shard's view of shard 0."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: pb.Hello,
+        layout: ShardLayout,
+        put: Callable[[events.Event], None],
+        report: Callable[[], str],
+        credentials: Credentials = NO_CREDENTIALS,
+        is_wanted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Prepare to follow.
+
+        Args:
+            address: Of shard 0.
+            hello: This shard's introduction.
+            layout: Of this shard.
+            put: Queues an event for the core.
+            report: Makes this shard's metrics document.
+            credentials: Of this shard.
+            is_wanted: Whether there are workers that talk to this shard.
+        """
+        self._is_wanted = is_wanted
+        self._hello, self._put, self._report = hello, put, report
+        self._session: Session | None = None
+        self._closing, self._hurry = threading.Event(), threading.Event()
+        self._has_reported_end, self._lease_seconds = False, 0.0
+        limit, arrivals = payload_limit(layout), rhythm()
+        self._dialler = Dialler(
+            f"shard 0 at {address}",
+            lambda: Session(address, hello, limit, credentials=credentials, arrivals=arrivals),
+            self._closing,
+            (pb.REASON_STARTING,),
+        )
+        self.halted: str | None = None
+        self._asks_for_end: str | None = None
+        self.lost_for_good = False
+
+    def connect(self, timeout_seconds: float) -> pb.Welcome:
+        """Reach shard 0 within the time.
+
+        Raises:
+            Unreachable: It did not answer.
+            Refused: It did not want this shard.
+        """
+        session, welcome = self._dialler.dial(timeout_seconds)
+        self._session = session
+        self._hello.run_id, self._lease_seconds = welcome.run_id, welcome.lease_seconds
+        if self._asks_for_end is not None:
+            self.ask_for_end(self._asks_for_end)  # an earlier stream may have been lost
+        return welcome
+
+    def follow(self, reconnect_seconds: float) -> None:
+        """Start to listen and report, in threads; reconnect when shard 0 comes back."""
+        threading.Thread(
+            target=self._listen, args=(reconnect_seconds,), name="leader", daemon=True
+        ).start()
+        threading.Thread(target=self._speak, name="leader-report", daemon=True).start()
+
+    def ask_for_end(self, cause: str) -> None:
+        """Ask shard 0 to end the run (any thread); again whenever it is found anew."""
+        self._asks_for_end = cause
+        session = self._session
+        if session is not None:
+            session.say(pb.ToServer(halt=pb.Halt(cause=cause)))
+
+    def miss(self, missed: events.Missed) -> None:
+        """Tell shard 0 of workers that are not heard here."""
+        session = self._session
+        if session is not None:
+            lives = [
+                pb.Member(worker=life.worker, incarnation=life.incarnation) for life in missed.lives
+            ]
+            session.say(pb.ToServer(heartbeat=pb.Heartbeat(unheard=lives)))
+
+    def close(self) -> None:
+        """Say farewell with a last report."""
+        self._closing.set()
+        self._hurry.set()
+        session = self._session
+        if session is not None:
+            session.say(pb.ToServer(report=pb.Report(document=self._report())))
+            session.say(pb.ToServer(leave=pb.Leave(cause="done")))
+            session.close()
+
+    def _listen(self, reconnect_seconds: float) -> None:
+        while not self._closing.is_set():
+            try:
+                self._hear()
+            except (StreamLost, Malformed) as error:
+                if self._closing.is_set() or self.halted:
+                    return
+                logging.warning("lost shard 0: %s", error)
+                if not self._return(reconnect_seconds):
+                    return
+
+    def _return(self, reconnect_seconds: float) -> bool:
+        """Find shard 0 again; as long as workers come here, it is the network that is cut.
+
+        Returns:
+            Whether it was found; else the run is over for this shard.
+        """
+        while not self._closing.is_set():
+            try:
+                self.connect(reconnect_seconds)
+                return True
+            except Unreachable as failure:
+                logging.error("%s", failure)
+                if self._is_wanted():
+                    continue
+            except Refused as failure:
+                logging.error("%s", failure)
+            self.lost_for_good = True
+            self._put(events.Stop("interrupted"))
+            return False
+        return False
+
+    def _hear(self) -> None:
+        while self._session is not None:
+            message, _ = self._session.listen()
+            body = message.WhichOneof("body")
+            if body == "membership":
+                self._put(epoch_of(message.membership))
+            elif body == "halt":
+                self.halted = message.halt.cause
+                self._end_in_time(events.Stop(message.halt.cause))
+
+    def _end_in_time(self, stop: events.Stop) -> None:
+        """End this shard too; a spent budget first lets updates on their way arrive here.
+
+        They have arrived when all workers have gone, for these wait for every shard's answer. A
+        worker that is dead, or cannot reach us, is waited for no longer than its lease.
+        """
+        if stop.reason not in _SPENT:
+            self._put(stop)
+            return
+        drain = threading.Thread(target=self._drain, args=(stop,), name="drain", daemon=True)
+        drain.start()
+
+    def _drain(self, stop: events.Stop) -> None:
+        deadline = time.monotonic() + self._lease_seconds
+        while self._is_wanted() and time.monotonic() < deadline:
+            if self._closing.wait(_LOOK_SECONDS):
+                break
+        self._put(stop)
+
+    def report_end(self) -> None:
+        """Report at once, for the last time but for the farewell."""
+        if not self._has_reported_end:
+            self._has_reported_end = True
+            self._hurry.set()
+
+    def _speak(self) -> None:
+        while not self._closing.is_set():
+            self._hurry.wait(_REPORT_SECONDS)
+            self._hurry.clear()
+            session = self._session
+            if session is not None:
+                session.say(pb.ToServer(report=pb.Report(document=self._report())))
+
+
+#: After the end of the run. A constant: it is people who wait, and what is missed is a second's
+#: figures of a shard whose network is cut.
+_PATIENCE_SECONDS = 2.0
+
+
+def are_due(server: ShardServer) -> bool:
+    """Return whether this (following) shard's figures will not change any more."""
+    return server.core.stop_reason is not None and not server.connections.workers
+
+
+def are_awaited(server: ShardServer) -> bool:
+    """Return whether other shards, as far as they are connected, have more to tell (shard 0)."""
+    ended_at = server.core.accounts.ended_at
+    if ended_at is None or time.monotonic() - ended_at >= _PATIENCE_SECONDS:
+        return False
+    return any(
+        not (shard.left or shard.stream.lost or is_last(_report_of(server, shard.id)))
+        for shard in server.connections.with_role(pb.ROLE_SHARD)
+    )
+
+
+def _report_of(server: ShardServer, shard: int) -> str:
+    return server.reports.get((pb.ROLE_SHARD, shard), "{}")

@@ -1,0 +1,297 @@
+"""gRPC around the core: reader threads validate and queue, one writer thread runs `handle`."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from absl import logging
+
+from thinwire.ops.sync.groups import format_groups, uneven
+from thinwire.ops.types import Kind, ShardLayout, State
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import Server, ServerStream, serve
+from thinwire.proto.grpc.session import beat_seconds
+from thinwire.proto.security.connection_guard import Door
+from thinwire.proto.udp import stream_dscp
+from thinwire.ps.core import events
+from thinwire.ps.core.claims import ClaimBounds
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.datagrams.port import DatagramPort
+from thinwire.ps.persistence.journal import JournaledCore
+from thinwire.ps.service.connections import Connection, Connections, Observers, Replies
+from thinwire.ps.service.handshake import Identity
+from thinwire.ps.service.stream_reader import StreamReader
+from thinwire.ps.wire.epochs import message_of
+from thinwire.ps.wire.push_decoder import PushDecoder
+
+_STATUS_INTERVAL_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 0.5
+#: A turn of the loop that took so much longer means that the process was stopped, or starved.
+_STALL_SECONDS = 1.0
+#: A push refused for these reasons does not come again; nor is what comes late of it wanted.
+_GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
+#: Refusals that the core's accounts count; the door counts the others.
+_IN_ACCOUNTS = ("NON_FINITE", *_GIVEN_UP)
+
+
+class ShardServer:
+    """One shard on the network.
+
+    Args:
+        core: The state machine.
+        layout: Of this shard.
+        share: This shard's part of the model, for emulated links.
+        save: Takes (version, state) of a snapshot; must not block.
+        lease_seconds: Told to workers.
+        max_streams: Workers, supervisors and shards that may be connected.
+        bounds: Of what workers may claim; None: by the method alone.
+    """
+
+    def __init__(
+        self,
+        core: PsCore,
+        layout: ShardLayout,
+        share: float,
+        save: Callable[[int, State], None],
+        lease_seconds: float,
+        max_streams: int,
+        bounds: ClaimBounds | None = None,
+    ) -> None:
+        self.core, self.layout, self.share = core, layout, share
+        self.journaled = JournaledCore(core)
+        self.save, self.lease_seconds = save, lease_seconds
+        self.max_streams, self.door = max_streams, Door()
+        self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
+        model, self.bounds = core.model, bounds or ClaimBounds.of(core.model.method)
+        self.decoder = PushDecoder(layout, model.kind, model.kernels, core.aux.size, self.bounds)
+        self.datagrams: DatagramPort | None = None
+        if core.model.method.router.uses_datagrams:
+            sizes = [piece.size for piece in layout.slices]
+            put, say_no = self.queue.put, self._refuse
+            self.datagrams = DatagramPort(core, self.decoder, sizes, put, say_no)
+        self.connections = Connections()
+        self.identity: Identity | None = None  # None: not ready to be spoken to
+        self.document = "{}"  # what Welcome tells supervisors and shards of the run
+        self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
+        self.observers = Observers(self.connections)
+        self.on_groups: Callable[[events.Regrouped], None] | None = None
+        self.on_missed: Callable[[events.Missed], None] | None = None
+        self._welcomes: dict[int, Connection] = {}  # incarnation -> connection that said Hello
+        self._due = [time.monotonic()] * 2
+        self.server: Server | None = None
+
+    def listen(self, bind: str, port: int, marks: str = "off") -> int:
+        """Start to listen; return the port.
+
+        Args:
+            bind: The address.
+            port: 0: a free one.
+            marks: How priorities are marked, where the router has channels beside the stream.
+
+        Raises:
+            thinwire.proto.grpc.PortInUse: Somebody else has it.
+        """
+        channels = self.core.model.method.router.channels
+        dscp = stream_dscp(marks, channels) if channels else None
+        self.server = serve(bind, port, self._read, self.max_streams, dscp=dscp, door=self.door)
+        return self.server.port
+
+    def open_for(self, identity: Identity, document: str) -> None:
+        """Begin to accept Hellos."""
+        self.document = document
+        self.identity = identity
+        if self.server is not None:
+            self.server.set_serving(True)
+
+    def _read(self, stream: ServerStream) -> None:
+        StreamReader(self, self.decoder, stream).read()
+
+    def expect(self, incarnation: int, connection: Connection) -> None:
+        """Remember who said Hello until the core has judged (reader threads)."""
+        self._welcomes[incarnation] = connection
+
+    def lose(self, connection: Connection) -> None:
+        """Hear that a worker's stream has ended (reader threads).
+
+        It takes its turn behind the stream's own Hello: the worker may not be known before.
+        """
+
+        def lose() -> None:
+            if self.connections.drop_worker(connection):
+                lost = events.Lost(connection.id, connection.incarnation)
+                self._dispatch(self.journaled.handle(lost, time.monotonic()))
+
+        self.queue.put(lose)
+
+    def welcome_observer(self, connection: Connection) -> None:
+        """Let a supervisor or a following shard in (reader threads)."""
+
+        def welcome() -> None:
+            self.observers.welcome(connection, self._welcome_message(None), self.core.stop_reason)
+
+        self.queue.put(welcome)
+
+    # -- the writer thread ------------------------------------------------------------------
+
+    def run_until(self, finished: Callable[[], bool]) -> None:
+        """Be the writer thread until `finished`."""
+        before = time.monotonic()
+        while not finished():
+            deadline = min([*self._due, *self._deadlines()])
+            patience = min(_LONGEST_WAIT_SECONDS, max(0.0, deadline - time.monotonic()))
+            try:
+                item = self.queue.get(timeout=patience)
+            except queue.Empty:
+                item = events.Tick()
+            now = time.monotonic()
+            if now - before > _STALL_SECONDS:  # what was heard meanwhile still is in the queue
+                self._dispatch(self.journaled.handle(events.Stalled(now - before), now))
+            before = now
+            if callable(item):
+                item()
+            else:
+                self._dispatch(self.journaled.handle(item, time.monotonic()))
+            self._do_regular_work(time.monotonic())
+
+    def _deadlines(self) -> list[float]:
+        """Return when the core, and pushes that wait for datagrams, want a turn."""
+        wishes = [self.core.next_deadline()]
+        if self.datagrams is not None:
+            wishes.append(self.datagrams.receptions.next_deadline())
+        return [when for when in wishes if when is not None]
+
+    def _do_regular_work(self, now: float) -> None:
+        if self.datagrams is not None:
+            self.datagrams.turn()
+        if now >= self._due[0]:
+            self._due[0] = now + _STATUS_INTERVAL_SECONDS
+            self.observers.publish_status()
+        if now >= self._due[1]:
+            self._due[1] = now + beat_seconds(self.lease_seconds)
+            for connection in self.connections.everyone():
+                connection.say(pb.ToClient(waiting=pb.Waiting()))
+
+    def _dispatch(self, actions: list[events.Action]) -> None:
+        generation = self.core.config.generation
+        receptions = self.datagrams.receptions if self.datagrams is not None else None
+        replies = Replies(self.layout, generation, self._members, receptions)
+        for action in actions:
+            if isinstance(action, events.Reply):
+                connection = self.connections.workers.get(action.worker)
+                if connection is not None:
+                    replies.send(action, connection)
+            elif isinstance(action, events.View):
+                observer = self.connections.observers.get(action.observer)
+                if observer is not None:
+                    replies.send(action.reply, observer, counted=False)
+            else:
+                self._actions[type(action)](self, action)
+
+    def _members(self) -> list[pb.Member]:
+        """Return who sums with whom, if workers do that among themselves."""
+        core = self.core
+        if core.model.kind is not Kind.VALUES:
+            return []
+        live = core.sync_state["live"]
+        return self.connections.members((w, core.members[w].incarnation) for w in live)
+
+    def _welcome(self, action: events.Welcome) -> None:
+        connection = self._welcomes.pop(action.incarnation, None)
+        if connection is None or self.identity is None:
+            return
+        self.connections.add_worker(connection)
+        connection.say(self._welcome_message(action))
+        logging.info("worker %d joined (%s)", action.worker, connection.stream.peer)
+
+    def _welcome_message(self, action: events.Welcome | None) -> pb.ToClient:
+        identity = self.identity
+        welcome = pb.Welcome(
+            run_id=identity.run_id if identity else "",
+            epoch=self.core.membership.epoch,
+            generation=self.core.config.generation,
+            version=self.core.version,
+            lease_seconds=self.lease_seconds,
+            document=self.document,
+        )
+        if action is not None:
+            welcome.incarnation = action.incarnation
+            welcome.last_applied_step = action.last_step
+            welcome.knows_worker = action.knows_worker
+            if self.datagrams is not None:
+                self.datagrams.introduce(action.worker, action.incarnation, welcome)
+        return pb.ToClient(welcome=welcome)
+
+    def _refuse(self, action: events.Refuse) -> None:
+        refusal = pb.Refusal(
+            reason=pb.Reason.Value(f"REASON_{action.reason}"),
+            message=action.message,
+            step=action.step,
+            epoch=action.epoch,
+            retry_after_seconds=action.retry_after_seconds,
+        )
+        if action.reason in _GIVEN_UP and self.datagrams is not None:
+            self.datagrams.receptions.drop(action.worker, action.step)
+        if action.reason not in _IN_ACCOUNTS:
+            self.door.count(action.reason.lower())
+        hello = self._welcomes.pop(action.incarnation, None) if action.step == 0 else None
+        connection = hello or self.connections.workers.get(action.worker)
+        if connection is not None:
+            connection.say(pb.ToClient(refusal=refusal))
+            if hello is not None:
+                connection.stream.close()
+        # A client that insists must not fill the disk.
+        logging.log_every_n_seconds(
+            logging.WARNING, "refused worker %d: %s", 1, action.worker, action.message
+        )
+
+    def _answer(self, action: events.Answer) -> None:
+        connection = self.connections.workers.get(action.worker)
+        if connection is not None:
+            answer = pb.Answer(step=action.step, local_steps=action.local_steps, ready=action.ready)
+            connection.say(pb.ToClient(answer=answer), counted=True)
+
+    def _new_epoch(self, action: events.NewEpoch) -> None:
+        epoch = action.epoch
+        if self.datagrams is not None:
+            self.queue.put(self.datagrams.end_sessions)  # after all epochs that come together
+        if self.core.stop_reason is None:  # at the end everybody leaves
+            logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
+        self.observers.tell_epoch(message_of(epoch, self.core.sync.groups))
+
+    def _missed(self, action: events.Missed) -> None:
+        workers = [life.worker for life in action.lives]
+        logging.info("not heard here for %g s: workers %s", self.lease_seconds, workers)
+        if self.on_missed is not None:
+            self.on_missed(action)
+
+    def _regrouped(self, action: events.Regrouped) -> None:
+        logging.info("groups by speed: %s", format_groups(action.groups))
+        if warning := uneven(action.groups):
+            logging.warning("%s", warning)
+        if self.on_groups is not None:
+            self.on_groups(action)
+
+    def _snapshot(self, action: events.Snapshot) -> None:
+        self.save(action.version, action.state)
+
+    def _ended(self, action: events.Ended) -> None:
+        logging.info("run ended at version %d: %s", self.core.version, action.reason)
+        self.observers.publish_status()
+        for connection in self.connections.everyone():
+            connection.say(pb.ToClient(halt=pb.Halt(cause=action.reason)))
+        if self.server is not None:
+            self.server.set_serving(False)
+
+    _actions: ClassVar[dict[type, Any]] = {
+        events.Welcome: _welcome,
+        events.Refuse: _refuse,
+        events.Answer: _answer,
+        events.NewEpoch: _new_epoch,
+        events.Missed: _missed,
+        events.Regrouped: _regrouped,
+        events.Snapshot: _snapshot,
+        events.Ended: _ended,
+    }

@@ -1,0 +1,271 @@
+"""The run's status document: shard 0's counters, the workers' own, and the other shards'."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from thinwire.ops.routing.counters import BLOCK
+from thinwire.ops.run.settings import Run
+from thinwire.ops.telemetry import run_status
+from thinwire.ops.types import ModelSpec
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.datagrams import counters as datagrams_counters
+from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.wire import reports as wire_reports
+
+if TYPE_CHECKING:
+    from thinwire.ps.service.server import ShardServer
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """What the core knows nothing of; each is asked for whenever it is wanted.
+
+    Attributes:
+        refused_peers: How many clients were refused or cut off, by reason.
+        journal: The block of the summary that tells of the journal, or {}.
+        awaits: Whether other shards have still to send their last figures.
+    """
+
+    refused_peers: Callable[[], dict[str, int]] = dict
+    journal: Callable[[], dict[str, Any]] = dict
+    awaits: Callable[[], bool] = bool
+
+
+class StatusBoard:
+    """Puts together what supervisors, summaries and following shards are told."""
+
+    def __init__(
+        self,
+        run: Run,
+        spec: ModelSpec,
+        core: PsCore,
+        server: ShardServer,
+        received: Callable[[], Received | None] = lambda: None,
+        beside: Beside | None = None,
+    ) -> None:
+        """Look at `core`, `server`, `received` and `beside` whenever asked (writer thread)."""
+        self._run, self._spec, self._core, self._server = run, spec, core, server
+        self._received, self._beside = received, beside or Beside()
+
+    def about(self) -> dict[str, Any]:
+        """Return what does not change during a run, for Welcome."""
+        run = self._run
+        return {
+            "method": run.method.name,
+            "seams": self._seams(),
+            "iter_max": run.iter_max,
+            "nb_workers": run.nb_workers,
+            "seed": run.seed,
+        }
+
+    def shard_document(self, is_last: bool = False) -> str:
+        """Return a following shard's own counters, for shard 0; say if no others will follow."""
+        core, model = self._core, self._core.model
+        own = {
+            "bytes_down": self._server.connections.bytes_down(),
+            "rejected": dict(core.accounts.rejected),
+            "weighting": model.memory(),
+            "down": model.down_summary(),
+            "group_staleness": core.accounts.groups.histograms(),
+            "refused_peers": self._beside.refused_peers(),
+            "is_last": is_last,
+            "membership": {"lost_updates": core.accounts.lost_updates},
+        }
+        if guards := core.guard.summary():
+            own["guards"] = guards["refused"]
+        if (received := self._received()) is not None:
+            own["datagrams"] = received.in_short().to_dict()
+        return json.dumps(own)
+
+    def document(self) -> str:
+        """Return the status as JSON."""
+        return self.status().to_json()
+
+    def status(self) -> run_status.RunStatus:
+        """Return the status of the whole run (shard 0)."""
+        run, core = self._run, self._core
+        workers = self._workers()
+        accounts, membership = core.accounts, core.membership
+        return run_status.RunStatus(
+            run_id=self._server.identity.run_id if self._server.identity else "",
+            method=run.method.name,
+            seams=self._seams(),
+            nb_workers=run.nb_workers,
+            nb_ps=run.nb_ps,
+            num_parameters=self._spec.num_parameters,
+            seed=run.seed,
+            iter_max=run.iter_max,
+            version=core.version,
+            generation=core.config.generation,
+            samples=core.samples,
+            seconds=accounts.seconds(),
+            learning_rate=core.model.learning_rate,
+            staleness=run_status.Histogram(dict(accounts.staleness)),
+            rejected_pushes=self._all_rejected(),
+            bytes_up=sum(worker.bytes_up for worker in workers),
+            bytes_down=sum(worker.bytes_down for worker in workers),
+            pushes=sum(worker.pushes for worker in workers),
+            pulls=accounts.num_replies,
+            membership=run_status.MembershipCounts(
+                epochs=membership.epoch % (1 << 16),
+                left=membership.num_left,
+                returned=membership.num_returned,
+                lost_updates=self._lost_updates(),
+            ),
+            workers=workers,
+            policies=self._policies(workers),
+            stop_reason=core.stop_reason,
+        )
+
+    def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
+        """Return the blocks that only some runs have."""
+        core = self._core
+        return {
+            "groups": self._groups(),
+            **core.state_server.summary(),
+            **self._over_shards("weighting", core.model.memory()),
+            **self._over_shards("down", core.model.down_summary()),
+            **self._datagrams(),
+            **self.guards(),
+            **self._refused_peers(),
+            **_restarted(workers),
+            **self._beside.journal(),
+        }
+
+    def _seams(self) -> dict[str, str]:
+        """Return the composition as the summary names it, with who sums the updates."""
+        method = self._run.method
+        return {**method.seams, "collective": method.collective}
+
+    def states(self) -> dict[int, str]:
+        """Return what every worker that has been here is doing."""
+        core = self._core
+        waits = {*core.sync_state["pushed"], *core.sync_state["held"]}
+        return {worker: self._state(worker, worker in waits) for worker in core.members}
+
+    def _workers(self) -> list[run_status.WorkerMetrics]:
+        down, states = self._bytes_down(), self.states()
+        clocks = self._core.sync_state["clocks"]
+        fastest = max(clocks.values(), default=0)
+        return [self._worker(w, states[w], down.get(w, 0), fastest) for w in sorted(states)]
+
+    def _worker(
+        self, worker: int, state: str, bytes_down: int, fastest: int
+    ) -> run_status.WorkerMetrics:
+        account = self._core.accounts.worker(worker)
+        clock = self._core.sync_state["clocks"].get(worker, 0)
+        own = wire_reports.own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
+        return run_status.WorkerMetrics(
+            id=worker,
+            state=state,  # type: ignore[arg-type]
+            clock=clock,
+            lag=fastest - clock,
+            pushes=account.pushes,
+            samples=account.samples,
+            local_steps=account.local_steps,
+            bytes_down=bytes_down,
+            loss=account.loss,
+            refused=account.refused + own.get("non_finite", 0),
+            **{name: value for name, value in own.items() if name != "non_finite"},
+        )
+
+    def _state(self, worker: int, waits: bool) -> str:
+        membership = self._core.membership.state_of(worker)
+        if membership == "left":
+            is_over = self._core.stop_reason is not None and not self._beside.awaits()
+            return "done" if is_over else "left"
+        return "suspect" if membership == "suspect" else ("waiting" if waits else "training")
+
+    def _bytes_down(self) -> dict[int, int]:
+        totals = dict(self._server.connections.bytes_down())
+        for text in self._reports(pb.ROLE_SHARD).values():
+            for worker, count in wire_reports.counts(text, "bytes_down").items():
+                if worker.isdecimal():
+                    totals[int(worker)] = totals.get(int(worker), 0) + count
+        return totals
+
+    def _over_shards(self, block: str, own: dict[str, int]) -> dict[str, dict[str, int]]:
+        """Return a policy's counters, over all shards; nothing where it takes no memory."""
+        total = self._totals(block, own)
+        return {block: dict(total)} if total["bytes"] else {}
+
+    def _datagrams(self) -> dict[str, Any]:
+        """Return what became of the datagrams, over all shards and workers; {} without any."""
+        own = self._received()
+        if own is None:
+            return {}
+        others = map(wire_reports.received, self._reports(pb.ROLE_SHARD).values())
+        sent = {
+            who: counts
+            for who, text in self._reports(pb.ROLE_WORKER).items()
+            if who in self._core.members and (counts := wire_reports.sent(text)) is not None
+        }
+        channels = self._run.method.router.channels
+        return {BLOCK: datagrams_counters.block([own, *others], sent, channels)}
+
+    def guards(self) -> dict[str, Any]:
+        """Return what guards have refused, over all shards, and whom shard 0 put out."""
+        block = self._core.guard.summary()
+        if not block:
+            return {}
+        refused = {why: collections.Counter(by) for why, by in block["refused"].items()}
+        for text in self._reports(pb.ROLE_SHARD).values():
+            for reason, counts in wire_reports.tables(text, "guards").items():
+                refused.setdefault(reason, collections.Counter()).update(counts)
+        return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
+
+    def _groups(self) -> dict[str, Any]:
+        """Return who belongs together, and what each group has done on this shard and others."""
+        core = self._core
+        others = {
+            str(who): wire_reports.tables(text, "group_staleness")
+            for who, text in self._reports(pb.ROLE_SHARD).items()
+        }
+        block = {
+            "groups": [list(group) for group in core.sync.groups],
+            "by_group": core.accounts.groups.summary(),
+            **core.regrouping.summary(),
+        }
+        return block | ({"histograms_of_shards": others} if others else {})
+
+    def _refused_peers(self) -> dict[str, dict[str, int]]:
+        """Return how many clients were refused or cut off, by reason; {} without any."""
+        total = self._totals("refused_peers", self._beside.refused_peers())
+        return {"refused_peers": dict(total)} if total else {}
+
+    def _lost_updates(self) -> int:
+        """Add up what every shard has lost; of an update each holds a part."""
+        own = {"lost_updates": self._core.accounts.lost_updates}
+        return self._totals("membership", own)["lost_updates"]
+
+    def _reports(self, role: int) -> dict[int, str]:
+        """Return the newest documents of clients of one role, by number."""
+        reports = self._server.reports.copy()  # readers write to it meanwhile
+        return {who: text for (each, who), text in reports.items() if each == role}
+
+    def _totals(self, block: str, own: Mapping[str, int]) -> collections.Counter[str]:
+        """Add up a block of counters over all shards; `own` are shard 0's."""
+        total = collections.Counter(own)
+        for text in self._reports(pb.ROLE_SHARD).values():
+            total.update(wire_reports.counts(text, block))
+        return total
+
+    def _all_rejected(self) -> dict[str, int]:
+        """Add up what every shard refused and what workers held back by themselves."""
+        total = self._totals("rejected", self._core.accounts.rejected)
+        for who, text in self._reports(pb.ROLE_WORKER).items():
+            if who in self._core.members:
+                total["non_finite"] += wire_reports.own_counters(text).get("non_finite", 0)
+        return {reason: count for reason, count in total.items() if count}
+
+
+def _restarted(workers: list[run_status.WorkerMetrics]) -> dict[str, dict[str, int]]:
+    """Return how often a Cluster has started workers again; {} where it has not."""
+    counts = {str(each.id): each.restarts for each in workers if each.restarts}
+    return {"restarted_workers": counts} if counts else {}

@@ -1,0 +1,102 @@
+"""A shard's own TensorBoard scalars, written by a thread of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+
+from absl import logging
+
+from thinwire.ops.routing.counters import Books
+from thinwire.ops.telemetry.tensorboard import ScalarFile
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.datagrams.counters import Received, lost
+
+_INTERVAL_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """A shard's counters at one moment."""
+
+    at: float  # monotonic seconds
+    version: int
+    pushes: int
+    staleness: int  # sum over these pushes
+    datagrams: Books | None  # of all workers; None: there are none
+
+
+class PsScalars:
+    """Writes what a shard counts every two seconds; a bad disk ends it, not the run."""
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        core: PsCore,
+        bytes_down: Callable[[], dict[int, int]],
+        received: Callable[[], Received | None] = lambda: None,
+    ) -> None:
+        """Look at all of these; they must bear being read beside the writer thread."""
+        self._file = ScalarFile(directory)
+        self._core, self._bytes_down, self._received = core, bytes_down, received
+        self._before = self._read(time.monotonic())
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scalars", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write for the last time."""
+        self._closing.set()
+        self._thread.join()
+        self._file.close()
+
+    def values(self, now: float) -> dict[str, float | None]:
+        """Return the scalars by tag; rates and means are those since the last call."""
+        before = self._before
+        reading = self._before = self._read(now)
+        pushes = reading.pushes - before.pushes
+        elapsed = now - before.at
+        return {
+            "train/learning_rate": self._core.model.learning_rate,
+            "train/updates_per_second": (reading.version - before.version) / elapsed
+            if elapsed > 0
+            else None,
+            "sync/staleness": (reading.staleness - before.staleness) / pushes if pushes else None,
+            "net/bytes_down": sum(self._bytes_down().values()),
+            **_of_datagrams(before.datagrams, reading.datagrams),
+        }
+
+    def _read(self, now: float) -> _Reading:
+        core = self._core
+        delays = dict(core.accounts.staleness)  # in one piece, whatever the writer does meanwhile
+        weighted = sum(delay * pushes for delay, pushes in delays.items())
+        received = self._received()
+        books = received.whole() if received is not None else None
+        return _Reading(now, core.version, sum(delays.values()), weighted, books)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(_INTERVAL_SECONDS) and self._core.stop_reason is None:
+                self._file.write(self.values(time.monotonic()), self._core.version)
+            self._file.write(self.values(time.monotonic()), self._core.version)
+        except OSError as error:
+            logging.warning("no more TensorBoard scalars of this shard: %s", error)
+
+
+def _of_datagrams(before: Books | None, now: Books | None) -> dict[str, float | None]:
+    """Return means over the pushes since `before`, and what was lost over all."""
+    if before is None or now is None:
+        return {}
+    new = now.minus(before)
+    return {
+        "dgt/fresh_ratio": new.sum_fresh / new.num_closed if new.num_closed else None,
+        "dgt/fill_ratio": new.sum_fill / new.num_closed if new.num_closed else None,
+        "dgt/lateness": new.sum_of_ages / new.num_late_used if new.num_late_used else None,
+        "dgt/lost": lost(now),
+    }

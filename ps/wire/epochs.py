@@ -1,0 +1,65 @@
+"""Epochs in words of the wire, from shard 0 to the others."""
+
+from __future__ import annotations
+
+from thinwire.ops.sync.groups import Groups
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.ps.core import events
+
+
+def message_of(epoch: events.Epoch, groups: Groups) -> pb.Membership:
+    """Return the message for an epoch; `groups` are those in force."""
+    named, formed = epoch.lives or [0] * len(epoch.live), epoch.formed
+    lives = dict(zip(epoch.live, named, strict=True))
+    return pb.Membership(
+        epoch=epoch.number,
+        groups=[
+            pb.Group(
+                workers=[worker for worker in group if worker in lives],
+                incarnations=[lives[worker] for worker in group if worker in lives],
+            )
+            for group in groups
+        ],
+        started=epoch.started,
+        formed=[_group_of(group, formed) for group in formed.groups] if formed else [],
+        formed_epoch=formed.epoch if formed else 0,
+    )
+
+
+def epoch_of(message: pb.Membership) -> events.Epoch:
+    """Return what the message says.
+
+    Raises:
+        Malformed: A group has other steps than workers.
+    """
+    lives: dict[int, int] = {}
+    for group in message.groups:  # of a shard 0 that names no lives, these are 0
+        given = group.incarnations or [0] * len(group.workers)
+        if len(given) != len(group.workers):
+            raise Malformed(f"epoch {message.epoch}: a group of other lives than workers")
+        lives |= zip(group.workers, given, strict=True)
+    live = tuple(sorted(lives))
+    named = tuple(lives[worker] for worker in live)
+    return events.Epoch(message.epoch, live, message.started, _formed_of(message), named)
+
+
+def _formed_of(message: pb.Membership) -> events.Formed | None:
+    if not message.formed:
+        return None
+    if any(len(group.workers) != len(group.steps) for group in message.formed):
+        raise Malformed(f"epoch {message.epoch}: a group of other steps than workers")
+    after = {
+        worker: step - 1
+        for group in message.formed
+        for worker, step in zip(group.workers, group.steps, strict=True)
+        if step
+    }
+    groups = tuple(tuple(group.workers) for group in message.formed)
+    return events.Formed(message.formed_epoch, groups, after)
+
+
+def _group_of(group: tuple[int, ...], formed: events.Formed) -> pb.Group:
+    """Steps travel plus one: a live worker may have taken none."""
+    steps = [formed.after[worker] + 1 if worker in formed.after else 0 for worker in group]
+    return pb.Group(workers=group, steps=steps)

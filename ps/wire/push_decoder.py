@@ -1,0 +1,195 @@
+"""From a Push message to a checked update in shard coordinates."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinwire.ops.types import Block, Kind, ShardLayout, Update, where_of
+from thinwire.ops.wire.blocks import all_finite
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.ps.core import events
+from thinwire.ps.core.claims import ClaimBounds
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32, Int64
+
+#: Above this share of the shard a sparse update is cheaper to handle as a dense one.
+_DENSE_FRACTION = 0.25
+
+_KINDS = {
+    pb.UPDATE_KIND_GRADIENT: Kind.GRADIENT,
+    pb.UPDATE_KIND_DELTA: Kind.DELTA,
+    pb.UPDATE_KIND_VALUES: Kind.VALUES,
+}
+_NO_ENTRIES = np.empty(0, np.int64)
+
+
+class NonFinite(Exception):
+    """The update holds NaN or infinity."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What one Push message holds, checked but for finiteness."""
+
+    blocks: list[Block]
+    aux: Float32 | None
+    num_bytes: int  # of the blocks, coded
+    plain: Update | None  # the blocks, where they are the whole shard as it lies in memory
+
+
+class PushDecoder:
+    """Decodes pushes for one shard.
+
+    Attributes:
+        keeps_coded: Whether events keep the messages that they were made of.
+    """
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        kind: Kind,
+        kernels: Any,
+        aux_count: int = 0,
+        bounds: ClaimBounds | None = None,
+    ) -> None:
+        """Remember what every push must fit.
+
+        Args:
+            layout: Of the shard.
+            kind: Of the run's updates.
+            kernels: ops.kernels.Kernels.
+            aux_count: How many values come beside each push.
+            bounds: Of what workers may claim; None: of what workers of any run may.
+        """
+        self.keeps_coded = False
+        self._bounds = bounds or ClaimBounds()
+        self._aux_count = aux_count
+        self._layout, self._kind, self._kernels = layout, kind, kernels
+        self._sizes = [piece.size for piece in layout.slices]
+        self._offsets = layout.offsets
+
+    def decode(self, worker: int, push: pb.Push, payload: memoryview) -> events.Push:
+        """Check and decode one push.
+
+        Raises:
+            Malformed: Anything but finiteness is wrong.
+            NonFinite: A value or the loss is NaN or infinite.
+        """
+        if push.more or push.HasField("manifest"):
+            raise Malformed(f"step {push.step}: a part of an update, in a run without")
+        contents = self.read(push, payload)
+        update = contents.plain or self.flatten(contents.blocks)
+        event = self.event(worker, push, update, contents.aux, contents.num_bytes)
+        if not self.keeps_coded:
+            return event
+        push.ClearField("payload")  # it is in the other argument as well
+        return dataclasses.replace(event, coded=(push, (payload,)))
+
+    def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> Contents:
+        """Check and decode one message, but for finiteness.
+
+        Args:
+            push: The message.
+            payload: What came with it.
+            parts: Whether it may hold a part of an update.
+
+        Raises:
+            Malformed: Anything is wrong.
+        """
+        if _KINDS.get(push.kind) is not self._kind:
+            raise Malformed(
+                f"kind: updates of this run are of kind {self._kind.value}, the push says "
+                f"{push.kind}"
+            )
+        self._bounds.check_push(push)
+        expected = 0 if push.more else self._aux_count
+        payload, aux = messages.carve_aux(payload, push.aux_count, (expected,))
+        blocks = messages.blocks_from_message(push.blocks, payload, self._sizes, parts)
+        plain = None
+        if self._is_plain(push.blocks):
+            plain = Update(None, np.frombuffer(payload, "<f4"))  # as it lies there: no copy
+        return Contents(blocks, aux, len(payload), plain)
+
+    def event(
+        self,
+        worker: int,
+        push: pb.Push,
+        update: Update,
+        aux: Float32 | None,
+        num_bytes: int,
+    ) -> events.Push:
+        """Return a whole update as an event; the arguments are those of its fields.
+
+        Raises:
+            NonFinite: A value or the loss is NaN or infinite.
+        """
+        if not math.isfinite(push.loss) or not all_finite(update.values):
+            raise NonFinite(f"step {push.step}: the update or its loss is not finite")
+        if aux is not None and not all_finite(aux):
+            raise NonFinite(f"step {push.step}: what is averaged beside the update is not finite")
+        return events.Push(
+            worker=worker,
+            incarnation=push.incarnation,
+            step=push.step,
+            base_version=push.base_version,
+            lag=push.lag,
+            generation=push.generation,
+            epoch=push.epoch,
+            update=update,
+            samples=push.samples,
+            local_steps=push.local_steps,
+            loss=push.loss,
+            aux=aux,
+            base_checksum=push.base_checksum if push.HasField("base_checksum") else None,
+            num_bytes=num_bytes,
+        )
+
+    def _is_plain(self, described: Sequence[pb.Block]) -> bool:
+        """Return whether the payload of these (legal) blocks is the whole shard, in float32."""
+        return len(described) == len(self._sizes) and all(
+            block.coding == pb.INDEX_CODING_DENSE
+            and block.value_dtype == pb.VALUE_DTYPE_FLOAT32
+            and block.scale in (0, 1)
+            for block in described
+        )
+
+    def flatten(self, blocks: list[Block]) -> Update:
+        """Join blocks in shard coordinates, dense where that is cheaper."""
+        num_sent = sum(len(block.values.data) for block in blocks)
+        if num_sent > _DENSE_FRACTION * self._layout.size:
+            return self._dense(blocks)
+        if not blocks:
+            return Update(_NO_ENTRIES, np.empty(0, np.float32))
+        values = [self._kernels.dequantise(block.values) for block in blocks]
+        return Update(self._positions(blocks), np.concatenate(values))
+
+    def _positions(self, blocks: list[Block]) -> Int64:
+        """Return what the blocks touch, in shard coordinates, ascending."""
+        return np.concatenate(
+            [
+                (np.arange(block.size) if block.indices is None else block.indices)
+                + self._offsets[block.slot]
+                for block in blocks
+            ]
+        )
+
+    def _dense(self, blocks: list[Block]) -> Update:
+        complete = [block.slot for block in blocks] == list(range(len(self._sizes)))
+        all_dense = complete and all(block.indices is None for block in blocks)
+        flat = (np.empty if all_dense else np.zeros)(self._layout.size, np.float32)
+        for block in blocks:
+            start = self._offsets[block.slot]
+            target = flat[start : start + block.size]
+            target[where_of(block.indices)] = self._kernels.dequantise(block.values)
+        if all_dense:
+            return Update(None, flat)
+        touched = self._positions(blocks)
+        return Update(touched, flat[touched])

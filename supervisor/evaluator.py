@@ -1,0 +1,273 @@
+"""Accuracy and loss of the central model over the whole test set, exactly.
+
+The whole model as a Supervisor sees it: fetched from every shard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from thinwire.data.pipeline.lazy import Lazy
+from thinwire.ops.kernels.numpy_ops import dequantise
+from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.supervisor.shard_stream import ShardStream
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+#: Activations of one evaluation batch may take about this much.
+_MEMORY_BYTES = 256 * 2**20
+#: Batch when the model does not tell the shapes of its layers.
+_UNKNOWN_MODEL_BATCH = 1024
+
+#: So many of a model's best answers may hold the right one.
+_TOP = 5
+
+Weights = Sequence[Any] | Callable[[], None]
+
+
+class Scores(NamedTuple):
+    """What a model is worth on the test set."""
+
+    accuracy: float  # correct / total
+    loss: float  # mean; NaN or infinite when the model has diverged
+    top5_accuracy: float | None  # the right answer among the best five / total; None: not asked
+
+
+class Evaluator:
+    """Evaluates one model again and again; compiles once.
+
+    Args:
+        model: built Keras model with outputs [n, classes].
+        loss: Keras loss, or a function of (labels, outputs) giving a mean or a value per example.
+        images: [n, ...], as the model wants them; an array or thinwire.data.pipeline.lazy.Lazy.
+        labels: [n] or [n, 1] class numbers.
+        batch_size: upper limit; cut to the test set and to memory, so that AdaComp's 100000 works.
+        variables: what a list of weights given to ``evaluate`` is assigned to, in order; by default
+            the model's trainable variables.
+        top5: also count where the right answer is among the best five.
+
+    Raises:
+        ConfigurationError: empty or unequal images and labels, or a batch size below 1; from
+            ``evaluate``: five or fewer classes with ``top5``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss: Any,
+        images: np.ndarray | Lazy,
+        labels: np.ndarray,
+        batch_size: int,
+        variables: Sequence[Any] | None = None,
+        top5: bool = False,
+    ) -> None:
+        if len(images) != len(labels) or not len(images):
+            raise ConfigurationError(
+                f"The test set has {len(images)} images and {len(labels)} labels; expected as many "
+                "of each, at least one. Check the data files."
+            )
+        if batch_size < 1:
+            raise ConfigurationError(f"--batch_size is {batch_size}; expected at least 1.")
+        self.batch_size = min(batch_size, len(images), _batch_that_fits(model))
+        self._model = model
+        self._loss = loss
+        self._top5 = top5
+        self._images = images
+        self._labels = np.asarray(labels).reshape(len(labels))
+        self._variables = list(model.trainable_variables if variables is None else variables)
+        self._run_batch = self._compile()
+
+    def evaluate(self, weights: Weights) -> Scores:
+        """Set the weights and return their scores over all examples.
+
+        Args:
+            weights: one array per variable, or a function that sets them itself.
+
+        Raises:
+            ValueError: another number of arrays than variables.
+        """
+        if callable(weights):
+            weights()
+        else:
+            for variable, value in zip(self._variables, weights, strict=True):
+                variable.assign(value)
+        total = len(self._images)
+        correct, among_five, losses = 0, 0, []
+        for start, (images, labels) in zip(self._starts(), self._batches(), strict=True):
+            num_valid = min(self.batch_size, total - start)
+            counts, batch_loss = self._run_batch(images, labels, np.int32(num_valid))
+            correct += int(counts[0])
+            among_five += int(counts[1])
+            losses.append(float(batch_loss) * num_valid)
+        top5_accuracy = among_five / total if self._top5 else None
+        return Scores(correct / total, math.fsum(losses) / total, top5_accuracy)
+
+    def _starts(self) -> range:
+        return range(0, len(self._images), self.batch_size)
+
+    def _batches(self) -> Iterator[tuple[Any, np.ndarray]]:
+        """Yield full batches; the last is filled up, so that one compiled shape serves all."""
+        total = len(self._images)
+        chosen = [np.arange(start, start + self.batch_size) % total for start in self._starts()]
+        if isinstance(self._images, Lazy):
+            yield from zip(self._images.walk(chosen), map(self._labels.take, chosen), strict=True)
+            return
+        for batch in chosen:
+            # A slice costs no copy, but cannot begin again at the first example.
+            whole = slice(batch[0], batch[-1] + 1) if batch[0] <= batch[-1] else batch
+            yield self._images[whole], self._labels[whole]
+
+    def _compile(self) -> Any:
+        """Return a function of (images, labels, valid).
+
+        It gives the right answers [2] int32 (best, and among the best five) and the mean loss.
+        """
+        import tensorflow as tf
+
+        def run_batch(images: Any, labels: Any, num_valid: Any) -> Any:
+            outputs = self._model(images, training=False)[:num_valid]
+            labels = labels[:num_valid]
+            if outputs.shape.rank != 2 or outputs.shape[-1] == 1:
+                raise ConfigurationError(
+                    f"Model {self._model.name!r} gives outputs of shape {outputs.shape}; expected "
+                    "one value per class, [n, classes], with at least two classes."
+                )
+            answers = tf.argmax(outputs, axis=-1, output_type=tf.int64)
+            right = answers == tf.cast(labels, tf.int64)
+            hits = [right, self._is_among_five(labels, outputs) if self._top5 else right]
+            correct = tf.reduce_sum(tf.cast(hits, tf.int32), axis=1)
+            return correct, tf.reduce_mean(_loss_values(self._loss, labels, outputs))
+
+        def signature(array: np.ndarray) -> Any:
+            return tf.TensorSpec((self.batch_size, *array.shape[1:]), array.dtype)
+
+        shapes = [signature(self._images), signature(self._labels), tf.TensorSpec((), tf.int32)]
+        return tf.function(run_batch, input_signature=shapes, autograph=False)
+
+    def _is_among_five(self, labels: Any, outputs: Any) -> Any:
+        """Return [n] bool."""
+        import tensorflow as tf
+
+        if outputs.shape[-1] <= _TOP:
+            raise ConfigurationError(
+                f"--top5: model {self._model.name!r} tells {outputs.shape[-1]} classes apart; "
+                f"expected more than {_TOP}. Leave --top5 out."
+            )
+        return tf.math.in_top_k(tf.cast(labels, tf.int64), tf.cast(outputs, tf.float32), _TOP)
+
+
+def _loss_values(loss: Any, labels: Any, outputs: Any) -> Any:
+    """Return the loss of each example (a Keras loss would reduce it in its own way)."""
+    import keras
+
+    if isinstance(loss, keras.losses.Loss):
+        return loss.call(labels, outputs)
+    return loss(labels, outputs)
+
+
+def _batch_that_fits(model: Any) -> int:
+    """Return how many examples' layer outputs fit in ``_MEMORY_BYTES``, at least 1."""
+    try:
+        shapes = [layer.output.shape for layer in model.layers]
+        num_values = sum(math.prod(shape[1:]) for shape in shapes)
+    except (AttributeError, TypeError):  # a subclassed model, several outputs, an open dimension
+        return _UNKNOWN_MODEL_BATCH
+    return max(1, _MEMORY_BYTES // (4 * max(1, num_values)))
+
+
+#: How long to ask again while shards in lockstep answer in the middle of a round.
+_SAME_VERSION_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The whole model at one vector of versions."""
+
+    weights: Float32  # [num_parameters]
+    statistics: Float32 | None  # [m] moving statistics, where they are averaged
+    versions: list[int]
+
+
+class Viewer:
+    """Fetches the model from the shards.
+
+    Args:
+        spec: Of the whole model.
+        layouts: Of every shard.
+        num_statistics: Numbers in the moving statistics.
+        in_step: The shards apply updates in rounds, so that one version of all can be had.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, layouts: Sequence[ShardLayout], num_statistics: int, in_step: bool
+    ) -> None:
+        self._spec, self._layouts = spec, layouts
+        self._num_statistics, self._in_step = num_statistics, in_step
+
+    def fetch(self, shards: Sequence[ShardStream]) -> View | None:
+        """Return the model, or None if a shard does not answer.
+
+        Of shards that step together it is at one version of all, if they let us.
+
+        Raises:
+            ConfigurationError: A shard answers with something else than its model.
+        """
+        deadline = time.monotonic() + _SAME_VERSION_SECONDS
+        while True:
+            view = self._fetch_once(shards)
+            mixed = view is not None and len(set(view.versions)) > 1
+            if not (mixed and self._in_step and time.monotonic() < deadline):
+                return view
+
+    def _fetch_once(self, shards: Sequence[ShardStream]) -> View | None:
+        weights = np.empty(self._spec.num_parameters, np.float32)
+        versions, statistics = [], None
+        for shard in shards:
+            while not shard.replies.empty():  # of a pull that was given up
+                if shard.replies.get() is None:
+                    return None
+            shard.session.say(pb.ToServer(pull=pb.Pull(observe=True)))
+        for shard, layout in zip(shards, self._layouts, strict=True):
+            # No deadline but the stream's own, which the shard's silence ends: a large model takes
+            # minutes over a slow link.
+            answer = shard.replies.get(timeout=None)
+            if answer is None:
+                return None
+            try:
+                aux = self._place(layout, *answer, weights)
+            except Malformed as error:
+                raise ConfigurationError(
+                    f"{shard.session.address} sent a model that cannot be read ({error}); install "
+                    "the same Thinwire on all nodes."
+                ) from error
+            statistics = aux if aux is not None else statistics
+            versions.append(answer[0].version)
+        return View(weights, statistics, versions)
+
+    def _place(
+        self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32
+    ) -> Float32 | None:
+        """Write a shard's part into the weights; return the statistics that came with it.
+
+        Raises:
+            Malformed: It is not the whole part.
+        """
+        payload, aux = messages.carve_aux(payload, reply.aux_count, (0, self._num_statistics))
+        sizes = [piece.size for piece in layout.slices]
+        blocks = messages.blocks_from_message(reply.blocks, payload, sizes)
+        if len(blocks) < len(sizes) or any(block.indices is not None for block in blocks):
+            raise Malformed(f"{len(blocks)} blocks; expected {len(sizes)} whole ones")
+        for block, piece in zip(blocks, layout.slices, strict=True):
+            start = self._spec.offsets[piece.tensor] + piece.start
+            weights[start : start + piece.size] = dequantise(block.values)
+        return aux

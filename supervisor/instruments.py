@@ -1,0 +1,46 @@
+"""What evaluates a run, Supervisor or Standalone, tells those who watch it from outside."""
+
+from __future__ import annotations
+
+import math
+
+from thinwire.ops.telemetry import run_status
+from thinwire.ops.telemetry.instruments import Meter, counter, gauge
+
+
+def meters_of(
+    status: run_status.RunStatus | None, evaluations: list[run_status.Evaluation]
+) -> list[Meter]:
+    """Return the meters of this moment (any thread).
+
+    Args:
+        status: The newest of the run, as shard 0 told it; None: there is none.
+        evaluations: All, the newest last; may grow meanwhile.
+    """
+    kept = evaluations.copy()
+    latest = kept[-1] if kept else None
+    loss = latest.loss if latest is not None else None
+    return [
+        counter("evaluations", "Evaluations of the central model.", len(kept)),
+        gauge("test_accuracy", "Of the newest evaluation; 0 to 1.",
+              latest.accuracy if latest is not None else math.nan),
+        gauge("best_test_accuracy", "Of the best one.",
+              max((each.accuracy for each in kept), default=math.nan)),
+        gauge("test_loss", "Of the newest evaluation.", math.nan if loss is None else loss),
+        gauge("evaluated_version", "Updates in the model that was evaluated last.",
+              latest.version if latest is not None else 0),
+        *([] if status is None else _of_run(status)),
+    ]  # fmt: skip
+
+
+def _of_run(status: run_status.RunStatus) -> list[Meter]:
+    """Return what the whole run has come to, over all lives of its nodes."""
+    moved = {"up": status.bytes_up, "down": status.bytes_down}
+    return [
+        gauge("run_updates", "Updates that are in the model.", status.version),
+        gauge("run_samples", "Examples behind these.", status.samples),
+        gauge("run_seconds", "From the first pull to the last update.", status.seconds),
+        gauge("run_bytes", "Training bytes of all nodes.", moved, "direction"),
+        gauge("run_lost_updates", "Updates that restarts undid.", status.membership.lost_updates),
+        gauge("run_ended", "1 once the run has ended.", status.stop_reason is not None),
+    ]

@@ -1,0 +1,262 @@
+"""metrics.jsonl and TensorBoard scalars of one run, written by the Supervisor alone.
+
+``measure/worker-N.jsonl``: a line a round, appended as rounds arrive; each round once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from absl import logging
+
+from thinwire.ops.persistence.documents import parse_json
+from thinwire.ops.run.directory import rounds_of, scalars_of
+from thinwire.ops.telemetry.round_trace import Round, line_of, unpack
+from thinwire.ops.telemetry.run_status import Evaluation, RunStatus, WorkerMetrics
+from thinwire.ops.telemetry.tensorboard import ScalarFile
+from thinwire.ops.types import ConfigurationError
+
+METRICS_FILE = "metrics.jsonl"
+EVALUATION_KIND = "eval"
+STATUS_KIND = "status"
+
+
+class ScalarWriter(Protocol):
+    """What takes TensorBoard scalars."""
+
+    def write(self, values: Mapping[str, float | None], step: int) -> None:
+        """Record values by tag at model version ``step`` and flush; unknown ones are left out."""
+
+    def close(self) -> None:
+        """Finish the files."""
+
+
+class MetricsLog:
+    """Appends what happens to ``metrics.jsonl``, one JSON object a line, and to TensorBoard.
+
+    Every line has ``kind``: ``eval`` (an Evaluation), ``status`` (a RunStatus) or an event's name.
+
+    Args:
+        run_dir: the run's directory, created when missing.
+        resume: go on with what is there and reload its evaluations; otherwise start anew.
+        scalars: replaces the TensorBoard writer, for tests.
+
+    Raises:
+        ConfigurationError: on resume, the file holds evaluations of another form.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        resume: bool,
+        scalars: ScalarWriter | None = None,
+    ) -> None:
+        path = pathlib.Path(run_dir) / METRICS_FILE
+        events = scalars_of(pathlib.Path(run_dir), "supervisor-0")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.evaluations: list[Evaluation] = []
+        if resume:
+            self.evaluations = _reload(path)
+        else:
+            path.unlink(missing_ok=True)
+            shutil.rmtree(events, ignore_errors=True)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        self._scalars = scalars or ScalarFile(events)
+        self._previous: RunStatus | None = None
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Record an evaluation of the central model."""
+        self.evaluations.append(evaluation)
+        self._append({"kind": EVALUATION_KIND, **evaluation.to_dict()})
+        values = {"eval/accuracy": evaluation.accuracy, "eval/loss": evaluation.loss}
+        if evaluation.top5_accuracy is not None:
+            values["eval/top5_accuracy"] = evaluation.top5_accuracy
+        self._scalars.write(values, evaluation.version)
+
+    def add_status(self, status: RunStatus) -> None:
+        """Record the state of the run."""
+        self._append({"kind": STATUS_KIND, **status.to_dict()})
+        self._scalars.write(status_scalars(status, self._previous), status.version)
+        self._previous = status
+
+    def close(self) -> None:
+        """Finish the files; harmless when repeated."""
+        if not self._file.closed:
+            self._file.close()
+            self._scalars.close()
+
+    def __enter__(self) -> MetricsLog:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        """Close."""
+        self.close()
+
+    def _append(self, document: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, float | None]:
+    """Return TensorBoard values by tag.
+
+    Args:
+        status: now.
+        previous: the status recorded before it; ``sync/`` means what happened since.
+    """
+    pushes, wait_seconds = status.pushes, _wait_seconds(status)
+    delays, weighted = status.staleness.total, status.staleness.mean * status.staleness.total
+    # A restarted server may count less than before: then the totals are all there is.
+    if previous is not None and previous.pushes < pushes:
+        pushes -= previous.pushes
+        wait_seconds -= _wait_seconds(previous)
+        delays -= previous.staleness.total
+        weighted -= previous.staleness.mean * previous.staleness.total
+    values: dict[str, float | None] = {
+        "train/loss": status.loss,
+        "train/learning_rate": status.learning_rate,
+        "net/bytes_up": status.bytes_up,
+        "net/bytes_down": status.bytes_down,
+        "sync/staleness": weighted / delays if delays > 0 else None,
+        "sync/wait_ms": 1000 * max(0.0, wait_seconds) / pushes if pushes else None,
+    }
+    for worker in status.workers:
+        values.update(_worker_scalars(worker))
+    return values
+
+
+def _worker_scalars(worker: WorkerMetrics) -> dict[str, float | None]:
+    values: dict[str, float | None] = {
+        "loss": worker.loss,
+        "clock": worker.clock,
+        "lag": worker.lag,
+        "steps_per_second": worker.steps_per_second,
+        "wait_seconds": worker.wait_seconds,
+    }
+    return {f"worker/{worker.id}/{name}": value for name, value in values.items()}
+
+
+def _wait_seconds(status: RunStatus) -> float:
+    return sum(worker.wait_seconds for worker in status.workers)
+
+
+def read_lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the whole lines of a metrics file and their length in bytes.
+
+    Reading stops at the first line that is not a JSON object: a killed writer tears the last one.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    documents: list[dict[str, Any]] = []
+    num_bytes = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            document = parse_json(line)
+        except ValueError:
+            break
+        if not isinstance(document, dict) or not line.endswith(b"\n"):
+            break
+        documents.append(document)
+        num_bytes += len(line)
+    return documents, num_bytes
+
+
+def evaluations_in(documents: list[dict[str, Any]]) -> list[Evaluation]:
+    """Return the evaluations among the lines, in order; raises ValueError for an ill-formed one."""
+    return [
+        Evaluation.from_dict({name: value for name, value in line.items() if name != "kind"})
+        for line in documents
+        if line.get("kind") == EVALUATION_KIND
+    ]
+
+
+def _reload(path: pathlib.Path) -> list[Evaluation]:
+    """Read earlier evaluations and cut a torn end off, so that appending starts a new line."""
+    if not path.exists():
+        return []
+    documents, num_bytes = read_lines(path)
+    torn_bytes = path.stat().st_size - num_bytes
+    if torn_bytes:
+        logging.warning("%s: dropped %d bytes of a torn end.", path, torn_bytes)
+        os.truncate(path, num_bytes)
+    try:
+        return evaluations_in(documents)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{path} is not a metrics file of this version: {error}. "
+            "Start anew with --overwrite or choose another --run_dir."
+        ) from error
+
+
+class RoundsLog:
+    """Appends the rounds of all workers.
+
+    Within one life of a worker rounds are numbered in order, so what is not newer than the last
+    line has been written before, by this Supervisor or an earlier one.
+
+    Args:
+        run_dir: Of the run; nothing is made there before the first round.
+    """
+
+    def __init__(self, run_dir: pathlib.Path) -> None:
+        self._run_dir = run_dir
+        self._files: dict[int, TextIO] = {}
+        self._last: dict[int, dict[str, int]] = {}  # worker -> its life -> last round written
+
+    def add(self, worker: int, batch: str) -> None:
+        """Append a batch of a worker; one that cannot be read is logged and left out."""
+        try:
+            rounds = unpack(batch)
+        except ValueError as error:
+            logging.log_every_n_seconds(
+                logging.WARNING, "rounds of worker %d cannot be read: %s", 10, worker, error
+            )
+            return
+        if worker not in self._files:
+            self._open(worker)
+        last = self._last[worker]
+        new = []
+        for each in rounds:
+            if each.num_iters > last.get(each.life, 0):
+                last[each.life] = each.num_iters
+                new.append(line_of(each))
+        if new:
+            self._files[worker].write("".join(new))
+            self._files[worker].flush()
+
+    def close(self) -> None:
+        """Finish the files; harmless when repeated."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _open(self, worker: int) -> None:
+        path = rounds_of(self._run_dir, worker)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        last = self._last[worker] = {}
+        if path.exists():
+            lines, num_bytes = read_lines(path)
+            os.truncate(path, num_bytes)  # of a torn end
+            for line in lines:
+                number, life = line.get("num_iters"), str(line.get("life", ""))
+                if type(number) is int:
+                    last[life] = max(number, last.get(life, 0))
+        self._files[worker] = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+
+def read_rounds(path: pathlib.Path) -> list[Round]:
+    """Return the rounds of one worker's file, in order; a torn last line is left out.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: A line is not a round of this version.
+    """
+    lines, _ = read_lines(path)
+    return [Round.from_dict(line, f"{path.name}:{n}") for n, line in enumerate(lines, 1)]

@@ -1,0 +1,411 @@
+"""The pictures of a report, as PNG bytes in a light and a dark theme.
+
+Matplotlib's figures are made directly, without pyplot: no global state, no window, any thread.
+
+How the training set was split: which labels each worker holds, as a picture and as a table.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thinwire.ops.telemetry.run_status import Histogram
+
+_DOTS_PER_INCH = 180
+_MOST_STALENESS_BARS = 40
+_MOST_LABELLED_WORKERS = 32
+_LONGEST_NAME = 36  # characters of a run's name in a legend
+_LINE_STYLES = ("-", "--", ":", "-.")
+_LOG_SPREAD = 8.0  # runs whose costs differ by more than this share a logarithmic axis
+#: What a worker's second goes to: key in summary.json, and its name in the legend.
+TIME_PARTS = (
+    ("compute_seconds", "compute"),
+    ("encode_seconds", "encode"),
+    ("send_seconds", "send"),
+    ("wait_seconds", "wait"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Theme:
+    """Colours of one theme; ``series`` stay apart for colour-blind eyes too."""
+
+    background: str
+    text: str
+    muted: str
+    grid: str
+    series: tuple[str, ...]
+
+
+THEMES: Mapping[str, Theme] = {
+    "light": Theme(
+        background="#ffffff",
+        text="#1c2330",
+        muted="#667085",
+        grid="#e8eaf0",
+        series=("#1f6fd6", "#e07a00", "#00926b", "#b5409a", "#c9382b", "#4aa8d8", "#8a6d00"),
+    ),
+    "dark": Theme(
+        background="#171b22",
+        text="#e8ebf1",
+        muted="#98a2b3",
+        grid="#2a303b",
+        series=("#5b9dff", "#ffa340", "#2cc295", "#dd7cc6", "#ff7b6e", "#7fd0f5", "#d9bd4a"),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Accuracy (0 to 1) against some cost in its base unit, for one run."""
+
+    name: str
+    costs: Sequence[float]
+    accuracies: Sequence[float]
+
+    def without_free_points(self) -> Curve:
+        """Return the points that cost something: a logarithmic axis has no zero."""
+        points = [(c, a) for c, a in zip(self.costs, self.accuracies, strict=True) if c > 0]
+        return Curve(self.name, [cost for cost, _ in points], [accuracy for _, accuracy in points])
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A cost axis: its words and its units as (name, size), smallest first."""
+
+    label: str
+    units: tuple[tuple[str, float], ...]
+
+    def unit_for(self, largest: float) -> tuple[str, float]:
+        """Return the largest unit in which ``largest`` is 10 or more, else the first."""
+        fitting = [unit for unit in self.units if largest >= 10 * unit[1]]
+        return fitting[-1] if fitting else self.units[0]
+
+
+SECONDS = Axis("Training time", (("s", 1.0), ("min", 60.0), ("h", 3600.0)))
+BYTES = Axis("Traffic, up and down", (("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
+UPDATES = Axis("Updates applied", (("", 1.0),))
+
+
+def accuracy_figure(curves: Sequence[Curve], axis: Axis, theme: Theme) -> bytes:
+    """Draw test accuracy against a cost, one line a run.
+
+    One curve is labelled with its last value; several get a legend above.
+    """
+    figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
+    logarithmic = _spread([max(curve.costs, default=0) for curve in curves]) > _LOG_SPREAD
+    drawn = [curve.without_free_points() if logarithmic else curve for curve in curves]
+    drawn = [curve for curve in drawn if curve.costs]
+    if not drawn:
+        return to_png(figure, axes, theme, note="The model was never evaluated")
+    unit, size = axis.unit_for(max(max(curve.costs) for curve in drawn))
+    styles = itertools.cycle(itertools.product(_LINE_STYLES, theme.series))
+    for curve, (line_style, colour) in zip(drawn, styles, strict=False):
+        xs = [cost / size for cost in curve.costs]
+        ys = [100 * accuracy for accuracy in curve.accuracies]
+        axes.plot(xs, ys, line_style, color=colour, linewidth=2, label=_plain(curve.name))
+        axes.plot(xs[-1], ys[-1], "o", color=colour, markersize=6, clip_on=False)
+    notes = [unit] if unit else []
+    if logarithmic:
+        notes.append("log scale")
+        _scale_logarithmically(axes)
+    else:
+        axes.set_xlim(left=0)
+        axes.locator_params(axis="x", nbins=6)
+    axes.set_xlabel(f"{axis.label} ({', '.join(notes)})" if notes else axis.label)
+    axes.set_ylabel("Test accuracy (%)")
+    if len(curves) > 1:
+        legend_above(axes, theme, num_columns=min(3, len(drawn)))
+    else:
+        _label_last(axes, xs[-1], ys[-1], theme)
+    return to_png(figure, axes, theme)
+
+
+def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
+    """Draw how stale the merged updates were, with mean and 95th percentile."""
+    figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
+    if not staleness.total:
+        return to_png(figure, axes, theme, note="No update was counted")
+    bar_width = 1 + staleness.max // _MOST_STALENESS_BARS
+    shares: dict[int, float] = {}
+    for value, times in staleness.counts.items():
+        left = value // bar_width * bar_width
+        shares[left] = shares.get(left, 0.0) + 100 * times / staleness.total
+    centres = [left + (bar_width - 1) / 2 for left in shares]
+    axes.bar(centres, list(shares.values()), width=0.86 * bar_width, color=theme.series[0])
+    marks = (("mean", staleness.mean, f"{staleness.mean:.1f}"), ("p95", staleness.p95, ""))
+    for (name, value, text), style in zip(marks, ("-", "--"), strict=True):
+        label = f"{name} {text or value}"
+        axes.axvline(value, linestyle=style, color=theme.series[1], linewidth=1.8, label=label)
+    axes.set_xlim(-0.6 * bar_width, max(shares) + bar_width - 0.4)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("Updates applied since the worker read the model")
+    axes.set_ylabel("Share of pushes (%)")
+    legend_above(axes, theme, num_columns=2)
+    return to_png(figure, axes, theme)
+
+
+def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
+    """Draw where each worker's time went, one stacked bar a worker.
+
+    Args:
+        workers: rows of summary.json.
+        theme: colours.
+    """
+    figure, axes = empty_axes(theme, 5.2, height_of_bars(len(workers)))
+    if not workers:
+        return to_png(figure, axes, theme, note="No worker took part")
+    totals = [sum(float(worker[key]) for key, _ in TIME_PARTS) for worker in workers]
+    unit, size = SECONDS.unit_for(max(totals))
+    bars = [
+        (name, [float(worker[key]) / size for worker in workers], colour)
+        for (key, name), colour in zip(TIME_PARTS, theme.series, strict=False)
+    ]
+    stack_bars(axes, [worker["id"] for worker in workers], bars, theme)
+    axes.set_xlabel(f"Time spent ({unit})")
+    legend_above(axes, theme, num_columns=len(TIME_PARTS))
+    return to_png(figure, axes, theme)
+
+
+def height_of_bars(num_workers: int) -> float:
+    """Return the height in inches of a figure with one horizontal bar a worker."""
+    return min(11.0, max(3.5, 1.5 + 0.34 * num_workers))
+
+
+def stack_bars(
+    axes: Any,
+    ids: Sequence[Any],
+    bars: Sequence[tuple[str, Sequence[float], Any]],
+    theme: Theme,
+) -> None:
+    """Draw one horizontal bar a worker, of parts in a row.
+
+    Args:
+        axes: where to.
+        ids: of the workers, from the top.
+        bars: of each part its name, its width for every worker, and its colour.
+        theme: colours.
+    """
+    from matplotlib.collections import PolyCollection
+
+    positions = range(len(ids))
+    left = [0.0] * len(ids)
+    apart = len(ids) <= 64 and len(bars) <= 20  # else there is no room for lines in between
+    edge = {"edgecolor": theme.background, "linewidth": 0.6 if apart else 0}
+    for name, widths, colour in bars:
+        right = [start + width for start, width in zip(left, widths, strict=True)]
+        # One artist a part: a bar each takes half a minute with a thousand workers.
+        corners = [
+            [(start, row - 0.36), (stop, row - 0.36), (stop, row + 0.36), (start, row + 0.36)]
+            for row, start, stop in zip(positions, left, right, strict=True)
+        ]
+        axes.add_collection(PolyCollection(corners, facecolors=[colour], label=name, **edge))
+        left = right
+    every = 1 + (len(ids) - 1) // _MOST_LABELLED_WORKERS
+    axes.set_yticks(positions[::every], [f"worker {number}" for number in ids][::every])
+    axes.set_ylim(len(ids) - 0.4, -0.6)
+    axes.set_xlim(0, 1.05 * max(left, default=0.0) or 1.0)
+    axes.grid(axis="y", visible=False)
+
+
+def empty_axes(theme: Theme, width_inches: float, height_inches: float) -> tuple[Any, Any]:
+    """Return a figure and its only axes, in the theme's colours."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((width_inches, height_inches), _DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.set_facecolor(theme.background)
+    axes = figure.add_subplot()
+    axes.set_facecolor(theme.background)
+    axes.set_axisbelow(True)
+    axes.grid(color=theme.grid, linewidth=1)
+    axes.tick_params(colors=theme.muted, length=0, labelsize=10, pad=6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(theme.grid)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=theme.text, fontsize=11)
+    axes.xaxis.labelpad = axes.yaxis.labelpad = 8
+    return figure, axes
+
+
+def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
+    """Return the figure as PNG; a note stands in place of what could not be drawn."""
+    if note:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, note, color=theme.muted, ha="center", va="center", fontsize=11)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    buffer = io.BytesIO()
+    # Without the Software tag the same run gives the same bytes under any matplotlib.
+    figure.savefig(buffer, format="png", facecolor=theme.background, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
+    """Put the legend over the axes, at the left."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=num_columns,
+        frameon=False,
+        labelcolor=theme.text,
+        fontsize=10,
+        borderaxespad=0.2,
+        handlelength=1.6,
+        columnspacing=1.4,
+    )
+
+
+def _label_last(axes: Any, x: float, y: float, theme: Theme) -> None:
+    text = f"{y:.1f} %"
+    offset = {"textcoords": "offset points", "xytext": (0, 9), "ha": "right"}
+    axes.annotate(text, (x, y), color=theme.text, fontsize=11, fontweight="bold", **offset)
+    axes.margins(y=0.12)
+
+
+def _scale_logarithmically(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return largest / smallest of the positive values, 1 when there are none."""
+    positive = [value for value in values if value > 0]
+    return max(positive) / min(positive) if positive else 1.0
+
+
+def _plain(name: str) -> str:
+    """Keep matplotlib from reading mathematics, or a hidden label, into a run's name."""
+    shown = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
+    text = shown.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+#: Up to here every label has a colour of its own in a legend; more get a colour scale.
+_MOST_LEGEND_LABELS = 20
+_LEGEND_COLUMNS = 10
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
+    """Return the workers that have said which labels they hold.
+
+    Args:
+        workers: rows of summary.json; ``labels`` of a row are its examples by label.
+
+    Raises:
+        ValueError: labels that are no counts by whole number.
+    """
+    known = [worker for worker in workers if "labels" in worker]
+    for worker in known:
+        _check(worker["labels"])
+    return known
+
+
+def split_figure(workers: Rows, theme: Theme) -> bytes:
+    """Draw how many examples of each label each worker holds, one stacked bar a worker.
+
+    Equal bars of equal parts are an even split; a bar of few colours is a worker that sees few
+    labels, a short bar one that has few examples.
+    """
+    known = known_rows(workers)
+    figure, axes = empty_axes(theme, 5.2, height_of_bars(len(known)))
+    if not known:
+        return to_png(figure, axes, theme, note="No worker has reported its labels")
+    labels = _labels(known)
+    colours = _colours(len(labels))
+    bars = [
+        (str(label), [_count(worker, label) for worker in known], colour)
+        for label, colour in zip(labels, colours, strict=True)
+    ]
+    stack_bars(axes, [worker["id"] for worker in known], bars, theme)
+    axes.set_xlim(right=1.03 * max(1, *(sum(worker["labels"].values()) for worker in known)))
+    axes.set_xlabel("Training examples")
+    axes.locator_params(axis="x", nbins=6)
+    if len(labels) > _MOST_LEGEND_LABELS:
+        _add_scale(figure, axes, labels, theme)
+    else:
+        _add_legend(axes, len(labels), theme)
+    return to_png(figure, axes, theme)
+
+
+def split_csv(workers: Rows) -> str:
+    """Return the same as a table: a row a worker, a column a label, then their sum."""
+    known = known_rows(workers)
+    labels = _labels(known)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["worker", *(f"label {label}" for label in labels), "examples"])
+    for worker in known:
+        counts = [_count(worker, label) for label in labels]
+        table.writerow([worker["id"], *counts, sum(counts)])
+    return text.getvalue()
+
+
+def _check(labels: Any) -> None:
+    if not isinstance(labels, dict):
+        raise ValueError(f"the labels of a worker are {labels!r:.40}, expected an object")
+    for label, count in labels.items():
+        if not label.isdecimal() or type(count) is not int or count < 0:
+            raise ValueError(f"a worker has {count!r:.20} examples of label {label!r:.20}")
+
+
+def _labels(workers: Rows) -> list[int]:
+    """Return every label that some worker holds, ascending."""
+    return sorted({int(label) for worker in workers for label in worker["labels"]})
+
+
+def _count(worker: Mapping[str, Any], label: int) -> int:
+    return int(worker["labels"].get(str(label), 0))
+
+
+def _colours(num_labels: int) -> list[Any]:
+    """Return a colour of each label: apart from each other if few, else along a scale."""
+    import matplotlib
+
+    if num_labels > _MOST_LEGEND_LABELS:
+        scale = matplotlib.colormaps["turbo"]
+        return [scale(place / (num_labels - 1)) for place in range(num_labels)]
+    palette = matplotlib.colormaps["tab10" if num_labels <= 10 else "tab20"]
+    return [palette(place) for place in range(num_labels)]
+
+
+def _add_legend(axes: Any, num_labels: int, theme: Theme) -> None:
+    """Put the labels over the axes, narrow enough for ten in a row."""
+    axes.legend(
+        title="label",
+        title_fontproperties={"size": 10},
+        alignment="left",
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=min(_LEGEND_COLUMNS, num_labels),
+        frameon=False,
+        labelcolor=theme.text,
+        fontsize=9,
+        borderaxespad=0.2,
+        handlelength=0.9,
+        handletextpad=0.4,
+        columnspacing=0.9,
+    )
+    axes.get_legend().get_title().set_color(theme.muted)
+
+
+def _add_scale(figure: Any, axes: Any, labels: Sequence[int], theme: Theme) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    shown = ScalarMappable(Normalize(labels[0], labels[-1]), "turbo")
+    bar = figure.colorbar(shown, ax=axes, location="top", fraction=0.04, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.set_label("label", color=theme.muted)
+    bar.ax.tick_params(colors=theme.muted, length=0)

@@ -1,0 +1,274 @@
+"""The Supervisor role: watches a run from shard 0, evaluates it, keeps its records.
+
+Training goes on if it dies; started again it goes on with its records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import signal
+import threading
+import time
+from typing import Any
+
+from absl import logging
+
+from thinwire.data.loading import load_chosen
+from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.run.settings import (
+    DRAIN_SECONDS,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_OF_STOP,
+    Run,
+    finished_summary,
+)
+from thinwire.ops.run.signals import heard_by
+from thinwire.ops.telemetry import run_status
+from thinwire.ops.telemetry.instruments import Meter
+from thinwire.ops.types import ModelSpec
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import Unreachable
+from thinwire.proto.grpc.session import Dialler, Refused, Session, payload_limit, rhythm
+from thinwire.proto.metrics_server import open_port
+from thinwire.supervisor import flags as supervisor_flags
+from thinwire.supervisor.dashboard import Dashboard
+from thinwire.supervisor.evaluator import Viewer
+from thinwire.supervisor.instruments import meters_of
+from thinwire.supervisor.recorder import Recorder
+from thinwire.supervisor.shard_stream import Batches, ShardStream
+
+_PLAIN_LINE_SECONDS = 10.0  # between two lines where there is no terminal
+_RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
+#: How long to wait for the last reports of a run that has ended.
+_END_SECONDS = 3.0
+
+
+def main(run: Run) -> int:
+    """Watch until the run has ended; return the exit code.
+
+    Raises:
+        ConfigurationError, Unreachable, Refused: See their exit codes.
+    """
+    shared = SharedModel(run.model, run.seed)
+    if shared.statistics and not run.method.bn_sync:
+        logging.warning(
+            "--nobn_sync: BatchNorm's moving statistics stay on the workers, so this model is "
+            "evaluated and saved with the initial ones, and its accuracy means little. Leave out "
+            "--nobn_sync to evaluate it as it is trained."
+        )
+    dataset = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("test",))
+    recorder = Recorder(run, shared, dataset.test_images, dataset.test_labels)
+    if finished := finished_summary(run):
+        logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
+        return EXIT_DONE
+    num_statistics = FlatVariables(shared.statistics).size
+    return _Watcher(run, shared.spec, num_statistics, recorder).watch()
+
+
+class _Watcher:
+    """One Supervisor process."""
+
+    def __init__(self, run: Run, spec: ModelSpec, num_statistics: int, recorder: Recorder) -> None:
+        self.num_statistics = num_statistics
+        self.run, self.spec, self.recorder = run, spec, recorder
+        self.own = supervisor_flags.read()
+        self.layouts = run.method.placement.place(spec, run.nb_ps)
+        in_step = len(run.method.sync.groups) == 1
+        self._viewer = Viewer(spec, self.layouts, num_statistics, in_step)
+        self.shards: list[ShardStream] = []
+        self.interrupted = threading.Event()
+        self._diallers = [self._dialler(number) for number in range(len(self.layouts))]
+        self.dashboard = Dashboard()
+        self.run_id = ""
+        self.rounds: Batches = queue.SimpleQueue()
+        self._told: run_status.RunStatus | None = None  # newest status that was shown
+        self._due = {"show": 0.0, "record": 0.0}
+
+    def watch(self) -> int:
+        """Connect, evaluate until the end, write the records."""
+        port = open_port(self.run, "supervisor-0", self._meters)
+        with heard_by(self._interrupt):
+            try:
+                self._connect()
+                with self.dashboard:
+                    self._observe()
+                    self._see_the_end()
+                return self._finish()
+            finally:
+                for shard in self.shards:
+                    shard.session.say(pb.ToServer(leave=pb.Leave(cause="done")))
+                    shard.session.close()
+                if port is not None:
+                    port.close()
+
+    def _meters(self) -> list[Meter]:
+        status = self.shards[0].status if self.shards else None
+        return meters_of(status, self.recorder.evaluations)
+
+    def _connect(self) -> None:
+        """Join every shard, patiently.
+
+        Raises:
+            Unreachable, Refused: A shard stays away, or does not want us.
+        """
+        shards: list[ShardStream] = []
+        for dialler in self._diallers:
+            try:
+                session, welcome = dialler.dial(self.run.reconnect_timeout_seconds)
+            except (Unreachable, Refused):
+                for shard in shards:
+                    shard.session.close(0.0)
+                raise
+            self.run_id = welcome.run_id
+            shards.append(ShardStream(session, self.rounds))
+        self.shards = shards
+
+    def _dialler(self, number: int) -> Dialler:
+        address, arrivals = self.run.addresses[number], rhythm()
+        limit = payload_limit(self.layouts[number], self.num_statistics)
+
+        def make() -> Session:
+            hello, credentials = self._hello(number), self.run.credentials
+            return Session(address, hello, limit, credentials=credentials, arrivals=arrivals)
+
+        return Dialler(f"the PS at {address}", make, self.interrupted, (pb.REASON_STARTING,))
+
+    def _hello(self, shard: int) -> pb.Hello:
+        return pb.Hello(
+            protocol_version=messages.PROTOCOL_VERSION,
+            role=pb.ROLE_SUPERVISOR,
+            run_id=self.run_id,
+            model=messages.tensors_of(self.spec),
+            shard=shard,
+            num_shards=self.run.nb_ps,
+        )
+
+    # -- watching ---------------------------------------------------------------------------
+
+    def _observe(self) -> None:
+        """Evaluate at the interval until the run ends or shard 0 is gone for good."""
+        next_at, last_version = time.monotonic(), -1
+        while not self._ended():
+            if any(shard.lost.is_set() for shard in self.shards) and not self._reconnect():
+                return
+            self._record_rounds()
+            status = self.shards[0].status
+            if status is not None:
+                self._tell(status)
+                due = time.monotonic() >= next_at or self._due_by_updates(status, last_version)
+                if due and status.version != last_version:
+                    last_version = self._evaluate(status)
+                    next_at = time.monotonic() + self.own.eval_interval_seconds
+            self.interrupted.wait(0.1)
+
+    def _tell(self, status: run_status.RunStatus) -> None:
+        """Show and record a new status, each at its own pace."""
+        now = time.monotonic()
+        if status is self._told:
+            return
+        self._told = status
+        if now >= self._due["show"]:
+            self.dashboard.update(status, self.recorder.latest)
+            self._due["show"] = now + (0.0 if self.dashboard.live else _PLAIN_LINE_SECONDS)
+        if now >= self._due["record"]:
+            self.recorder.status(status)
+            self._due["record"] = now + _RECORD_SECONDS
+
+    def _record_rounds(self) -> None:
+        while not self.rounds.empty():
+            self.recorder.rounds(*self.rounds.get())
+
+    def _ended(self) -> bool:
+        self._check_place()
+        return self.interrupted.is_set() or bool(self.shards[0].halt_cause)
+
+    def _check_place(self) -> None:
+        """Make room for a Supervisor that has taken this one's place.
+
+        Raises:
+            Refused: There is one.
+        """
+        for shard in self.shards:
+            if shard.refusal is not None:
+                self.recorder.close()
+                raise Refused(shard.refusal)
+
+    def _due_by_updates(self, status: run_status.RunStatus, last_version: int) -> bool:
+        interval = self.own.eval_interval_updates
+        return interval > 0 and status.version - max(0, last_version) >= interval
+
+    def _reconnect(self) -> bool:
+        self._check_place()
+        logging.warning("lost the PS; looking for it for %g s", self.run.reconnect_timeout_seconds)
+        for shard in self.shards:
+            shard.session.close(0.0)
+        try:
+            self._connect()
+        except (Unreachable, Refused) as error:
+            logging.error("%s", error)
+            return False
+        return True
+
+    def _evaluate(self, status: run_status.RunStatus, final: bool = False) -> int:
+        """Pull and evaluate; return the version, or the last one if the pull failed."""
+        view = self._viewer.fetch(self.shards)
+        if view is None:
+            logging.warning(
+                "no answer to an evaluation pull; version %d is skipped", status.version
+            )
+            return status.version
+        self.recorder.evaluate(status, view.weights, view.versions, final, view.statistics)
+        target = self.run.target_accuracy
+        latest = self.recorder.latest
+        if target is not None and latest is not None and latest.accuracy >= target and not final:
+            logging.info("accuracy %.4f reaches the target %g", latest.accuracy, target)
+            self.shards[0].session.say(pb.ToServer(halt=pb.Halt(cause="target_accuracy")))
+        return view.versions[0]
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def _finish(self) -> int:
+        """Evaluate the final version and write summary and report."""
+        cause = self.shards[0].halt_cause
+        if not cause and not self.interrupted.is_set():
+            logging.error("the PS is gone and the run had not ended")
+            self._record_rounds()
+            self.recorder.close()
+            raise Unreachable(f"{self.run.addresses[0]}: the PS is gone")
+        self._record_rounds()
+        status = self.shards[0].status
+        if status is not None:
+            if cause or not self.shards[0].lost.is_set():
+                self._evaluate(status, final=bool(cause))
+            status = dataclasses.replace(status, stop_reason=cause or "interrupted")
+            self.recorder.finish(status)
+            logging.info("report: %s", self.run.run_dir / "report" / "index.html")
+        if self.interrupted.is_set():
+            return EXIT_INTERRUPTED
+        return EXIT_OF_STOP.get(cause, EXIT_DONE)
+
+    def _see_the_end(self) -> None:
+        """Give shard 0 time to end the run and to send the workers' last reports; show them.
+
+        Who was interrupted alone waits in vain.
+        """
+        patience = _END_SECONDS + (DRAIN_SECONDS if self.interrupted.is_set() else 0.0)
+        deadline = time.monotonic() + patience
+        shard = self.shards[0]
+        while time.monotonic() < deadline and not shard.lost.is_set():
+            status = shard.status
+            done = status is not None and status.stop_reason is not None
+            everyone = done and status and all(w.state == "done" for w in status.workers)
+            if shard.halt_cause and everyone:
+                break
+            time.sleep(0.1)
+        if status := self.shards[0].status:
+            self.dashboard.update(status, self.recorder.latest)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        del frame
+        logging.info("%s: stopping", signal.Signals(number).name)
+        self.interrupted.set()

@@ -1,0 +1,90 @@
+"""Choices about codecs: what is built of them, what is refused."""
+
+import math
+
+import pytest
+
+from tests.harness import method
+from thinwire.ops.codecs.error_feedback import ErrorFeedback
+from thinwire.ops.codecs.registry import CodecChoices, build_codec, coding_of
+from thinwire.ops.codecs.top_k import TopK
+from thinwire.ops.codecs.wrappers import Clip, DenseBelow, RateAtSend, WarmUp
+from thinwire.ops.methods.method import METHODS
+from thinwire.ops.types import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "message"),
+    [
+        ("topk", {"dgs_momentum": 0.5}, "--dgs_momentum=0.5 has no effect.*--codec=dgs"),
+        ("dgs", {"dgc_masking": False}, "--dgc_masking=False has no effect.*--codec=dgc"),
+        ("dgs", {"error_feedback": True}, "no effect with --codec=dgs"),
+        ("random_k", {"selection": "carried"}, "no effect with --codec=random_k"),
+        ("dense", {"warmup_epochs": 3}, "no effect with --codec=dense"),
+        ("dense", {"dense_below": 9}, "no effect with --codec=dense"),
+        ("dense", {"ratio_schedule": "lr"}, "no effect with --codec=dense"),
+        ("dense", {"error_feedback": True}, "nothing is left to feed back"),
+        ("dgc", {"dgc_clip_scope": "tensor"}, "without --dgc_clip_norm"),
+        ("dgc", {"dgc_clip_norm": -1.0}, "--dgc_clip_norm"),
+        ("dgc", {"dgc_clip_norm": math.nan}, "--dgc_clip_norm"),
+        ("dgc", {"dgc_clip_norm": 1.0, "dgc_clip_scope": "layer"}, "'layer'.*model, tensor"),
+        ("dgc", {"dgc_momentum": 1.0}, "--dgc_momentum=1.0.*momentum < 1"),
+        ("dgs", {"dgs_momentum": -0.1}, "--dgs_momentum=-0.1"),
+        ("dgs", {"dgs_momentum": math.nan}, "--dgs_momentum=nan"),
+        ("dgs", {"dgs_momentum": 1.5}, "--dgs_momentum=1.5"),
+        ("topk", {"warmup_epochs": -1}, "--warmup_epochs=-1"),
+        ("topk", {"dense_below": -1}, "--dense_below=-1"),
+        ("topk", {"selection": "median"}, "--selection='median'.*exact"),
+        ("topk", {"threshold_scope": "layer"}, "--threshold_scope='layer'.*global"),
+        ("topk", {"ratio_schedule": "cosine"}, "--ratio_schedule='cosine'.*constant, lr"),
+        ("dgs", {"compression_rate": 0.0}, "--compression_rate=0.0"),
+    ],
+)
+def test_nonsense_is_refused(name, choices, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build_codec(name, CodecChoices(**choices))
+
+
+def test_what_dgc_is_built_of():
+    choices = CodecChoices(dgc_clip_norm=3.0, dense_below=7)
+    codec = build_codec("dgc", choices, nb_workers=9)
+    assert isinstance(codec, WarmUp) and codec.epochs == 4
+    assert isinstance(codec.inner, RateAtSend)
+    assert codec.inner.inner == Clip(codec.inner.inner.inner, 1.0, "model")
+    feedback = codec.inner.inner.inner.inner
+    assert feedback == ErrorFeedback(DenseBelow(TopK(), 7))
+    assert coding_of(codec) == TopK()
+    assert isinstance(build_codec("dgc", CodecChoices(warmup_epochs=0)), RateAtSend)
+
+
+@pytest.mark.parametrize("name", ["dgs", "dgc", "gd"])
+def test_the_ps_adds_changes_of_weights(name):
+    method(name).check()
+    assert METHODS[name]["codec"] == name
+    for refused in (
+        {"overrides": {"pacer": "fixed"}, "local_steps": 2},
+        {"overrides": {"pacer": "esync"}},
+        {"overrides": {"weighting": "dc_asgd"}},
+        {"overrides": {"server_optimizer": "momentum"}},
+        {"overrides": {"server_optimizer": "adam"}},
+        {"momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"overrides": {"sync": "bsp"}, "collective": "ring"},
+    ):
+        with pytest.raises(ConfigurationError, match=f"--codec={name}|momentum"):
+            method(name, **refused).check()
+    assert not method(name, overrides={"server_optimizer": "sgd"}).server.feeds_deltas
+
+
+def test_a_momentum_that_nobody_would_use_is_refused_with_local_steps_too():
+    chosen = {"overrides": {"pacer": "fixed"}, "local_steps": 2, "momentum": 0.5}
+    with pytest.raises(ConfigurationError, match="--local_momentum"):
+        method("asgd", **chosen).check()
+    chosen["overrides"] |= {"server_optimizer": "momentum"}
+    assert method("asgd", **chosen).check() == []
+
+
+def test_a_fraction_above_1_is_warned_of():
+    assert method("dgs", compression_rate=1.0).check() == []
+    for name in ("dgs", "adacomp"):
+        assert "fraction of entries kept" in method(name, compression_rate=100.0).check()[0]

@@ -1,0 +1,239 @@
+"""Codecs whose state lives on a device send what numpy's send, and copy no more than that.
+
+The device is the processor, with soft placement off.
+"""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.harness import method
+from tests.ops.test_conformance import bits
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.codecs.registry import CodecChoices, build_codec
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels.device import DeviceArray
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.types import EncodeContext, ModelSpec, TensorSpec
+from thinwire.worker.core.core import Packing
+
+SPEC = ModelSpec(
+    (
+        TensorSpec("kernel", (100, 60)),
+        TensorSpec("one", (1,)),
+        TensorSpec("bias", (30,)),
+        TensorSpec("zero", (7,)),
+    )
+)
+RATE, STEPS = 0.05, 6
+KEPT = 300 + 1 + 1 + 1
+NUMPY, DEVICE = load_kernels("numpy"), load_kernels("tf")
+
+#: What of the compositions copies no gradient to the host.
+STAYING = {
+    "topk": {},
+    "topk carried": {"selection": "carried"},
+    "topk sampled": {"selection": "sampled"},
+    "topk global": {"threshold_scope": "global", "value_dtype": "bfloat16"},
+    "topk feedback": {"error_feedback": True, "value_dtype": "float16", "dense_below": 20},
+    "gd": {"value_dtype": "int8"},
+    "gd carried": {"selection": "carried"},
+    "gd sampled": {"selection": "sampled"},
+    "dgs": {},
+    "dgs carried": {"selection": "carried", "dense_below": 20, "ratio_schedule": "lr"},
+    "dgc": {"warmup_epochs": 0},
+    "dgc warming": {"warmup_epochs": 2, "selection": "carried", "threshold_scope": "global"},
+    "dgc nesterov": {"warmup_epochs": 0, "dgc_nesterov": True, "dgc_masking": False},
+    "random_k": {"error_feedback": True},
+}
+#: What sends everything, and what is factored on the host.
+COPYING = {"dense": {"error_feedback": True, "value_dtype": "int8"}, "powersgd": {}}
+BOTH = STAYING | COPYING
+
+
+def build(name):
+    choices = CodecChoices(compression_rate=RATE, **BOTH[name])
+    return build_codec(name.split()[0], choices, nb_workers=4, learning_rate=0.1)
+
+
+def gradients(number):
+    rng = np.random.default_rng([3, number])
+    drawn = [rng.standard_normal(tensor.size, np.float32) for tensor in SPEC.tensors]
+    return [*drawn[:-1], np.zeros(7, np.float32)]
+
+
+def context(number, bodies):
+    rng = np.random.default_rng([7, number])
+    return EncodeContext(number, 0.1 / number, rng, bodies, epoch=number / 2)
+
+
+def drive(codec, bodies, wrap, steps=STEPS):
+    """What each step sends, one of them in vain, and the state at the end."""
+    state, sent = codec.init(SPEC, bodies), []
+    for number in range(1, steps + 1):
+        tensors = [wrap(tensor) for tensor in gradients(number)]
+        packet, state = codec.encode(tensors, state, context(number, bodies))
+        sent.append(bits(packet))
+        if number == 3:
+            state = codec.undelivered(packet, state)
+    return sent, state
+
+
+def memories(state):
+    """Residuals and velocities of a state, by name."""
+    found = {}
+    while "inner" in state:
+        found |= {key: value for key, value in state.items() if key in ("residual", "velocity")}
+        state = state["inner"]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def hard_placement():
+    before = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(False)
+    yield
+    tf.config.set_soft_device_placement(before)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("wrap", [DeviceArray, np.asarray], ids=["device", "host"])
+def test_a_device_sends_what_numpy_sends(name, wrap):
+    codec = build(name)
+    expected, plain = drive(codec, NUMPY, np.asarray)
+    sent, kept = drive(codec, DEVICE, wrap)
+    assert sent == expected
+    plain, kept = memories(plain), memories(kept)
+    assert plain.keys() == kept.keys()
+    for key, arrays in plain.items():
+        assert all(isinstance(array, DeviceArray) for array in kept[key])
+        for array, other in zip(arrays, kept[key], strict=True):
+            np.testing.assert_array_equal(array, np.asarray(other))
+
+
+@pytest.mark.parametrize("scope", ["model", "tensor"])
+def test_clipping_differs_in_the_last_bits_alone(scope):
+    """The norm is summed in another order, and in double precision."""
+    choices = {"dgc_clip_norm": 1.0, "dgc_clip_scope": scope, "warmup_epochs": 0}
+    codec = build_codec("dgc", CodecChoices(compression_rate=RATE, **choices))
+    (plain, kept) = (codec.init(SPEC, bodies) for bodies in (NUMPY, DEVICE))
+    for number in range(1, STEPS + 1):
+        given = gradients(number)
+        expected, plain = codec.encode(given, plain, context(number, NUMPY))
+        given = [DeviceArray(tensor) for tensor in given]
+        packet, kept = codec.encode(given, kept, context(number, DEVICE))
+        for block, other in zip(expected.blocks, packet.blocks, strict=True):
+            np.testing.assert_array_equal(block.indices, other.indices)
+            np.testing.assert_allclose(block.values.data, other.values.data, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_only_what_is_sent_is_copied_to_the_host(name, monkeypatch):
+    codec, copied = build(name), []
+    state = codec.init(SPEC, DEVICE)
+    base = next(each for each in type(tf.constant(0)).__mro__ if "_numpy" in vars(each))
+    fetch = base._numpy
+
+    def counting(self):
+        array = fetch(self)
+        copied.append(np.asarray(array).nbytes)
+        return array
+
+    monkeypatch.setattr(base, "_numpy", counting)
+    for number in range(1, STEPS + 1):
+        tensors = [DeviceArray(tensor) for tensor in gradients(number)]
+        copied.clear()
+        packet, state = codec.encode(tensors, state, context(number, DEVICE))
+        entries = sum(block.values.data.size for block in packet.blocks)
+        # Position, value, coded value of each, room for those that a threshold lets through.
+        assert 0 < sum(copied) <= 1.7 * 12 * max(entries, KEPT) + 100
+        assert max(copied) < 4 * SPEC.tensors[0].size
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", BOTH)
+def test_what_is_not_finite_changes_nothing(name, bad):
+    codec = build(name)
+    _, state = drive(codec, DEVICE, DeviceArray, steps=2)
+    before = bits(DEVICE.as_saved(state))
+    spoilt = gradients(3)
+    spoilt[2][4] = bad
+    with pytest.raises(NonFiniteUpdate, match="tensor 2"):
+        codec.encode([DeviceArray(tensor) for tensor in spoilt], state, context(3, DEVICE))
+    assert bits(DEVICE.as_saved(state)) == before
+
+
+def packing(bodies, name):
+    made = method("asgd", nb_workers=4, compression_rate=RATE, overrides={"codec": name})
+    return Packing(SPEC, made.placement.place(SPEC, 2), made, bodies, [5, 1])
+
+
+def pack(packer, numbers):
+    flat = [np.concatenate(gradients(number)) for number in numbers]
+    wrap = DeviceArray if packer._kernels is DEVICE else np.asarray
+    return [
+        bits(packer.encode(wrap(values), number, 0.1, 0.0))
+        for number, values in zip(numbers, flat, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["gd", "dgs", "dgc"])
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (1, 1)])
+def test_a_checkpoint_is_the_same_wherever_it_comes_from(name, before, after, tmp_path):
+    bodies = (NUMPY, DEVICE)
+    whole = packing(NUMPY, name)
+    expected = pack(whole, range(1, 7))
+    first, second = packing(bodies[before], name), packing(bodies[after], name)
+    assert pack(first, range(1, 4)) == expected[:3]
+    Checkpoints(tmp_path).save(3, first.save())
+    second.restore(Checkpoints(tmp_path).load_latest()[1], fits=True)
+    assert pack(second, range(4, 7)) == expected[3:]
+    kinds = {type(array) for array in memories(second._codec_state)["residual"]}
+    assert kinds == {DeviceArray if after else np.ndarray}
+
+
+def test_xla_compiles_selection_where_a_gpu_is(monkeypatch):
+    from thinwire.ops.kernels import tensorflow_select as bodies
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["one"])
+    found = importlib.util.find_spec("thinwire.ops.kernels.device")
+    there = importlib.util.module_from_spec(found)
+    found.loader.exec_module(there)
+    body = bodies._top_k
+    compiled = there.fused(body.python_function, input_signature=body.input_signature)
+    x = gradients(1)[0]
+    given = x, *bodies.plan(x.size, 300)
+    assert "HloModule" in compiled.experimental_get_compiler_ir(*given)(stage="hlo")
+    for one, other in zip(NUMPY.top_k(x, 300), compiled(*given), strict=False):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_arithmetic_is_numpys():
+    rng = np.random.default_rng(1)
+    x, y = (rng.standard_normal(9, np.float32) for _ in range(2))
+    where = np.array([1, 4])
+    ours, theirs = DeviceArray(x), x.copy()
+    alias = ours.value
+    for array, other in ((ours, DeviceArray(y)), (theirs, y)):
+        array += other
+        array[where] *= np.float32(3)
+        array[:] -= other
+        array *= np.float32(0.3)
+        array[where] = 0
+    np.testing.assert_array_equal(np.asarray(ours), theirs)
+    np.testing.assert_array_equal(alias, x)
+    np.testing.assert_array_equal(np.asarray(np.float32(2) * ours[2:5]), 2 * theirs[2:5])
+    assert ours.size == 9 and ours[where].size == 2
+    with pytest.raises(IndexError, match=r"expected positions or \[:\]"):
+        ours[2:5] = 0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e25, 1e-25, 0.0])
+def test_norms_keep_their_range(scale):
+    x = np.random.default_rng(1).standard_normal(1000).astype(np.float32) * np.float32(scale)
+    wanted = float(np.linalg.norm(x.astype(np.float64)))
+    for bodies in (NUMPY, DEVICE):
+        array = DeviceArray(x) if bodies is DEVICE else x
+        assert bodies.norm(array) == pytest.approx(wanted, rel=1e-5)

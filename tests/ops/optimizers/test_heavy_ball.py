@@ -1,0 +1,90 @@
+"""Momentum in numpy against Keras's SGD, run operation by operation."""
+
+import keras
+import numpy as np
+import pytest
+
+from thinwire.ops.optimizers.momentum_sgd import _PIECE, HeavyBall
+from thinwire.ops.optimizers.server import KerasFlat, ServerUpdate, keras_optimizer
+from thinwire.ops.types import Kind, Update
+
+SIZE = 2 * _PIECE + 17
+
+
+def gradients(count, size=SIZE, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(size, np.float32) for _ in range(count)]
+
+
+def start(size=SIZE):
+    return np.random.default_rng(9).standard_normal(size, np.float32)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_every_bit_is_keras_own(momentum):
+    theta = start()
+    variable = keras.Variable(theta)
+    optimizer = keras.optimizers.SGD(0.05, momentum=momentum)
+    optimizer.build([variable])
+    ball = HeavyBall(momentum, theta)
+    for step, gradient in enumerate(gradients(12)):
+        rate = 0.05 / (1 + step // 4)
+        optimizer.learning_rate.assign(rate)
+        optimizer.apply([gradient], [variable])
+        ball.step(theta, Update(None, gradient), rate, negate=False)
+        np.testing.assert_array_equal(theta, variable.numpy())
+    assert int(ball.save()["0"]) == int(optimizer.iterations) == 12
+
+
+def test_a_sparse_update_is_a_dense_one_with_zeros():
+    sparse, dense = start(), start()
+    few, all_of_it = HeavyBall(0.9, sparse), HeavyBall(0.9, dense)
+    for gradient in gradients(6):
+        touched = np.flatnonzero(gradient > 1.5)
+        full = np.zeros_like(gradient)
+        full[touched] = gradient[touched]
+        few.step(sparse, Update(touched, gradient[touched]), 0.1, negate=True)
+        all_of_it.step(dense, Update(None, full), 0.1, negate=True)
+    np.testing.assert_array_equal(sparse, dense)
+
+
+def test_the_opposite_of_a_gradient_goes_the_other_way():
+    up, down = start(), start()
+    gradient = gradients(1)[0]
+    HeavyBall(0.9, up).step(up, Update(None, gradient), 0.1, negate=True)
+    HeavyBall(0.9, down).step(down, Update(None, -gradient), 0.1, negate=False)
+    np.testing.assert_array_equal(up, down)
+
+
+def test_what_keras_saved_is_taken_up_and_the_other_way_round():
+    ours, theirs = start(100), start(100)
+    choice = ServerUpdate("momentum", 0.9)
+    ball, flat = HeavyBall(0.9, ours), KerasFlat(keras_optimizer(choice), theirs)
+    first, second, third = gradients(3, 100)
+    flat.step(theirs, Update(None, first), 0.1, negate=False)
+    np.copyto(ours, theirs)
+    ball.restore(flat.save(), ours)
+    ball.step(ours, Update(None, second), 0.1, negate=False)
+    flat.restore(ball.save(), ours)
+    np.copyto(theirs, ours)
+    ball.step(ours, Update(None, third), 0.1, negate=False)
+    flat.step(theirs, Update(None, third), 0.1, negate=False)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert flat.save()["0"] == ball.save()["0"] == 3
+
+
+def test_who_steps_with_what():
+    theta, kernels = start(100), None
+    for choice, expected in (
+        (ServerUpdate("momentum", 0.9), HeavyBall),
+        (ServerUpdate("sgd", 0.9), HeavyBall),
+        (ServerUpdate("momentum", 0.9, weight_decay=0.1), KerasFlat),
+        (ServerUpdate("adam"), KerasFlat),
+    ):
+        state = choice.init(theta)
+        assert type(state["optimizer"]) is expected
+        before = theta.copy()
+        gradient = Update(None, np.ones(100, np.float32))
+        choice.apply(theta, gradient, Kind.GRADIENT, 0.1, kernels, state)
+        assert (theta < before).all()
+    assert ServerUpdate("sgd").init(theta) == {}

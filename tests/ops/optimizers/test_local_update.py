@@ -1,0 +1,205 @@
+"""Local steps: plain SGD, momentum and Adam against numpy, and what an exchange does to slots."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from thinwire.ops.methods.builder import Choices, compose
+from thinwire.ops.optimizers.local import LocalUpdate
+from thinwire.ops.types import ConfigurationError
+
+SIZE = 7
+LOCAL = {"pacer": "fixed"}
+
+
+def numbers(seed):
+    return np.random.default_rng(seed).normal(size=SIZE).astype(np.float32)
+
+
+class Numpy:
+    """The textbook, with the step count and slots in the order in which they are averaged."""
+
+    def __init__(self, name):
+        self.step = getattr(self, name)
+        self.count, self.slots = 0, [np.zeros(SIZE), np.zeros(SIZE)]
+
+    def sgd(self, weights, gradient, rate):
+        return weights - rate * gradient
+
+    def momentum(self, weights, gradient, rate):
+        self.count += 1
+        self.slots[0] = 0.9 * self.slots[0] - rate * gradient
+        return weights + self.slots[0]
+
+    def adam(self, weights, gradient, rate):
+        self.count += 1
+        first, second = self.slots
+        self.slots = [0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2]
+        rate = rate * np.sqrt(1 - 0.999**self.count) / (1 - 0.9**self.count)
+        return weights - rate * self.slots[0] / (np.sqrt(self.slots[1]) + 1e-7)
+
+
+def update_of(name, **fields):
+    return LocalUpdate(name, 0.9 if name == "momentum" else 0.0, **fields)
+
+
+def begin(policy, weights):
+    return policy.restart(weights, policy.init(SIZE))
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_steps_are_the_textbook_s(name):
+    policy, textbook = update_of(name), Numpy(name)
+    weights, expected = numbers(0), numbers(0).astype(np.float64)
+    state = begin(policy, weights)
+    for number in range(1, 8):
+        rate = 0.1 if number < 5 else 0.02
+        expected = textbook.step(expected, numbers(number), rate)
+        state = policy.step(weights, numbers(number), rate, state)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-5)  # 0.999**n in float32
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_a_rate_of_its_own_follows_the_schedule(name):
+    one, other = update_of(name, rate_factor=0.5), update_of(name)
+    weights = [numbers(0), numbers(0)]
+    states = [begin(one, weights[0]), begin(other, weights[1])]
+    for number in range(1, 4):
+        one.step(weights[0], numbers(number), 0.2 / number, states[0])
+        other.step(weights[1], numbers(number), 0.1 / number, states[1])
+    np.testing.assert_array_equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("fate", ["keep", "reset", "average"])
+def test_an_exchange_clears_the_slots_or_leaves_them(name, fate):
+    policy, textbook = update_of(name, opt_state=fate), Numpy(name)
+    weights = numbers(0)
+    state = begin(policy, weights)
+    for number in range(1, 4):
+        textbook.step(weights, numbers(number), 0.1)
+        policy.step(weights, numbers(number), 0.1, state)
+    weights = numbers(9)
+    state = policy.restart(weights, state)
+    textbook = Numpy(name) if fate == "reset" else textbook
+    expected = textbook.step(weights.astype(np.float64), numbers(4), 0.1)
+    policy.step(weights, numbers(4), 0.1, state)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_what_is_averaged_is_the_step_count_and_the_slots(name):
+    policy, textbook = update_of(name, opt_state="average"), Numpy(name)
+    weights = numbers(0)
+    state = begin(policy, weights)
+    assert not policy.pack(state).any()
+    for number in range(1, 4):
+        textbook.step(weights, numbers(number), 0.1)
+        policy.step(weights, numbers(number), 0.1, state)
+    packed = policy.pack(state)
+    num_slots = {"momentum": 1, "adam": 2}[name]
+    assert packed.dtype == np.float32 and len(packed) == policy.num_averaged(SIZE)
+    expected = np.concatenate([[textbook.count], *textbook.slots[:num_slots]])
+    np.testing.assert_allclose(packed, expected, rtol=1e-5, atol=1e-7)
+
+    other = begin(policy, numbers(0))
+    mean = packed / 2
+    mean[0] = 1.75  # of workers that took different numbers of steps
+    other = policy.unpack(mean, other)
+    mean[0] = 2
+    np.testing.assert_array_equal(policy.pack(other), mean)
+
+
+@pytest.mark.parametrize(
+    ("name", "fate"), [("sgd", "average"), ("adam", "keep"), ("momentum", "reset")]
+)
+def test_otherwise_nothing_travels(name, fate):
+    policy = update_of(name, opt_state=fate)
+    assert policy.num_averaged(SIZE) == 0
+    assert policy.pack(policy.init(SIZE)).size == 0
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_slots_survive_a_save(name):
+    policy = update_of(name)
+    weights = numbers(0)
+    state = begin(policy, weights)
+    for number in range(1, 4):
+        policy.step(weights, numbers(number), 0.1, state)
+    saved, here = policy.save(state), weights.copy()
+    other = policy.restore(saved, here, policy.init(SIZE))
+    for number in range(4, 7):
+        policy.step(weights, numbers(number), 0.1, state)
+        policy.step(here, numbers(number), 0.1, other)
+    np.testing.assert_array_equal(weights, here)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"optimizer": "rmsprop"}, "--local_optimizer='rmsprop': expected one of sgd, momentum"),
+        ({"opt_state": "forget"}, "--local_opt_state='forget': expected one of keep, reset"),
+        ({"momentum": 1.0}, "--local_momentum=1.0: expected 0 <= momentum < 1"),
+        ({"momentum": float("nan")}, "--local_momentum=nan"),
+        ({"momentum": 0.5, "optimizer": "adam"}, "--local_optimizer=adam has betas"),
+        ({"rate_factor": 0.0}, "--local_lr: it is 0.0 times --learning_rate"),
+        ({"rate_factor": float("inf")}, "--local_lr: it is inf"),
+        ({"rate_factor": float("nan")}, "--local_lr: it is nan"),
+    ],
+)
+def test_bad_values_are_refused(fields, words):
+    with pytest.raises(ConfigurationError, match=words):
+        LocalUpdate(**fields)
+
+
+def composed(name="bsp", overrides=LOCAL, local_steps=3, **choices):
+    return compose(Choices(method=name, nb_workers=2, overrides=overrides,
+                           local_steps=local_steps, **choices))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        ({}, LocalUpdate()),
+        ({"local_optimizer": "momentum"}, LocalUpdate("momentum", 0.9)),
+        ({"local_optimizer": "momentum", "local_momentum": 0.5}, LocalUpdate("momentum", 0.5)),
+        ({"local_momentum": 0.5}, LocalUpdate("sgd", 0.5)),
+        ({"local_lr": 0.3, "learning_rate": 0.1}, LocalUpdate(rate_factor=0.3 / 0.1)),
+        ({"local_optimizer": "adam", "local_opt_state": "reset"},
+         LocalUpdate("adam", opt_state="reset")),
+    ],
+)  # fmt: skip
+def test_flags_make_the_policy(choices, expected):
+    method = composed(**choices)
+    assert method.local == expected
+    assert method.check() == []
+    for name, value in dataclasses.asdict(expected).items():
+        assert (f"local.{name}", str(value)) in method.fingerprint()
+
+
+def test_the_fingerprint_names_the_statistics():
+    assert ("bn_sync", "True") in composed().fingerprint()
+    assert ("bn_sync", "False") in composed(bn_sync=False).fingerprint()
+
+
+@pytest.mark.parametrize("pacer", [{"overrides": {}}, {"local_steps": 1}])
+@pytest.mark.parametrize(
+    ("choices", "flags"),
+    [
+        ({"local_optimizer": "adam"}, "--local_optimizer:"),
+        ({"local_optimizer": "momentum"}, "--local_optimizer, --local_momentum:"),
+        ({"local_opt_state": "reset"}, "--local_opt_state:"),
+        ({"local_lr": 0.5}, "--local_lr:"),
+    ],
+)
+def test_without_local_steps_they_are_refused(pacer, choices, flags):
+    with pytest.raises(ConfigurationError, match=f"{flags} a worker takes local steps only"):
+        composed(**choices, **pacer).check()
+    composed("esync", overrides={}, **choices).check()
+
+
+def test_a_fate_of_no_slots_is_warned_of():
+    (warning,) = composed(local_opt_state="average").check()
+    assert warning == "--local_opt_state=average with plain SGD: it keeps no state."
+    assert composed(local_opt_state="average", local_optimizer="adam").check() == []

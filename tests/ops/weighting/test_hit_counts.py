@@ -1,0 +1,58 @@
+"""The counted staleness is what walking the whole window gives."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.weighting import hit_counts
+
+KERNELS = load_kernels("numpy")
+SIZE = 40
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 200),  # how far the oldest version asked about may lie back
+    st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_counts_equal_the_walk_over_all_releases(seed, reach, dense):
+    rng = np.random.default_rng(seed)
+    state, first, history = hit_counts.begin(SIZE, 1024), 0, []
+    for version in range(300):
+        assert version == first + len(history)
+        base = int(rng.integers(first, version + 1))
+        indices = np.sort(rng.choice(SIZE, 7, replace=False))
+        asked = None if dense and version % 3 == 0 else indices
+        scratch = np.zeros(SIZE, np.uint16)
+        expected = KERNELS.hits(history[base - first :], asked, scratch)
+        found = hit_counts.since(base, first, history, asked, KERNELS, state)
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == np.int32
+        touched = None if dense and rng.random() < 0.2 else indices.astype(np.int32)
+        history.append(touched)
+        hit_counts.note(touched, version, first, state)
+        moved = max(first, version + 1 - int(rng.integers(reach // 2, reach + 1)))
+        del history[: moved - first]
+        first = moved
+
+
+def test_marks_begin_with_a_long_window_and_end_with_it():
+    state = hit_counts.begin(SIZE, 1024)
+    one = np.array([3], np.int32)
+    for version in range(2 * hit_counts.MARK_INTERVAL):
+        hit_counts.note(one, version, 0, state)
+    assert state["marks"] == []
+    assert state["counts"].size == 0
+    for version in range(2 * hit_counts.MARK_INTERVAL, 200):
+        hit_counts.note(one, version, 0, state)
+    assert [mark["version"] for mark in state["marks"]] == [64, 96, 128, 160, 192]
+    hit_counts.note(one, 200, 150, state)
+    assert state["marks"] == []
+
+
+@pytest.mark.parametrize(("window", "dtype"), [(65535, np.uint16), (65536, np.uint32)])
+def test_differences_fit_the_counts(window, dtype):
+    assert hit_counts.begin(SIZE, window)["counts"].dtype == dtype

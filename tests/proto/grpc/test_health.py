@@ -1,0 +1,162 @@
+"""Whether a node takes work: asked in every phase, with and without papers, by few or by many."""
+
+import contextlib
+import threading
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.chaos.process_cast import wait_until
+from tests.papers import HOSTS, TOKEN, Papers
+from tests.ps.streams import Shard
+from thinwire.ops.run.credentials import Credentials
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import health
+from thinwire.proto.grpc.common import SERVICE
+from thinwire.proto.grpc.health import NoAnswer, probe
+from thinwire.proto.grpc.session import Session
+from thinwire.proto.security.connection_guard import Door
+from thinwire.ps.core import events
+
+WAIT_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def listening(door=None):
+    shard = Shard()
+    if door is not None:
+        shard.server.door = door
+    identity, shard.server.identity = shard.server.identity, None
+    port = shard.server.listen("127.0.0.1", 0)
+    shard.open = lambda: shard.server.open_for(identity, "{}")
+    try:
+        yield shard, f"127.0.0.1:{port}"
+    finally:
+        shard.server.server.stop()
+
+
+def test_a_shard_tells_in_each_phase_whether_it_takes_work():
+    with listening() as (shard, address):
+        assert probe(address, WAIT_SECONDS) == "NOT_SERVING"  # it has not reached shard 0
+        shard.open()
+        assert probe(address, WAIT_SECONDS) == "SERVING"  # though workers have yet to come
+        shard.server._dispatch(shard.core.handle(events.Stop("max_seconds"), 1.0))
+        assert probe(address, WAIT_SECONDS) == "NOT_SERVING"
+    with pytest.raises(NoAnswer, match="UNAVAILABLE"):
+        probe(address, 5.0)
+
+
+def test_a_token_is_not_asked_for_and_nothing_else_is_told():
+    with listening(Door(Credentials(token=TOKEN))) as (shard, address):
+        shard.open()
+        assert probe(address, WAIT_SECONDS) == "SERVING"
+        assert shard.server.door.refused == {}
+
+
+def test_with_an_authority_only_its_holders_are_told(tmp_path, capsys):
+    papers = Papers()
+    with listening(Door(papers.of("ps-0"))) as (shard, address):
+        shard.open()
+        assert probe(address, WAIT_SECONDS, papers.of("supervisor-0")) == "SERVING"
+        for stranger in (Credentials(), Credentials(authority=papers.authority)):
+            with pytest.raises(NoAnswer):
+                probe(address, 2.0, stranger)
+        files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
+        flags = [f"--tls_cert={files.certificate}", f"--tls_key={files.key}",
+                 f"--tls_ca={files.authority}"]  # fmt: skip
+        assert health.main([address.replace("127.0.0.1", HOSTS[1]), *flags]) == 0
+        assert capsys.readouterr().out == "SERVING\n"
+
+
+def test_the_command_ends_with_a_code_for_each_answer(capsys, tmp_path):
+    with listening() as (_, address):
+        assert health.main([address]) == 1
+        assert capsys.readouterr().out == "NOT_SERVING\n"
+    assert health.main([address, "--seconds=2"]) == 3
+    assert health.main([address, f"--tls_ca={tmp_path}/none"]) == 3
+    assert address in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        health.main([address, "--tls_cert=x"])
+
+
+def test_whoever_watches_does_not_lock_workers_out():
+    with listening() as (shard, address):
+        shard.open()
+        with grpc.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(60)]
+            codes, inside = [], []
+            for call in calls:
+                try:
+                    assert next(call).status == health_pb2.HealthCheckResponse.SERVING
+                    inside.append(call)
+                except grpc.RpcError as error:
+                    codes.append(error.code())
+            assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 56
+            assert probe(address, WAIT_SECONDS) == "SERVING"
+            session = Session(address, shard.hello(id=1), 1 << 20)
+            session.stream.open(WAIT_SECONDS)
+            session.say(pb.ToServer(hello=shard.hello(id=1)))
+            session.close()
+            shard.server.server.set_serving(False)
+            told = [next(call).status for call in inside]
+            assert told == [health_pb2.HealthCheckResponse.NOT_SERVING] * 4
+            for call in calls:
+                call.cancel()
+
+
+def answers(watch):
+    """Whether there is room for one more who watches."""
+    call = watch(health_pb2.HealthCheckRequest())
+    try:
+        return next(call).status == health_pb2.HealthCheckResponse.SERVING
+    except grpc.RpcError:
+        return False
+    finally:
+        call.cancel()
+
+
+def test_watchers_that_come_and_go_do_not_stop_the_server():
+    """The library's own servicer came to a standstill within ten changes of this."""
+    over = threading.Event()
+
+    def come_and_go(address):
+        while not over.is_set():
+            with grpc.insecure_channel(address) as channel:
+                for _ in range(5):
+                    call = health_pb2_grpc.HealthStub(channel).Watch(
+                        health_pb2.HealthCheckRequest()
+                    )
+                    with contextlib.suppress(grpc.RpcError):
+                        next(call)
+                    call.cancel()
+
+    with listening() as (shard, address):
+        watchers = [threading.Thread(target=come_and_go, args=(address,)) for _ in range(4)]
+        for watcher in watchers:
+            watcher.start()
+        try:
+            for number in range(500):
+                shard.server.server.set_serving(number % 2 == 1)
+                over.wait(0.001)
+            assert probe(address, WAIT_SECONDS) == "SERVING"
+        finally:
+            over.set()
+        for watcher in watchers:
+            watcher.join(WAIT_SECONDS)
+            assert not watcher.is_alive()
+        with grpc.insecure_channel(address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch
+            wait_until(lambda: answers(watch), WAIT_SECONDS, "the place of one that has left")
+
+
+def test_only_services_that_there_are_can_be_watched():
+    with listening() as (_, address), grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("another", "x" * 5000):
+            with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+                next(stub.Watch(health_pb2.HealthCheckRequest(service=name)))
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()

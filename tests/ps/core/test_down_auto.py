@@ -1,0 +1,87 @@
+"""Down codec auto on a shard: exact until sparse replies pay; and delta, which it begins as."""
+
+import dataclasses
+
+import numpy as np
+
+from tests.harness import KERNELS
+from tests.ps.fickle import SIZE, World, eager, sending
+from thinwire.ops.downlink import replicas
+from thinwire.ops.downlink.sparse import DownAuto
+from thinwire.ops.downlink.types import Asked, ShardView
+
+
+def test_auto_stays_exact_and_keeps_no_copies_while_little_changes():
+    world = World(sending("auto", compression_rate=0.01))  # 3 of 36 entries a push
+    for _ in range(10):
+        world.push(1)
+        np.testing.assert_array_equal(world.base(1), world.theta)
+    assert (world.counts["copies"], world.counts["delta"]) == (0, 10)
+    assert world.counts["bytes"] == 4 * SIZE
+
+
+def test_auto_switches_where_more_than_a_tenth_changes():
+    world = World(eager(sending("auto", compression_rate=0.01)))
+    for _ in range(8):
+        world.push(1)
+        assert world.counts["copies"] == 0
+    world.push(2)
+    assert world.counts["copies"] == 1
+    np.testing.assert_array_equal(world.base(2), world.theta)  # that reply was still exact
+    world.push(1, size=10.0)
+    world.push(2)
+    assert world.counts["sparse"] == 1
+
+
+def test_auto_takes_no_model_that_was_sent_in_parts_for_an_exact_one():
+    world = World(eager(sending("auto", compression_rate=0.1, down_ratio=0.03)))
+    for _ in range(6):
+        world.push(1)
+        world.push(2)
+    assert (world.base(2) != world.theta).any()
+    world.forget(2)
+    world.push(2, num_lost=1)  # the whole model is lost, and asked for again from the old base
+    np.testing.assert_array_equal(world.base(2), world.theta)
+
+
+def test_auto_does_not_switch_where_that_would_not_pay():
+    world = World(sending("auto", down_ratio=0.9))
+    for _ in range(6):
+        world.push(1)
+        world.push(2)
+    assert (world.counts["copies"], world.counts["sparse"]) == (0, 0)
+
+
+def test_auto_stays_exact_while_replies_are_about_as_large_as_pushes():
+    """As in DGC's warm-up, where thinner replies would ruin the training."""
+    world = World(sending("auto", compression_rate=0.4))
+    for _ in range(6):
+        world.push(1)
+        world.push(2)
+    assert (world.counts["copies"], world.counts["sparse"]) == (0, 0)
+    thin = World(sending("auto", compression_rate=0.01))
+    for _ in range(25):
+        thin.push(1)
+    assert thin.counts["copies"] == 0  # its own replies are as thin as its pushes
+    thin.push(2)
+    assert thin.counts["copies"] == 1
+
+
+def test_a_reply_may_be_as_large_as_its_push_if_nothing_else_is_said():
+    theta = np.arange(1000, dtype=np.float32)
+    shard = ShardView(theta, 1, KERNELS, (0, 1000))
+    for down_ratio, expected in ((None, 250), (0.02, 20)):
+        policy = DownAuto(0.01, down_ratio)
+        state = policy.init(1000)
+        replicas.keep(1, dataclasses.replace(shard, theta=-theta), state)
+        handed = policy.gather(Asked(1, 7, 1, push_bytes=1000), shard, state)
+        assert len(handed.update[0].indices) == expected
+
+
+def test_delta_keeps_no_copies():
+    world = World(sending("delta"))
+    for _ in range(4):
+        world.push(1)
+        world.push(2)
+    counts = world.counts
+    assert (counts["copies"], counts["bytes"], counts["sparse"]) == (0, 4 * SIZE, 0)

@@ -1,0 +1,220 @@
+"""An event that the core does not survive: its sender is out, everybody else goes on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from absl import logging
+
+from tests.harness import method
+from tests.ps.cores import core_of, guarded, join, joined, of
+from tests.ps.journaled_run import JournaledRun, assert_same, everything
+from tests.ps.streams import HONEST, ROGUE, frame
+from tests.ps.wire.test_claims import Talk, refusals
+from thinwire.ops.types import Update
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.core import events
+from thinwire.ps.core.membership import Follower
+from thinwire.ps.persistence.journal import JournaledCore
+
+
+class Boom(Exception):
+    """What nobody has thought of."""
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)
+    yield
+    logging.set_verbosity(before)
+
+
+def break_at(core, wanted, where="handle"):
+    """Let one call raise: the first whose event is `wanted`, or of `where` inside the core."""
+    left, before = [1], type(core)
+
+    def handle(self, *arguments):
+        if left and (where != "handle" or wanted(arguments[0])):
+            left.clear()
+            raise Boom("over this")
+        return getattr(before, where)(self, *arguments)
+
+    core.__class__ = type("Broken", (before,), {where: handle})
+    return left
+
+
+def of_rogue(kind):
+    return lambda event: isinstance(event, kind) and event.worker == ROGUE
+
+
+CAUSES = {
+    "push": (events.Push, lambda talk: talk.push(ROGUE)),
+    "query": (events.Query, lambda talk: talk.query(ROGUE)),
+    "pull": (events.Pull, lambda talk: talk.say(ROGUE, frame(pull=pb.Pull()))),
+    "leave": (events.Leave, lambda talk: talk.say(ROGUE, frame(leave=pb.Leave(cause="done")))),
+    "malformed": (events.Refused, lambda talk: talk.push(ROGUE, samples=0)),
+}
+
+
+@pytest.mark.parametrize("name", ["adacomp", "bsp", "esync"])
+@pytest.mark.parametrize("cause", sorted(CAUSES))
+def test_the_writer_thread_survives_and_puts_the_sender_out(name, cause):
+    talk = Talk(name)
+    core, epoch = talk.core, talk.core.membership.epoch
+    kind, say = CAUSES[cause]
+    left = break_at(core, of_rogue(kind))
+    talk.push(HONEST)  # waits for the other one, if its rule wants that
+    say(talk)
+    assert not left
+    refusal = [each for each in refusals(talk.streams[ROGUE]) if "Boom: over this" in each.message]
+    assert [each.reason for each in refusal] == [pb.REASON_NOT_MEMBER]
+    assert "Say Hello again" in refusal[0].message
+    assert core.accounts.rejected["fault"] == 1 and core.accounts.workers[ROGUE].refused >= 1
+    assert core.membership.state_of(ROGUE) == "left" and core.membership.epoch > epoch
+    assert core.sync_state["live"] == [HONEST]
+    before = core.version
+    talk.push(HONEST)
+    assert core.version == before + 1
+    assert not refusals(talk.streams[HONEST])
+    core.accounts.rejected.pop("fault")
+    talk.check()  # and the rogue may come back
+
+
+def test_a_hello_that_fails_is_refused_and_its_stream_ended():
+    talk = Talk("asgd")
+    break_at(talk.core, of_rogue(events.Join))
+    talk.join(ROGUE)
+    assert next(each.reason for each in refusals(talk.streams[ROGUE])) == pb.REASON_MALFORMED
+    assert talk.streams[ROGUE].closed
+    talk.push(HONEST)
+    talk.core.accounts.rejected.pop("fault")
+    talk.check()
+
+
+def test_with_quarantine_the_sender_stays_out_for_a_term():
+    core = joined(guarded(method("asgd"), quarantine_after=5, quarantine_seconds=8.0))
+    break_at(core, of_rogue(events.Pull))
+    journaled = JournaledCore(core)
+    journaled.handle(events.Pull(ROGUE, ROGUE, None, 0), 1.0)
+    [refusal] = of(events.Refuse, journaled.handle(events.Join(ROGUE, 9, False, "peer"), 2.0))
+    assert (refusal.reason, refusal.retry_after_seconds) == ("QUARANTINED", 7.0)
+
+
+@pytest.mark.parametrize("where", ["settle", "_release"])
+def test_whoever_waits_is_answered_though_a_round_broke_off(where):
+    core = core_of(method("bsp", nb_workers=3))
+    for worker in (1, 2, 3):
+        join(core, worker)
+    journaled, update = JournaledCore(core), np.ones(4, np.float32)
+
+    def push(worker, step):
+        like = dataclasses.replace(_push(core, worker, step), update=Update(None, update))
+        return of(events.Reply, journaled.handle(like, 1.0))
+
+    assert push(1, 1) == push(2, 1) == []
+    break_at(core, None, where)
+    answered = {reply.worker for reply in push(3, 1)}
+    assert answered == {1, 2}
+    assert core.sync_state["live"] == [1, 2]
+    assert push(1, 2) == []
+    assert {reply.worker for reply in push(2, 2)} == {1, 2}
+
+
+def _push(core, worker, step):
+    empty = Update(None, np.zeros(4, np.float32))
+    return events.Push(worker, worker, step, core.version, 0, core.membership.epoch, empty, 1, 1,
+                       1.0)  # fmt: skip
+
+
+def test_a_following_shard_asks_shard_0_to_put_the_sender_out():
+    core = guarded(method("bsp"), leads=False)
+    assert isinstance(core.membership, Follower)
+    for worker in (1, 2):
+        core.handle(events.Join(worker, worker, False, "peer"), 0.0)
+    core.handle(events.Epoch(1, (1, 2), True, None, (1, 2)), 0.0)
+    break_at(core, of_rogue(events.Push))
+    actions = JournaledCore(core).handle(_push(core, ROGUE, 1), 1.0)
+    assert [each.lives for each in of(events.Missed, actions)] == [(events.Life(ROGUE, ROGUE),)]
+    assert [each.reason for each in of(events.Refuse, actions)] == ["NOT_MEMBER"]
+
+
+def test_what_is_no_workers_doing_is_not_survived():
+    core = core_of(method("asgd"))
+    break_at(core, lambda event: isinstance(event, events.Tick))
+    with pytest.raises(Boom):
+        JournaledCore(core).handle(events.Tick(), 1.0)
+
+
+class Survivor(JournaledRun):
+    """Every event goes by a journaled core, which meets one that fails."""
+
+    def feed(self, shard, event):
+        core = self.shards[shard]
+        if not self.journals:
+            return super().feed(shard, event)
+        journaled = JournaledCore(core)
+        journaled.write_to(self.journals[shard], {})
+        journaled.config = core.config
+        self.shards[shard] = journaled
+        try:
+            return self._carry_out(shard, event)
+        finally:
+            self.shards[shard] = core
+
+    def _carry_out(self, shard, event):
+        if isinstance(event, events.Push):
+            event = dataclasses.replace(event, loss=float(np.float32(event.loss)))
+        actions = self.shards[shard].handle(event, self.now)
+        core, self.shards[shard] = self.shards[shard], self.shards[shard].core
+        for action in actions:
+            if isinstance(action, events.Reply) and self.workers[action.worker].alive:
+                self.workers[action.worker].take(shard, self.decoded(shard, action))
+        self.shards[shard] = core
+        return actions
+
+
+@pytest.mark.parametrize("name", ["adacomp", "bsp"])
+def test_a_replay_does_not_try_again_what_has_failed(name, tmp_path):
+    chosen = method(name, 3, **({"compression_rate": 0.2} if name == "adacomp" else {}))
+    run = Survivor(tmp_path, chosen, iter_max=1000)
+    run.join_all()
+    for _ in range(10):
+        run.turn()
+    left = break_at(run.shards[0], of_rogue(events.Push))
+    while left:
+        assert run.turn()
+    run.workers[ROGUE].alive = False
+    for _ in range(10):
+        run.turn()
+    assert run.shards[0].accounts.rejected["fault"] == 1
+    come, core = run.come_back()  # the core that replays has no reason to fail
+    assert come.damage is None and come.num_records == run.journals[0].num_records
+    durable, soft = everything(run.shards[0])
+    again = everything(core)
+    assert_same((durable, soft), again)
+    assert core.version == run.shards[0].version
+
+
+def test_a_record_at_the_end_that_nobody_handled_is_cut_off(tmp_path):
+    """The shard died of it, as one without these precautions does."""
+    run = JournaledRun(tmp_path, method("adacomp", 2, compression_rate=0.2))
+    run.join_all()
+    for _ in range(5):
+        run.turn()
+    before = everything(run.shards[0])
+    worker = run.workers[ROGUE]
+    run.journals[0].append(events.Pull(ROGUE, worker.incarnation, None, 0), run.now)
+    made = run.fresh
+
+    def fresh(*arguments):
+        core = made(*arguments)
+        break_at(core, lambda event: event == events.Pull(
+            ROGUE, worker.incarnation, None, 0) and core.version > 0)  # fmt: skip
+        return core
+
+    run.fresh = fresh
+    come, core = run.come_back()
+    assert "Boom: over this" in come.damage
+    assert come.num_records == run.journals[0].num_records - 1
+    assert_same(before, everything(core))

@@ -1,0 +1,120 @@
+"""A shard's guard: outliers are refused, counted and told, and nobody waits for them."""
+
+import numpy as np
+
+from tests.harness import method
+from tests.ps.cores import HUGE, guarded, joined, of, pull, push, reasons
+from thinwire.ops.aggregation.outliers import LEAST_NORMS
+from thinwire.ops.types import Update
+from thinwire.ps.core import events
+
+
+def test_an_outlier_is_refused_counted_and_told():
+    core = joined(guarded(method("asgd"), max_update_norm=3.0))
+    actions = push(core, 1, 1, 0, values=HUGE)
+    [refusal] = of(events.Refuse, actions)
+    assert (refusal.reason, refusal.step, refusal.worker) == ("OUTLIER", 1, 1)
+    assert "2e+06" in refusal.message and "--max_update_norm=3" in refusal.message
+    assert core.version == 0 and not core.model.theta.any()
+    assert core.accounts.rejected == {"outlier": 1}
+    assert core.guard.summary()["refused"] == {"outlier": {"1": 1}}
+
+
+def test_an_update_of_just_the_largest_norm_is_taken():
+    core = joined(guarded(method("asgd"), max_update_norm=4.0))
+    push(core, 1, 1, 0, values=[2] * 4)
+    assert core.version == 1
+    assert reasons(push(core, 1, 2, 1, values=[2.001] * 4)) == ["OUTLIER"]
+
+
+def test_the_refused_worker_gets_the_model_and_goes_on():
+    core = joined(guarded(method("asgd"), max_update_norm=3.0))
+    push(core, 2, 1, 0)
+    push(core, 1, 1, 0, values=HUGE)
+    [reply] = of(events.Reply, pull(core, 1))
+    assert (reply.step, reply.version) == (0, 1)
+    np.testing.assert_array_equal(reply.update.values, core.model.theta)
+    push(core, 1, 2, 1)
+    assert core.version == 2
+
+
+def test_a_refused_push_that_is_sent_again_is_refused_again_but_one_offence():
+    core = joined(guarded(method("asgd"), max_update_norm=3.0))
+    push(core, 1, 1, 0, values=HUGE)
+    assert reasons(push(core, 1, 1, 0, values=HUGE)) == ["OUTLIER"]
+    assert core.accounts.rejected == {"outlier": 1}
+
+
+def test_a_group_does_not_wait_for_a_refused_push():
+    core = joined(guarded(method("bsp", nb_workers=3), max_update_norm=3.0))
+    push(core, 1, 1, 0, values=[0.5] * 4)
+    assert reasons(push(core, 3, 1, 0, values=HUGE)) == ["OUTLIER"]
+    assert of(events.Reply, pull(core, 3)) == []  # its round is not over
+    replies = of(events.Reply, push(core, 2, 1, 0, values=[1.5] * 4))
+    assert {reply.worker: reply.step for reply in replies} == {1: 1, 2: 1, 3: 0}
+    np.testing.assert_allclose(core.model.theta, -0.1)  # the mean of the two that count
+    assert core.sync_state["clocks"] == {1: 1, 2: 1, 3: 1}
+    assert core.samples == 2
+
+
+def test_a_round_of_outliers_alone_is_over_without_an_update():
+    core = joined(guarded(method("bsp"), max_update_norm=3.0))
+    push(core, 1, 1, 0, values=HUGE)
+    push(core, 2, 1, 0, values=HUGE)
+    assert core.version == 0
+    for worker in (1, 2):
+        assert of(events.Reply, pull(core, worker))
+        push(core, worker, 2, 0)
+    assert core.version == 1
+
+
+def test_a_bound_does_not_wait_for_one_who_only_sends_outliers():
+    core = joined(guarded(method("ssp", bound=1), max_update_norm=3.0))
+    for step in range(1, 6):
+        push(core, 1, step, core.version, values=HUGE)
+        pull(core, 1)
+        assert of(events.Reply, push(core, 2, step, core.version))
+    assert core.version == 5
+
+
+def test_the_median_is_of_what_all_workers_had_applied():
+    core = joined(guarded(method("asgd"), update_norm_factor=5.0))
+    for step in range(1, LEAST_NORMS + 1):
+        push(core, 1 + step % 2, step, core.version)  # norm 2
+    assert core.guard.summary()["median_norm"] == 2.0
+    assert reasons(push(core, 1, 50, core.version, values=[5.1] * 4)) == ["OUTLIER"]
+    assert reasons(push(core, 2, 50, core.version, values=[4.9] * 4)) == []
+    assert core.version == LEAST_NORMS + 1
+
+
+def test_sparse_updates_are_judged_by_what_they_send():
+    core = joined(guarded(method("adacomp"), max_update_norm=3.0))
+    assert reasons(push(core, 1, 1, 0, [2], [3.1])) == ["OUTLIER"]
+    assert reasons(push(core, 2, 1, 0, [1, 2], [2.0, 2.0])) == []
+    assert core.version == 1
+
+
+def test_a_worker_that_leaves_with_a_refused_push_is_not_counted_twice():
+    core = joined(guarded(method("bsp"), max_update_norm=3.0))
+    push(core, 1, 1, 0, values=HUGE)
+    core.handle(events.Leave(1, 1, "done"), 1.0)
+    assert core.accounts.rejected == {"outlier": 1}
+
+
+def test_without_guards_nothing_is_measured():
+    core = joined(guarded(method("asgd")))
+    push(core, 1, 1, 0, values=HUGE)
+    assert core.version == 1
+    assert core.guard.summary() == {}
+
+
+def test_the_norm_is_that_of_the_update():
+    core = joined(guarded(method("asgd"), max_update_norm=1e9))
+    core.guard.excess(of_values(1, [3, 4]))
+    core.guard.applied(1)
+    assert core.guard.summary()["median_norm"] == 5.0
+
+
+def of_values(worker, values):
+    update = Update(None, np.array(values, np.float32))
+    return events.Push(worker, worker, 1, 0, 0, 1, update, 1, 1, 1.0)

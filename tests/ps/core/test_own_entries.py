@@ -1,0 +1,216 @@
+"""Replies that leave out what a worker pushed itself: whatever is lost, its floats are the shard's.
+
+The runs have real cores, and lose answers at random: such a push is made again later, when others
+may have changed the same entries.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.harness import SPEC, MiniRun, method
+from tests.ps.fickle import World
+from thinwire.ops.downlink.exact import DownDelta
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.types import VALUE_DTYPES
+from thinwire.ps.core import events
+from thinwire.ps.service.connections import blocks_of
+
+
+class LossyRun(MiniRun):
+    """Loses answers to pushes, and holds what workers have against what the shards had."""
+
+    def __init__(self, *arguments, loss=0.0, **named):
+        super().__init__(*arguments, **named)
+        self.loss = loss
+        self.unanswered = []  # (worker, shard), to be asked again
+        self.expected = {}  # (worker, shard) -> what the newest reply makes of its weights
+        self.operations = set()
+        self.num_values = 0  # in replies to pushes
+        self.num_checked = 0
+
+    def decoded(self, shard, reply):
+        model = self.shards[shard].model
+        held = model._copy_of(reply.worker, reply.version)  # where it is sent less than all
+        self.expected[reply.worker, shard] = (model.theta if held is None else held).copy()
+        if reply.step:
+            self.operations.add(reply.operation)
+            self.num_values += sum(
+                len(block.values.data) for block in blocks_of(reply.update, self.layouts[shard])
+            )
+        return super().decoded(shard, reply)
+
+    def turn(self):
+        if self.unanswered and self.rng.random() < 0.5:
+            worker, shard = self.unanswered.pop(0)
+            self.feed(shard, self.push_event(worker, shard))
+            return True
+        return super().turn() or bool(self.unanswered)
+
+    def run(self, max_turns=100_000):
+        for worker in self.workers.values():
+            self.spoil(worker)
+        return super().run(max_turns)
+
+    def spoil(self, worker):
+        take = worker.take
+
+        def take_or_lose(shard, reply):
+            if worker.outgoing is not None and self.rng.random() < self.loss:
+                self.unanswered.append((worker, shard))
+                return
+            take(shard, reply)
+            if not worker.replies:  # the last shard's has been applied
+                self.check(worker)
+
+        worker.take = take_or_lose
+
+    def check(self, worker):
+        """What a worker has is what each shard had when it replied, bit for bit."""
+        for shard, layout in enumerate(self.layouts):
+            mine = np.concatenate([worker.core.base[at] for at in shard_positions(SPEC, layout)])
+            expected = self.expected[worker.number, shard]
+            np.testing.assert_array_equal(mine.view(np.uint32), expected.view(np.uint32))
+        self.num_checked += 1
+
+
+def sending(name="dgs", nb_workers=3, down_codec="delta", overrides=None, **choices):
+    choices = {"compression_rate": 0.15, **choices}
+    overrides = {"down_codec": down_codec, **(overrides or {})}
+    return method(name, nb_workers=nb_workers, overrides=overrides, **choices)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["delta", "auto"]), st.sampled_from(VALUE_DTYPES), st.integers(1, 3),
+    st.sampled_from(["asp", "ssp", "gsp", "bsp"]), st.sampled_from([0.0, 0.3]),
+    st.sampled_from([0.05, 0.15, 0.5]), st.integers(0, 2**16),
+)  # fmt: skip
+def test_floats_are_the_shards_whatever_is_lost(down, dtype, nb_ps, sync, loss, rate, seed):
+    groups = {"groups": ((1, 2), (3,))} if sync == "gsp" else {}
+    chosen = sending(
+        down_codec=down, compression_rate=rate, value_dtype=dtype, overrides={"sync": sync},
+        down_ratio=0.9 if down == "auto" else None, **groups,
+    )  # fmt: skip
+    run = LossyRun(chosen, iter_max=40, seed=seed, nb_ps=nb_ps, rate=0.3, loss=loss).run()
+    assert run.num_checked > 10
+    assert not run.deadlocked()
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("dgs", {}),
+        ("gd", {"value_dtype": "int8"}),
+        ("dgc", {"value_dtype": "bfloat16"}),
+        ("asgd", {"overrides": {"codec": "topk", "pacer": "fixed"}, "local_steps": 2}),
+        ("dgs", {"overrides": {"weighting": "inverse"}}),
+    ],
+)
+def test_replies_that_change_weights_leave_a_workers_own_out(name, choices):
+    chosen = sending(name, **choices)
+    run = LossyRun(chosen, iter_max=60, nb_ps=2, loss=0.2).run()
+    assert Operation.SET_REST in run.operations
+    assert run.num_checked > 20
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"name": "adacomp"},  # gradients: the rate is the shard's to know
+        {"down_codec": "dense"},
+        {"down_codec": "sparse"},
+        {"overrides": {"sync": "bsp"}},  # of a mean nobody can say what the others gave
+    ],
+)
+def test_everything_is_sent_where_a_worker_cannot_know(choices):
+    run = LossyRun(sending(**choices), iter_max=60, nb_ps=2, loss=0.2).run()
+    assert Operation.SET_REST not in run.operations
+
+
+def test_a_group_gets_the_same_arrays_and_a_worker_alone_its_own():
+    run = LossyRun(sending("dgs", overrides={"sync": "gsp"}, groups=((1, 2), (3,))), iter_max=80)
+    run.run()
+    replies = [each for _, each in run.actions if isinstance(each, events.Reply) and each.step]
+    by_worker = {w: {r.operation for r in replies if r.worker == w} for w in (1, 2, 3)}
+    assert Operation.SET_REST in by_worker[3]
+    assert Operation.SET_REST not in by_worker[1] | by_worker[2]
+    pairs = [r for r in replies if r.worker in (1, 2) and r.operation is Operation.SET]
+    assert pairs and len({id(r.update) for r in pairs}) < len(pairs)
+
+
+def test_a_worker_alone_is_sent_nothing():
+    run = LossyRun(sending(nb_workers=1, compression_rate=0.1), iter_max=30)
+    run.run()
+    assert run.operations == {Operation.SET_REST}
+    assert run.num_values == 0
+    assert run.num_checked > 25
+
+
+def test_replies_shrink_by_about_the_workers_own():
+    class Sees(DownDelta):
+        leaves_own_out = False
+
+    counts = []
+    for down_codec in (DownDelta(), Sees()):
+        chosen = dataclasses.replace(sending(nb_workers=2), down_codec=down_codec)
+        run = LossyRun(chosen, iter_max=60).run()
+        counts.append((run.num_values, run.theta))
+    (less, theta), (more, expected) = counts
+    assert less < 0.75 * more
+    np.testing.assert_array_equal(theta, expected)  # and training goes the very same way
+
+
+# -- lives, leases and restarts -------------------------------------------------------------------
+
+WORKERS = st.integers(1, 2)
+LOST = st.integers(0, 2)
+EVENTS = st.one_of(
+    st.tuples(st.just("push"), WORKERS, st.sampled_from([0.0, 1.0, 1.0, 30.0]), LOST),
+    st.tuples(st.just("push"), WORKERS, st.sampled_from([1.0, 1e-38, 1e-41]), LOST),
+    st.tuples(st.just("be_born"), WORKERS),
+    st.tuples(st.just("forget"), WORKERS),
+    st.tuples(st.just("pull"), WORKERS, LOST),
+    st.tuples(st.just("save")),
+    st.tuples(st.just("restart")),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["delta", "auto"]), st.sampled_from(VALUE_DTYPES), st.booleans(),
+    st.lists(EVENTS, max_size=25),
+)  # fmt: skip
+def test_nobody_drifts_through_lives_and_restarts(down_codec, dtype, from_zero, happenings):
+    """`World.check` compares after every reply; from zero, sums are below the normal range too."""
+    world = World(sending("gd", 2, down_codec, value_dtype=dtype))
+    if from_zero:
+        world.initial[:] = 0
+        world.core = world.new_core()
+        world.snapshot = world.core.snapshot()
+        world.be_born(1)
+        world.be_born(2)
+    for what, *arguments in happenings:
+        getattr(world, what)(*arguments)
+    world.settle(1, 2)
+    np.testing.assert_array_equal(world.base(1), world.theta)
+
+
+def test_positions_are_kept_for_as_long_as_the_worker_is():
+    world = World(sending("gd", 2))
+    entries = 4 * 36
+    world.push(1)
+    assert Operation.SET_REST in world.operations
+    assert world.counts["bytes"] == entries + 8 * 6  # positions: of 5 in 30, 1 in 5 and the one
+    saved = world.core.model.save()["down_codec"]
+    assert "scratch" not in saved
+    world.save()
+    world.restart()
+    assert world.counts["bytes"] == entries
+    world.push(1)
+    world.forget(1)
+    assert world.counts["bytes"] == entries

@@ -1,0 +1,169 @@
+"""Who offends is put out for a term, and what of a guard outlives its shard."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.harness import method
+from tests.ps.cores import HUGE, guarded, join, joined, of, pull, push, reasons
+from thinwire.ps.core import events
+
+
+def quarantining(name="asgd", nb_workers=2, **choices):
+    settings = {"max_update_norm": 3.0, "quarantine_after": 2, "quarantine_seconds": 8.0}
+    return joined(guarded(method(name, nb_workers=nb_workers), **(settings | choices)))
+
+
+def offend(core, now, step, worker=1):
+    pull(core, worker, now)
+    return push(core, worker, step, core.version, values=HUGE, now=now)
+
+
+def test_who_offends_again_is_put_out_and_may_come_back():
+    core = quarantining()
+    epoch = core.membership.epoch
+    offend(core, 1.0, 1)
+    assert core.membership.epoch == epoch
+    actions = offend(core, 2.0, 2)
+    assert [each.epoch.live for each in of(events.NewEpoch, actions)] == [(2,)]
+    assert core.membership.state_of(1) == "left"
+    [refusal] = of(events.Refuse, pull(core, 1, 4.0))
+    assert (refusal.reason, refusal.retry_after_seconds) == ("QUARANTINED", 6.0)
+    hello = events.Join(1, 99, False, "another process")  # the same device
+    [refusal] = of(events.Refuse, core.handle(hello, 9.5))
+    assert (refusal.reason, refusal.step, refusal.retry_after_seconds) == ("QUARANTINED", 0, 0.5)
+    assert of(events.Welcome, core.handle(hello, 10.0))
+    assert core.guard.summary()["quarantines"] == {"1": 1}
+
+
+def test_terms_double():
+    core = quarantining()
+    now, lengths = 0.0, []
+    for term in range(3):
+        offend(core, now, 10 * term + 1)
+        offend(core, now, 10 * term + 2)
+        lengths.append(core.guard.seconds_left(1))
+        now += lengths[-1]
+        join(core, 1, now)
+    assert lengths == [8.0, 16.0, 32.0]
+    assert core.guard.summary()["quarantines"] == {"1": 3}
+
+
+def test_offences_are_forgotten_after_the_window():
+    core = quarantining()
+    offend(core, 0.0, 1)
+    offend(core, 8.0, 2)
+    assert core.membership.state_of(1) == "live"
+    offend(core, 15.9, 3)
+    assert core.membership.state_of(1) == "left"
+
+
+def test_what_a_reader_refuses_is_an_offence_too():
+    core = quarantining(max_update_norm=0.0)
+    core.handle(events.Refused(1, "non_finite"), 1.0)
+    core.handle(events.Refused(1, "malformed"), 1.0)
+    assert core.membership.state_of(1) == "left"
+    core.handle(events.Refused(1, "malformed"), 1.0)  # still on its way
+    counts = core.guard.summary()
+    assert counts["refused"] == {"malformed": {"1": 2}, "non_finite": {"1": 1}}
+    assert counts["quarantines"] == {"1": 1}
+
+
+def test_a_group_goes_on_without_who_was_put_out():
+    core = quarantining("bsp", 3, quarantine_after=1)
+    push(core, 1, 1, 0)
+    push(core, 2, 1, 0)
+    replies = of(events.Reply, push(core, 3, 1, 0, values=HUGE))
+    assert {reply.worker for reply in replies} == {1, 2}
+    assert core.version == 1
+    assert core.sync_state["live"] == [1, 2]
+
+
+def test_following_shards_refuse_but_put_nobody_out():
+    core = guarded(method("asgd"), leads=False, max_update_norm=3.0, quarantine_after=1)
+    core.handle(events.Join(1, 1, False, "peer"), 0.0)
+    core.handle(events.Epoch(1, (1,), True), 0.0)
+    assert reasons(push(core, 1, 1, 0, values=HUGE)) == ["OUTLIER"]
+    assert core.membership.state_of(1) == "live"
+    assert of(events.Reply, pull(core, 1))
+
+
+def test_at_the_end_of_a_run_everybody_may_hear_of_it():
+    core = quarantining(quarantine_after=1)
+    offend(core, 0.0, 1)
+    core.handle(events.Stop("target_accuracy"), 1.0)
+    assert of(events.Welcome, core.handle(events.Join(1, 1, True, "peer"), 2.0))
+    [reply] = of(events.Reply, pull(core, 1, 2.0))
+    assert reply.stop
+
+
+@pytest.mark.parametrize("moment", [0, 3, 17, 25])
+def test_a_restored_shard_decides_as_one_that_never_stopped(moment):
+    """Bit for bit: the same weights, refusals and guard from any snapshot on."""
+    rng = np.random.default_rng(5)
+    script = [
+        (1 + turn % 2, rng.normal(size=4) * (1000 if turn > 15 and turn % 5 == 0 else 1))
+        for turn in range(40)
+    ]
+
+    def fresh():
+        return guarded(method("asgd"), max_update_norm=100.0, update_norm_factor=6.0,
+                       quarantine_after=2, quarantine_seconds=64.0)  # fmt: skip
+
+    def play(core, start, stop):
+        refused = []
+        for turn in range(start, stop):
+            now, (worker, values) = float(turn), script[turn]
+            if core.membership.state_of(worker) == "left":
+                join(core, worker, now)
+            pull(core, worker, now)
+            actions = push(core, worker, turn + 1, core.version, values=values, now=now)
+            refused += [(turn, reason) for reason in reasons(actions)]
+        return refused
+
+    whole, halved = joined(fresh()), joined(fresh())
+    expected = play(whole, 0, 40)
+    before = play(halved, 0, moment)
+    halved.handle(events.Tick(), float(moment))
+    saved = json.loads(json.dumps(halved.guard.save()))
+    state = halved.snapshot() | {"guard": saved}
+    back = fresh()
+    back.restore(state)
+    assert back.guard.save() == saved
+    for worker in halved.membership.leases:
+        join(back, worker, float(moment))
+    assert before + play(back, moment, 40) == expected
+    assert any(reason == "QUARANTINED" or reason == "NOT_MEMBER" for _, reason in expected)
+    np.testing.assert_array_equal(back.model.theta, whole.model.theta)
+    assert back.guard.save() == whole.guard.save()
+
+
+def test_a_push_that_waits_at_a_snapshot_is_measured_once():
+    core = joined(guarded(method("bsp"), update_norm_factor=6.0))
+    push(core, 1, 1, 0)
+    back = guarded(method("bsp"), update_norm_factor=6.0)
+    back.restore(core.snapshot())
+    joined(back)
+    for worker in (1, 2):
+        push(back, worker, 1, 0)
+    assert back.version == 1
+    assert back.guard.save()["policy"] == {"norms": [2.0, 2.0]}
+
+
+def test_a_term_goes_on_where_it_was_on_a_shard_with_another_clock():
+    core = quarantining(quarantine_after=1)
+    offend(core, 100.0, 1)
+    core.handle(events.Join(1, 1, True, "peer"), 103.0)
+    back = guarded(method("asgd"), max_update_norm=3.0, quarantine_after=1, quarantine_seconds=8.0)
+    back.restore(core.snapshot())
+    [refusal] = of(events.Refuse, back.handle(events.Join(1, 1, True, "peer"), 5000.0))
+    assert refusal.retry_after_seconds == 5.0
+    assert of(events.Welcome, back.handle(events.Join(1, 1, True, "peer"), 5005.0))
+
+
+def test_a_checkpoint_of_before_there_were_guards_is_taken():
+    core = joined(guarded(method("asgd")))
+    state = core.snapshot()
+    del state["guard"]
+    guarded(method("asgd"), max_update_norm=3.0).restore(state)

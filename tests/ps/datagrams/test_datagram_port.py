@@ -1,0 +1,158 @@
+"""A shard's UDP ports on loopback: who gets in, what is counted, and what if the receiver dies."""
+
+import contextlib
+import os
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from tests.proto.grpc.test_grpc_dscp import connections
+from tests.proto.udp_fakes import HOSTS
+from tests.ps.port import Port
+from tests.ps.streams import Shard
+from thinwire.ops.routing.base import Transport
+from thinwire.proto.grpc import ClientStream
+from thinwire.proto.udp.sockets import ON_LINUX
+from thinwire.ps.core import events
+from thinwire.ps.datagrams.counters import BY_THE_KERNEL
+
+LINUX_ONLY = pytest.mark.skipif(not ON_LINUX, reason="a filter of Linux")
+WAIT_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def opened(host="127.0.0.1", choices=None, **transport):
+    port = Port(nb_workers=1, **{"dgt_wait_ms": WAIT_SECONDS * 1000} | (choices or {}))
+    port.port.open(Transport(**transport), host)
+    try:
+        yield port
+    finally:
+        port.port.close()
+
+
+def sent(port, host, channel, *datagrams):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as each:
+        for data in datagrams:
+            each.sendto(data, (host, port.port.ports[channel]))
+
+
+def until(condition):
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_datagrams_come_in_by_udp(host):
+    with opened(host) as port:
+        worker = port.join(1)
+        assert list(worker.welcome.datagrams.ports) == list(port.port.ports)
+        assert len(set(port.port.ports)) == port.run.method.router.channels
+        outgoing = worker.begin(np.ones(28, np.float32))
+        for data, size in worker.datagrams(outgoing):
+            each = [data[at : at + size] for at in range(0, len(data), size)]
+            sent(port, host, 0, *each)
+        worker.mark(outgoing)
+        until(lambda: port.turn().pushed)
+        np.testing.assert_array_equal(port.pushed[0].update.values, np.ones(28, np.float32))
+
+
+@LINUX_ONLY
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_is_not_ours_ends_in_the_kernel_and_is_counted(host):
+    with opened(host) as port:
+        worker = port.join(1)
+        (data, size), *_ = worker.datagrams(worker.begin())
+        foreign = bytearray(data[:size])
+        foreign[8:16] = b"another!"
+        rng = np.random.default_rng(2)
+        noise = [rng.bytes(int(length)) for length in rng.integers(0, 1400, 50)]
+        sent(port, host, 0, *noise, bytes(foreign), b"")
+        found = port.port.received()
+        assert found.dropped == {BY_THE_KERNEL: 52}
+        sent(port, host, 0, data[:size])  # the genuine one passes
+        until(lambda: sum(port.books(1)[0].num_datagrams))
+
+
+def test_a_receiver_that_fails_is_told_once_and_workers_change_to_the_stream(caplog):
+    with opened() as port:
+        worker = port.join(1)
+        waiting = worker.begin()
+        worker.mark(waiting)  # for datagrams that will not come
+        receiver = port.port._receiver
+        receiver._owner = None
+        receiver.wake()
+        until(lambda: receiver.failure is not None)
+        for _ in range(3):
+            port.tick()
+        assert caplog.text.count("datagrams are not received any more") == 1
+        assert port.port.ports == () and port.receptions.numbers() == []
+        assert [(each.reason, each.step) for each in port.refusals] == [("NOT_MEMBER", 1)]
+        again = port.join(1, worker.incarnation, reconnects=True)
+        assert not again.welcome.datagrams.ports
+        for data, size in again.datagrams(waiting):
+            port.receptions.take_from_stream(memoryview(data), size)
+        again.mark(waiting)
+        assert port.core.version == 1
+        assert port.port.received().workers[1].num_closed == 1
+
+
+def test_in_the_stream_alone_there_are_no_ports():
+    with opened(dgt_transport="grpc") as port:
+        worker = port.join(1)
+        assert not worker.welcome.datagrams.ports and worker.welcome.datagrams.key
+
+
+@pytest.mark.parametrize(
+    ("choices", "useless"),
+    [
+        ({"dgt_reception": "drop", "dgt_wait_ms": 0.0}, True),
+        ({"dgt_reception": "drop", "dgt_wait_ms": 5.0}, False),
+        ({"dgt_reception": "diff", "dgt_wait_ms": 0.0}, False),
+    ],
+)
+def test_what_comes_behind_the_push_and_is_never_waited_for_is_warned_of(choices, useless, caplog):
+    with opened(choices=choices, dgt_transport="grpc"):
+        assert ("give a wait" in caplog.text) == useless
+
+
+@LINUX_ONLY
+@pytest.mark.parametrize(
+    ("method", "marks", "tos"),
+    [("dgt", "cs", 96), ("dgt", "compact", 160), ("dgt", "off", 0), ("asgd", "cs", 0)],
+)
+def test_replies_have_the_mark_of_the_reliable_stream(method, marks, tos):
+    server = Shard(method).server
+    port = server.listen("127.0.0.1", 0, marks)
+    stream = ClientStream(f"127.0.0.1:{port}")
+    try:
+        stream.open(WAIT_SECONDS)
+        assert connections(port) == {True: tos, False: 0}
+    finally:
+        stream.close(0.0)
+        server.server.stop()
+
+
+@pytest.mark.parametrize(
+    ("reason", "given_up"),
+    [("STALE_GENERATION", True), ("OUTLIER", True), ("STALE_EPOCH", False), ("NOT_MEMBER", False)],
+)
+def test_what_comes_late_of_a_push_that_was_given_up_is_not_used(reason, given_up):
+    """The worker has all of it back, or forgets it; a push that comes again has not been."""
+    server, dropped = Shard("dgt").server, []
+    server.datagrams.receptions.drop = lambda *push: dropped.append(push)
+    server._refuse(events.Refuse(2, 2000, reason, "made here", 7, 1))
+    assert dropped == ([(2, 7)] if given_up else [])
+
+
+def test_datagrams_without_a_byte_are_counted():
+    with opened() as port:
+        port.port._receiver.admit = lambda start, offset, numbers: False  # no filter here
+        port.join(1)
+        sent(port, "127.0.0.1", 1, b"", b"", b"x")
+        until(lambda: port.port.received().dropped.get("truncated") == 1)
+        assert port.port.received().dropped == {"empty": 2, "truncated": 1}

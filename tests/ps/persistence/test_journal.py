@@ -1,0 +1,236 @@
+"""A shard that died comes back from its journal as it was, bit for bit."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.harness import method
+from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
+from tests.ps.persistence.test_saved_shard import RECEIVED, shard
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.sync.groups import AutoGroups
+from thinwire.ops.types import Update
+from thinwire.ps.core import events, soft_state
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.persistence import journal, journal_format
+from thinwire.ps.persistence.journal import numbers, path_of
+from thinwire.ps.persistence.replay import Settings
+
+METHODS = {
+    "adacomp": lambda: method("adacomp", 3, compression_rate=0.2),
+    "dgs": lambda: method("dgs", 3, compression_rate=0.2),
+    "sparse": lambda: method(
+        "dgs", 3, compression_rate=0.1, overrides={"down_codec": "sparse"}, down_ratio=0.2
+    ),
+    "dgc": lambda: method("dgc", 3, compression_rate=0.2),
+    "bsp": lambda: method("bsp", 3),
+    "gsp": lambda: method("gsp", 3, groups=((1, 2), (3,))),
+    "auto": lambda: method("gsp", 3, auto_groups=AutoGroups(10, 0.5)),
+    "dcasgd": lambda: method("dcasgd", 3),
+    "adam": lambda: method("asgd", 3, overrides={"server_optimizer": "adam"}),
+    "powersgd": lambda: method("asgd", 3, overrides={"codec": "powersgd"}),
+    "esync": lambda: method("esync", 3),
+    "dgt": lambda: method("dgt", 3),
+}
+
+
+class Lossy(JournaledRun):
+    """Pushes arrive as an assembler makes them: some of their blocks are missing."""
+
+    def feed(self, shard, event):
+        if isinstance(event, events.Push) and self.rng.random() < 0.8:
+            size = self.layouts[shard].size
+            kept = np.flatnonzero(np.random.default_rng(event.step).random(size) < 0.6)
+            update = Update(kept, event.update.values[kept])
+            event = dataclasses.replace(event, update=update)
+        return super().feed(shard, event)
+
+
+def live(run, turns, rng):
+    """Let things happen: steps, silence, losses and returns, snapshots."""
+    for _ in range(turns):
+        chance = rng.random()
+        worker = run.workers[rng.randint(1, len(run.workers))]
+        if chance < 0.03:
+            run.now += 4.0
+            run.feed(0, events.Tick())
+        elif chance < 0.06:
+            for shard in range(run.nb_ps):
+                run.feed(shard, events.Lost(worker.number, worker.incarnation))
+            worker.join(reconnects=True)
+        elif chance < 0.07:
+            run.save()
+        elif chance < 0.09:
+            run.feed(0, events.Observe(1))
+        else:
+            run.feed(0, events.Alive(worker.number))
+            run.turn()
+
+
+def assert_back(run, shard=0, folder=None):
+    come, core = run.come_back(shard, folder)
+    assert come.damage is None
+    assert core is not run.shards[shard]
+    for was, now in zip(everything(run.shards[shard]), everything(core), strict=True):
+        assert_same(was, now)
+    return come
+
+
+@pytest.mark.parametrize(("name", "nb_ps"), [*((name, 1) for name in METHODS), ("gsp", 2)])
+def test_replay_gives_the_very_same_shard(tmp_path, name, nb_ps):
+    rng = random.Random(name)
+    kind = Lossy if name == "dgt" else JournaledRun
+    run = kind(tmp_path, METHODS[name](), iter_max=150, nb_ps=nb_ps)
+    run.join_all()
+    live(run, rng.randint(40, 130), rng)
+    for number in range(nb_ps):
+        assert_back(run, number)
+        assert run.shards[number].version > 5
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run, the state after each of its events, and the bytes of its journal."""
+    run = JournaledRun(tmp_path_factory.mktemp("recorded"), METHODS["sparse"](), iter_max=99)
+    states = watched(run.shards[0])
+    run.join_all()
+    for _ in range(30):
+        run.turn()
+    return run, states, path_of(run.folder / "0", 1).read_bytes()
+
+
+def ends_of(data):
+    """Return where the records of a file end; the first is the head."""
+    return [end + 8 for end, _ in journal_format.bodies(memoryview(data)[8:])]
+
+
+def come_back_from(tmp_path, run, data):
+    path_of(tmp_path, 1).write_bytes(data)
+    return run.come_back(folder=tmp_path)
+
+
+def test_every_prefix_gives_the_whole_records_in_it(recorded):
+    _, states, data = recorded
+    ends = ends_of(data)
+    assert len(ends) == len(states)
+    for size in range(8, len(data)):
+        found = []
+        try:
+            for end, _ in journal_format.bodies(memoryview(data)[8:size]):
+                found.append(end + 8)
+        except journal_format.Damaged as error:
+            assert "cut short" in str(error) and size not in ends
+        else:
+            assert size == 8 or size in ends
+        assert found == [end for end in ends if end <= size]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_torn_tail_is_cut_at_the_last_whole_record(recorded, tmp_path_factory, data):
+    run, states, written = recorded
+    ends = ends_of(written)
+    size = data.draw(st.integers(ends[0], len(written)))
+    come, core = come_back_from(tmp_path_factory.mktemp("torn"), run, written[:size])
+    count = sum(end <= size for end in ends) - 1
+    assert come.num_records == count and come.place.offset == ends[count] - 8
+    assert (come.damage is None) == (size in ends)
+    assert_same(list(everything(core)), list(states[count]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_changed_byte_is_found(recorded, tmp_path_factory, data):
+    run, states, written = recorded
+    ends = ends_of(written)
+    place = data.draw(st.integers(ends[0], len(written) - 1))
+    changed = bytearray(written)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    come, core = come_back_from(tmp_path_factory.mktemp("changed"), run, bytes(changed))
+    count = sum(end <= place for end in ends) - 1
+    assert come.num_records == count
+    assert "journal-000001.bin" in come.damage and f"{count} events kept" in come.damage
+    assert_same(list(everything(core)), list(states[count]))
+
+
+@pytest.mark.parametrize("data", [b"", b"TWJR", b"garbage of some length", None])
+def test_without_a_journal_the_snapshot_is_what_is_left(recorded, tmp_path, data):
+    run, states, _ = recorded
+    if data is not None:
+        path_of(tmp_path, 1).write_bytes(data)
+    come, core = run.come_back(folder=tmp_path)
+    assert core is None and come.num_records == 0 and come.damage
+    assert_same(come.core, states[0][0])
+
+
+def test_zeros_at_the_end_are_no_records(recorded, tmp_path):
+    run, states, written = recorded
+    come, core = come_back_from(tmp_path, run, written + bytes(4096))
+    assert come.num_records == len(states) - 1 and "checksum" in come.damage
+    assert_same(list(everything(core)), list(states[-1]))
+
+
+def test_an_event_that_breaks_the_core_is_left_out(recorded, tmp_path, monkeypatch):
+    run, states, written = recorded
+    make, counts = type(run).fresh, []
+
+    class Fragile(PsCore):
+        def handle(self, event, now):
+            counts[-1] += 1
+            if counts[-1] == 21:
+                self.model.version += 1
+                raise RuntimeError("a bug")
+            return super().handle(event, now)
+
+    def fragile(self, *arguments):
+        core = make(self, *arguments)
+        core.__class__ = Fragile
+        counts.append(0)
+        return core
+
+    monkeypatch.setattr(type(run), "fresh", fragile)
+    come, core = come_back_from(tmp_path, run, written)
+    assert counts == [21, 20] and come.num_records == 20
+    assert "RuntimeError: a bug" in come.damage
+    assert_same(list(everything(core)), list(states[20]))
+
+
+def test_old_files_go_and_a_snapshot_is_due(tmp_path, monkeypatch):
+    run = JournaledRun(tmp_path, METHODS["adacomp"](), iter_max=999)
+    monkeypatch.setattr(run.journals[0], "_most_bytes", 2000)
+    run.join_all()
+    while not run.journals[0].is_due:
+        run.turn()
+    run.save()
+    assert not run.journals[0].is_due
+    assert numbers(tmp_path / "0") == [1, 2]
+    journal.remove_before(tmp_path / "0", 2)
+    assert numbers(tmp_path / "0") == [2]
+    assert_back(run)
+    assert len(list((tmp_path / "0").glob("*-step-*"))) == 2
+    assert Checkpoints(tmp_path / "0").load_latest()[1]["journal"] == 2
+
+
+@pytest.mark.parametrize(("limit", "finished"), [(20, "iter_max"), (10, "iter_max"), (21, None)])
+def test_an_end_that_only_the_journal_knows_is_an_end(tmp_path, limit, finished):
+    """A shard is killed before its last snapshot; a raised limit makes it go on all the same."""
+    folder = tmp_path / "run" / "checkpoints" / "ps-0"
+    run = JournaledRun(tmp_path / "own", METHODS["gsp"](), iter_max=20)
+    core, coder = run.shards[0], run.coders[0]
+    run.journals[0] = journal.Journal(folder, coder, 112)
+    number = run.journals[0].begin(Settings(core.config, 10.0, {"iter_max": 20}).to_plain())
+    saved = shard(tmp_path / "run")
+    saved.open()
+    begun = {"journal": number, "soft": soft_state.save(core)}
+    saved.put(0, core.snapshot(), "abc", {}, {}, RECEIVED, begun)
+    saved.flush()
+    run.run()
+    assert core.stop_reason == "iter_max"
+    saved = shard(tmp_path / "run", f"--iter_max={limit}")
+    assert saved.finished is None
+    saved.replay(lambda config, seconds: run.fresh(0, config, seconds), coder)
+    assert saved.core["model"]["version"] == 20 and saved.finished == finished

@@ -1,0 +1,143 @@
+"""Writing down before handling; what happens when the disk refuses; when a journal is kept."""
+
+import contextlib
+import errno
+
+import pytest
+
+from tests.harness import KERNELS, MiniRun, method
+from thinwire.ops.run.settings import EXIT_CONFIGURATION, EXIT_OF_STOP, is_finished
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ps.core import events
+from thinwire.ps.persistence import journal
+from thinwire.ps.persistence.journal import (
+    STOP_REASON,
+    Journal,
+    JournaledCore,
+    JournalFailed,
+    path_of,
+)
+from thinwire.ps.persistence.journal_format import Coder, Damaged, bodies
+from thinwire.ps.persistence.policy import push_fraction
+from thinwire.ps.persistence.replay import Settings
+
+MODEL = ModelSpec((TensorSpec("kernel", (300, 400)), TensorSpec("b", (400,))))
+
+
+class FullDisk:
+    """A file on a disk with so many bytes of room; a write that does not fit is cut short."""
+
+    def __init__(self, path, room):
+        self.file = open(path, "xb", buffering=0)  # noqa: SIM115 - it is the journal's to close
+        self.room = room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        size = self.file.write(data[: self.room[0]])
+        self.room[0] -= size
+        if not self.room[0]:
+            self.room.clear()
+        return size
+
+    def close(self):
+        self.file.close()
+
+
+class Written(MiniRun):
+    """One shard that writes a journal on a disk with so much room."""
+
+    def __init__(self, folder, room):
+        super().__init__(method("adacomp", 2, compression_rate=0.2), iter_max=500)
+        core, self.folder = self.shards[0], folder
+        self.coder = coder = Coder(self.layouts[0], self.method, KERNELS, core.aux.size)
+        left = [room]
+        self.journal = Journal(folder, coder, 112, create=lambda path: FullDisk(path, left))
+        self.journaled = JournaledCore(core)
+        self.journaled.write_to(self.journal, Settings(core.config, 10.0, {}).to_plain())
+
+    def feed(self, shard, event):
+        core, self.shards = self.shards[0], [self.journaled]
+        try:
+            self.journaled.config = core.config
+            return super().feed(shard, event)
+        finally:
+            self.shards = [core]
+
+
+def written(run):
+    """Return the events in the journal, up to what was cut short."""
+    found = []
+    with contextlib.suppress(Damaged):
+        for _, body in bodies(journal.contents(path_of(run.folder, 1))):
+            found.append(body)
+    return [run.coder.decode(body)[0] for body in found[1:]]  # behind the head
+
+
+@pytest.mark.parametrize("room", range(1500, 1700, 29))
+def test_a_full_disk_ends_the_run_with_what_was_acknowledged(tmp_path, room):
+    run = Written(tmp_path, room)
+    assert run.journaled.begin()["journal"] == 1
+    run.join_all()
+    while run.shards[0].stop_reason is None:
+        assert run.turn()
+    core, kept = run.shards[0], written(run)
+    assert core.stop_reason == STOP_REASON
+    assert any(isinstance(each, events.Ended) for _, each in run.actions)
+    assert len(kept) == run.journal.num_records
+    assert core.version == sum(isinstance(each, events.Push) for each in kept)
+    text = str(run.journaled.failure)
+    assert str(path_of(tmp_path, 1)) in text and "No space left on device" in text
+    assert "make room" in text and "--journal=off" in text
+    version = core.version
+    run.turn()  # a retry, or another worker: answered, not applied
+    assert core.version == version and run.journaled.begin().keys() == {"recovered"}
+
+
+def test_a_full_disk_at_a_new_file_ends_the_run_before_the_next_event(tmp_path):
+    run = Written(tmp_path, 1)
+    assert "journal" not in run.journaled.begin()
+    assert isinstance(run.journaled.failure, JournalFailed)
+    run.join_all()
+    assert run.shards[0].stop_reason == STOP_REASON and run.shards[0].version == 0
+
+
+def test_the_exit_code_is_that_of_a_directory_that_cannot_be_written():
+    assert EXIT_OF_STOP[STOP_REASON] == EXIT_CONFIGURATION
+    assert not is_finished(None, STOP_REASON, None)  # the same command goes on
+
+
+def test_a_snapshot_comes_when_the_journal_has_become_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "LEAST_BYTES", 3000)
+    run = Written(tmp_path, 1 << 30)
+    run.journaled.begin()
+    run.join_all()
+    for _ in range(200):
+        run.turn()
+    taken = [each for _, each in run.actions if isinstance(each, events.Snapshot)]
+    assert taken and taken[0].state["model"]["version"] == taken[0].version > 0
+    summary = run.journaled.summary()
+    assert summary == {}  # nobody has said what the summary is to tell
+    run.journaled.about = {"on": True}
+    found = run.journaled.summary()["journal"]
+    assert found["events"] == run.journal.num_records and found["bytes"] > 3000
+    assert found["replayed"] == 0 and found["cuts"] == []
+    run.journaled.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "low", "high"),
+    [
+        ("adacomp", {}, 0.008, 0.02),
+        ("dgs", {}, 0.008, 0.02),
+        ("dgc", {"warmup_epochs": 4}, 0.008, 0.02),
+        ("adacomp", {"compression_rate": 0.3}, 0.2, 0.4),
+        ("asgd", {"overrides": {"codec": "powersgd"}}, 0.005, 0.03),
+        ("asgd", {"value_dtype": "int8"}, 0.24, 0.26),
+        ("gsp", {}, 1.0, 1.0),
+        ("dgt", {}, 1.0, 1.0),
+        ("bsp", {"collective": "ring"}, 1.0, 1.0),
+    ],
+)
+def test_the_size_of_pushes_is_measured(name, choices, low, high):
+    assert low <= push_fraction(method(name, 2, **choices), MODEL) <= high

@@ -1,0 +1,170 @@
+"""What a shard finds of itself when it starts again, and whose it must be."""
+
+import types
+
+import numpy as np
+import pytest
+
+from tests.command_line import given
+from tests.harness import SPEC, MiniRun, method
+from thinwire.flags.run import read_run
+from thinwire.ops.routing import counters as routing_counters
+from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
+from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.persistence.journal import JournaledCore, Mark, Reached, numbers, path_of, read
+from thinwire.ps.persistence.policy import Keeping
+from thinwire.ps.persistence.shard_store import SavedShard
+
+RECEIVED = Received({2: routing_counters.empty(3)}, {"unknown session": 4})
+
+
+def shard(folder, *flags, spec=SPEC):
+    with given("--nb_workers=2", f"--run_dir={folder}", *flags):
+        run = read_run()
+    return SavedShard(run, "ps-0", spec)
+
+
+def save(folder, stop_reason=None, *flags):
+    saved = shard(folder, *flags)
+    saved.open()
+    core = {"theta": np.arange(3, dtype=np.float32), "stop_reason": stop_reason, "generation": 0}
+    saved.put(7, core, "abc", {1: 10, 2: 20}, {(1, 2): "{}"}, RECEIVED)
+    saved.flush()
+
+
+def test_a_new_run_finds_nothing(tmp_path):
+    saved = shard(tmp_path)
+    assert saved.core is None and saved.finished is None
+    assert saved.run_id == "" and saved.reports == {} and saved.bytes_down == {}
+    assert saved.datagrams == Received()
+
+
+def test_everything_comes_back(tmp_path):
+    save(tmp_path)
+    saved = shard(tmp_path)
+    np.testing.assert_array_equal(saved.core["theta"], np.arange(3, dtype=np.float32))
+    assert saved.run_id == "abc" and saved.finished is None
+    assert saved.bytes_down == {1: 10, 2: 20} and saved.reports == {(1, 2): "{}"}
+    assert saved.datagrams == RECEIVED
+
+
+def test_a_raised_limit_makes_a_finished_run_go_on(tmp_path):
+    save(tmp_path, "iter_max", "--iter_max=5")
+    assert shard(tmp_path, "--iter_max=5").finished == "iter_max"
+    assert shard(tmp_path, "--iter_max=6").finished is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "spec"),
+    [
+        (("--seed=9",), SPEC),
+        ((), ModelSpec((TensorSpec("upper", (9, 9)),))),
+        (("--nb_ps=2",), SPEC),
+        (("--nb_workers=3",), SPEC),
+    ],
+    ids=["settings", "model", "shards", "workers"],
+)
+def test_another_run_is_refused(tmp_path, flags, spec):
+    save(tmp_path)
+    difference = "seed|upper|nb_ps|sync.groups"
+    with pytest.raises(ConfigurationError, match=f"holds another run.*({difference})"):
+        shard(tmp_path, *flags, spec=spec)
+
+
+def damage_newest(folder):
+    newest = max((folder / "checkpoints" / "ps-0").glob("*-step-*"))
+    (newest / "manifest.json").write_text("{}")
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(tmp_path):
+    save(tmp_path)
+    save(tmp_path)
+    damage_newest(tmp_path)
+    assert shard(tmp_path).core is not None
+    for path in (tmp_path / "checkpoints" / "ps-0").glob("*-step-*"):
+        (path / "arrays.bin").unlink()
+    with pytest.raises(ConfigurationError, match=r"ps-0 holds 2 checkpoints.*all of them are dam"):
+        shard(tmp_path)
+
+
+def test_every_snapshot_on_disk_keeps_its_journal(tmp_path):
+    """Those of an earlier life, too, of which nobody knows which files they need."""
+    saved, folder = shard(tmp_path), tmp_path / "checkpoints" / "ps-0"
+    saved.open()
+    core = {"theta": np.arange(3, dtype=np.float32), "stop_reason": None, "generation": 0}
+
+    def cut(number):
+        path_of(folder, number).touch()
+        begun = {"journal": number} if number else {}
+        saved.put(number, core, "abc", {}, {}, RECEIVED, begun)
+        saved.flush()
+        return numbers(folder)
+
+    folder.mkdir(parents=True)
+    assert [cut(number) for number in range(1, 6)][-2:] == [[2, 3, 4], [3, 4, 5]]
+    path_of(folder, 6).touch()  # begun, and killed before its snapshot was whole
+    saved = shard(tmp_path)
+    saved.open()
+    assert [cut(7), cut(8), cut(9)] == [[3, 4, 5, 6, 7], [3, 4, 5, 6, 7, 8], [7, 8, 9]]
+
+
+def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
+    """A mark of this life or a later one counts; an older one has been counted before."""
+    run = MiniRun(method("bsp"), iter_max=99).run(60)
+    folder, core = tmp_path / "checkpoints" / "ps-0", run.shards[0]
+    version, state = core.version, core.snapshot() | {"generation": 3}
+    for generation, more, lost in ((2, 9, 0), (3, 9, 9), (4, 7, 7), (3, 0, 0)):
+        saved = shard(tmp_path)
+        saved.open()
+        saved.put(version, state, "abc", {}, {}, RECEIVED)
+        saved.flush()
+        mark = Reached(folder, Mark(generation, version - 1))
+        for reached in range(version, version + more + 1):
+            mark.note(reached)
+        mark.close()
+        saved = shard(tmp_path)
+        assert saved.generation == max(generation, 3) + 1
+        core.restore(saved.core)
+        journaled = JournaledCore(core)
+        server = types.SimpleNamespace(core=core, journaled=journaled)
+        caplog.clear()
+        with caplog.at_level("INFO", logger="absl"):
+            keeping = Keeping(saved._run, "off", saved, None, SPEC)
+            keeping.replay(None)
+            keeping.begin(server)
+        assert core.accounts.lost_updates == lost
+        told = f"had come to {version + lost}: {lost} updates are lost" if lost else "no update is"
+        assert told in caplog.text or generation == 2
+        journaled.close()
+
+
+def test_each_update_is_marked_before_anybody_is_told(tmp_path):
+    run, seen = MiniRun(method("asgd"), iter_max=20), []
+    journaled, decoded = JournaledCore(run.shards[0]), run.decoded
+    journaled.reached = Reached(tmp_path, Mark(5, 0))
+    journaled.config, journaled.membership = run.shards[0].config, run.shards[0].membership
+    run.shards[0] = journaled
+
+    def told(shard, reply):
+        seen.append((reply.version, read(tmp_path)))
+        return decoded(shard, reply)
+
+    run.decoded = told
+    run.join_all()
+    for _ in range(3):
+        run.turn()
+    assert seen == [(0, None), (0, None), *((step, Mark(5, step)) for step in (1, 2, 3))]
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 19, b"x" * 20, b"x" * 21])
+def test_a_damaged_mark_is_none(tmp_path, data):
+    (tmp_path / "reached.bin").write_bytes(data)
+    assert read(tmp_path) is None
+
+
+def test_a_disk_that_takes_no_marks_is_said_once(tmp_path, caplog):
+    mark = Reached(tmp_path / "missing", Mark(1, 0))
+    with caplog.at_level("INFO", logger="absl"):
+        for version in range(9):
+            mark.note(version)
+    assert len(caplog.records) == 1 and "missing/reached.bin" in caplog.text

@@ -1,0 +1,60 @@
+"""Who may join: what the PS compares of a worker's settings, and what it leaves to the worker."""
+
+import threading
+
+import pytest
+
+from tests.command_line import given
+from tests.harness import SPEC
+from thinwire.flags.run import read_run
+from thinwire.ops.run import fingerprint
+from thinwire.ops.types import Link
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.service.handshake import identity, judge
+from thinwire.worker.client.exchange import Exchange
+
+
+def hello_of(*flags):
+    """Return what a worker with these flags says to shard 0."""
+    with given("--nb_workers=2", *flags):
+        run = read_run()
+    layouts = run.method.placement.place(SPEC, 1)
+    return Exchange(run, 1, SPEC, layouts, Link(), threading.Event()).shards[0].hello
+
+
+def judged(ps, worker):
+    with given("--nb_workers=2", *ps):
+        run = read_run()
+    return judge(
+        hello_of(*worker), identity("run", 0, 1, 0, fingerprint.fingerprint(run), SPEC, [])
+    )
+
+
+@pytest.mark.parametrize(
+    ("ps", "worker", "words"),
+    [
+        (["--seed=1"], ["--seed=2"], "seed: expected '1', got '2'"),
+        ([], ["--partition=class"], "partition: expected 'iid', got 'class'"),
+        (
+            ["--partition=dirichlet"],
+            ["--partition=dirichlet", "--dirichlet_alpha=2"],
+            "dirichlet_alpha: expected 'None', got '2.0'",
+        ),
+        (
+            ["--partition=class", "--no_block_shuffle"],
+            ["--partition=class"],
+            "no_block_shuffle: expected 'True', got 'False'",
+        ),
+        (["--method=bsp"], ["--method=bsp", "--seed=3", "--codec=topk"], "codec: expected 'dense'"),
+    ],
+)
+def test_workers_that_would_deal_out_the_data_otherwise_are_refused(ps, worker, words):
+    reason, message = judged(ps, worker)
+    assert reason == pb.REASON_FINGERPRINT
+    assert words in message
+    assert "--partition" in message
+
+
+def test_each_worker_may_have_a_batch_size_of_its_own():
+    assert judged([], ["--batch_size=77", "--clip_norm=1"]) is None
+    assert judged(["--seed=5"], ["--seed=5", "--batch_size=77"]) is None

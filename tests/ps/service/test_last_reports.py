@@ -1,0 +1,91 @@
+"""Summaries wait for the last figures of following shards, for a while."""
+
+import json
+import time
+
+from tests.ps.streams import Shard, Stream
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.core import events
+from thinwire.ps.service import leader_client
+from thinwire.ps.telemetry.status import Beside, StatusBoard
+
+
+class Follower:
+    """A following shard's connection to a real shard 0."""
+
+    def __init__(self, shard, number=1):
+        self.shard, self.number = shard, number
+        self.stream = Stream(shard.server)
+        self.stream.stream = self.stream
+        self.stream.role, self.stream.id, self.stream.left = pb.ROLE_SHARD, number, False
+        self.stream.evaluates = False
+        shard.server.connections.add_observer(self.stream)
+
+    def report(self, **document):
+        key = (pb.ROLE_SHARD, self.number)
+        self.shard.server.reports[key] = json.dumps(document)
+
+
+def ended():
+    shard = Shard()
+    shard.core.handle(events.Stop("target_accuracy"), time.monotonic())
+    return shard
+
+
+def test_nothing_is_awaited_before_the_end_or_without_other_shards():
+    shard = Shard()
+    Follower(shard)
+    assert not leader_client.are_awaited(shard.server)
+    assert not leader_client.are_awaited(ended().server)
+
+
+def test_a_connected_shard_is_awaited_until_its_last_report():
+    shard = ended()
+    follower = Follower(shard)
+    follower.report(rejected={"stale": 1})
+    assert leader_client.are_awaited(shard.server)
+    follower.report(rejected={"stale": 2}, is_last=True)
+    assert not leader_client.are_awaited(shard.server)
+
+
+def test_who_is_gone_is_not_awaited_and_nobody_for_ever():
+    shard = ended()
+    gone, away = Follower(shard, 1), Follower(shard, 2)
+    gone.stream.lost = True
+    away.stream.left = True
+    assert not leader_client.are_awaited(shard.server)
+    Follower(shard, 3)
+    assert leader_client.are_awaited(shard.server)
+    shard.core.accounts.ended_at -= 2.0
+    assert not leader_client.are_awaited(shard.server)
+
+
+def test_a_shard_s_figures_are_due_when_its_workers_have_gone():
+    shard = Shard()
+    assert not leader_client.are_due(shard.server)
+    shard.say({"pull": pb.Pull()})  # and the stream ends
+    shard.core.handle(events.Stop("iter_max"), time.monotonic())
+    assert leader_client.are_due(shard.server)
+
+
+def test_workers_are_done_when_nothing_more_is_awaited():
+    shard, awaits = Shard(), [True]
+    beside = Beside(awaits=lambda: awaits[0])
+    board = StatusBoard(shard.board._run, shard.board._spec, shard.core, shard.server,
+                        beside=beside)  # fmt: skip
+    shard.say({"pull": pb.Pull()}, {"leave": pb.Leave(cause="done")})
+    shard.core.handle(events.Stop("iter_max"), time.monotonic())
+    assert set(board.states().values()) == {"left"}
+    awaits[0] = False
+    assert set(board.states().values()) == {"done"}
+
+
+def test_a_board_tells_what_it_is_handed():
+    shard = Shard()
+    beside = Beside(lambda: {"token": 3}, lambda: {"journal": {"on": False}})
+    board = StatusBoard(shard.board._run, shard.board._spec, shard.core, shard.server,
+                        beside=beside)  # fmt: skip
+    policies = board.status().policies
+    assert policies["refused_peers"] == {"token": 3}
+    assert policies["journal"] == {"on": False}
+    assert json.loads(board.shard_document(is_last=True))["is_last"] is True

@@ -1,0 +1,68 @@
+"""Who writes the summary at the end: shard 0 only where no Supervisor has."""
+
+import json
+import types
+
+import pytest
+
+from thinwire.ops.run.settings import has_evaluated_summary
+from thinwire.ps.role import Shard
+
+END = {"updates": 7, "stop_reason": "max_seconds", "test_accuracy": 0.9}
+
+
+def run_in(folder, **changes):
+    (folder / "summary.json").write_text(json.dumps(END | changes))
+    return types.SimpleNamespace(run_dir=folder)
+
+
+def test_the_summary_of_this_very_end_is_known(tmp_path):
+    assert has_evaluated_summary(run_in(tmp_path), 7, "max_seconds")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"updates": 6}, {"stop_reason": "interrupted"}, {"test_accuracy": None}]
+)
+def test_another_summary_is_not(tmp_path, changes):
+    assert not has_evaluated_summary(run_in(tmp_path, **changes), 7, "max_seconds")
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}"])
+def test_what_is_no_summary_is_not(tmp_path, content):
+    if content is not None:
+        (tmp_path / "summary.json").write_text(content)
+    assert not has_evaluated_summary(types.SimpleNamespace(run_dir=tmp_path), 7, "max_seconds")
+
+
+class Core:
+    version, stop_reason = 7, "max_seconds"
+
+    def snapshot(self):
+        return {}
+
+
+class Board:
+    def status(self):
+        raise LookupError("a summary was to be written")
+
+
+def shard_in(folder, **changes):
+    """A shard 0 at its end whose Supervisor is still at its report."""
+    quiet = types.SimpleNamespace(close=lambda: None, flush=lambda: None)
+    shard = Shard.__new__(Shard)
+    shard.run, shard.leads, shard.core = run_in(folder, **changes), True, Core()
+    connections = types.SimpleNamespace(was_evaluated=False)
+    shard.server = types.SimpleNamespace(journaled=quiet, connections=connections)
+    shard.saved, shard.board = quiet, Board()
+    shard._save = lambda version, state: None
+    return shard
+
+
+def test_a_shard_that_ends_before_the_report_is_written_leaves_the_summary_alone(tmp_path):
+    shard_in(tmp_path)._leave_behind()
+    assert json.loads((tmp_path / "summary.json").read_text()) == END
+
+
+def test_a_shard_writes_over_an_older_summary(tmp_path):
+    with pytest.raises(LookupError):
+        shard_in(tmp_path, updates=3)._leave_behind()

@@ -1,0 +1,197 @@
+"""A shard on a real port: strangers hear a reason, and nothing of the run."""
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from tests.papers import TOKEN, Papers
+from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import Refused, Session
+from thinwire.proto.security.connection_guard import Door, Limits, Rate
+from thinwire.proto.security.credentials import Evidence
+from thinwire.ps.service.handshake import door_of, most_streams, unanswered
+
+WAIT_SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def papers():
+    return Papers()
+
+
+@contextlib.contextmanager
+def shard_behind(door):
+    """Yield (shard, port) of a server that runs until the end of the block."""
+    shard, over = Shard(), threading.Event()
+    shard.server.door = door
+    port = shard.server.listen("127.0.0.1", 0)
+    writer = threading.Thread(target=shard.server.run_until, args=(over.is_set,), daemon=True)
+    writer.start()
+    try:
+        yield shard, port
+    finally:
+        over.set()
+        shard.server.server.stop()
+        writer.join(WAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def opened(shard, port, credentials, **hello):
+    session = Session(f"127.0.0.1:{port}", shard.hello(**hello), 1 << 20, credentials=credentials)
+    try:
+        yield session, session.open(WAIT_SECONDS)
+    finally:
+        session.close(0.0)
+
+
+def refused(shard, port, credentials, **hello):
+    """Return the reason of a refusal."""
+    with pytest.raises(Refused) as caught, opened(shard, port, credentials, **hello):
+        pass
+    return caught.value.reason
+
+
+def test_a_worker_with_papers_and_token_trains(papers):
+    with (
+        shard_behind(Door(papers.of("ps-0", TOKEN))) as (shard, port),
+        opened(shard, port, papers.of("worker-1", TOKEN), id=1) as (session, welcome),
+    ):
+        assert welcome.run_id == "run"
+        session.say(pb.ToServer(pull=pb.Pull()))
+        message, payload = session.receive(WAIT_SECONDS)
+        while message.WhichOneof("body") != "reply":
+            message, payload = session.receive(WAIT_SECONDS)
+        assert len(payload) == 4 * shard.core.model.theta.size
+
+
+def test_who_is_somebody_else_is_refused_and_the_holder_stays(papers):
+    door = Door(papers.of("ps-0"))
+    with shard_behind(door) as (shard, port):
+        with opened(shard, port, papers.of("worker-1"), id=1):
+            assert refused(shard, port, papers.of("worker-2"), id=1) == pb.REASON_IDENTITY
+            supervisor = {"role": pb.ROLE_SUPERVISOR, "id": 0}
+            assert refused(shard, port, papers.of("worker-2"), **supervisor) == pb.REASON_IDENTITY
+            assert list(shard.server.connections.workers) == [1]
+        assert not shard.server.connections.observers
+        assert shard.board.status().policies["refused_peers"] == {"identity": 2}
+
+
+@pytest.mark.parametrize("credentials", [NO_CREDENTIALS, Credentials(token=b"not the run's token")])
+def test_without_the_token_nothing_is_told_but_why(credentials):
+    with shard_behind(Door(Credentials(token=TOKEN))) as (shard, port):
+        # Other token: the client finds the shard to be a false one before it says anything.
+        expected = pb.REASON_IDENTITY if credentials.token else pb.REASON_TOKEN
+        assert refused(shard, port, credentials, id=1) == expected
+        assert not shard.server.connections.workers
+
+
+def test_not_even_that_it_is_starting_is_told_to_strangers():
+    shard = Shard()
+    shard.server.door, shard.server.identity = Door(Credentials(token=TOKEN)), None
+    stream = Stream(shard.server, [frame(hello=shard.hello())])
+    stream.evidence = Evidence((), b"c" * 32, b"s" * 32)
+    stream.read()
+    assert [message.WhichOneof("body") for message, _ in stream.received] == ["refusal"]
+    assert stream.last("refusal")[0].reason == pb.REASON_TOKEN
+    assert shard.server.queue.empty()
+
+
+def test_a_client_that_says_nothing_does_not_stay():
+    with shard_behind(Door(limits=Limits(hello_seconds=0.05))) as (shard, port):
+        session = Session(f"127.0.0.1:{port}", shard.hello(), 1 << 20)
+        session.stream.open(WAIT_SECONDS)
+        with pytest.raises(StreamLost):
+            session.receive(WAIT_SECONDS)
+        session.close()
+    assert shard.server.door.refused == {"silent": 1}
+
+
+def test_a_client_that_has_said_hello_stays():
+    with (
+        shard_behind(Door(limits=Limits(hello_seconds=0.1))) as (shard, port),
+        opened(shard, port, NO_CREDENTIALS, id=1) as (session, _),
+    ):
+        assert session.poll(0.4) is None
+    assert shard.server.door.refused == {}
+
+
+# -- limits ------------------------------------------------------------------------------------
+
+
+def test_a_flood_of_messages_is_cut_off():
+    shard = Shard()
+    shard.server.door = Door(limits=Limits(messages_per_second=1.0, burst_messages=3.0))
+    stream = shard.say(*[{"heartbeat": pb.Heartbeat()}] * 10, id=ROGUE)
+    assert stream.last("refusal")[0].reason == pb.REASON_LIMIT
+    assert "more than 1 messages a second" in stream.last("refusal")[0].message
+    assert stream.num_read < 10
+    assert shard.server.door.refused == {"rate": 1}
+
+
+def test_a_client_that_does_not_take_replies_is_cut_off():
+    shard = Shard()
+    hello = frame(hello=shard.hello(id=HONEST))
+
+    def frames():
+        yield hello
+        for count in (0, 15, 16):
+            stream.num_waiting = count
+            yield frame(pull=pb.Pull())
+
+    stream = Stream(shard.server)
+    stream.frames = frames()
+    stream.read()
+    assert stream.last("reply")[0] is not None
+    assert "while 16 replies wait" in stream.last("refusal")[0].message
+    assert shard.server.door.refused == {"unanswered": 1}
+
+
+def test_replies_wait_where_the_client_does_not_read():
+    with (
+        shard_behind(Door()) as (shard, port),
+        opened(shard, port, NO_CREDENTIALS, id=1) as (session, _),
+    ):
+        stream = shard.server.connections.workers[1].stream
+        blocked, gate = threading.Event(), threading.Event()
+
+        def make():
+            blocked.set()
+            gate.wait(WAIT_SECONDS)
+            return [frame()]
+
+        for _ in range(3):
+            stream.send(make)
+        assert blocked.wait(WAIT_SECONDS)
+        assert stream.num_waiting == 2  # the first is being made
+        gate.set()
+        session.close()
+
+
+def test_what_legal_workers_do_is_far_below_the_limits():
+    limits = Limits()
+    stream = Stream(None)
+    rate = Rate(limits)
+    stream.num_waiting = 2
+    assert all(rate.exceeded() is None for _ in range(5_000))
+    assert unanswered("push", stream, limits) is None
+
+
+def test_a_shard_has_room_for_others_than_one_address():
+    run = SimpleNamespace(nb_workers=4, nb_ps=2, credentials=NO_CREDENTIALS)
+    limits = door_of(run).limits
+    assert limits.streams_per_address == 22
+    assert most_streams(run) > limits.streams_per_address
+
+
+def test_ill_formed_hellos_and_refused_ones_are_counted():
+    shard = Shard()
+    shard.say(id=ROGUE, shard=3)
+    Stream(shard.server, [b"\xff"]).read()
+    assert shard.server.door.refused == {"hello": 1, "malformed": 1}
+    with pytest.raises(Unreachable):
+        Session("127.0.0.1:1", shard.hello(), 1 << 20).open(0.2)

@@ -1,0 +1,58 @@
+"""Two Supervisors at once: the newer one takes the place."""
+
+from tests.harness import SPEC
+from tests.ps.streams import Shard, Stream, frame
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.service.stream_reader import StreamReader
+
+
+def supervisor(shard, evaluates=True):
+    """Return the open stream of a Supervisor that has said Hello."""
+    hello = pb.Hello(
+        protocol_version=messages.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR, num_shards=1,
+        model=messages.tensors_of(SPEC) if evaluates else [],
+    )  # fmt: skip
+    stream = Stream(shard.server)
+
+    def frames():
+        yield frame(hello=hello)
+        while not stream.closed:
+            yield frame(heartbeat=pb.Heartbeat())
+
+    stream.frames = frames()
+    words = stream.incoming()
+    reader = StreamReader(shard.server, shard.server.decoder, stream)
+    stream.hear = lambda: reader.hear(next(words))
+    stream.hear()
+    shard.server.run_until(shard.server.queue.empty)
+    return stream
+
+
+def test_the_newer_one_takes_the_place_and_the_older_is_told():
+    shard = Shard()
+    old, new = supervisor(shard), supervisor(shard)
+    refusal, _ = old.last("refusal")
+    assert refusal.reason == pb.REASON_ID_TAKEN
+    assert "has taken this one's place" in refusal.message
+    assert old.closed and not new.closed
+    assert new.last("welcome")[0] is not None
+    assert new.last("refusal")[0] is None
+
+
+def test_who_only_looks_disturbs_nobody():
+    shard = Shard()
+    old = supervisor(shard)
+    supervisor(shard, evaluates=False)
+    supervisor(shard, evaluates=False)
+    assert old.last("refusal")[0] is None
+    assert not old.closed
+
+
+def test_a_place_that_was_left_needs_no_taking():
+    shard = Shard()
+    old = supervisor(shard)
+    (connection,) = shard.server.connections.with_role(pb.ROLE_SUPERVISOR)
+    connection.left = True
+    supervisor(shard)
+    assert old.last("refusal")[0] is None

@@ -1,0 +1,110 @@
+"""A keeper ends its command with its launcher, whichever way that ends."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from thinwire.launcher import watchdog
+from thinwire.launcher.local import KEEPER, exit_code
+
+#: Says its number, then waits for ever; on SIGTERM it does as told.
+CHILD = """
+import os, signal, sys
+def end(number, frame):
+    sys.exit(7)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[1] == "stubborn" else end)
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+#: The keeper, but for its patience.
+SHORT_GRACE = f"""
+import sys
+sys.path.insert(0, {str(KEEPER.parent)!r})
+import keeper
+keeper.GRACE_SECONDS = 0.5
+sys.exit(keeper.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def kept():
+    started = []
+
+    def start(manner, silence="60", program=("-I", str(KEEPER))):
+        command = [sys.executable, *program, silence, "announce",
+                   sys.executable, "-c", CHILD, manner]  # fmt: skip
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0
+        )
+        started.append(process)
+        lines = {process.stdout.readline().strip() for _ in range(2)}
+        assert watchdog.STARTED in lines
+        return process, int((lines - {watchdog.STARTED}).pop())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def is_alive(pid):
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_end_of_its_input_ends_the_command(kept):
+    process, child = kept("gentle")
+    process.stdin.close()
+    assert process.wait(10) == 7
+    assert not is_alive(child)
+
+
+def test_silence_ends_the_command_and_beats_keep_it(kept):
+    process, child = kept("gentle", silence="0.5")
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        process.stdin.write(watchdog.BEAT.decode())
+        assert process.poll() is None
+        time.sleep(0.1)
+    assert process.wait(10) == 7
+    assert not is_alive(child)
+
+
+@pytest.mark.parametrize(("byte", "manner", "code"), [("T", "gentle", 7), ("K", "stubborn", 137)])
+def test_signals_are_passed_on(kept, byte, manner, code):
+    process, child = kept(manner)
+    process.stdin.write(byte)
+    assert process.wait(10) == code
+    assert not is_alive(child)
+
+
+def test_a_stubborn_command_is_killed_after_the_grace(kept):
+    process, child = kept("stubborn", program=("-c", SHORT_GRACE))
+    process.send_signal(signal.SIGTERM)
+    before = time.monotonic()
+    assert process.wait(30) == 137
+    assert time.monotonic() - before >= 0.5
+    assert not is_alive(child)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells children")
+def test_a_killed_keeper_takes_its_command_along(kept):
+    process, child = kept("stubborn")
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(child)
+
+
+def test_exit_codes():
+    """As subprocess has them; 130 is a node's own, and a cut ssh a killed node."""
+    assert [exit_code(code) for code in (0, 5, 130, 137, 143, 255)] == [0, 5, 130, -9, -15, -1]

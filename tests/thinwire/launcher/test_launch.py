@@ -1,0 +1,155 @@
+"""What a Cluster refuses before anything starts, and where its shards listen."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tests.nodes import MAIN
+from thinwire.flags import launch
+from thinwire.launcher import ssh as launcher_ssh
+from thinwire.launcher.hosts import Host
+from thinwire.launcher.ssh import Probed
+from thinwire.ops.types import ConfigurationError
+
+ROOT = MAIN.parent
+
+
+def ends_with(folder, code, words, *given):
+    command = [sys.executable, str(MAIN), "--type_node=Cluster", "--run_dir=run", *given]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if " E " in line]
+    assert len(lines) == 1, done.stderr
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--launcher=ssh"], ["--hosts_file"]),
+        (["--interface=eth0"], ["--interface=eth0", "--launcher=local", "ssh"]),
+        (["--launcher=local", "--hosts_file=hosts"], ["--hosts_file=hosts", "local"]),
+        (["--hosts_file=missing"], ["--hosts_file=missing"]),
+        (["--hosts_file=hosts", "--ip_PS=10.0.0.1"], ["--ip_PS=10.0.0.1", "--interface"]),
+        (["--hosts_file=hosts", "--port=0"], ["--port=0"]),
+        (["--hosts_file=bad"], ["--hosts_file=bad, line 1", "a/b"]),
+        (["--hosts_file=hosts", "--sync_dst_dir=~me/x"], ["--sync_dst_dir=~me/x"]),
+        (["--hosts_file=hosts", "--ssh_options='"], ["--ssh_options", "quot"]),
+        (["--hosts_file=hosts", "--remote_python=bin/python"], ["--remote_python=bin/python"]),
+    ],
+    ids=str,
+)
+def test_bad_flags(tmp_path, given, words):
+    (tmp_path / "hosts").write_text("127.0.0.1\n")
+    (tmp_path / "bad").write_text("a/b\n")
+    ends_with(tmp_path, 2, words, *given)
+
+
+class Flags:
+    """Flags as absl has them, as far as a launcher looks."""
+
+    def __init__(self, **given):
+        defaults = {"interface": None, "ssh_options": "", "port": 2223, "ps_hosts": [],
+                    "insecure": True, "ip_PS": "127.0.0.1", "sync_dst_dir": None, "model": None,
+                    "remote_python": None, "tls_cert": None, "tls_ca": None,
+                    "token_file": None}  # fmt: skip
+        self.values = {
+            name: types.SimpleNamespace(
+                value=value, present=name in given, default=defaults.get(name)
+            )
+            for name, value in (defaults | given).items()
+        }
+
+    def __getattr__(self, name):
+        return self.values[name].value
+
+    def __getitem__(self, name):
+        return self.values[name]
+
+    def __iter__(self):
+        return iter(self.values)
+
+
+@pytest.fixture
+def launcher(tmp_path, monkeypatch):
+    """Make launchers whose hosts answer without being asked."""
+
+    def make(hosts, nb_ps, nb_workers, addresses=(), probed=None, **given):
+        (tmp_path / "hosts").write_text("\n".join(hosts))
+        flags = Flags(hosts_file=str(tmp_path / "hosts"), **given)
+        for module in (launcher_ssh, launch, launcher_ssh, launcher_ssh):
+            monkeypatch.setattr(module, "FLAGS", flags)
+        found = {Host(name): Probed(4, address) for name, address in (probed or {}).items()}
+        monkeypatch.setattr(launcher_ssh, "on_all", lambda hosts, do: found)
+        monkeypatch.setattr(launcher_ssh.Ssh, "host_name", lambda self, host: "127.0.0.9")
+        run = types.SimpleNamespace(
+            overwrite=False, nb_ps=nb_ps, nb_workers=nb_workers, addresses=addresses
+        )
+        return launcher_ssh.SshLauncher(run)
+
+    return make
+
+
+def test_shards_listen_where_the_file_says(launcher):
+    made = launcher(["10.0.0.1", "10.0.0.2", "10.0.0.3"], 2, 2)
+    assert made.addresses == ("10.0.0.1:2223", "10.0.0.2:2224")
+    assert made._binds == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_an_alias_stands_for_the_address_behind_it(launcher):
+    assert launcher(["mine"], 1, 1).addresses == ("127.0.0.9:2223",)
+
+
+def test_an_interface_has_an_address_on_each_host(launcher):
+    probed = {"10.0.0.1": "192.168.0.1", "10.0.0.2": "192.168.0.2"}
+    made = launcher(list(probed), 2, 1, probed=probed, interface="eth1")
+    assert made.addresses == ("192.168.0.1:2223", "192.168.0.2:2224")
+
+
+def test_all_addresses_are_bound_but_the_files_is_dialled(launcher):
+    made = launcher(["10.0.0.1", "10.0.0.2"], 2, 1, interface="0.0.0.0")
+    assert made.addresses == ("10.0.0.1:2223", "10.0.0.2:2224")
+    assert made._binds == ["0.0.0.0", "0.0.0.0"]
+
+
+def test_the_user_may_say_what_is_dialled(launcher):
+    outside = ("gate.example:1", "gate.example:2")
+    made = launcher(["10.0.0.1", "10.0.0.2"], 2, 1, addresses=outside, ps_hosts=list(outside))
+    assert made.addresses == outside
+    assert made._binds == ["10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "given", "words"),
+    [
+        (["10.0.0.1"], {"insecure": False}, ["10.0.0.1", "--insecure"]),
+        (["10.0.0.1", "10.0.0.2"], {"interface": "10.0.0.1"}, ["--interface=10.0.0.1", "2 hosts"]),
+        (["127.0.0.1", "10.0.0.2"], {}, ["line 1", "127.0.0.1", "10.0.0.2 cannot reach"]),
+    ],
+)
+def test_addresses_that_cannot_serve_are_refused(launcher, hosts, given, words):
+    with pytest.raises(ConfigurationError) as refused:
+        launcher(hosts, len(hosts), 1, **given)
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_the_code_that_is_sent_is_whole_and_the_users_files_go_with_it(tmp_path, monkeypatch):
+    import io
+    import tarfile
+
+    own = tmp_path / ".my model.py"
+    own.write_text("")
+    flags = Flags(sync_dst_dir="~/there/", model=str(own), hosts_file="hosts")
+    monkeypatch.setattr(launcher_ssh, "FLAGS", flags)
+    place = launcher_ssh.code_place()
+    assert place.folder == "there"
+    assert place.flags == ("--model=sent/model/.my model.py",)
+    with tarfile.open(fileobj=io.BytesIO(place.archive)) as archive:
+        names = set(archive.getnames())
+        assert {member.uname for member in archive} == {""}
+    assert {"main.py", "thinwire/launcher/watchdog.py", "sent/model/.my model.py"} <= names
+    assert not [name for name in names if "__pycache__" in name]
+    rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
+    assert set(launcher_ssh.ROOMS) == rooms - {"examples"}

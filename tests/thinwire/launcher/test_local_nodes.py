@@ -1,0 +1,71 @@
+"""Nodes that a Cluster starts on its own machine: real processes, without TensorFlow."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+from thinwire.launcher.local import start_here
+from thinwire.launcher.role import MAIN, Node
+
+
+def test_a_node_of_this_machine_says_how_it_ended(monkeypatch, tmp_path):
+    monkeypatch.setenv("TF_CONFIG", "not even JSON")  # the place in the run comes with the flags
+    monkeypatch.chdir(tmp_path)
+    flags = ("--type_node=Worker", "--id_worker=9", f"--run_dir={tmp_path}")
+    process = start_here(Node("worker-9", "Worker", 9, flags))
+    try:
+        assert process.wait() == 2  # there is no worker 9
+    finally:
+        process.kill()
+        process.wait()
+
+
+#: A Cluster that has started a PS here, and waits.
+LAUNCHER = """
+import sys, time
+import main
+from thinwire.launcher import local
+from thinwire.flags.run import read_run
+from thinwire.launcher.role import Node
+main.define_flags()
+main.FLAGS(["main.py", *sys.argv[1:]])
+flags = ("--type_node=PS", f"--run_dir={main.FLAGS.run_dir}")
+process = local.prepare(read_run()).start(Node("ps-0", "PS", 0, flags))
+time.sleep(100)
+"""
+
+
+def test_nothing_is_left_of_a_cluster_that_was_killed(tmp_path):
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, "--type_node=Cluster", f"--run_dir={tmp_path}"],
+        env=os.environ | {"PYTHONPATH": str(MAIN.parent)},
+    )
+    try:
+        wait_until(lambda: len(nodes_in(tmp_path)) == 2)  # the PS and its keeper
+    finally:
+        launcher.kill()
+        launcher.wait()
+    wait_until(lambda: not nodes_in(tmp_path))
+
+
+def nodes_in(run_dir):
+    """Return the command lines of PS that write to a run directory."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
+        if b"--type_node=PS" in words and f"--run_dir={run_dir}".encode() in words:
+            found.append(words)
+    return found
+
+
+def wait_until(condition, seconds=40.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not seen in time"
+        threading.Event().wait(0.05)

@@ -1,0 +1,58 @@
+"""A Cluster starts nobody, and clears nothing, where other processes write."""
+
+import pytest
+
+from tests.command_line import given
+from thinwire.flags.run import read_run
+from thinwire.launcher.run_locks import make_room
+from thinwire.ops.run.directory import lock_of
+from thinwire.ops.run.lock import Owner
+from thinwire.ops.types import ConfigurationError
+
+
+def room(folder, *flags):
+    with given("--type_node=Cluster", "--nb_workers=2", f"--run_dir={folder}", *flags):
+        run = read_run()
+    make_room(run, patience_seconds=0.0)
+
+
+def held(folder, role, number):
+    return lock_of(folder, role, number).take(Owner.here(role, number))
+
+
+@pytest.fixture
+def used(tmp_path):
+    """Return a run directory that a PS and an eighth worker have written to, and a Cluster."""
+    kept = tmp_path / "checkpoints" / "ps-0" / "kept"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("")
+    for role, number in (("PS", 0), ("Worker", 8)):
+        held(tmp_path, role, number).release()
+    with held(tmp_path, "Cluster", 0):
+        yield tmp_path
+
+
+@pytest.mark.parametrize(
+    ("role", "number", "flags", "free"),
+    [
+        ("PS", 0, (), False),
+        ("PS", 0, ("--overwrite",), False),
+        ("Worker", 2, (), False),
+        ("Worker", 8, (), True),  # not of this Cluster: may wait for its PS
+        ("Worker", 8, ("--overwrite",), False),
+        ("Supervisor", 0, (), False),
+        ("Advisor", 0, ("--overwrite",), True),
+    ],
+)
+def test_nodes_of_others_are_in_the_way(used, role, number, flags, free):
+    with held(used, role, number):
+        if free:
+            room(used, *flags)
+        else:
+            with pytest.raises(ConfigurationError, match=f"in use .*{role} {number}, pid"):
+                room(used, *flags)
+            assert (used / "checkpoints" / "ps-0" / "kept").exists()
+    room(used, *flags)
+    assert (used / "checkpoints").exists() is not bool(flags)
+    for each in (("PS", 0), ("Worker", 8)):  # given back
+        held(used, *each).release()

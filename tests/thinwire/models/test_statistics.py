@@ -1,0 +1,83 @@
+"""Which variables count as moving statistics, and in which order."""
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+
+from tests.thinwire.models.built import Built
+from thinwire.models.flat_model import FlatVariables, moving_statistics
+from thinwire.models.registry import build_network
+from thinwire.ops.sharding.w_global import shared_variables
+
+
+def small() -> keras.Model:
+    """Return a model with an inner model, a frozen layer, dropout, and a normalisation shared."""
+    norm = keras.layers.BatchNormalization(name="norm")
+    frozen = keras.layers.BatchNormalization(name="frozen", trainable=False)
+    inner = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(4, name="dense"), norm], name="inner"
+    )
+    inputs = keras.Input((4,))
+    x = frozen(inner(keras.layers.Dropout(0.5, name="dropout")(inputs)))
+    x = keras.layers.Dense(2, name="logits")(inner(x))
+    return keras.Model(inputs, x, name="outer")
+
+
+def test_order_of_inner_and_frozen_layers() -> None:
+    names = [variable.path.split("/")[-2:] for variable in moving_statistics(small())]
+    assert names == [
+        ["norm", "moving_mean"],
+        ["norm", "moving_variance"],
+        ["frozen", "moving_mean"],
+        ["frozen", "moving_variance"],
+    ]
+
+
+def test_live_and_not_shared() -> None:
+    model = small()
+    statistics = moving_statistics(model)
+    shared = shared_variables(model)
+    assert not {id(v) for v in statistics} & {id(v) for v in shared}
+    before = [variable.numpy() for variable in statistics]
+    model(np.random.default_rng(0).random((8, 4), dtype=np.float32), training=True)
+    changed = [(old != v.numpy()).any() for old, v in zip(before, statistics, strict=True)]
+    assert changed == [True, True, False, False]
+
+
+def test_same_order_on_every_node(network: Callable[[str], Built]) -> None:
+    both = (network("mobilenet-v1").model, build_network("mobilenet-v1", 28, 1, 10, seed=0))
+    paths = [[variable.path for variable in moving_statistics(model)] for model in both]
+    assert paths[0] == paths[1]
+    assert paths[0][:3] == [
+        "stem_norm/moving_mean",
+        "stem_norm/moving_variance",
+        "block1_depthwise_norm/moving_mean",
+    ]
+    assert len(paths[0]) == len(set(paths[0])) == 2 * 27
+
+
+def test_none_without_normalisation() -> None:
+    assert moving_statistics(build_network("lenet", 28, 1, 10, seed=0)) == []
+
+
+def test_one_flat_vector_of_them() -> None:
+    variables = moving_statistics(small())
+    flat = FlatVariables(variables)
+    assert flat.size == sum(variable.numpy().size for variable in variables)
+    before = np.concatenate([variable.numpy().ravel() for variable in variables])
+    np.testing.assert_array_equal(flat.read(), before)
+    values = np.arange(flat.size, dtype=np.float32)
+    flat.assign(values)
+    np.testing.assert_array_equal(flat.read(), values)
+    np.testing.assert_array_equal(variables[1].numpy(), values[4:8])
+    values[:] = 0  # neither shares memory with what was given or handed out
+    kept = flat.read()
+    flat.assign(values)
+    np.testing.assert_array_equal(kept, np.arange(flat.size))
+
+
+def test_no_statistics_are_an_empty_vector() -> None:
+    flat = FlatVariables([])
+    flat.assign(flat.read())
+    assert (flat.size, flat.read().shape, flat.read().dtype) == (0, (0,), np.float32)

@@ -1,0 +1,226 @@
+"""A worker's client of one shard: quarantine, expulsion, giving up, listening while it computes."""
+
+import threading
+
+import pytest
+
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.worker.client import shard_client, shard_line
+from thinwire.worker.client.shard_client import Halted, PushRefused, ShardClient
+
+ADDRESS = "127.0.0.1:1"
+
+
+class Clock:
+    """Time that passes when somebody waits."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+class FakeStream:
+    bytes_sent = bytes_received = 0
+    send_seconds = 0.0
+
+
+class FakeSession:
+    """A stream to a shard whose words a test has written."""
+
+    def __init__(self, clock, heard=()):
+        self.clock, self.heard, self.said, self.closed = clock, list(heard), [], False
+        self.stream, self.silent, self.lively = FakeStream(), False, True
+
+    def listen_for(self, seconds):
+        return self._next(1.0)
+
+    def poll(self, patience_seconds):
+        return self._next(0.0) if self.heard else None
+
+    def _next(self, seconds):
+        if not self.heard:
+            raise StreamLost("nothing more is written")
+        self.clock.now += seconds
+        message = self.heard.pop(0)
+        if isinstance(message, Exception):
+            raise message
+        return message, memoryview(b"")
+
+    def heard_within(self, seconds):
+        return self.lively
+
+    def say(self, message, counted=False):
+        self.said.append(message.WhichOneof("body"))
+
+    def send(self, message, pieces):
+        self.said.append((message.push.step, message.push.epoch))
+
+    def close(self, grace_seconds=1.0):
+        self.closed = True
+
+
+class Client:
+    """A client whose dialling ends at sessions that a test has written."""
+
+    def __init__(self, monkeypatch, *sessions, shard=0):
+        self.clock, self.closing = Clock(), threading.Event()
+        for module in (shard_client, shard_line):
+            monkeypatch.setattr(module, "time", self.clock)
+        hello = pb.Hello(role=pb.ROLE_WORKER, id=1, shard=shard)
+        self.client = ShardClient(ADDRESS, hello, 1 << 20, None, 20.0, self.closing)
+        self.sessions = [FakeSession(self.clock, heard) for heard in sessions]
+        self.waiting = list(self.sessions)
+        self.client._dialler.dial = lambda patience: self._dialled()
+        self.client._dialler.attempt = self._dialled
+        self.client.connect()
+
+    def _dialled(self):
+        if not self.waiting:
+            raise Unreachable("nobody is left")
+        welcome = pb.Welcome(run_id="run", incarnation=7, lease_seconds=9.0, epoch=3)
+        return self.waiting.pop(0), welcome
+
+    def push(self, step=4):
+        self.client.ask(lambda: [(pb.ToServer(push=pb.Push(step=step, epoch=3)), ())])
+        return self.client
+
+
+def refusal(reason, step=4, **fields):
+    return pb.ToClient(refusal=pb.Refusal(reason=reason, step=step, message="no", **fields))
+
+
+def reply(step=4):
+    return pb.ToClient(reply=pb.Reply(step=step, version=9))
+
+
+def waiting(count=1):
+    return [pb.ToClient(waiting=pb.Waiting())] * count
+
+
+def put_out(seconds):
+    return refusal(pb.REASON_QUARANTINED, retry_after_seconds=seconds)
+
+
+def test_who_is_put_out_says_hello_again_when_its_term_is_over(monkeypatch):
+    run = Client(monkeypatch, [put_out(5.0), *waiting(9)], [reply()])
+    answer, _ = run.push().answer()
+    assert answer.version == 9
+    first, second = run.sessions
+    assert run.clock.now >= 106.0  # a second to hear of it, five to wait
+    assert len(first.heard) == 4  # it listened for so long, and no longer
+    assert first.closed
+    assert second.said == [(4, 3)]  # the push again
+
+
+def test_who_is_put_out_hears_of_the_run_s_end(monkeypatch):
+    halt = pb.ToClient(halt=pb.Halt(cause="iter_max"))
+    run = Client(monkeypatch, [put_out(1e6), *waiting(2), halt, *waiting()])
+    with pytest.raises(Halted, match="iter_max"):
+        run.push().answer()
+
+
+def test_another_shard_s_halt_is_not_the_run_s_end(monkeypatch):
+    halt = pb.ToClient(halt=pb.Halt(cause="iter_max"))
+    run = Client(monkeypatch, [put_out(2.0), halt, *waiting(3)], [reply()], shard=1)
+    assert run.push().answer()[0].version == 9
+    assert run.client.halt_cause == ""
+
+
+def test_a_term_does_not_outlive_its_stream(monkeypatch):
+    run = Client(monkeypatch, [put_out(1e6), StreamLost("gone")], [*waiting(3), reply()])
+    assert run.push().answer()[0].version == 9
+
+
+def test_a_push_of_an_older_epoch_is_sent_again_on_the_same_stream(monkeypatch):
+    run = Client(monkeypatch, [refusal(pb.REASON_STALE_EPOCH, epoch=8), reply()])
+    run.push().answer()
+    assert run.sessions[0].said == [(4, 3), (4, 8)]
+
+
+def test_a_refusal_of_another_push_is_nothing(monkeypatch):
+    run = Client(monkeypatch, [refusal(pb.REASON_OUTLIER, step=3), reply()])
+    assert run.push().answer()[0].version == 9
+
+
+def test_what_only_the_worker_can_mend_is_raised(monkeypatch):
+    run = Client(monkeypatch, [refusal(pb.REASON_OUTLIER)])
+    with pytest.raises(PushRefused) as refused:
+        run.push().answer()
+    assert refused.value.reason == pb.REASON_OUTLIER
+
+
+def test_who_is_let_go_reaches_the_others_before_it_says_hello_again(monkeypatch):
+    run, order = Client(monkeypatch, [refusal(pb.REASON_NOT_MEMBER)], [reply()]), []
+    run.client.before_rejoining = lambda: order.append(len(run.waiting))
+    run.client.on_expelled = lambda: order.append("expelled")
+    run.push().answer()
+    assert order == ["expelled", 1]  # the second stream was not open yet
+    assert not run.client.is_expelled
+
+
+def test_a_push_that_is_given_up_is_not_sent_again(monkeypatch):
+    run = Client(monkeypatch, [refusal(pb.REASON_NOT_MEMBER)], [reply()], shard=1)
+    run.client.on_expelled = run.client.give_up_push
+    with pytest.raises(PushRefused) as refused:
+        run.push().answer()
+    assert refused.value.reason == pb.REASON_NOT_MEMBER
+    assert run.sessions[1].said == []
+
+
+def test_a_pull_cannot_be_given_up(monkeypatch):
+    run = Client(monkeypatch, [reply(step=0)])
+    run.client.ask(lambda: [(pb.ToServer(pull=pb.Pull()), ())])
+    run.client.give_up_push()
+    assert run.client.answer()[0].version == 9
+
+
+def test_an_answer_that_comes_while_another_shard_is_waited_for_is_kept(monkeypatch):
+    run = Client(monkeypatch, [reply()])
+    run.push().glance()
+    run.client.glance()  # there is nothing more to be heard
+    assert run.client.answer()[0].version == 9
+    assert not run.client.asking
+
+
+def test_who_computes_hears_that_it_was_let_go_and_comes_back_when_it_may(monkeypatch):
+    run = Client(monkeypatch, [*waiting(3), refusal(pb.REASON_NOT_MEMBER, step=0)], [])
+    run.client.attend(lambda: False)
+    assert run.client.is_expelled and not run.client.connected
+    run.client.attend(lambda: True)
+    assert run.client.connected and not run.client.is_expelled
+
+
+def test_a_lost_stream_is_opened_again_while_the_worker_computes(monkeypatch):
+    run = Client(monkeypatch, [StreamLost("cut")], [], [])
+    run.client.attend()
+    assert run.client.connected and run.client._session is run.sessions[1]
+    run.sessions[1].silent = True
+    run.client.attend()
+    assert run.client._session is run.sessions[2]
+
+
+def test_dialling_in_vain_is_not_repeated_at_once(monkeypatch):
+    run = Client(monkeypatch, [StreamLost("cut")])
+    run.client.attend()
+    run.waiting = [FakeSession(run.clock)]
+    run.client.attend()
+    assert not run.client.connected
+    run.clock.now += 1.0
+    run.client.attend()
+    assert run.client.connected
+
+
+@pytest.mark.parametrize("ended", ["closing", "halted", "asking"])
+def test_nobody_else_touches_a_stream_in_use_or_at_its_end(monkeypatch, ended):
+    run = Client(monkeypatch, [StreamLost("cut")], [])
+    if ended == "closing":
+        run.closing.set()
+    elif ended == "halted":
+        run.client.halt_cause = "iter_max"
+    else:
+        run.push()
+    run.client.attend()
+    assert run.client._session is run.sessions[0]

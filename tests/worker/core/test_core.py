@@ -1,0 +1,165 @@
+"""The worker's core against plain numpy: what goes out, and what a reply does."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.harness import method
+from tests.worker.cores import (
+    BODIES,
+    SIZE,
+    SPEC,
+    core_of,
+    float32_block,
+    numbers,
+    part,
+    reply,
+    start,
+)
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.sharding.split import place_tensors, shard_positions
+from thinwire.ops.types import Kind
+from thinwire.worker.core.core import WorkerCore, aligned
+
+
+@pytest.mark.parametrize("nb_ps", [1, 2, 3])
+def test_a_full_reply_of_every_shard_is_the_model(nb_ps):
+    core = core_of(nb_ps=nb_ps)
+    np.testing.assert_array_equal(start(core, numbers()), numbers())
+    assert core.weights is core.base, "without local steps there is one model, not two"
+    assert core.base.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("nb_ps", [1, 2, 3])
+def test_a_push_holds_the_gradient_and_where_it_was_computed(nb_ps):
+    core = core_of(nb_ps=nb_ps)
+    start(core, numbers())
+    for shard, layout in enumerate(core.layouts):
+        core.receive(shard, reply(layout, Operation.NONE, blocks=[], version=10 + shard,
+                                  generation=shard, learning_rate=0.25 + shard))  # fmt: skip
+    outgoing = core.begin(numbers(1), samples=8, loss=0.75)
+    assert (outgoing.step, outgoing.kind, outgoing.samples) == (1, Kind.GRADIENT, 8)
+    assert (outgoing.local_steps, outgoing.loss) == (1, 0.75)
+    assert outgoing.learning_rate == 0.25, "shard 0's"
+    assert outgoing.base_versions == [10, 11, 12][:nb_ps]
+    assert outgoing.generations == [0, 1, 2][:nb_ps]
+    for layout, blocks in zip(core.layouts, outgoing.shards, strict=True):
+        sent = np.concatenate([block.values.data for block in blocks])
+        np.testing.assert_array_equal(sent, part(layout, numbers(1)))
+
+
+def test_the_version_vector_moves_shard_by_shard():
+    core = core_of(nb_ps=3)
+    assert (core.versions, core.generations) == ([0, 0, 0], [-1, -1, -1])
+    start(core, numbers())
+    core.receive(1, reply(core.layouts[1], Operation.NONE, blocks=[], version=7, generation=2))
+    assert (core.versions, core.generations) == ([0, 7, 0], [0, 2, 0])
+    outgoing = core.begin(numbers(), 8, 0.5)
+    core.receive(2, reply(core.layouts[2], Operation.NONE, blocks=[], version=9))
+    assert outgoing.base_versions == [0, 7, 0], "a push keeps the versions it was computed at"
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"), [(Operation.SET, [5.0, -6.0]), (Operation.ADD, [8.0, -3.0])]
+)
+def test_sparse_replies_set_or_add(operation, expected):
+    core = core_of()
+    start(core, np.full(SIZE, 3, np.float32))
+    block = float32_block(1, 4, np.array([0, 3]), [5, -6])
+    weights = core.finish([reply(core.layouts[0], operation, blocks=[block])])
+    wanted = np.full(SIZE, 3, np.float32)
+    wanted[[12, 15]] = expected
+    np.testing.assert_array_equal(weights, wanted)
+
+
+@pytest.mark.parametrize("value_dtype", ["float32", "int8"])
+def test_the_rest_comes_on_top_of_what_was_pushed(value_dtype):
+    core = core_of("gd", nb_ps=2, compression_rate=0.2, value_dtype=value_dtype)
+    start(core, np.full(SIZE, 3, np.float32))
+    gradient = np.linspace(-1, 1, SIZE, dtype=np.float32)
+    outgoing = core.begin(gradient, 1, 0.5)
+    expected = core.base.copy()
+    for layout, blocks in zip(core.layouts, outgoing.shards, strict=True):
+        for block, at in ((b, shard_positions(core.spec, layout)[b.slot]) for b in blocks):
+            expected[at][block.indices] += BODIES.dequantise(block.values)
+    first = shard_positions(core.spec, core.layouts[0])[0].start
+    expected[first] = 7
+    rest = [float32_block(0, core.layouts[0].slices[0].size, np.array([0]), [7])]
+    replies = [reply(core.layouts[0], Operation.SET_REST, blocks=rest),
+               reply(core.layouts[1], Operation.SET_REST, blocks=[])]  # fmt: skip
+    weights = core.finish(replies)
+    np.testing.assert_array_equal(weights, expected)
+    assert (weights != 3).sum() >= 4
+
+
+def test_only_shard_0_leads():
+    core = core_of(nb_ps=2)
+    start(core, numbers())
+    fields = {"learning_rate": 9.0, "samples": 99, "stop": True, "stop_reason": "iter_max"}
+    core.receive(1, reply(core.layouts[1], Operation.NONE, blocks=[], **fields))
+    assert (core.learning_rate, core.samples_of_run, core.stopped) == (0.5, 0, False)
+    core.receive(0, reply(core.layouts[0], Operation.NONE, blocks=[], **fields))
+    assert (core.learning_rate, core.samples_of_run, core.stopped) == (9.0, 99, True)
+    core.receive(0, reply(core.layouts[0], Operation.NONE, blocks=[]))
+    assert (core.stopped, core.stop_reason) == (True, "iter_max"), "a stop is for good"
+
+
+def test_local_steps_send_the_change_of_weights():
+    core = core_of(local_steps=3, overrides={"pacer": "fixed"})
+    start(core, numbers())
+    gradients, here = [numbers(seed) for seed in (1, 2, 3)], numbers()
+    for number, gradient in enumerate(gradients, 1):
+        outgoing = core.begin(gradient, samples=4, loss=float(number))
+        here = here - np.float32(0.5) * gradient
+        np.testing.assert_array_equal(core.weights, here)
+        assert (outgoing is None) == (number < 3)
+    assert (outgoing.kind, outgoing.local_steps, outgoing.samples) == (Kind.DELTA, 3, 12)
+    assert outgoing.loss == 2.0 and outgoing.step == 1
+    sent = np.concatenate([block.values.data for block in outgoing.shards[0]])
+    np.testing.assert_array_equal(sent, here - numbers())
+    np.testing.assert_array_equal(core.base, numbers())
+    np.testing.assert_array_equal(start(core, numbers(9)), numbers(9))
+    assert core.begin(numbers(), 4, 1.0) is None, "the next round begins at its first step"
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, "loss"])
+def test_what_is_not_finite_changes_nothing(local_steps, bad):
+    core = core_of(local_steps=local_steps, overrides={"pacer": "fixed"})
+    start(core, numbers())
+    gradient, loss = numbers(1), 1.0
+    if bad == "loss":
+        loss = math.nan
+    else:
+        gradient[5] = bad
+    for _ in range(2):
+        with pytest.raises(NonFiniteUpdate):
+            core.begin(gradient, 8, loss)
+    np.testing.assert_array_equal(core.weights, numbers())
+    outgoing = [core.begin(numbers(1), 8, 1.0) for _ in range(local_steps)][-1]
+    assert (outgoing.step, outgoing.samples, outgoing.loss) == (1, 8 * local_steps, 1.0)
+    assert outgoing.local_steps == local_steps
+
+
+def test_two_workers_draw_different_numbers_and_one_worker_the_same():
+    chosen = method("asgd", nb_workers=2, compression_rate=0.3, overrides={"codec": "random_k"})
+
+    def positions(*seed):
+        core = WorkerCore(SPEC, place_tensors(SPEC, 1), chosen, BODIES, seed)
+        start(core, numbers())
+        pushes = [core.begin(numbers(1), 8, 1.0) for _ in range(4)]
+        return [block.indices.tolist() for push in pushes for block in push.shards[0]]
+
+    assert positions(1, 1) == positions(1, 1)
+    assert positions(1, 1) != positions(1, 2)
+    assert positions(1, 1) != positions(2, 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 1000])
+def test_aligned_buffers(size):
+    buffer = aligned(size)
+    assert (buffer.shape, buffer.dtype, buffer.any()) == ((size,), np.float32, False)
+    assert size == 0 or buffer.ctypes.data % 64 == 0
+    assert buffer.flags.c_contiguous and buffer.flags.writeable

@@ -1,0 +1,147 @@
+"""What a worker's core keeps from step to step and saves: residuals, BatchNorm's statistics."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from tests.worker.cores import (
+    BODIES,
+    SIZE,
+    SPEC,
+    STATISTICS,
+    core_of,
+    float32_block,
+    normed_core,
+    numbers,
+    reply,
+    start,
+)
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.types import Kind, Packet
+from thinwire.worker.core.core import WorkerCore
+
+
+@dataclasses.dataclass(frozen=True)
+class LargestWithResidual:
+    """One entry a tensor, the rest is kept: the smallest codec that has a residual."""
+
+    kind: ClassVar[Kind] = Kind.GRADIENT
+
+    def init(self, spec, kernels):
+        return {"residual": [np.zeros(tensor.size, np.float32) for tensor in spec.tensors]}
+
+    def encode(self, tensors, state, ctx):
+        blocks = []
+        for slot, (tensor, residual) in enumerate(zip(tensors, state["residual"], strict=True)):
+            residual += tensor
+            at = np.abs(residual).argmax()
+            blocks.append(float32_block(slot, tensor.size, np.array([at]), [residual[at]]))
+            residual[at] = 0
+        return Packet(tuple(blocks), self.kind), state
+
+    def undelivered(self, packet, state):
+        for block in packet.blocks:
+            state["residual"][block.slot][block.indices] += block.values.data
+        return state
+
+
+def keeping_core():
+    core = core_of()
+    chosen = dataclasses.replace(core.method, codec=LargestWithResidual())
+    return WorkerCore(SPEC, core.layouts, chosen, BODIES, [1, 1])
+
+
+def test_the_residual_is_kept_from_step_to_step():
+    core = keeping_core()
+    start(core, numbers())
+    residual, total = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
+    for seed in range(1, 6):
+        outgoing = core.begin(numbers(seed), 8, 1.0)
+        residual += numbers(seed)
+        for block in outgoing.shards[0]:
+            at = SPEC.offsets[block.slot] + block.indices
+            np.testing.assert_array_equal(block.values.data, residual[at])
+            total[at] += block.values.data
+            residual[at] = 0
+        core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])
+    kept = np.concatenate(core.save()["codec"]["residual"])
+    np.testing.assert_array_equal(kept, residual)
+    given = sum(numbers(seed) for seed in range(1, 6))
+    np.testing.assert_allclose(total + kept, given, atol=1e-5)  # nothing lost, nothing twice
+
+
+def test_what_was_refused_returns_to_the_residual():
+    core = keeping_core()
+    start(core, numbers())
+    core.undelivered()  # before anything was sent it is a no-op
+    core.begin(numbers(1), 8, 1.0)
+    core.undelivered()
+    np.testing.assert_array_equal(np.concatenate(core.save()["codec"]["residual"]), numbers(1))
+
+
+@pytest.mark.parametrize(("applied", "fits"), [(2, True), (1, False), (3, False), (0, False)])
+def test_a_residual_comes_back_only_at_its_own_step(applied, fits, tmp_path):
+    core = keeping_core()
+    start(core, numbers())
+    for seed in (1, 2):
+        core.begin(numbers(seed), 8, 1.0)
+        core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])
+    Checkpoints(tmp_path).save(2, core.save())
+
+    other = keeping_core()
+    assert other.restore(Checkpoints(tmp_path).load_latest()[1], applied) is fits
+    kept = np.concatenate(core.save()["codec"]["residual"])
+    expected = kept if fits else np.zeros(SIZE, np.float32)
+    np.testing.assert_array_equal(np.concatenate(other.save()["codec"]["residual"]), expected)
+    assert other.step == applied
+    start(other, numbers())
+    assert other.begin(numbers(3), 8, 1.0).step == applied + 1
+
+
+def test_statistics_go_with_each_push_and_are_replaced_by_the_reply():
+    core = normed_core()
+    start(core, numbers())
+    mine = np.float32([4, 5, 6])
+    outgoing = core.begin(numbers(1), 8, 1.0, mine)
+    mine[:] = 0  # a retry sends what was sent
+    np.testing.assert_array_equal(outgoing.aux, [4, 5, 6])
+    core.finish([reply(core.layouts[0], Operation.NONE, blocks=[], aux=np.float32([7, 8, 9]))])
+    np.testing.assert_array_equal(core.statistics, [7, 8, 9])
+    np.testing.assert_array_equal(outgoing.aux, [4, 5, 6])
+    core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])  # of a shard without them
+    np.testing.assert_array_equal(core.statistics, [7, 8, 9])
+
+
+def test_a_model_without_statistics_sends_none():
+    core = core_of()
+    start(core, numbers())
+    assert core.begin(numbers(1), 8, 1.0, np.empty(0, np.float32)).aux is None
+    assert core.aux_size == 0
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_statistics_that_are_not_finite_change_nothing(local_steps):
+    core = normed_core(local_steps=local_steps, overrides={"pacer": "fixed"})
+    start(core, numbers())
+    with pytest.raises(NonFiniteUpdate):
+        core.begin(numbers(1), 8, 1.0, np.float32([4, np.inf, 6]))
+    np.testing.assert_array_equal(core.statistics, STATISTICS)
+    np.testing.assert_array_equal(core.weights, numbers())
+
+
+def test_statistics_of_a_round_come_back_with_it(tmp_path):
+    core = normed_core(local_steps=3, overrides={"pacer": "fixed"})
+    start(core, numbers())
+    core.begin(numbers(1), 8, 1.0, np.float32([4, 5, 6]))
+    Checkpoints(tmp_path).save(0, core.save())
+    for version, expected in ((0, [4, 5, 6]), (1, [7, 8, 9])):
+        other = normed_core(local_steps=3, overrides={"pacer": "fixed"})
+        other.restore(Checkpoints(tmp_path).load_latest()[1], 0)
+        other.finish([reply(core.layouts[0], Operation.NONE, blocks=[], version=version,
+                            generation=-1, aux=np.float32([7, 8, 9]))])  # fmt: skip
+        other.resume_round()
+        np.testing.assert_array_equal(other.statistics, expected)

@@ -1,0 +1,258 @@
+"""Two short real runs with the nodes, hosts and links of the run in question.
+
+What the rounds of two short runs say of each worker's device and link.
+
+The *dense* run pushes and pulls the whole model. The *sparse* run pushes little; most of its
+replies are small, every few are the whole model. So three kinds of rounds differ in what went up
+and what went down, and in what coding it took, which is known from this machine:
+
+    t = step + coding + bytes up / rate up + bytes down / rate down + round trip
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags, logging
+
+from thinwire.advisor import flags as advisor_flags
+from thinwire.advisor import predict
+from thinwire.flags.method import CODEC
+from thinwire.flags.run import TOPICS
+from thinwire.launcher.role import MAIN, environment, given_flags
+from thinwire.ops.methods.method import SEAMS
+from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
+from thinwire.ops.run.signals import heard_by
+from thinwire.ops.telemetry.predictions import WorkerLink
+from thinwire.ops.telemetry.round_trace import FORWARD_AND_BACKWARD, GET_BATCH, Round
+from thinwire.ops.types import ConfigurationError
+from thinwire.supervisor.esync_logs.runs import rounds_by_worker
+
+FLAGS = flags.FLAGS
+_TURN_SECONDS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """One of the runs: its name, its composition, how many updates for each worker."""
+
+    name: str
+    flags: tuple[str, ...]
+    rounds: int
+
+
+#: Nobody runs far ahead, so that the slowest worker has enough rounds too, and nobody waits long.
+DENSE = Probe("dense", ("--method=ssp", "--staleness_bound=2"), 8)
+SPARSE = Probe(
+    "sparse",
+    (
+        *("--method=gd", "--sync=ssp", "--staleness_bound=4"),
+        *("--compression_rate=0.01", "--down_codec=sparse", "--resync_every=4"),
+    ),
+    20,
+)
+
+#: A probe says itself what method it is, where it writes and when it stops.
+_OWN_TOPICS = ("Method", CODEC.title, "When to stop")
+
+_KEPT = ("batch_size", "learning_rate", "bn_sync")
+_OWN = (
+    *("type_node", "flagfile", "run_dir", "overwrite", "advice", "measure"),
+    *("eval_interval_seconds", "eval_interval_updates", *advisor_flags.NAMES),
+)
+
+
+class ProbeFailed(Exception):
+    """A probe ended with an exit code other than 0, which is its only argument."""
+
+
+def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
+    """Run a probe with real processes.
+
+    Args:
+        run: The run in question.
+        probe: What to play.
+        seconds: How long it may train.
+
+    Returns:
+        The rounds of every worker that finished one, by id.
+
+    Raises:
+        ProbeFailed: It did not come to its end; its own words are in the log.
+        ConfigurationError: It left no rounds.
+    """
+    folder = run.run_dir / "advice" / probe.name
+    logging.info("measuring: %s run, at most %g s of training", probe.name, seconds)
+    code = _wait_for(command(run, probe, seconds, folder))
+    if code:
+        raise ProbeFailed(code)
+    try:
+        return rounds_by_worker(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"no worker finished an exchange while links were measured ({error}); raise "
+            f"--probe_seconds (now {seconds:g})."
+        ) from error
+
+
+def command(run: Run, probe: Probe, seconds: float, folder: pathlib.Path) -> list[str]:
+    """Return the command line of a probe."""
+    elsewhere = FLAGS.hosts_file or FLAGS.launcher not in (None, "local") or FLAGS.ps_hosts
+    here = not (FLAGS["port"].present or elsewhere)
+    return [
+        *(sys.executable, str(MAIN), "--type_node=Cluster"),
+        *given_flags({*_of_method(), *_OWN}),
+        *(["--port=0"] if here else []),
+        *probe.flags,
+        *(f"--iter_max={probe.rounds * run.nb_workers}", f"--max_seconds={seconds:g}"),
+        *(f"--run_dir={folder}", "--overwrite", "--eval_interval_seconds=1000000", "--quiet"),
+    ]
+
+
+def composition(probe: Probe, folder: pathlib.Path) -> Run:
+    """Return the run that a probe is, for this process to play."""
+    plain = copy.deepcopy(FLAGS)
+    for name in _of_method():
+        plain[name].unparse()
+    return predict.compose(probe.flags, folder, plain)
+
+
+def _of_method() -> set[str]:
+    """Return the flags that say which method a run is, and when it stops."""
+    topics = [topic for topic in TOPICS if topic.title in _OWN_TOPICS]
+    return {option.name for topic in topics for option in topic.options}.difference(_KEPT).union(
+        SEAMS
+    )
+
+
+def _wait_for(arguments: list[str]) -> int:
+    """Run a command to its end; what ends us ends it."""
+    interrupted = threading.Event()
+
+    def interrupt(number: int, frame: Any) -> None:
+        del frame
+        logging.info("%s: ending the measurement", signal.Signals(number).name)
+        interrupted.set()
+
+    with heard_by(interrupt):
+        process = subprocess.Popen(arguments, start_new_session=True, env=environment())
+        while process.poll() is None and not interrupted.wait(_TURN_SECONDS):
+            pass
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        code = process.wait()
+    return EXIT_INTERRUPTED if interrupted.is_set() else code
+
+
+#: A message of more than this share of the dense one is the whole model.
+_WHOLE = 0.5
+_BITS = 8e-6  # megabit of a byte
+_FASTEST_MBPS = 1e6  # what was measured above is the clock, not a link
+
+
+@dataclasses.dataclass(frozen=True)
+class Coding:
+    """Seconds that coding, decoding and applying take of an exchange of the two runs."""
+
+    dense: float
+    sparse: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Medians of the rounds of one kind."""
+
+    exchange_seconds: float  # all of a round but its step and the wait for others
+    bytes_up: float
+    bytes_down: float
+
+
+def worker_link(
+    worker: int, dense: Sequence[Round], sparse: Sequence[Round], coding: Coding
+) -> WorkerLink:
+    """Return what one worker's device and link do.
+
+    Args:
+        worker: Its id.
+        dense: Its rounds of the dense run.
+        sparse: Its rounds of the sparse run.
+        coding: Of an exchange of either.
+
+    Raises:
+        ConfigurationError: Some kind of round is missing.
+    """
+    dense, sparse = _warm(dense), _warm(sparse)
+    size = max((each.bytes_received for each in dense), default=0)
+    both = _kind(worker, "whole model both ways", dense)
+    whole = [each for each in sparse if each.bytes_received > _WHOLE * size]
+    down = _kind(worker, "whole model down", whole)
+    small = [each for each in sparse if each.bytes_received <= _WHOLE * size]
+    little = _kind(worker, "sparse update", small)
+    more_down = down.bytes_down - little.bytes_down
+    down_seconds = max(0.0, down.exchange_seconds - little.exchange_seconds)
+    both_seconds = (both.exchange_seconds - coding.dense) - (
+        little.exchange_seconds - coding.sparse
+    )
+    share = (both.bytes_down - little.bytes_down) / more_down
+    down_seconds = min(down_seconds, max(0.0, both_seconds) / share)
+    up_seconds = max(0.0, both_seconds - down_seconds * share)
+    up_mbps = _mbps(both.bytes_up - little.bytes_up, up_seconds)
+    down_mbps = _mbps(more_down, down_seconds)
+    on_the_way = _seconds(little.bytes_up, up_mbps) + _seconds(little.bytes_down, down_mbps)
+    return WorkerLink(
+        worker=worker,
+        step_seconds=_median(_step_seconds, small),
+        up_mbps=up_mbps,
+        down_mbps=down_mbps,
+        round_trip_seconds=max(0.0, little.exchange_seconds - coding.sparse - on_the_way),
+        rounds=len(dense) + len(sparse),
+    )
+
+
+def _warm(rounds: Sequence[Round]) -> list[Round]:
+    """Leave out a life's first round: it opens windows and compiles."""
+    return [each for each in rounds if each.num_iters > 1]
+
+
+def _kind(worker: int, what: str, rounds: Sequence[Round]) -> _Kind:
+    if not rounds:
+        raise ConfigurationError(
+            f"worker {worker} finished no second exchange of the kind '{what}' while its link was "
+            "measured; raise --probe_seconds."
+        )
+    return _Kind(
+        exchange_seconds=_median(_exchange_seconds, rounds),
+        bytes_up=_median(lambda each: each.bytes_sent, rounds),
+        bytes_down=_median(lambda each: each.bytes_received, rounds),
+    )
+
+
+def _median(value: Callable[[Round], float], rounds: Sequence[Round]) -> float:
+    return float(statistics.median(value(each) for each in rounds))
+
+
+def _step_seconds(each: Round) -> float:
+    return each.time.get(GET_BATCH, 0.0) + each.time.get(FORWARD_AND_BACKWARD, 0.0)
+
+
+def _exchange_seconds(each: Round) -> float:
+    return sum(each.time.values()) - each.barrier_wait - _step_seconds(each)
+
+
+def _mbps(num_bytes: float, seconds: float) -> float:
+    """Return a rate; 0, which is no limit, where the bytes took next to no time."""
+    slow_enough = seconds > 0 and _BITS * num_bytes / seconds < _FASTEST_MBPS
+    return _BITS * num_bytes / seconds if slow_enough else 0.0
+
+
+def _seconds(num_bytes: float, mbps: float) -> float:
+    return _BITS * num_bytes / mbps if mbps else 0.0

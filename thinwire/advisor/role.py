@@ -1,0 +1,129 @@
+"""The Advisor role: measures devices and links, predicts compositions, proposes one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from absl import flags, logging
+
+from thinwire.advisor import flags as advisor_flags
+from thinwire.advisor import measure, predict
+from thinwire.advisor.measure import ProbeFailed
+from thinwire.advisor.predict import GradientPool, Predictor, Trial
+from thinwire.data.loading import load_chosen
+from thinwire.launcher.role import given_flags
+from thinwire.models.flat_model import SharedModel, has_gpu
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.persistence.documents import write_json_atomically
+from thinwire.ops.run.settings import EXIT_DONE, Run
+from thinwire.ops.telemetry import predictions
+from thinwire.ops.types import ConfigurationError
+from thinwire.simulator.trainer import Trainer
+from thinwire.worker import flags as worker_flags
+from thinwire.worker.role import limit_threads
+
+FLAGS = flags.FLAGS
+_LONGEST_FLAG = 1000  # of a text in a document
+_NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "advice", *advisor_flags.NAMES)
+
+
+def main(run: Run) -> int:
+    """Advise; return the exit code.
+
+    Raises:
+        ConfigurationError: Flags, data or model do not fit, no composition goes with the flags, or
+            links were not measured in time.
+    """
+    own, path = advisor_flags.read(), run.run_dir / predictions.ADVICE_FILE
+    given = given_flags(_NOT_OF_THE_RUN)
+    _refuse_long(given)
+    if path.is_file() and not run.overwrite:
+        return _tell_again(path, given)
+    folder = run.run_dir / "advice"
+    folder.mkdir(parents=True, exist_ok=True)
+    trials, left_out = predict.trials(folder)
+    predictor = _predictor(run, own.pushes)
+    try:
+        measured = _measure(run, predictor, own.probe_seconds)
+    except ProbeFailed as failure:
+        logging.error("links were not measured; logs: %s", folder)
+        return int(failure.args[0])
+    rows = [_predict(predictor, trial, measured) for trial in trials]
+    ideal = predict.ideal_samples_per_second(measured, run.batch_size)
+    number, reached = predict.propose(rows, ideal, own.rate)
+    found = predictions.Advice(
+        _setting_of(run), given, measured, ideal, own.rate, rows, left_out, number, reached
+    )
+    write_json_atomically(path, found.to_dict())
+    sys.stdout.write(predict.told(found, path))
+    return EXIT_DONE
+
+
+def _refuse_long(given: list[str]) -> None:
+    """Refuse at once what could not be kept beside the advice."""
+    for flag in given:
+        if len(flag) > _LONGEST_FLAG:
+            raise ConfigurationError(
+                f"{flag[:40]}... has {len(flag)} characters; an Advisor keeps flags of at most "
+                f"{_LONGEST_FLAG}. Give one value for all workers, or advise on fewer."
+            )
+
+
+def _tell_again(path: Any, given: list[str]) -> int:
+    """Repeat advice that is there already, if it is about the same run."""
+    found = predictions.load(path)
+    if found.given != given:
+        raise ConfigurationError(
+            f"{path} is advice for {' '.join(found.given)}, and this is for {' '.join(given)}; "
+            "--overwrite it, or choose another --run_dir."
+        )
+    logging.info("advice of an earlier time; --overwrite measures again")
+    sys.stdout.write(predict.told(found, path))
+    return EXIT_DONE
+
+
+def _predictor(run: Run, pushes: int) -> Predictor:
+    own = worker_flags.read(run.nb_workers)
+    limit_threads(own.threads)
+    shared = SharedModel(run.model, run.seed)
+    dataset = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("train",))
+    trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
+    bodies = load_kernels(run.kernels, on_gpu=has_gpu(run))
+    return Predictor(GradientPool(run, trainer, dataset), dataset, bodies, pushes)
+
+
+def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions.WorkerLink]:
+    """Return what every worker's device and link do."""
+    folder = run.run_dir / "advice"
+    coding = measure.Coding(
+        dense=predictor.coding_seconds(measure.composition(measure.DENSE, folder)),
+        sparse=predictor.coding_seconds(measure.composition(measure.SPARSE, folder)),
+    )
+    dense = measure.play(run, measure.DENSE, seconds)
+    sparse = measure.play(run, measure.SPARSE, seconds)
+    return [
+        measure.worker_link(worker, dense.get(worker, []), sparse.get(worker, []), coding)
+        for worker in range(1, run.nb_workers + 1)
+    ]
+
+
+def _predict(
+    predictor: Predictor, trial: Trial, measured: list[predictions.WorkerLink]
+) -> predictions.Predicted:
+    coding_seconds = predictor.coding_seconds(trial.settled)
+    prediction = predictor.predict(trial.settled, measured, coding_seconds)
+    flags_of_it = list(trial.candidate.flags)
+    logging.info("%s: %.1f samples/s", " ".join(flags_of_it), prediction.samples_per_second)
+    digest = predictions.digest_of(trial.run.method)
+    return predictions.Predicted(flags_of_it, digest, prediction, coding_seconds)
+
+
+def _setting_of(run: Run) -> predictions.Setting:
+    return predictions.Setting(
+        network=predictions.network_of(run),
+        dataset=run.data.dataset,
+        batch_size=run.batch_size,
+        nb_workers=run.nb_workers,
+        nb_ps=run.nb_ps,
+    )

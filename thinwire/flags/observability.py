@@ -1,0 +1,123 @@
+"""Flags of those who watch a run from outside: what is logged, and where figures are read."""
+
+from __future__ import annotations
+
+from absl import flags
+
+from thinwire.ops.run.flags import Rule, Topic, comma_list, integer, words
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import ConfigurationError
+
+LEVELS = ("debug", "info", "warning", "error")
+_ROLES = ("ps", "worker", "supervisor", "cluster", "standalone", "simulator", "advisor")
+_HIGHEST_PORT = 65535
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """Return (role or node, level) of an entry; the first is empty where it is for all."""
+    who, equals, level = text.rpartition("=")
+    return (who.strip().lower() if equals else "", level.strip().lower())
+
+
+def _is_level(text: str) -> bool:
+    who, level = _parts(text)
+    role, _, number = who.partition("-")
+    if who:
+        return level in LEVELS and role in _ROLES and (who == role or number.isdecimal())
+    return level in LEVELS and "=" not in text
+
+
+TOPICS = (
+    Topic(
+        "Logs and metrics",
+        (
+            comma_list(
+                "log_level",
+                "info",
+                "What is logged, on the console and in --run_dir: debug, info, warning or error; "
+                "of a role or a node others, such as warning,ps=info,worker-3=debug.",
+                Rule(
+                    lambda entries: all(_is_level(entry) for entry in entries),
+                    f"takes levels ({', '.join(LEVELS)}), each of all nodes or, as in ps=debug "
+                    "and worker-3=debug, of a role or a node",
+                ),
+            ),
+            integer(
+                "metrics_port",
+                0,
+                "Where Prometheus reads a node's figures; 0 is off. A Cluster gives its nodes this "
+                "port and those that follow: first PS, then workers, then the Supervisor.",
+                low=0,
+                high=_HIGHEST_PORT,
+            ),
+            words(
+                "metrics_host",
+                "127.0.0.1",
+                "Address that --metrics_port listens at. Whoever reaches it reads the figures.",
+                rule=Rule(lambda host: bool(host.strip()), "must not be empty"),
+            ),
+        ),
+    ),
+)
+
+
+def level_of(entries: list[str], role: str, node: str) -> str:
+    """Return a node's level: its own entry, else its role's, else that of all.
+
+    Args:
+        entries: Of --log_level.
+        role: For example "worker".
+        node: For example "worker-3".
+
+    >>> level_of(["warning", "worker=info", "worker-3=debug"], "worker", "worker-3")
+    'debug'
+    """
+    told = dict(_parts(entry) for entry in entries)
+    return told.get(node) or told.get(role) or told.get("") or "info"
+
+
+def check(run: Run, given: flags.FlagValues) -> None:
+    """Refuse ports that nobody would open, or that there are not, and levels of nobody.
+
+    Raises:
+        ConfigurationError: Says which.
+    """
+    _check_levels(run, given.log_level)
+    port: int = given.metrics_port
+    if port and run.type_node in ("Simulator", "Advisor"):
+        raise ConfigurationError(
+            f"--metrics_port={port} is for nodes of a run, and this is "
+            f"--type_node={run.type_node}; leave it out."
+        )
+    if not port and given["metrics_host"].value != given["metrics_host"].default:
+        raise ConfigurationError(
+            f"--metrics_host={given.metrics_host} without --metrics_port does nothing; give both."
+        )
+    last = port + run.nb_ps + run.nb_workers
+    if port and run.type_node == "Cluster" and last > _HIGHEST_PORT:
+        raise ConfigurationError(
+            f"--metrics_port={port}: the nodes of this Cluster would need the ports up to {last}; "
+            f"expected at most {_HIGHEST_PORT}. Begin lower."
+        )
+
+
+def _check_levels(run: Run, entries: list[str]) -> None:
+    numbers = {"ps": (0, run.nb_ps - 1), "worker": (1, run.nb_workers)}
+    for entry in entries:
+        role, _, number = _parts(entry)[0].partition("-")
+        first, last = numbers.get(role, (0, 0))
+        if number and not first <= int(number) <= last:
+            raise ConfigurationError(
+                f"--log_level={entry}: this run has no {role}-{number}; expected a number of "
+                f"{first} to {last}."
+            )
+
+
+def port_of(base: int, role: str, number: int, nb_ps: int, nb_workers: int) -> int:
+    """Return the metrics port of a Cluster's node.
+
+    >>> [port_of(9400, *node, 2, 4) for node in [("PS", 1), ("Worker", 1), ("Supervisor", 0)]]
+    [9401, 9402, 9406]
+    """
+    first = {"PS": 0, "Worker": nb_ps - 1, "Supervisor": nb_ps + nb_workers}[role]
+    return base + first + number

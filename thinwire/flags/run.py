@@ -1,0 +1,405 @@
+"""Registers the flags of all rooms, and reads those of a run as a whole into one thinwire.ops.run.settings.Run.
+
+The flags of a run as a whole, the same on every node: one line a flag.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import re
+from typing import Any
+
+from absl import flags
+
+from thinwire.data.choices import AUGMENTATIONS, DATASETS, INPUT_PIPELINES, PARTITIONS, SCALINGS
+from thinwire.data.defaults import check_preprocessing, reports_top5
+from thinwire.data.fractions import read_fractions
+from thinwire.flags import dgt, security
+from thinwire.flags.method import CODEC, GUARDS, METHOD, POLICIES
+from thinwire.models.registry import NETWORKS
+from thinwire.ops.aggregation.outliers import Guards
+from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.methods.builder import Choices, compose
+from thinwire.ops.methods.method import METHODS, SEAMS, Method
+from thinwire.ops.methods.validation import check_shards
+from thinwire.ops.optimizers.schedule import Schedule, parse_drops
+from thinwire.ops.run.flags import (
+    ARE_NUMBERS_OR_NONE,
+    Option,
+    Rule,
+    Topic,
+    above_zero,
+    choice,
+    comma_list,
+    integer,
+    number,
+    switch,
+    words,
+)
+from thinwire.ops.run.settings import DataChoice, ModelChoice, Run
+from thinwire.ops.sharding import placement
+from thinwire.ops.sharding.placement import BySpeed
+from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
+from thinwire.ops.telemetry import predictions
+from thinwire.ops.types import ConfigurationError
+
+FLAGS = flags.FLAGS
+#: Roles that deal out the training set; elsewhere the data-sharding file may be missing.
+_ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
+#: Roles that write a summary, and the one that starts them; others may lack --advice's file.
+_ROLES_THAT_RECORD = ("Supervisor", "Cluster", "Simulator", "Standalone")
+_IS_FINITE = Rule(math.isfinite, "must be a finite number")  # a bound lets NaN through
+
+
+def define(*topics: Topic, flag_values: flags.FlagValues = FLAGS) -> None:
+    """Register the flags of some topics, on the command line or in a set of their own."""
+    for topic in topics:
+        for option in topic.options:
+            _define(topic.title, option, flag_values)
+
+
+def _define(topic: str, option: Option, flag_values: flags.FlagValues) -> None:
+    """Register one flag and its rules."""
+    common: dict[str, Any] = {
+        "default": option.default,
+        "help": option.text,
+        "module_name": topic,
+        "flag_values": flag_values,
+    }
+    bounds = {"lower_bound": option.low, "upper_bound": option.high}
+    if option.kind == "switch":
+        flags.DEFINE_boolean(option.name, **common)
+    elif option.kind == "integer":
+        flags.DEFINE_integer(option.name, **common, **bounds)
+    elif option.kind == "number":
+        flags.DEFINE_float(option.name, **common, **bounds)
+        _enforce(option.name, _IS_FINITE, flag_values)
+    elif option.kind == "choice":
+        flags.DEFINE_enum(option.name, enum_values=list(option.values), **common)
+    elif option.kind == "list":
+        flags.DEFINE_list(option.name, **common)
+    else:
+        flags.DEFINE_string(option.name, **common)
+    if option.rule is not None:
+        _enforce(option.name, option.rule, flag_values)
+
+
+def _enforce(name: str, rule: Rule, flag_values: flags.FlagValues) -> None:
+    flags.register_validator(
+        name,
+        lambda value: value is None or rule.holds(value),
+        message=f"--{name} {rule.sentence}",
+        flag_values=flag_values,
+    )
+
+
+def read_run(given: flags.FlagValues = FLAGS) -> Run:
+    """Return the common settings, as the command line has them unless others are given.
+
+    Raises:
+        ConfigurationError: Values that exclude each other or name nothing.
+    """
+    router = given.router or METHODS[given.method]["router"]
+    if router == "dgt":
+        dgt.fill(given, os.environ)
+    _check_partition(given)
+    _check_files(given)
+    if given.model is None:
+        check_preprocessing(given.dataset, given.augment, given.input_pipeline)
+    addresses = _addresses(given)
+    settings = _named_like_fields(given, Run) | {
+        "method": _method(given, len(addresses)),
+        "addresses": addresses,
+        "run_dir": _run_dir(given),
+        "model": ModelChoice(path=given.model, **_named_like_fields(given, ModelChoice)),
+        "data": DataChoice(
+            sharding_file=given.data_sharding_file, **_named_like_fields(given, DataChoice)
+        ),
+        "top5": reports_top5(given.top5, given.dataset, None if given.model else given.nb_classes),
+        "transport": dgt.transport(given, router),
+        "guards": _guards(given),
+        "schedule": Schedule(given.learning_rate, parse_drops(given.lr_schedule)),
+        "credentials": security.credentials(given),
+    }
+    return Run(**settings)
+
+
+def _named_like_fields(given: flags.FlagValues, settings: type) -> dict[str, Any]:
+    """Return the flags that are named like the fields of a dataclass: a new one needs no line."""
+    names = [field.name for field in dataclasses.fields(settings)]
+    return {name: given[name].value for name in names if name in given}
+
+
+def _run_dir(given: flags.FlagValues) -> pathlib.Path:
+    """Return --run_dir; by default a run of one's own model does not meet one of a data set."""
+    what = pathlib.Path(given.model).stem if given.model else given.dataset
+    return pathlib.Path(given.run_dir or f"runs/{given.method}-{what}")
+
+
+def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
+    addresses = tuple(given.ps_hosts) or tuple(
+        f"{given.ip_PS}:{given.port + shard}" for shard in range(given.nb_ps)
+    )
+    for address in addresses:
+        host, colon, port = address.rpartition(":")
+        if not host or not colon or not port.isdigit() or int(port) > 65535:
+            raise ConfigurationError(
+                f"--ps_hosts, or --ip_PS and --port: {address!r} is not host:port with a port "
+                "up to 65535."
+            )
+    if given.nb_ps not in (given["nb_ps"].default, len(addresses)):
+        raise ConfigurationError(
+            f"--ps_hosts names {len(addresses)} shards, --nb_ps={given.nb_ps}; leave one out."
+        )
+    return addresses
+
+
+def _check_partition(given: flags.FlagValues) -> None:
+    """Refuse what another partition than the chosen one would heed."""
+    path = given.data_sharding_file
+    if (path is not None) != (given.partition == "file"):
+        raise ConfigurationError(
+            f"--data_sharding_file={path} and --partition={given.partition}: expected both the "
+            "file and --partition=file, or neither."
+        )
+    if given.dirichlet_alpha is not None and given.partition != "dirichlet":
+        raise ConfigurationError(
+            f"--dirichlet_alpha={given.dirichlet_alpha:g} is for --partition=dirichlet, and this "
+            f"is --partition={given.partition}; change one."
+        )
+    if given.no_block_shuffle and given.partition != "class":
+        raise ConfigurationError(
+            "--no_block_shuffle is for --partition=class, and this is "
+            f"--partition={given.partition}; change one."
+        )
+    if path is not None and given.type_node in _ROLES_THAT_SPLIT:
+        read_fractions(path, given.nb_workers)
+
+
+def _check_files(given: flags.FlagValues) -> None:
+    """Look at once for what takes long to be missed."""
+    folder = None if given.data_dir is None else pathlib.Path(given.data_dir)
+    if folder is not None and not (folder.is_dir() and any(folder.iterdir())):
+        raise ConfigurationError(
+            f"--data_dir={given.data_dir} is {'empty' if folder.is_dir() else 'no folder'}; name "
+            "the folder that holds the data set's files, or leave it out to use the data set's "
+            "usual places."
+        )
+    if given.model is not None and not pathlib.Path(given.model).is_file():
+        raise ConfigurationError(
+            f"--model={given.model} is no file; name the .py file with your build_model()."
+        )
+    if "advice" in given and given.advice and given.type_node in _ROLES_THAT_RECORD:
+        predictions.load(pathlib.Path(given.advice))
+
+
+def _method(given: flags.FlagValues, nb_ps: int) -> Method:
+    choices = _named_like_fields(given, Choices) | {
+        "overrides": {seam: given[seam].value for seam in SEAMS},
+        **_groups(given),
+        "bound": given.staleness_bound,
+        "window": given.staleness_window,
+        "eps": given.esync_eps,
+        "query": given.esync_query,
+        "smoothing": given.esync_smoothing,
+        "ps_speeds": tuple(float(speed) for speed in given.ps_speeds),
+    }
+    method = compose(Choices(**choices))
+    if isinstance(method.placement, BySpeed):
+        method.placement.speeds(nb_ps)
+    _check_collective(given, method, nb_ps)
+    return method
+
+
+def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> None:
+    """Refuse shards that would idle, and settings of collectives where there is none."""
+    check_shards(method, nb_ps)
+    for name in ("worker_port", "collective_sync_every"):
+        if method.collective == THROUGH_PS and given[name].value != given[name].default:
+            raise ConfigurationError(
+                f"--{name}={given[name].value} is for workers that sum among themselves, and this "
+                f"is --collective={THROUGH_PS}; change one."
+            )
+
+
+def _guards(given: flags.FlagValues) -> Guards:
+    guards = Guards(**_named_like_fields(given, Guards))
+    if guards.active and given.collective != THROUGH_PS:
+        raise ConfigurationError(
+            f"--collective={given.collective}: the PS sees no updates that it could guard against; "
+            "leave out --max_update_norm, --update_norm_factor and --quarantine_after, or take "
+            f"--collective={THROUGH_PS}."
+        )
+    return guards
+
+
+def _groups(given: flags.FlagValues) -> dict[str, Any]:
+    """Return groups, or what forms them, named like fields of Choices."""
+    if given.groups is not None and given.groups_file is not None:
+        raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
+    if given.groups == "auto":
+        return {"groups": None, "auto_groups": _auto_groups(given)}
+    for name in ("groups_warmup_updates", "regroup_interval_seconds"):
+        if given[name].value is not None:
+            raise ConfigurationError(
+                f"--{name}={given[name].value} is for --groups=auto, and this is "
+                f"--groups={given.groups}; change one."
+            )
+    if given.groups is not None:
+        return {"groups": parse_groups(given.groups)}
+    return {"groups": None if given.groups_file is None else _groups_of_file(given)}
+
+
+def _auto_groups(given: flags.FlagValues) -> AutoGroups:
+    """Ten updates a worker and a minute, if nothing else is said."""
+    updates, seconds = given.groups_warmup_updates, given.regroup_interval_seconds
+    return AutoGroups(
+        10 * given.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds
+    )
+
+
+def _groups_of_file(given: flags.FlagValues) -> Groups:
+    try:
+        text = pathlib.Path(given.groups_file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--groups_file={given.groups_file}: {error}.") from error
+    return parse_groups_file(text, given.groups_file)
+
+
+_IS_DEVICE = Rule(
+    lambda device: re.fullmatch(r"auto|cpu|gpu:\d+", device) is not None,
+    "must be auto, cpu or gpu:N",
+)
+_IS_LIMIT = above_zero("leave it out for no limit")
+
+_RUN = Topic(
+    "Run",
+    (
+        integer("nb_workers", 4, "Workers of the run.", low=1, high=65535),
+        integer("nb_ps", 1, "PS shards of the run.", low=1, high=256),
+        words("ip_PS", "127.0.0.1", "Where the PS is; on a PS the address to bind."),
+        integer("port", 2223, "Port of shard 0; shard j has port + j.", low=0, high=65535),
+        comma_list(
+            "ps_hosts",
+            "",
+            "host:port of every shard, fast to slow, instead of --ip_PS and --port.",
+        ),
+        choice(
+            "placement",
+            "hash",
+            "Tensors to the least loaded shard, or blocks of layers by the shards' speed.",
+            placement.REGISTRY,
+        ),
+        comma_list(
+            "ps_speeds",
+            "",
+            "Speeds of the shards for --placement=speed, such as 4,2,1; all alike if not given.",
+            ARE_NUMBERS_OR_NONE,
+        ),
+        words(
+            "run_dir",
+            None,
+            "Folder of everything the run writes; the same command again resumes. Default: "
+            "runs/METHOD-DATASET, or runs/METHOD-MODEL with --model.",
+        ),
+        switch("overwrite", "Start anew in a used --run_dir."),
+        integer("seed", 1, "Of weights, data order and codecs.", low=0, high=2**31 - 1),
+        number("lease_seconds", 10.0, "A worker silent for longer is out.", low=0.5),
+        number("checkpoint_interval_seconds", 10.0, "Between two checkpoints.", low=0.1),
+        integer("keep_checkpoints", 3, "How many a PS keeps.", low=1),
+        number(
+            "reconnect_timeout_seconds",
+            60.0,
+            "How long to look for the PS before giving up with exit code 3.",
+            low=0.5,
+        ),
+        choice(
+            "kernels",
+            "auto",
+            "Bodies of the kernels; auto takes numpy on a CPU.",
+            ("auto", "tf", "numpy"),
+        ),
+        words(
+            "device",
+            "auto",
+            "auto: the first GPU if there is one; cpu; or gpu:N, the N-th GPU from 0.",
+            rule=_IS_DEVICE,
+        ),
+        switch("quiet", "Show warnings only; the log file in --run_dir has everything."),
+    ),
+)
+
+_MODEL_AND_DATA = Topic(
+    "Model and data",
+    (
+        choice("network", "cnn", "A built-in model.", NETWORKS),
+        words("model", None, "Your own: a .py file with build_model() and load_data()."),
+        integer("image_size", 28, "Height and width.", low=1),
+        integer("image_depth", 1, "Channels.", low=1),
+        integer("nb_classes", 10, "Classes.", low=2),
+        choice("dataset", "fashion_mnist_sample", "Training and test examples.", DATASETS),
+        words("data_dir", None, "Folder with the data set's files."),
+        choice(
+            "scaling",
+            None,
+            "Of images; of cifar10 and imagenet by the set's channels if not given, else "
+            "standardize.",
+            SCALINGS,
+        ),
+        choice(
+            "augment",
+            None,
+            "Of training images; of cifar10 crop_flip, of imagenet resized_crop_flip if not "
+            "given, else none.",
+            AUGMENTATIONS,
+        ),
+        choice("input_pipeline", "tfdata", "Who decodes images of imagenet.", INPUT_PIPELINES),
+        switch(
+            "top5",
+            "Evaluations also tell how often the label is among the best five answers; always on "
+            "for imagenet.",
+        ),
+        choice("partition", "iid", "Who gets which examples.", PARTITIONS),
+        words(
+            "data_sharding_file", None, "start and end fraction per worker, for --partition=file."
+        ),
+        number(
+            "dirichlet_alpha",
+            None,
+            "Of --partition=dirichlet, 0.5 if not given; the smaller, the more uneven.",
+            low=1e-3,
+            high=1e6,
+        ),
+        switch("no_block_shuffle", "--partition=class in the order by label, the same each epoch."),
+    ),
+)
+
+_STOP = Topic(
+    "When to stop",
+    (
+        integer("iter_max", 100_000, "Applied updates.", low=1, high=2**31 - 2),
+        number("epochs", None, "Examples consumed / size of the training set.", rule=_IS_LIMIT),
+        number("max_seconds", None, "Seconds of training.", rule=_IS_LIMIT),
+        number(
+            "target_accuracy",
+            None,
+            "Stop when an evaluation reaches it, 0 to 1.",
+            low=0.0,
+            high=1.0,
+        ),
+    ),
+)
+
+TOPICS = (
+    _RUN,
+    METHOD,
+    CODEC,
+    POLICIES,
+    dgt.TOPIC,
+    GUARDS,
+    _MODEL_AND_DATA,
+    _STOP,
+)

@@ -1,0 +1,99 @@
+"""The flags of who may connect: certificates and the token, the same on all roles."""
+
+from __future__ import annotations
+
+import os
+
+from absl import flags
+
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials, Protection
+from thinwire.ops.run.flags import Rule, Topic, words
+from thinwire.ops.types import ConfigurationError
+
+_IS_PATH = Rule(lambda path: bool(path.strip()), "must not be empty")
+
+TOPIC = Topic(
+    "Who may connect",
+    (
+        words(
+            "tls_cert",
+            None,
+            "This node's certificate in PEM form; {node} in the path stands for its name, such as "
+            "worker-3. python -m thinwire.proto.security.certificates makes them.",
+            rule=_IS_PATH,
+        ),
+        words("tls_key", None, "Its private key; {node} as above.", rule=_IS_PATH),
+        words(
+            "tls_ca",
+            None,
+            "Certificate of the authority that others' certificates must be of; a PS that has it "
+            "lets in nobody without one.",
+            rule=_IS_PATH,
+        ),
+        words(
+            "token_file",
+            None,
+            "File with the run's token, which every node must have; the environment's "
+            "THINWIRE_TOKEN if not given. There is no flag for the token itself: others could read "
+            "it in the list of processes.",
+            rule=_IS_PATH,
+        ),
+    ),
+)
+TOPICS = (TOPIC,)
+NAMES = tuple(option.name for option in TOPIC.options)
+
+#: Roles that talk to others -> the flag of their number, if they have one.
+_NUMBERED = {"PS": "id_ps", "Worker": "id_worker", "Supervisor": None}
+#: Roles that start such ones with their own flags.
+_STARTING = ("Cluster", "Advisor")
+
+
+def credentials(given: flags.FlagValues) -> Credentials:
+    """Return this node's credentials.
+
+    Raises:
+        ConfigurationError: Files that are missing or of no use, or a role that talks to nobody.
+    """
+    if NAMES[0] not in given or given.type_node in _STARTING:
+        return NO_CREDENTIALS
+    if given.type_node not in _NUMBERED:
+        return _refuse(given)
+    in_environment = os.environ.get("THINWIRE_TOKEN", "")
+    if not in_environment and not any(given[name].value for name in NAMES):
+        return NO_CREDENTIALS
+    from thinwire.proto.security import credentials as trust
+
+    flag = _NUMBERED[given.type_node]
+    number = 0 if flag is None else given[flag].value
+    node = f"{given.type_node.lower()}-{number}"
+    parts = {
+        "PS": trust.part_of_shard(number),
+        "Worker": trust.part_of_worker(number),
+        "Supervisor": trust.PART_OF_SUPERVISOR,
+    }
+    paths = [given[name].value and given[name].value.replace("{node}", node) for name in NAMES]
+    return trust.read(
+        trust.Files(*paths), in_environment, parts[given.type_node],
+        serves=given.type_node == "PS",
+    )  # fmt: skip
+
+
+def protection(given: flags.FlagValues) -> Protection:
+    """Return how the nodes that are started with these flags will be protected.
+
+    Their files may lie on other hosts: nothing is read.
+    """
+    encrypted = bool(given.tls_cert)
+    token = given.token_file or os.environ.get("THINWIRE_TOKEN")
+    return Protection(encrypted, bool(encrypted and given.tls_ca) or bool(token))
+
+
+def _refuse(given: flags.FlagValues) -> Credentials:
+    for name in NAMES:
+        if given[name].value:
+            raise ConfigurationError(
+                f"--{name}={given[name].value} is for nodes that talk to each other, and "
+                f"--type_node={given.type_node} does not; leave it out."
+            )
+    return NO_CREDENTIALS

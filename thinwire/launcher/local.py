@@ -1,0 +1,217 @@
+"""Nodes as processes of this machine.
+
+A process under a keeper (`thinwire.launcher.watchdog`): it ends when this end of a pipe is gone.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from absl import flags
+
+from thinwire.launcher import watchdog
+from thinwire.launcher.role import MAIN, Node, environment, threads_of
+from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
+
+KEEPER = pathlib.Path(watchdog.__file__).resolve()
+#: A launcher on another host that has been silent for so long is taken for gone ...
+SILENCE_SECONDS = 60.0
+#: ... and on the same one never, not even while it is stopped: the system closes a dead one's pipe.
+_NO_SILENCE_SECONDS = math.inf
+_BEAT_SECONDS = 5.0
+_BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
+_SSH_FAILED = 255
+_LAST_LINES = 5
+_PATIENCE_SECONDS = 5.0
+
+
+def keeper_command(
+    python: str,
+    script: str,
+    command: Sequence[str],
+    announce: bool = True,
+    silence_seconds: float = SILENCE_SECONDS,
+) -> list[str]:
+    """Return the command line that runs another one under a keeper.
+
+    Args:
+        python: Which Python, there.
+        script: Path of keeper.py, there.
+        command: What to run.
+        announce: Whether the keeper says that it was started; needed to follow its output.
+        silence_seconds: After so long without a word from the launcher the keeper ends it.
+    """
+    manner = "announce" if announce else "quiet"
+    return [python, "-I", script, str(silence_seconds), manner, *command]
+
+
+def exit_code(code: int) -> int:
+    """Return a node's exit code as `subprocess` has it, from what keeper or ssh exited with.
+
+    A cut ssh counts as a killed node; 130 is a node's own word for interrupted.
+    """
+    if code == _SSH_FAILED:
+        return -signal.SIGHUP
+    return code if code <= 128 or code == EXIT_INTERRUPTED else 128 - code
+
+
+def start_here(node: Node, *more_flags: str) -> KeptProcess:
+    """Start a node on the launching host; it speaks for itself."""
+    command = [sys.executable, str(MAIN), *node.flags, *more_flags]
+    kept = keeper_command(
+        sys.executable, str(KEEPER), command, announce=False, silence_seconds=_NO_SILENCE_SECONDS
+    )
+    return KeptProcess(kept, None)
+
+
+class KeptProcess:
+    """A command under a keeper, reached through a pipe or ssh; see `thinwire.launcher.role.Process`."""
+
+    def __init__(self, command: Sequence[str], label: str | None) -> None:
+        """Start it.
+
+        Args:
+            command: What leads to the keeper's standard input and output.
+            label: Begins each line that the command writes; None lets it write by itself.
+        """
+        self._label = label
+        self._heard_from = threading.Event()
+        self._last_beat = time.monotonic()
+        self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=None if label is None else subprocess.PIPE,
+            stderr=None if label is None else subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C reaches it through the cluster alone
+            env=environment(),
+        )
+        os.set_blocking(self._pipe(), False)  # nobody waits for a host that does not read
+        if label is None:
+            self._heard_from.set()
+        self._reader = threading.Thread(target=self._follow, name=f"follow-{label}", daemon=True)
+        self._reader.start()
+
+    @property
+    def started(self) -> bool:
+        """Whether the command itself is known to have been started."""
+        return self._heard_from.is_set()
+
+    @property
+    def last_words(self) -> str:
+        """What was written last, in one line."""
+        return " / ".join(self._lines)
+
+    def wait_until_started(self, seconds: float) -> bool:
+        """Wait until the command has been started or all has ended; return `started`."""
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None and time.monotonic() < deadline:
+            if self._heard_from.wait(0.05):
+                break
+        if self._process.poll() is not None:
+            self._reader.join(_PATIENCE_SECONDS)
+        return self.started
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n if signal n killed the command or -SIGHUP if ssh was cut."""
+        code = self._process.poll()
+        return None if code is None else exit_code(code)
+
+    def send_signal(self, number: int) -> None:
+        """Let the keeper send a signal to the command."""
+        self._write(_BYTE_OF[signal.Signals(number)])
+
+    def beat(self) -> None:
+        """Show the keeper from time to time that the launcher is alive."""
+        if time.monotonic() - self._last_beat >= _BEAT_SECONDS:
+            self._last_beat = time.monotonic()
+            self._write(watchdog.BEAT)
+
+    def kill(self) -> None:
+        """End the command at once; where the keeper cannot be reached any more, what leads there.
+
+        The keeper then sees its input end.
+        """
+        self.send_signal(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE_SECONDS)
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def wait(self) -> int:
+        """Wait for the end; return what `poll` returns."""
+        self._process.wait()
+        self._reader.join(_PATIENCE_SECONDS)
+        code = self.poll()
+        return 0 if code is None else code
+
+    def _pipe(self) -> int:
+        if self._process.stdin is None:  # not so with the arguments above
+            raise OSError("no pipe to the keeper")
+        return self._process.stdin.fileno()
+
+    def _write(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended, or does not read: the keeper will tell
+            os.write(self._pipe(), message)
+
+    def _follow(self) -> None:
+        """Repeat what the command writes, line by line."""
+        for raw in self._process.stdout or ():
+            line = raw.decode(errors="replace").rstrip("\r\n")
+            if line == watchdog.STARTED:
+                self._heard_from.set()
+                continue
+            self._lines.append(line)
+            sys.stderr.write(f"[{self._label}] {line}\n")
+            sys.stderr.flush()
+
+
+FLAGS = flags.FLAGS
+
+
+class LocalLauncher:
+    """Starts every node here."""
+
+    def __init__(self, run: Run) -> None:
+        self.addresses = _choose_addresses(run.addresses)
+        self._threads = threads_of(os.cpu_count() or 1, run.nb_workers)
+
+    def start(self, node: Node) -> KeptProcess:
+        """Start a node; it ends with the cluster, whichever way that ends."""
+        return start_here(node, f"--worker_threads={self._threads}")
+
+    def settle(self) -> None:
+        """Return at once: what was started here runs."""
+
+    def tend(self) -> None:
+        """Do nothing: the system does."""
+
+    def close(self) -> None:
+        """Do nothing: nothing was taken."""
+
+
+def prepare(run: Run) -> LocalLauncher:
+    """Return the launcher of a run."""
+    return LocalLauncher(run)
+
+
+def _choose_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Take the asked ports; port 0 means any free ones."""
+    if FLAGS.port != 0 or FLAGS.ps_hosts:
+        return addresses
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in addresses]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return tuple(f"127.0.0.1:{port}" for port in ports)

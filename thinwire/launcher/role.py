@@ -1,0 +1,364 @@
+"""The Cluster role: every node of a run as a process of its own, here or on other hosts.
+
+Starts PS shards, workers and a Supervisor as plain ``python main.py`` command lines, passes signals
+on, reaps every child, and exits with the worst of their codes. Where a node runs, and how it is
+reached, is the business of a launcher (`LAUNCHERS`).
+
+Whether, and when, a Cluster starts a worker again that died.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from absl import flags, logging
+
+from thinwire.flags import launch, observability
+from thinwire.launcher.run_locks import make_room
+from thinwire.ops.run.settings import (
+    EXIT_BAD_FLAG,
+    EXIT_CONFIGURATION,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    Run,
+    finished_summary,
+)
+from thinwire.ops.run.signals import END_SIGNALS, heard_by
+from thinwire.proto.grpc import Unreachable
+from thinwire.worker.flags import devices
+
+#: What a worker may end with that another start may mend: a crash (an uncaught error is code 1; the
+#: flags themselves were good once), and a PS that was away. Signals are negative.
+_MENDABLE = (EXIT_BAD_FLAG, EXIT_UNREACHABLE)
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+
+
+class Restarts:
+    """Counts every worker's deaths.
+
+    Args:
+        most: Starts of one worker beyond the first, within the window; 0: none.
+        window_seconds: After so long without one, counting begins anew.
+        clock: For tests.
+    """
+
+    def __init__(
+        self, most: int, window_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most, self._window_seconds, self._clock = most, window_seconds, clock
+        self._recent: dict[int, collections.deque[float]] = {}
+        self._num: collections.Counter[int] = collections.Counter()
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Worker -> how often it has been started again."""
+        return dict(self._num)
+
+    def pause(self, worker: int, code: int) -> float | None:
+        """Return how many seconds to wait before a dead worker is started again; None: never.
+
+        Args:
+            worker: Which.
+            code: What it ended with; -n: signal n.
+        """
+        recent, now = self._recent.setdefault(worker, collections.deque()), self._clock()
+        while recent and now - recent[0] >= self._window_seconds:
+            recent.popleft()
+        # Where a host was cut off, the life before may still hold the worker's id, or the lock of
+        # its directory, for a while.
+        held = code in (EXIT_REFUSED, EXIT_CONFIGURATION) and bool(recent)
+        if not (code < 0 or code in _MENDABLE or held) or len(recent) >= self._most:
+            return None
+        return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** len(recent))
+
+    def started(self, worker: int) -> int:
+        """Count another start; return how many that are."""
+        self._recent.setdefault(worker, collections.deque()).append(self._clock())
+        self._num[worker] += 1
+        return self._num[worker]
+
+
+FLAGS = flags.FLAGS
+MAIN = pathlib.Path(__file__).resolve().parents[2] / "main.py"
+#: --launcher value -> module with `prepare(run) -> Launcher`.
+LAUNCHERS = {
+    "local": "thinwire.launcher.local",
+    "ssh": "thinwire.launcher.ssh",
+    "ray": "thinwire.launcher.ray",
+}
+#: Flags that each child gets a value of its own for, or none.
+_OWN_FLAGS = ("type_node", "id_worker", "id_ps", "ip_PS", "port", "ps_hosts", "nb_ps", "run_dir",
+              "overwrite", "flagfile", "batch_size", "linger_seconds",
+              "worker_threads", "metrics_port")  # fmt: skip
+_KILL_AFTER_SECONDS = 20.0
+_TURN_SECONDS = 0.1
+#: Children have a session of their own: what ends us must be passed on, a closed terminal too.
+_END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One node to start."""
+
+    name: str
+    role: str
+    number: int  # its id
+    flags: tuple[str, ...]  # of main.py
+    num_restarts: int = 0  # how often it has been started before
+
+
+class Process(Protocol):
+    """What a launcher has started; `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n if signal n killed it, None while it runs."""
+
+    def send_signal(self, number: int) -> None:
+        """Pass a signal on."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def wait(self) -> int:
+        """Wait for the end; return what `poll` returns."""
+
+
+class Launcher(Protocol):
+    """Where nodes run, and how they are reached."""
+
+    addresses: tuple[str, ...]  # host:port of every shard, as workers dial it
+
+    def start(self, node: Node) -> Process:
+        """Start a node."""
+
+    def settle(self) -> None:
+        """Return when all that was started runs; raises Unreachable if it does not."""
+
+    def tend(self) -> None:
+        """Do what has to be done again and again; called every fraction of a second."""
+
+    def close(self) -> None:
+        """Give back what was taken; every process has ended."""
+
+
+@dataclasses.dataclass
+class Child:
+    """One node that was started."""
+
+    node: Node
+    process: Process
+    code: int | None = None
+    again_at: float | None = None  # when it is started again, by time.monotonic()
+    is_judged: bool = False  # whether that has been decided
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs or is to be started again."""
+        if self.code is None:
+            self.code = self.process.poll()
+        return self.code if self.again_at is None else None
+
+
+def main(run: Run) -> int:
+    """Run the whole cluster; return the worst exit code of its nodes.
+
+    Raises:
+        ConfigurationError: Flags that do not fit the launcher.
+        Unreachable: A host that cannot be used; nothing is left running.
+    """
+    devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
+    name = launch.check()
+    make_room(run)
+    if finished := finished_summary(run):
+        logging.info("this run is finished (%s); see %s, or --overwrite it", finished,
+                     run.run_dir / "report" / "index.html")  # fmt: skip
+        return EXIT_DONE
+    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
+    try:
+        return _Cluster(run, launcher).run()
+    finally:
+        launcher.close()
+
+
+def threads_of(num_cpus: int, num_workers: int) -> int:
+    """Return how many threads each of a host's workers may use."""
+    return FLAGS.worker_threads or max(1, num_cpus // max(1, num_workers))
+
+
+def given_flags(left_out: Collection[str]) -> list[str]:
+    """Return every flag that was given here, for a process that is started, but those named."""
+    given = (
+        FLAGS[name].serialize() for name in FLAGS if FLAGS[name].present and name not in left_out
+    )
+    return [part for text in given for part in text.split("\n") if part]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a child; its place in the run comes with its flags."""
+    return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+
+
+class _Cluster:
+    """The children of one run."""
+
+    def __init__(self, run: Run, launcher: Launcher) -> None:
+        self.run_settings = run
+        self.launcher = launcher
+        self.children: list[Child] = []
+        self.interrupted = threading.Event()
+        self.impatient = threading.Event()  # a second signal: no more patience
+        self.restarts = Restarts(FLAGS.restart_workers, FLAGS.restart_window_seconds)
+        self.root_cause: int | None = None  # exit code of the failure that ended the run
+        self.common = self._common_flags()
+
+    def run(self) -> int:
+        """Start everybody, wait for the end, reap everybody."""
+        with heard_by(self._interrupt, _END_SIGNALS, self._insist):
+            try:
+                self._start()
+                self._wait()
+            finally:
+                self._reap()
+        return self._code()
+
+    def _start(self) -> None:
+        run = self.run_settings
+        for shard in range(run.nb_ps):
+            self._spawn("PS", shard, [f"--id_ps={shard}", "--linger_seconds=60"])
+        for worker in range(1, run.nb_workers + 1):
+            self._spawn("Worker", worker, [f"--id_worker={worker}"])
+        self._spawn("Supervisor", 0, ["--batch_size=1000"])
+        if not self.interrupted.is_set():
+            self.launcher.settle()
+
+    def _spawn(self, role: str, number: int, own: list[str]) -> None:
+        if self.interrupted.is_set():
+            return
+        given = [f"--type_node={role}", *self.common]
+        if role != "Supervisor":  # the Supervisor alone speaks; the others' logs are in files
+            given += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
+        given.append(f"--ps_hosts={','.join(self.launcher.addresses)}")
+        if base := FLAGS.metrics_port:
+            run = self.run_settings
+            port = observability.port_of(base, role, number, run.nb_ps, run.nb_workers)
+            given.append(f"--metrics_port={port}")
+        node = Node(f"{role.lower()}-{number}", role, number, (*given, *own))
+        logging.debug("starting %s: %s", node.name, " ".join(node.flags))
+        child = Child(node, self.launcher.start(node))
+        self.children.append(child)
+        if self.interrupted.is_set():  # between the look above and now
+            child.process.send_signal(signal.SIGINT)
+
+    def _wait(self) -> None:
+        """Wait until every node has ended; once one has failed for good, end the others."""
+        deadline: float | None = None
+        while any(child.poll() is None for child in self.children):
+            time.sleep(_TURN_SECONDS)
+            self.launcher.tend()
+            self._look_after_workers()
+            if self.root_cause is None:
+                self.root_cause = self._failure()
+                if self.root_cause is not None:
+                    self._signal(signal.SIGTERM)
+            ps_gone = all(child.poll() is not None for child in self._of("PS"))
+            if ps_gone or self.root_cause is not None or self.interrupted.is_set():
+                deadline = deadline or time.monotonic() + _KILL_AFTER_SECONDS
+            if self.impatient.is_set() or (deadline is not None and time.monotonic() >= deadline):
+                return
+
+    def _look_after_workers(self) -> None:
+        """Start workers again that died, unless the run is over."""
+        over = self.interrupted.is_set() or self.root_cause is not None
+        over = over or any(child.poll() is not None for child in self._of("PS"))
+        for child in self._of("Worker"):
+            if child.again_at is not None and over:
+                child.again_at = None
+            elif child.again_at is not None and time.monotonic() >= child.again_at:
+                self._start_again(child)
+            elif not (over or child.is_judged) and (code := child.poll()) is not None:
+                self._judge(child, code)
+
+    def _judge(self, child: Child, code: int) -> None:
+        """Decide whether a worker that has ended is started again."""
+        child.is_judged = True
+        pause = self.restarts.pause(child.node.number, code)
+        if pause is not None:
+            child.again_at = time.monotonic() + pause
+            logging.warning(launch.AGAIN, child.node.name, code, pause)
+        elif code != EXIT_DONE and FLAGS.restart_workers:
+            logging.error(launch.NOT_AGAIN, child.node.name, code)
+
+    def _start_again(self, child: Child) -> None:
+        child.again_at, child.is_judged = None, False
+        count = self.restarts.started(child.node.number)
+        own = tuple(flag for flag in child.node.flags if not flag.startswith("--num_restarts="))
+        child.node = dataclasses.replace(
+            child.node, flags=(*own, f"--num_restarts={count}"), num_restarts=count
+        )
+        try:
+            child.process, child.code = self.launcher.start(child.node), None
+        except Unreachable as error:  # it counts as another death, with the code of the last one
+            logging.warning("%s cannot be started: %s", child.node.name, error)
+
+    def _failure(self) -> int | None:
+        """Return the exit code that dooms the run: a PS's, or the first worker's of all."""
+        for child in self._of("PS"):
+            code = child.poll()
+            if code not in (None, EXIT_DONE):
+                return EXIT_UNREACHABLE if code < 0 else code
+        codes = [child.poll() for child in self._of("Worker")]
+        if all(code not in (None, EXIT_DONE) for code in codes):
+            return next((code for code in codes if code and code > 0), EXIT_UNREACHABLE)
+        return None
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        del frame
+        logging.info("%s: ending the cluster", signal.Signals(number).name)
+        self.interrupted.set()
+        self._signal(signal.SIGINT)
+
+    def _insist(self, number: int, frame: Any) -> None:
+        del frame
+        logging.info("%s again: killing the cluster", signal.Signals(number).name)
+        self.impatient.set()
+
+    def _signal(self, number: int) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.process.send_signal(number)
+
+    def _reap(self) -> None:
+        stubborn = [child for child in self.children if child.poll() is None]
+        for child in stubborn:
+            logging.warning("%s does not end; killing it", child.node.name)
+            child.process.kill()
+        for child in stubborn:
+            child.code = child.process.wait()
+
+    def _of(self, role: str) -> list[Child]:
+        return [child for child in self.children if child.node.role == role]
+
+    def _code(self) -> int:
+        """Return what went wrong; a killed worker does not spoil a run that reached its end."""
+        codes = {child.node.name: child.poll() or 0 for child in self.children}
+        logging.info("exit codes: %s", codes)
+        if restarts := self.restarts.counts:
+            logging.info("workers that were started again: %s", restarts)
+        if self.interrupted.is_set():
+            return EXIT_INTERRUPTED
+        return self.root_cause or max(0, *codes.values())
+
+    def _common_flags(self) -> list[str]:
+        """Return every flag that was given here, for the children."""
+        left_out = (*_OWN_FLAGS, *launch.NAMES)
+        return [*given_flags(left_out), f"--run_dir={self.run_settings.run_dir}"]

@@ -1,0 +1,50 @@
+"""What a Cluster does about its run directory before it starts anybody."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from thinwire.launcher.watchdog import GRACE_SECONDS
+from thinwire.ops.run.directory import clear, lock_of, node_locks
+from thinwire.ops.run.lock import DirectoryLock, Owner
+from thinwire.ops.run.settings import Run
+
+#: Nodes of a Cluster that was killed are ended by their keepers, which may take them this long.
+PATIENCE_SECONDS = GRACE_SECONDS + 5.0
+
+
+def make_room(
+    run: Run,
+    patience_seconds: float = PATIENCE_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """See that no other process writes what this Cluster's nodes will; clear it if asked to.
+
+    The locks are given back for the nodes, which take what is theirs when they start.
+
+    Args:
+        run: The run's settings.
+        patience_seconds: For nodes of an earlier Cluster that are ending.
+        clock: For tests.
+
+    Raises:
+        ConfigurationError: A process goes on writing there.
+    """
+    owner, deadline = Owner.here("Cluster", 0), clock() + patience_seconds
+    with contextlib.ExitStack() as held:
+        for lock in _locks(run):
+            if lock.path.exists():  # else nobody has ever locked it
+                held.enter_context(lock.take(owner, max(0.0, deadline - clock())))
+        if run.overwrite:
+            clear(run.run_dir)
+
+
+def _locks(run: Run) -> list[DirectoryLock]:
+    """Return the locks of what is about to be written, or cleared: then those of all nodes."""
+    if run.overwrite:
+        return node_locks(run.run_dir)
+    nodes = [("PS", shard) for shard in range(run.nb_ps)]
+    nodes += [("Worker", worker) for worker in range(1, run.nb_workers + 1)]
+    return [lock_of(run.run_dir, *node) for node in [*nodes, ("Supervisor", 0)]]

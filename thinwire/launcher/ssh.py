@@ -1,0 +1,456 @@
+"""Nodes on the hosts of a file, reached through ssh; the Supervisor stays on the launching node.
+
+First every host is asked what it has: one that cannot be reached is named and nothing is started.
+Then the code is copied, if asked for. Then each node runs at the far end of an ssh of its own,
+under a keeper that ends it when this end is gone.
+
+What is done on hosts through ssh before a cluster starts: look, and copy the code.
+
+ssh never asks anything (``BatchMode``) and checks host keys as the user's configuration says.
+
+Where the code lies on the hosts of a cluster, and what is sent there.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import io
+import ipaddress
+import json
+import os
+import pathlib
+import shlex
+import socket
+import subprocess
+import tarfile
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from absl import flags, logging
+
+from thinwire.flags import launch, security
+from thinwire.launcher.hosts import Host, parse_hosts, place
+from thinwire.launcher.local import KEEPER, KeptProcess, keeper_command, start_here
+from thinwire.launcher.role import MAIN, Node, threads_of
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto.grpc import Unreachable, check_bind
+from thinwire.proto.grpc.common import host_and_port, is_loopback
+
+Result = TypeVar("Result")
+_PROBE = pathlib.Path(__file__).resolve().parent / "host_probe.py"
+_PROBE_MARK = "thinwire-probe "
+#: After the user's own options: the first value of an option counts.
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5",
+            "-o", "SendEnv=THINWIRE_TOKEN",  # for hosts that accept it
+            "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")  # fmt: skip
+_PROBE_SECONDS = 30.0
+_COPY_SECONDS = 600.0
+_AT_ONCE = 16  # hosts
+_SSH_FAILED = 255
+_NOT_FOUND = (126, 127)  # what shells say of a program they cannot run
+
+
+@dataclasses.dataclass(frozen=True)
+class Probed:
+    """What a host has."""
+
+    num_cpus: int
+    address: str | None  # of --interface
+
+
+class HostFailed(Exception):
+    """One host cannot be used; the text says why."""
+
+
+class Ssh:
+    """How hosts are reached."""
+
+    def __init__(self, options: Sequence[str]) -> None:
+        self._options = tuple(options)
+
+    def command(self, host: Host, remote: str) -> list[str]:
+        """Return the command line that runs a shell's line on a host."""
+        return ["ssh", *self._arguments(host), "--", host.target, remote]
+
+    def run(self, host: Host, remote: str, given: bytes, seconds: float) -> str:
+        """Run a line on a host to its end; return what it writes.
+
+        Args:
+            host: Where.
+            remote: A line for the host's shell.
+            given: Its standard input.
+            seconds: Patience.
+
+        Raises:
+            HostFailed: It did not end well, or in time.
+        """
+        try:
+            done = subprocess.run(
+                self.command(host, remote),
+                input=given,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise HostFailed(f"no answer within {seconds:g} s") from error
+        if done.returncode != 0:
+            words = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+            what = "ssh" if done.returncode == _SSH_FAILED else f"exit code {done.returncode}"
+            hint = "; is --remote_python right?" if done.returncode in _NOT_FOUND else ""
+            raise HostFailed(f"{what}: {words[-1].strip()}{hint}")
+        return done.stdout.decode(errors="replace")
+
+    def host_name(self, host: Host) -> str:
+        """Return the name that stands behind an alias of ssh's configuration."""
+        asked = subprocess.run(
+            ["ssh", "-G", *self._arguments(host), "--", host.target],
+            capture_output=True, text=True, check=False, timeout=_PROBE_SECONDS,
+        )  # fmt: skip
+        found = [line.split(" ", 1)[1] for line in asked.stdout.splitlines()
+                 if line.startswith("hostname ")]  # fmt: skip
+        return found[0] if found else host.name
+
+    def probe(self, host: Host, python: str, interface: str) -> Probed:
+        """Ask a host what it has.
+
+        Args:
+            host: Which.
+            python: Its Python.
+            interface: Name of the one whose address is wanted; empty for none.
+
+        Raises:
+            HostFailed: It cannot be reached, or lacks Python, packages or that interface.
+        """
+        line = f"exec {shlex.join([python, '-I', '-', interface])}"
+        found = _answer(self.run(host, line, _PROBE.read_bytes(), _PROBE_SECONDS))
+        if found["missing"]:
+            raise HostFailed(
+                f"{python} lacks {', '.join(found['missing'])} there; install the requirements, "
+                "or set --remote_python"
+            )
+        if interface and found["address"] is None:
+            raise HostFailed(
+                f"--interface={interface} has no IPv4 address there; it has "
+                f"{', '.join(found['interfaces'])}"
+            )
+        return Probed(found["cpus"], found["address"])
+
+    def unpack(self, host: Host, archive: bytes, folder: str) -> None:
+        """Unpack a .tar.gz into a folder of a host, which is made; raises HostFailed."""
+        logging.info("copying the code to %s:%s", host, folder)
+        line = (
+            f"mkdir -p -- {shlex.quote(folder)} && exec tar -x -z -o -f - -C {shlex.quote(folder)}"
+        )
+        self.run(host, line, archive, _COPY_SECONDS)
+
+    def _arguments(self, host: Host) -> list[str]:
+        port = ["-p", str(host.port)] if host.port is not None else []
+        return [*self._options, *port, *_OPTIONS]
+
+
+def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Result]:
+    """Do something on every host, several at once.
+
+    Raises:
+        Unreachable: On some hosts it failed; all of these are named.
+    """
+    results: dict[Host, Result] = {}
+    failures: list[str] = []
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        pending = {host: pool.submit(do, host) for host in hosts}
+        for host, future in pending.items():
+            try:
+                results[host] = future.result()
+            except HostFailed as error:
+                failures.append(f"line {host.line}, {host}: {error}")
+    if failures:
+        raise Unreachable(
+            f"--hosts_file={FLAGS.hosts_file}: {len(failures)} of {len(hosts)} hosts cannot be "
+            f"used, and nothing was started: {'; '.join(failures)}. Try `ssh HOST true` by hand."
+        )
+    return results
+
+
+def _answer(written: str) -> dict[str, Any]:
+    """Return what the probe found; a shell's greetings may stand around it."""
+    for line in written.splitlines():
+        if line.startswith(_PROBE_MARK):
+            return dict(json.loads(line.removeprefix(_PROBE_MARK)))
+    raise HostFailed("its shell or Python gave no answer; is --remote_python right?")
+
+
+#: What a node needs; its packages are the host's own.
+ROOMS = ("data", "ops", "proto", "ps", "supervisor", "thinwire", "worker")
+#: Flags that name files which stay here: no node reads the one, the other holds a secret.
+_NOT_SENT = ("hosts_file", "token_file")
+#: Folder of the files that flags name, beside the code.
+_SENT = "sent"
+
+
+@dataclasses.dataclass(frozen=True)
+class CodePlace:
+    """The code on a host."""
+
+    folder: str  # where nodes run; relative: to the home directory
+    main: str  # main.py, from there
+    keeper: str  # thinwire/launcher/watchdog.py, from there
+    flags: tuple[str, ...]  # that name files, as they lie there
+    archive: bytes | None  # .tar.gz to unpack in `folder`; None: it is there already
+
+
+def code_place() -> CodePlace:
+    """Return where hosts have the code, as --sync_dst_dir says.
+
+    Raises:
+        ConfigurationError: A folder that a host would not find, or a file that is missing here.
+    """
+    if FLAGS.sync_dst_dir is None:
+        return CodePlace(os.getcwd(), str(MAIN), str(KEEPER), (), None)
+    folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
+    if not folder or folder.startswith(("~", "-")):
+        raise ConfigurationError(
+            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder of its own, absolute or from "
+            "the home directory, such as /tmp/thinwire or ~/thinwire."
+        )
+    files = _named_files()
+    flags_there = tuple(f"--{name}={_place(name, path)}" for name, path in files.items())
+    return CodePlace(folder, MAIN.name, f"thinwire/launcher/{KEEPER.name}", flags_there, pack(files))
+
+
+def _named_files() -> dict[str, pathlib.Path]:
+    """Return flag -> file of the flags that name one each node reads."""
+    named = {
+        name: pathlib.Path(str(FLAGS[name].value))
+        for name in FLAGS
+        if (name == "model" or name.endswith("_file"))
+        and name not in _NOT_SENT
+        and FLAGS[name].present
+        and FLAGS[name].value is not None
+    }
+    for name, path in named.items():
+        if not path.is_file():
+            raise ConfigurationError(f"--{name}={path} is no file; every host gets a copy of it.")
+    return named
+
+
+def _place(name: str, path: pathlib.Path) -> str:
+    return f"{_SENT}/{name}/{path.name}"
+
+
+def pack(files: dict[str, pathlib.Path]) -> bytes:
+    """Return the code, and the files that flags name, as a .tar.gz."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+        archive.add(MAIN, MAIN.name, filter=_member)
+        for room in ROOMS:
+            archive.add(MAIN.parent / room, room, filter=_member)
+        for name, path in files.items():
+            archive.add(path, _place(name, path), filter=_nobodys)
+    return buffer.getvalue()
+
+
+def _member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out what a run does not need."""
+    parts = pathlib.PurePosixPath(info.name).parts
+    if "__pycache__" in parts or any(part.startswith(".") for part in parts):
+        return None
+    return _nobodys(info)
+
+
+def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Forget who owns a file here."""
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info
+
+
+FLAGS = flags.FLAGS
+_START_SECONDS = 30.0
+_ANY = ("0.0.0.0", "::")
+
+
+class SshLauncher:
+    """Starts nodes on the hosts of a file."""
+
+    def __init__(self, run: Run) -> None:
+        """Look at every host and copy the code.
+
+        Raises:
+            ConfigurationError: Flags or a hosts file that cannot be used.
+            Unreachable: Hosts that cannot be used, by name; nothing was started.
+        """
+        launch.refuse_chosen_addresses()
+        self._overwrite = ["--overwrite"] if run.overwrite else []
+        self._ssh = Ssh(_ssh_options())
+        self._placement = place(_read_hosts(), run.nb_ps, run.nb_workers)
+        self._code = code_place()
+        self._python = launch.remote_python()
+        interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
+        hosts = self._placement.hosts
+        self._probed = on_all(hosts, lambda host: self._ssh.probe(host, self._python, interface))
+        self._binds = [self._bind(host) for host in self._placement.shards]
+        self.addresses = self._choose_addresses(run.addresses)
+        self._check_binds()
+        if self._code.archive is not None:
+            archive, folder = self._code.archive, self._code.folder
+            on_all(hosts, lambda host: self._ssh.unpack(host, archive, folder))
+        self._started: list[tuple[Host, KeptProcess]] = []
+        self._supervisor: KeptProcess | None = None
+
+    def start(self, node: Node) -> KeptProcess:
+        """Start a node.
+
+        Raises:
+            Unreachable: The node before it, on the same host, could not be started.
+        """
+        if node.role == "Supervisor":
+            self._supervisor = start_here(node)
+            return self._supervisor
+        host = self._host_of(node)
+        self._started = [(at, each) for at, each in self._started if each.poll() is None or not
+                         node.num_restarts]  # fmt: skip
+        for earlier, process in self._started:  # sshd drops those that knock all at once
+            if earlier == host:
+                _demand_start(earlier, process)
+        process = KeptProcess(
+            self._ssh.command(host, self._line(node, host)), f"{node.name}@{host}"
+        )
+        self._started.append((host, process))
+        return process
+
+    def settle(self) -> None:
+        """Wait until every node has been started; raises Unreachable, naming the host."""
+        for host, process in self._started:
+            _demand_start(host, process)
+
+    def tend(self) -> None:
+        """Tell the keepers that we are alive."""
+        for _, process in self._started:
+            process.beat()
+        if self._supervisor is not None:
+            self._supervisor.beat()
+
+    def close(self) -> None:
+        """Do nothing: what was copied stays for the next time."""
+
+    # -- where ------------------------------------------------------------------------------
+
+    def _host_of(self, node: Node) -> Host:
+        if node.role == "PS":
+            return self._placement.shards[node.number]
+        return self._placement.workers[node.number - 1]
+
+    def _line(self, node: Node, host: Host) -> str:
+        """Return the line for the host's shell that runs a node there."""
+        workers = sum(each == host for each in self._placement.workers)
+        threads = threads_of(self._probed[host].num_cpus, workers)
+        own = [f"--ip_PS={self._binds[node.number]}"] if node.role == "PS" else []
+        command = [self._python, self._code.main, *node.flags, *self._code.flags, *own,
+                   f"--worker_threads={threads}"]  # fmt: skip
+        if not node.num_restarts:  # who comes back goes on
+            command += self._overwrite
+        kept = keeper_command(self._python, self._code.keeper, command)
+        return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(kept)}"
+
+    def _bind(self, host: Host) -> str:
+        """Return the address at which a host's PS listens."""
+        if FLAGS.interface is None:
+            return self._resolve(host)
+        if _is_address(FLAGS.interface):
+            return str(FLAGS.interface)
+        return self._probed[host].address or ""
+
+    def _resolve(self, host: Host) -> str:
+        name = host.name if _is_address(host.name) else self._ssh.host_name(host)
+        if _is_address(name):
+            return name
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{_where(host)}: no address is known for {name!r} ({error}); write the address "
+                "into the file, or say which --interface of that host a PS shall use."
+            ) from error
+        ordered = sorted(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 first
+        return str(ordered[0][4][0])
+
+    def _choose_addresses(self, asked: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what workers dial: what the user says, else where the PS listen."""
+        if FLAGS.ps_hosts:
+            return asked
+        dialled = [
+            self._resolve(host) if bind in _ANY else bind
+            for host, bind in zip(self._placement.shards, self._binds, strict=True)
+        ]
+        return tuple(host_and_port(each, FLAGS.port + shard) for shard, each in enumerate(dialled))
+
+    def _check_binds(self) -> None:
+        """Refuse addresses that cannot serve every host.
+
+        Raises:
+            ConfigurationError: One address for several hosts, loopback where others have to dial,
+                or an address beyond one machine without --insecure.
+        """
+        shards = self._placement.shards
+        for host, bind in zip(shards, self._binds, strict=True):
+            if bind not in _ANY and _is_address(FLAGS.interface) and len(set(shards)) > 1:
+                raise ConfigurationError(
+                    f"--interface={bind} is the address of one host, and {len(set(shards))} hosts "
+                    "have a PS; give the interface's name, or 0.0.0.0 for all addresses."
+                )
+            strangers = [each for each in self._placement.hosts if each.name != host.name
+                         and not is_loopback(each.name)]  # fmt: skip
+            if is_loopback(bind) and strangers:
+                raise ConfigurationError(
+                    f"{_where(host)}: its PS would listen on {bind}, where {strangers[0]} cannot "
+                    "reach it; write an address that all hosts reach, or set --interface."
+                )
+        for bind in dict.fromkeys(self._binds):
+            check_bind(bind, FLAGS.insecure, security.protection(FLAGS))
+
+
+def prepare(run: Run) -> SshLauncher:
+    """Return the launcher of a run; raises as `SshLauncher` does."""
+    return SshLauncher(run)
+
+
+def _read_hosts() -> tuple[Host, ...]:
+    try:
+        text = pathlib.Path(FLAGS.hosts_file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--hosts_file={FLAGS.hosts_file}: {error}.") from error
+    return parse_hosts(text, f"--hosts_file={FLAGS.hosts_file}")
+
+
+def _ssh_options() -> list[str]:
+    try:
+        return shlex.split(FLAGS.ssh_options)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--ssh_options={FLAGS.ssh_options!r}: {error}; quote it as for a shell."
+        ) from error
+
+
+def _demand_start(host: Host, process: KeptProcess) -> None:
+    """Wait until a node runs.
+
+    Raises:
+        Unreachable: It does not.
+    """
+    if not process.wait_until_started(_START_SECONDS):
+        why = process.last_words or f"no answer within {_START_SECONDS:g} s"
+        raise Unreachable(f"{_where(host)}: a node could not be started there: {why}")
+
+
+def _where(host: Host) -> str:
+    return f"--hosts_file={FLAGS.hosts_file}, line {host.line}, {host}"
+
+
+def _is_address(text: str | None) -> bool:
+    try:
+        return text is not None and bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False

@@ -1,0 +1,146 @@
+"""A built model seen as one flat vector of its shared variables, the same on every node.
+
+The moving statistics of a model's BatchNormalization layers, which training does not share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinwire.models.registry import build_network, build_user_model, load_user_model
+from thinwire.ops.run.settings import ModelChoice, Run
+from thinwire.ops.sharding import w_global
+from thinwire.ops.types import ConfigurationError, ModelSpec
+
+if TYPE_CHECKING:
+    import keras
+
+    from thinwire.ops.types import Float32
+
+#: What Keras calls them; a layer of your own that uses these names is treated likewise.
+_NAMES = frozenset({"moving_mean", "moving_variance"})
+
+
+def moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    """Return the moving means and variances, in the model's order: layer by layer, mean first.
+
+    The order follows from the model alone, so it is the same on every node that builds the same
+    model, inner models and frozen layers included. Nothing to return is a legal answer.
+
+    Args:
+        model: Built.
+    """
+    return [v for v in model.non_trainable_variables if v.name in _NAMES]
+
+
+class FlatVariables:
+    """Variables, possibly none, seen as one flat float32 vector.
+
+    Attributes:
+        size: Its length.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        """Compile nothing yet."""
+        import tensorflow as tf
+
+        self._variables = list(variables)
+        self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
+        self.size = sum(self._sizes)
+        # One call each: many small variables one by one would cost more than a small model's step.
+        self._joined, self._split = tf.function(self._join), tf.function(self._assign_split)
+
+    def read(self) -> Float32:
+        """Return a copy of the values: [size] float32."""
+        return np.array(self._joined()) if self.size else np.empty(0, np.float32)
+
+    def assign(self, flat: Float32) -> None:
+        """Overwrite the values from [size] float32, an array or a tensor."""
+        if self.size:
+            self._split(flat)
+
+    def joined(self) -> Any:
+        """Return the values as a tensor, [size] float32; for use inside a tf.function."""
+        import tensorflow as tf
+
+        return self._joined() if self.size else tf.zeros([0])
+
+    def _join(self) -> Any:
+        import tensorflow as tf
+
+        parts = [tf.cast(variable.value, tf.float32) for variable in self._variables]
+        return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+
+    def _assign_split(self, flat: Any) -> None:
+        import tensorflow as tf
+
+        for variable, part in zip(self._variables, tf.split(flat, self._sizes), strict=True):
+            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+
+def has_gpu(run: Run) -> bool:
+    """Return whether the run asks for a GPU, or takes one because there is one.
+
+    Raises:
+        ConfigurationError: A GPU was asked for and TensorFlow sees none.
+    """
+    import tensorflow as tf
+
+    present = bool(tf.config.list_physical_devices("GPU"))
+    if run.device.startswith("gpu") and not present:
+        raise ConfigurationError(
+            f"--device={run.device}: TensorFlow sees no such GPU; expected one, or --device=cpu."
+        )
+    return present and run.device != "cpu"
+
+
+class SharedModel:
+    """A Keras model, its W_global variables in order, and their signature."""
+
+    def __init__(self, choice: ModelChoice, seed: int) -> None:
+        """Build the network or the user's model, with the same values for the same seed.
+
+        Raises:
+            ConfigurationError: It cannot be built, or has nothing to share.
+        """
+        user_module: ModuleType | None = None
+        if choice.path is not None:
+            user_module = load_user_model(choice.path)
+            model: Any = build_user_model(user_module, seed)
+        else:
+            model = build_network(
+                choice.network, choice.image_size, choice.image_depth, choice.nb_classes, seed
+            )
+        self._share(model, user_module)
+
+    @classmethod
+    def of(cls, model: Any) -> SharedModel:
+        """Share a Keras model that was built elsewhere, from the weights that it has.
+
+        Raises:
+            ConfigurationError: It has nothing to share, or W_global does not fit it.
+        """
+        shared = cls.__new__(cls)
+        shared._share(model, None)
+        return shared
+
+    def _share(self, model: Any, user_module: ModuleType | None) -> None:
+        self.model, self.user_module = model, user_module
+        self.variables = w_global.shared_variables(model)
+        self.spec: ModelSpec = w_global.model_spec(self.variables)
+        self.statistics = moving_statistics(model)
+
+    def flat(self) -> Float32:
+        """Return a copy of the shared values: [num_parameters] float32."""
+        return np.concatenate([np.asarray(v.value).ravel() for v in self.variables])
+
+    def assign(self, flat: Float32) -> None:
+        """Overwrite the shared values from [num_parameters] float32."""
+        offsets = self.spec.offsets
+        for number, variable in enumerate(self.variables):
+            values = flat[offsets[number] : offsets[number + 1]]
+            variable.assign(values.reshape(variable.shape))

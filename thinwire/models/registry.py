@@ -1,0 +1,143 @@
+"""Networks by name and the user's own model file.
+
+Each network is a function ``(image_size, image_depth, nb_classes)`` that returns a Keras model
+ending in logits, its layers named, so that ``variable.path`` is the same on every node. Keras is
+imported inside the functions: flags and ``--help`` need only the names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from thinwire.ops.sharding.w_global import W_global
+from thinwire.ops.types import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+
+#: Value of --network -> module and function that builds it.
+NETWORKS = {
+    "cnn": ("thinwire.models.cnn", "build_model"),
+    "mnist_cnn": ("thinwire.models.mnist_cnn", "build_model"),
+    "lenet": ("thinwire.models.lenet", "build_model"),
+    "alexnet": ("thinwire.models.alexnet", "build_model"),
+    "resnet18-v1": ("thinwire.models.resnet", "build_resnet18_v1"),
+    "resnet50-v1": ("thinwire.models.resnet", "build_resnet50_v1"),
+    "resnet50-v2": ("thinwire.models.resnet", "build_resnet50_v2"),
+    "resnet18-cifar": ("thinwire.models.resnet", "build_resnet18_cifar"),
+    "mobilenet-v1": ("thinwire.models.mobilenet", "build_mobilenet_v1"),
+    "mobilenet-v2": ("thinwire.models.mobilenet", "build_mobilenet_v2"),
+    "inception-v3": ("thinwire.models.inception", "build_model"),
+    "inception-bn-small": ("thinwire.models.inception_small", "build_model"),
+}
+
+_USER_MODULE = "thinwire_user_model"
+
+
+def build_network(
+    network: str, image_size: int, image_depth: int, nb_classes: int, seed: int
+) -> keras.Model:
+    """Build a network by name, with the same initial weights for the same seed.
+
+    Args:
+        network: One of ``NETWORKS``.
+        image_size: Height and width of an image in pixels.
+        image_depth: Channels of an image.
+        nb_classes: Classes, the size of the output.
+        seed: Seeds Python, numpy and Keras (initialisers, dropout).
+
+    Raises:
+        ConfigurationError: Unknown network, or images it cannot take.
+    """
+    if network not in NETWORKS:
+        raise ConfigurationError(
+            f"--network {network} is not known; expected one of {', '.join(NETWORKS)}, or your own "
+            "file by --model."
+        )
+    import keras
+
+    W_global.clear()
+    keras.utils.set_random_seed(seed)
+    try:
+        module, function = NETWORKS[network]
+        build_model = getattr(importlib.import_module(module), function)
+        model: keras.Model = build_model(image_size, image_depth, nb_classes)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--network {network} cannot be built for --image_size {image_size} --image_depth "
+            f"{image_depth} --nb_classes {nb_classes}: {error}. Choose a larger --image_size or "
+            "another --network."
+        ) from error
+    return model
+
+
+def load_user_model(path: str) -> ModuleType:
+    """Import the user's model file; modules beside it can be imported by it.
+
+    Raises:
+        ConfigurationError: The file is missing, fails on import, or has no ``build_model``.
+    """
+    file = Path(path).resolve()
+    if not file.is_file() or file.suffix != ".py":
+        raise ConfigurationError(
+            f"--model {path} is not a Python file (looked at {file}); expected a .py file with "
+            "build_model(). Mend the path."
+        )
+    spec = importlib.util.spec_from_file_location(_USER_MODULE, file)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"--model {path} cannot be imported; expected a .py file.")
+    module = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    sys.modules[_USER_MODULE] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[_USER_MODULE]
+        raise ConfigurationError(
+            f"--model {path} failed on import: {type(error).__name__}: {error}. Expected a file "
+            "that only defines build_model() and load_data(); run it alone to see where it fails."
+        ) from error
+    if not callable(getattr(module, "build_model", None)):
+        raise ConfigurationError(
+            f"--model {path} has no function build_model(); expected one without arguments that "
+            "returns a keras.Model. Add it."
+        )
+    return module
+
+
+def build_user_model(module: ModuleType, seed: int) -> keras.Model:
+    """Call the user's ``build_model()``, with the same initial weights for the same seed.
+
+    Args:
+        module: What ``load_user_model`` returned.
+        seed: Seeds Python, numpy and Keras.
+
+    Raises:
+        ConfigurationError: It fails, or returns something else than a Keras model.
+    """
+    import keras
+
+    where = getattr(module, "__file__", None) or module.__name__
+    W_global.clear()
+    keras.utils.set_random_seed(seed)
+    try:
+        model = module.build_model()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"build_model() of {where} failed: {type(error).__name__}: {error}. Expected a "
+            "keras.Model; call it alone to see where it fails."
+        ) from error
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(
+            f"build_model() of {where} returned a {type(model).__name__}; expected a keras.Model. "
+            "Return the model itself."
+        )
+    return model

@@ -1,0 +1,284 @@
+"""A script's place in a run: flat gradients in, flat weights out, whoever computes them."""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import contextlib
+import dataclasses
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import logging
+
+from thinwire.data.loading import split_rule
+from thinwire.data.partition import shard
+from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.codecs.wrappers import WarmUp
+from thinwire.ops.run.settings import Diverged
+from thinwire.ops.types import ConfigurationError, State
+from thinwire.settings import Settings
+from thinwire.worker.client.shard_client import Halted
+from thinwire.worker.core.messages import Outgoing, ShardReply, taken
+from thinwire.worker.train_step import clip, decay
+from thinwire.worker.trainer import Participant
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+
+class RunOver(Exception):
+    """The run has ended; there is nothing to step for any more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepInfo:
+    """What became of one step."""
+
+    version: int  # updates applied to the model that this worker now has
+    lr: float  # the server's learning rate
+    bytes_up: int = 0  # on the wire in this step, framing and heartbeats included
+    bytes_down: int = 0
+    nnz_up: int = 0  # values sent
+    nnz_down: int = 0  # values received
+    staleness: int = 0  # updates the model had moved on by when the push was merged
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # compute, encode, wait
+    exchanged: bool = False  # False: a local step, or a mini-batch that was left out
+    stopped: bool = False  # the run has ended; this was the last step
+
+
+class LeavesInOrder(contextlib.AbstractContextManager[Any]):
+    """What may be held by a ``with`` block: leaves the run at its end, however that comes."""
+
+    @abc.abstractmethod
+    def close(self, cause: str = "done") -> None:
+        """Leave the run; the model keeps the weights that it has."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close("done" if kind is None else "error")
+
+
+class Joined:
+    """A worker of a script: joins, steps, leaves, and may join again.
+
+    Args:
+        settings: Of the run and this worker.
+        shared: The model.
+        num_train: Size of the whole training set, by which warm-up counts epochs.
+
+    Raises:
+        ConfigurationError: The codec warms up and nobody says how large the training set is.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        shared: SharedModel,
+        num_train: int | None = None,
+    ) -> None:
+        self.settings, self.shared = settings, shared
+        self.own = settings.worker()
+        run = settings.run
+        self.variables = FlatVariables(shared.variables)
+        self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
+        self._num_train = needed_size(run.method.codec, num_train)
+        self._present = False
+        self._saved: State | None = None  # of the life before
+        self.part = self._new_part(self.statistics.read())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has ended, or this process was asked to stop."""
+        return self.part.stopped
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run ended, as far as this worker has heard; empty while it goes on."""
+        return self.part.stop_reason
+
+    @property
+    def weights(self) -> Float32:
+        """The weights to compute the next gradient at: [num_parameters] float32, not a copy."""
+        return self.part.core.weights
+
+    @property
+    def means(self) -> Float32:
+        """The averaged moving statistics to go on from: [m] float32, not a copy."""
+        return self.part.core.statistics
+
+    def open(self) -> bool:
+        """Join, or join again after `close`; nothing while this worker is present.
+
+        Returns:
+            Whether the weights are new: gradients at others are of no use.
+
+        Raises:
+            Unreachable, Refused: Nobody answers, or the server says no.
+            ConfigurationError: What the server averages is not what this worker has.
+        """
+        if self._present:
+            return False
+        if self.part.run_id:
+            self.renew()
+        last = self.part.join()
+        if self._saved is not None:
+            self.part.core.restore(self._saved, last)
+        self._present = True
+        atexit.register(self.close, "error")
+        try:
+            self.part.begin()
+        except Halted:
+            self.part.core.stopped = True
+        except BaseException:
+            self.close("error")
+            raise
+        return True
+
+    def shard(self, *arrays: Any) -> Any:
+        """Return this worker's part of a training set, disjoint from the others'.
+
+        Args:
+            arrays: Each [N, ...], the same at all workers; the last are the labels, which some
+                values of the flag partition look at.
+
+        Returns:
+            The part of each, as a tuple; of one array, that part.
+        """
+        run = self.settings.run
+        rule = split_rule(run, run.nb_workers)
+        mine = shard(np.asarray(arrays[-1]), self.own.id_worker, rule)
+        parts = tuple(np.asarray(array)[mine] for array in arrays)
+        return parts[0] if len(parts) == 1 else parts
+
+    def assign(self) -> None:
+        """Write weights and averaged statistics into the model."""
+        self.variables.assign(self.weights)
+        self.statistics.assign(self.means)
+
+    def step(
+        self,
+        gradient: Float32,
+        samples: int,
+        loss: float,
+        statistics: Float32 | None = None,
+        rate_factor: float = 1.0,
+    ) -> StepInfo:
+        """Take in a mini-batch's gradient; `weights` and `means` are then those of the next.
+
+        Args:
+            gradient: [num_parameters] float32 mean gradient at `weights`; may be changed.
+            samples: Examples in the mini-batch.
+            loss: Its mean loss.
+            statistics: [m] the moving statistics after it, where they are averaged.
+            rate_factor: By which this worker's learning rate differs from the run's.
+
+        Raises:
+            RunOver: The run had ended before.
+            Diverged: A hundred mini-batches in a row were not finite.
+            Unreachable, Refused: The server is gone for good.
+        """
+        if self.stopped:
+            raise RunOver(f"this run has ended ({self.stop_reason or 'interrupted'}).")
+        part, started = self.part, time.monotonic()
+        before = self._counters()
+        decay(gradient, part.core.weights, self.own.weight_decay)
+        clip(gradient, self.own.clip_norm)
+        if rate_factor != 1:
+            gradient *= np.float32(rate_factor)
+        outgoing: Outgoing | None = None
+        replies: list[ShardReply | None] = []
+        applied = False
+        try:
+            outgoing = part.take_in(gradient, samples, loss, statistics, started) or part.due()
+            if outgoing is not None:
+                replies = part.exchange_round(outgoing, lambda weights: None)
+            applied = outgoing is None or taken(replies)
+        except NonFiniteUpdate as error:
+            part.skip(error)
+        except Halted:
+            part.core.stopped = applied = True
+        try:
+            part.note_outcome(applied)
+        except Diverged:
+            self.close("diverged")
+            raise
+        return self._info(before, outgoing if applied else None, replies)
+
+    def close(self, cause: str = "done") -> None:
+        """Leave the run in good order; nothing if this worker is not in it."""
+        if not self._present:
+            return
+        self._present = False
+        atexit.unregister(self.close)
+        if cause == "error" and self.stopped:
+            cause = "interrupted" if self.part.closing.is_set() else "done"
+        self._saved = self.part.core.save()
+        self.part.leave(cause)
+        logging.info("left the run after %d exchanges (%s)", self.part.core.step, cause)
+
+    def _new_part(self, statistics: Float32) -> Participant:
+        """Return this worker before it has joined.
+
+        Gradients come as arrays of the host, in whatever thread: the kernels work there too.
+        """
+        return Participant(
+            self.settings.run,
+            self.own,
+            self.shared.spec,
+            statistics,
+            num_examples=self._num_train,
+        )
+
+    def renew(self) -> None:
+        """Begin another life of this worker, as a process that was started again."""
+        old = self.part
+        self.part = self._new_part(self.means)
+        np.copyto(self.weights, old.core.weights)  # until the server's come
+        self.part.before, self.part.loss = old.metrics(), old.loss
+
+    def _counters(self) -> tuple[int, int, dict[str, float]]:
+        exchange = self.part.exchange
+        return exchange.bytes_up, exchange.bytes_down, dict(self.part.stopwatch.seconds)
+
+    def _info(
+        self,
+        before: tuple[int, int, dict[str, float]],
+        outgoing: Outgoing | None,
+        replies: list[ShardReply | None],
+    ) -> StepInfo:
+        core, (up, down, seconds) = self.part.core, self._counters()
+        sent = outgoing.shards if outgoing is not None else []
+        heard = [reply for reply in replies if reply is not None]
+        return StepInfo(
+            version=core.versions[0],
+            lr=core.learning_rate,
+            bytes_up=up - before[0],
+            bytes_down=down - before[1],
+            nnz_up=sum(len(block.values.data) for blocks in sent for block in blocks),
+            nnz_down=sum(len(block.values.data) for reply in heard for block in reply.blocks),
+            staleness=heard[0].staleness if heard else 0,
+            seconds={phase: spent - before[2][phase] for phase, spent in seconds.items()},
+            exchanged=bool(heard),
+            stopped=self.stopped,
+        )
+
+
+def needed_size(codec: Any, num_train: int | None) -> int:
+    """Return the size of the training set, 0 where nobody asks for it."""
+    layer = codec
+    while layer is not None and not isinstance(layer, WarmUp):
+        layer = getattr(layer, "inner", None)
+    if layer is not None and not num_train:
+        raise ConfigurationError(
+            f"num_train={num_train}: the codec sends more in the first epochs, so it must know how "
+            "large the whole training set is; give num_train, or warmup_epochs=0 to all nodes."
+        )
+    return num_train or 0

@@ -1,0 +1,266 @@
+"""What user scripts give as settings: the names and rules of main.py's flags, in any shape.
+
+``args`` may be a namespace (argparse's, absl's FLAGS, any object with attributes), a mapping, or a
+list of ``--flag=value`` words; keyword arguments win over it. TF_CONFIG fills in what neither says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from absl import flags, logging
+
+from thinwire.flags import run as run_flags
+from thinwire.flags import security
+from thinwire.flags.run import TOPICS
+from thinwire.launcher import tf_config
+from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.methods.method import METHODS
+from thinwire.ops.run.flags import Option
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import ConfigurationError
+from thinwire.ps import flags as ps_flags
+from thinwire.ps.flags import PsFlags
+from thinwire.worker import flags as worker_flags
+from thinwire.worker.flags import WorkerFlags
+
+#: `mode` of a step without any server: plain momentum SGD.
+LOCAL = "msgd"
+#: Names of DGS's published program for our methods.
+_MODES = {"gradient_sgd": "dgs", "aji": "gd", "sgd": LOCAL, LOCAL: LOCAL}
+
+#: Method -> its flag for the momentum that lives on the worker.
+_MOMENTUM_FLAGS = {"dgs": "dgs_momentum", "dgc": "dgc_momentum"}
+
+_TOPICS = (
+    *TOPICS,
+    *security.TOPICS,
+    *ps_flags.TOPICS,
+    *worker_flags.TOPICS,
+)
+_OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
+_PREPARED = {topic.title: [option.name for option in topic.options] for topic in _TOPICS}
+
+#: Flags that a script has other ways for -> what those are.
+_ELSEWHERE = {
+    "device": "choose it with tf.config or CUDA_VISIBLE_DEVICES, before TensorFlow starts",
+    "worker_threads": "choose them with tf.config.threading, before TensorFlow starts",
+    "quiet": "set absl.logging's verbosity",
+    "slowdown": "the script itself computes the gradients",
+    "step_seconds": "the script itself computes the gradients",
+    "target_accuracy": "it is the Supervisor's; give it to main.py --type_node=Supervisor",
+}
+#: The same of scripts that bring model and data themselves.
+_OWN_MODEL_AND_DATA = {
+    name: "the script brings its own model and data"
+    for name in _PREPARED["Model and data"]
+    if name not in ("partition", "data_sharding_file", "dirichlet_alpha")
+}
+_SIMILAR = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A script's settings, checked.
+
+    Attributes:
+        run: Those of the run as a whole.
+        values: All of them, as flags.
+        given: Names that the script itself gave.
+        local: Whether mode msgd was asked for: no server.
+    """
+
+    run: Run
+    values: flags.FlagValues
+    given: frozenset[str]
+    local: bool = False
+
+    def worker(self) -> WorkerFlags:
+        """Return those of a worker. Raises ConfigurationError."""
+        return worker_flags.read(self.run.nb_workers, self.values)
+
+    def shard(self) -> PsFlags:
+        """Return those of a PS. Raises ConfigurationError."""
+        ps_flags.check(self.run, self.values)
+        return ps_flags.read(self.run.addresses, self.values)
+
+
+def read_settings(
+    args: Any,
+    keywords: Mapping[str, Any],
+    *,
+    type_node: str,
+    builds_model: bool = False,
+    defaults: Mapping[str, Any] | None = None,
+    momentum: float | None = None,
+) -> Settings:
+    """Read settings.
+
+    Args:
+        args: A namespace, a mapping, a list of words, or None.
+        keywords: What was given by keyword; wins.
+        type_node: "PS" or "Worker".
+        builds_model: Whether flags of model and data have a meaning here.
+        defaults: Other defaults than main.py's.
+        momentum: Of the worker, whatever the method calls it.
+
+    Raises:
+        ConfigurationError: An unknown name, an illegal value, or values that exclude each other.
+    """
+    from thinwire.proto.grpc.server import keep_freed_memory
+
+    keep_freed_memory()
+    elsewhere = _ELSEWHERE if builds_model else _ELSEWHERE | _OWN_MODEL_AND_DATA
+    named, words = _as_names(args, elsewhere)
+    named = named | {name: value for name, value in keywords.items() if value is not None}
+    for name in named:
+        _check_name(name, elsewhere)
+    local = _translate_mode(named)
+    values = _new_values(type_node)
+    for name, value in (defaults or {}).items():
+        values.set_default(name, value)
+    _parse(values, [*words, *(_word(name, value) for name, value in named.items())])
+    if momentum is not None and not local:
+        _give_momentum(values, momentum)
+    given = frozenset(name for name in _OPTIONS if values[name].present)
+    for name in given:
+        _check_name(name, elsewhere)
+    tf_config.fill(values, os.environ.get("TF_CONFIG", ""))
+    run = run_flags.read_run(values)
+    if not builds_model and run.method.collective != THROUGH_PS:
+        raise ConfigurationError(
+            f"--collective={run.method.collective}: workers of scripts meet at the PS; expected "
+            f"{THROUGH_PS}. Use main.py --type_node=Worker for the others."
+        )
+    if not builds_model and type_node == "Worker" and run.method.overlap:
+        raise ConfigurationError(
+            "--overlap: a script computes its own gradients, one after the other; leave it out. "
+            "main.py --type_node=Worker can."
+        )
+    for warning in run.method.check():
+        logging.warning("%s", warning)
+    return Settings(run, values, given, local)
+
+
+def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return `args` as names with values, and as words."""
+    if args is None:
+        return {}, []
+    if isinstance(args, str):
+        raise ConfigurationError(
+            f"args={args!r:.80}: expected a namespace, a mapping, or a list of words such as "
+            "['--nb_workers=2']; split it."
+        )
+    if isinstance(args, Mapping):
+        return {name: value for name, value in args.items() if value is not None}, []
+    if isinstance(args, Sequence):
+        return {}, [str(word) for word in args]
+    return dict(_of_namespace(args, elsewhere)), []
+
+
+def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield what a namespace says of our flags.
+
+    What is the script's own stays its own, but a name that is nearly one of ours is a slip.
+    """
+    is_absl = isinstance(args, flags.FlagValues)
+    everything = args.flag_values_dict() if is_absl else getattr(args, "__dict__", None)
+    if everything is None:
+        raise ConfigurationError(
+            f"args is a {type(args).__name__}; expected a namespace, a mapping, or a list of words."
+        )
+    for name, value in everything.items():
+        if name in _OPTIONS or name == "mode":
+            if value is not None and name not in elsewhere:
+                yield name, value
+        elif (near := _nearest(name)) is not None:
+            raise ConfigurationError(
+                f"args.{name} is no flag of ours, but nearly --{near}. Rename it, or give a "
+                "mapping of what is meant for Thinwire."
+            )
+
+
+def _nearest(name: str) -> str | None:
+    found = difflib.get_close_matches(name, [*_OPTIONS, "mode"], 1, _SIMILAR)
+    return found[0] if found else None
+
+
+def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
+    if name in elsewhere:
+        raise ConfigurationError(f"{name} is not for scripts: {elsewhere[name]}. Leave it out.")
+    if name not in _OPTIONS and name != "mode":
+        near = difflib.get_close_matches(name, [*_OPTIONS, "mode"], 1, 0.0)
+        raise ConfigurationError(
+            f"{name} is no setting of Thinwire; did you mean {near[0]}? Expected the name of a "
+            "flag of main.py (python main.py --help)."
+        )
+
+
+def _translate_mode(named: dict[str, Any]) -> bool:
+    """Turn `mode` and `method` into --method; return whether no server is wanted."""
+    asked = {str(named.pop(name)).lower() for name in ("mode", "method") if name in named}
+    if len(asked) > 1:
+        raise ConfigurationError(
+            f"mode and method were both given, and differ ({', '.join(sorted(asked))}); leave one "
+            "out."
+        )
+    if not asked:
+        return False
+    word = asked.pop()
+    method = _MODES.get(word, word)
+    if method == LOCAL:
+        return True
+    if method not in METHODS:
+        raise ConfigurationError(
+            f"mode={word!r}: expected one of {', '.join(sorted({*METHODS, *_MODES}))}, in upper or "
+            "lower case."
+        )
+    named["method"] = method
+    return False
+
+
+def _give_momentum(values: flags.FlagValues, momentum: float) -> None:
+    """Set the flag that a worker's momentum stands for.
+
+    Raises:
+        ConfigurationError: The method has none on the worker.
+    """
+    name = _MOMENTUM_FLAGS.get(values.method)
+    if name is not None:
+        _parse(values, [_word(name, momentum)])
+    elif momentum:
+        raise ConfigurationError(
+            f"momentum={momentum}: mode {values.method} has none on the worker; expected 0, or "
+            f"mode {', '.join(_MOMENTUM_FLAGS)} or {LOCAL}. For momentum on the server give "
+            "settings a `momentum`, on all nodes."
+        )
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = ",".join(str(each) for each in value)
+    return f"--{name}={value}"
+
+
+def _new_values(type_node: str) -> flags.FlagValues:
+    """Return all flags with their defaults, apart from those of the process."""
+    values = flags.FlagValues()
+    flags.DEFINE_enum(
+        "type_node", type_node, ["PS", "Worker"], "", flag_values=values, module_name="Run"
+    )
+    values["type_node"].present = 1  # TF_CONFIG may say who this is, but not what
+    run_flags.define(*_TOPICS, flag_values=values)
+    return values
+
+
+def _parse(values: flags.FlagValues, words: Sequence[str]) -> None:
+    try:
+        rest = values(["thinwire", *words])[1:]
+    except flags.Error as error:
+        raise ConfigurationError(f"{error}") from error
+    if rest:
+        raise ConfigurationError(f"args has {rest[0]!r}: expected words such as --nb_workers=2.")

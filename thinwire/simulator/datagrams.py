@@ -1,0 +1,203 @@
+"""A worker's datagrams to one shard on the virtual clock.
+
+A simulated shard's side of the datagram path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.ops.routing.base import Transport
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.emulation.priority_link import HEADER_BYTES, PacketArrival
+from thinwire.proto.emulation.uplink import class_of_channel
+from thinwire.proto.token_bucket import TokenBucket
+from thinwire.proto.udp.sender import MAX_SEND_BYTES, Outbox, Piece, Sending
+from thinwire.proto.udp.types import Batch, ChannelCounts
+from thinwire.ps.core import events
+from thinwire.ps.datagrams.receiver import Receptions
+from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
+from thinwire.simulator.clock import Clock
+from thinwire.simulator.links import ClassPipe
+from thinwire.simulator.messages import Datagrams, Part
+
+if TYPE_CHECKING:
+    from thinwire.simulator.shard import SimulatedShard
+
+#: Takes datagrams of one size that arrive together: the bytes, the size of each, the channel.
+Deliver = Callable[[memoryview, int, int], None]
+_PIECE_SECONDS = 1e-3  # of paced datagrams that leave together
+_SHORTEST_WAIT_SECONDS = 5e-5
+
+
+class SimulatedSender:
+    """What `UdpSender` over an emulated link is to a real worker; see `DatagramSender`.
+
+    The same queues by channel, pacing and link, without a thread.
+
+    Args:
+        clock: Virtual time.
+        pipe: The worker's way up.
+        sending: Key, sizes, marks.
+        channels: How many there are.
+        deliver: Hears of what comes through.
+        bucket: Paces all senders of the worker; None: what the link takes.
+    """
+
+    failure: Exception | None = None  # there is no thread that could fail
+
+    def __init__(
+        self,
+        clock: Clock,
+        pipe: ClassPipe,
+        sending: Sending,
+        channels: int,
+        deliver: Deliver,
+        bucket: TokenBucket | None = None,
+    ) -> None:
+        self._clock, self._pipe, self._sending = clock, pipe, sending
+        self._deliver, self._bucket = deliver, bucket
+        self._outbox = Outbox(channels, sending.max_late)
+        self._classes = [
+            class_of_channel(sending.scheme, channel, channels) for channel in range(channels + 1)
+        ]
+        self._piece_bytes = MAX_SEND_BYTES if bucket is None else int(bucket.rate * _PIECE_SECONDS)
+        self._waits = self._closed = False
+        pipe.on_room.append(self._run)
+
+    @property
+    def mtu(self) -> int:
+        """Bytes of the largest datagram that passes."""
+        return self._sending.mtu
+
+    def send(self, batches: Sequence[Batch], step: int) -> None:
+        """Queue batches of one step; see `DatagramSender.send`."""
+        if not self._closed:
+            self._outbox.put(batches, step)
+            self._run()
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Return whether nothing is queued; virtual time cannot pass meanwhile."""
+        del timeout_seconds
+        return not self._outbox
+
+    def counts(self) -> tuple[ChannelCounts, ...]:
+        """Return a copy of the counters, channel 1 first."""
+        return tuple(dataclasses.replace(counts) for counts in self._outbox.counts)
+
+    def close(self) -> None:
+        """Drop what is queued, and deliver nothing any more; may be called twice."""
+        self._closed = True
+        self._outbox.clear()
+        if self._run in self._pipe.on_room:
+            self._pipe.on_room.remove(self._run)
+
+    def _run(self) -> None:
+        """Send what pace and link allow now."""
+        while self._outbox and not self._waits:
+            wait = self._bucket.wait_seconds(self._clock.now) if self._bucket else 0.0
+            if wait > 0:
+                self._waits = True
+                when = self._clock.now + max(wait, _SHORTEST_WAIT_SECONDS)
+                self._clock.at(when, self._resume)
+                return
+            piece = self._outbox.take(self._piece_bytes)
+            if piece is None:
+                return
+            if not self._pipe.has_room(self._classes[piece.waiting.batch.channel]):
+                self._outbox.put_back(piece, 0)
+                return
+            self._carry(piece)
+
+    def _resume(self) -> None:
+        self._waits = False
+        self._run()
+
+    def _carry(self, piece: Piece) -> None:
+        waiting = piece.waiting
+        batch = waiting.batch
+        if not waiting.signed:
+            batch.sign(self._sending.key)
+            waiting.signed = True
+        num_bytes = piece.count * (batch.size + HEADER_BYTES)
+        counts = self._outbox.counts[batch.channel - 1]
+        counts.datagrams += piece.count
+        counts.bytes_on_wire += num_bytes
+        if self._bucket is not None:
+            self._bucket.take(self._clock.now, num_bytes)
+        # Copied, because a batch's buffer may be used again once it has left.
+        arrived = functools.partial(self._arrived, bytes(piece.data), batch.size, batch.channel)
+        self._pipe.offer_datagrams(self._classes[batch.channel], batch.size, piece.count, arrived)
+
+    def _arrived(self, data: bytes, size: int, channel: int, arrival: PacketArrival) -> None:
+        if self._closed or arrival.indices is None:
+            return
+        parts = [data[at : at + size] for at in (size * arrival.indices).tolist()]
+        self._deliver(memoryview(b"".join(parts)), size, channel)
+
+
+_ENTROPY = 71  # of session numbers and keys, which nobody attacks here
+
+
+class SimulatedDatagramPort:
+    """What `thinwire.ps.datagrams.port.DatagramPort` is to a real shard, without sockets.
+
+    Attributes:
+        receptions: The workers' sessions with the shard's present life.
+
+    Args:
+        shard: Whose pushes are put together.
+        decoder: Of these pushes.
+        transport: How datagrams travel.
+    """
+
+    def __init__(self, shard: SimulatedShard, decoder: PushDecoder, transport: Transport) -> None:
+        self._shard, self._decoder, self._transport = shard, decoder, transport
+        router = shard.core.model.method.router
+        in_stream = transport.dgt_transport != "udp"
+        self._ports = range(0) if in_stream else range(1, router.channels + 1)
+        self.begin_life()
+
+    def begin_life(self) -> None:
+        """Belong to another life of the shard: nothing is open."""
+        shard = self._shard
+        self.receptions = Receptions(
+            self._decoder,
+            [piece.size for piece in shard.layout.slices],
+            shard.core.model.method.router,
+            shard.arrive,
+            self._refuse,
+            shard.set_alarm,
+            np.random.default_rng([_ENTROPY, shard.number, shard.life]).bytes,
+            lambda: shard.now,
+        )
+        self.receptions.obey(self._transport)
+
+    def introduce(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
+        """Tell a worker where its datagrams go, and what signs them."""
+        self.receptions.introduce(worker, incarnation, self._ports, welcome)
+
+    def take(self, arrived: Part | Datagrams) -> None:
+        """Take in what has come in a stream."""
+        if isinstance(arrived, Datagrams):
+            message = arrived.message
+            self.receptions.take_from_stream(memoryview(message.data), message.size)
+            return
+        try:
+            self.receptions.mark(arrived.worker, arrived.push, arrived.payload)
+        except NonFinite:
+            self._shard.arrive(events.Refused(arrived.worker, "non_finite"))
+
+    def end_sessions(self) -> None:
+        """End those of workers that have gone."""
+        self.receptions.keep(self._shard.core.sync_state["live"])
+
+    def _refuse(self, worker: int, step: int, message: str) -> None:
+        """Refuse a push that turned out not to be finite when it was whole."""
+        del step, message
+        self._shard.arrive(events.Refused(worker, "non_finite"))

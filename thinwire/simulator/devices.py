@@ -1,0 +1,207 @@
+"""How long a worker's mini-batches take: constant, drawn, or read from a trace.
+
+When workers die and come back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from thinwire.ops.run.settings import per_worker
+from thinwire.ops.types import ConfigurationError
+
+_LONGEST_SECONDS = 86_400.0
+_WIDEST_SIGMA = 5.0
+_FLAG = "sim_step_seconds"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A distribution: what it is made of, and how one value is drawn."""
+
+    parameters: tuple[str, ...]
+    draw: Callable[[Any, Sequence[float]], float]  # (numpy Generator, values) -> seconds
+
+
+#: Name in --sim_step_seconds -> distribution. A lognormal's mean is that of the seconds.
+SHAPES = {
+    "constant": Shape(("seconds",), lambda rng, v: v[0]),
+    "uniform": Shape(("low", "high"), lambda rng, v: float(rng.uniform(v[0], v[1]))),
+    "exponential": Shape(("mean",), lambda rng, v: float(rng.exponential(v[0]))),
+    "lognormal": Shape(
+        ("mean", "sigma"),
+        lambda rng, v: float(v[0] * math.exp(v[1] * rng.standard_normal() - v[1] ** 2 / 2)),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """One worker's step times: a distribution, or a trace that is repeated for ever."""
+
+    shape: str = "constant"
+    values: tuple[float, ...] = ()
+    trace: tuple[float, ...] = ()  # seconds, in order
+
+    def sampler(self, seed: Sequence[int]) -> Callable[[], float]:
+        """Return a function that gives the seconds of one mini-batch after the other."""
+        if self.trace:
+            return _repeat(self.trace)
+        from numpy.random import default_rng
+
+        rng, draw = default_rng(seed), SHAPES[self.shape].draw
+        return lambda: draw(rng, self.values)
+
+
+def parse_speeds(text: str, nb_workers: int) -> tuple[StepTime, ...]:
+    """Read --sim_step_seconds.
+
+    >>> [step.values for step in parse("0.1,0.4", 2)]
+    [(0.1,), (0.4,)]
+
+    Args:
+        text: Numbers between commas, one or one per worker; or ``name:value,...`` of a
+            distribution, one or (between semicolons) one per worker; or ``trace:FILE``.
+        nb_workers: Workers of the run.
+
+    Raises:
+        ConfigurationError: Anything else, or values out of range.
+    """
+    if text.startswith("trace:"):
+        return _traces(text.removeprefix("trace:"), nb_workers)
+    if ":" in text:
+        steps = [_distribution(part.strip()) for part in text.split(";")]
+        chosen = per_worker(range(len(steps)), nb_workers, _FLAG)
+        return tuple(steps[int(number)] for number in chosen)
+    values = per_worker(_numbers(text.split(","), text), nb_workers, _FLAG)
+    return tuple(StepTime(values=(_checked(value, "seconds"),)) for value in values)
+
+
+def _distribution(text: str) -> StepTime:
+    name, colon, rest = text.partition(":")
+    if not colon:
+        return StepTime(values=(_checked(_numbers([text], text)[0], "seconds"),))
+    shape = SHAPES.get(name)
+    if shape is None:
+        raise ConfigurationError(
+            f"--{_FLAG}={text!r}: expected one of {', '.join(SHAPES)} or trace, then a colon."
+        )
+    values = _numbers(rest.split(","), text)
+    if len(values) != len(shape.parameters):
+        raise ConfigurationError(
+            f"--{_FLAG}={text!r}: expected {name}:{','.join(shape.parameters)}."
+        )
+    for parameter, value in zip(shape.parameters, values, strict=True):
+        _checked(value, parameter)
+    if name == "uniform" and values[0] > values[1]:
+        raise ConfigurationError(f"--{_FLAG}={text!r}: expected low <= high.")
+    return StepTime(name, tuple(values))
+
+
+def _checked(value: float, parameter: str) -> float:
+    low, high = (0.0, _WIDEST_SIGMA) if parameter == "sigma" else (1e-6, _LONGEST_SECONDS)
+    if not low <= value <= high:
+        raise ConfigurationError(
+            f"--{_FLAG}: {parameter} is {value:g}; expected a number from {low:g} to {high:g}."
+        )
+    return value
+
+
+def _numbers(words: Iterable[str], text: str) -> list[float]:
+    try:
+        return [float(word) for word in words]
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--{_FLAG}={text!r}: expected seconds such as 0.2 or 0.1,0.2,0.4, a distribution such "
+            f"as lognormal:0.2,0.3, or trace:FILE ({error})."
+        ) from error
+
+
+def _traces(path: str, nb_workers: int) -> tuple[StepTime, ...]:
+    """Read a file with one step a line: a column for all workers, or one for each.
+
+    With one column worker w begins w - 1 n-ths down, so that not all go in step.
+    """
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--{_FLAG}=trace:{path}: {error}.") from error
+    lines = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
+    rows = [_numbers(words, f"trace:{path}") for words in lines]
+    columns = {len(row) for row in rows}
+    if columns not in ({1}, {nb_workers}):
+        raise ConfigurationError(
+            f"--{_FLAG}=trace:{path} has lines of {sorted(columns)} numbers; expected one number "
+            f"a line, or one for each of the {nb_workers} workers (--nb_workers)."
+        )
+    for row in rows:
+        for value in row:
+            _checked(value, f"a step of {path}")
+    if columns == {nb_workers}:
+        return tuple(StepTime(trace=column) for column in zip(*rows, strict=True))
+    trace = tuple(row[0] for row in rows)
+    starts = [len(trace) * number // nb_workers for number in range(nb_workers)]
+    return tuple(StepTime(trace=trace[start:] + trace[:start]) for start in starts)
+
+
+def _repeat(trace: Sequence[float]) -> Callable[[], float]:
+    import itertools
+
+    steps = itertools.cycle(trace)
+    return lambda: next(steps)
+
+
+_OUTAGE = re.compile(r"(\d+)@([\d.]+)(?:-([\d.]+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outage:
+    """A worker is killed at `start` and started again at `end` (None: never)."""
+
+    worker: int
+    start: float  # seconds
+    end: float | None
+
+
+def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:
+    """Read --sim_failures.
+
+    >>> parse("2@30-60, 1@45", 2)[1]
+    Outage(worker=1, start=45.0, end=None)
+
+    Raises:
+        ConfigurationError: Ill-formed, a worker that the run does not have, or overlapping outages.
+    """
+    outages = tuple(_outage(part.strip(), nb_workers) for part in text.split(",") if part.strip())
+    for number, one in enumerate(outages):
+        for other in outages[number + 1 :]:
+            first, second = sorted((one, other), key=lambda outage: outage.start)
+            if one.worker == other.worker and (first.end is None or second.start <= first.end):
+                raise ConfigurationError(
+                    f"--sim_failures={text!r}: worker {one.worker} dies again at {second.start:g} "
+                    "before it is back."
+                )
+    return outages
+
+
+def _outage(text: str, nb_workers: int) -> Outage:
+    found = _OUTAGE.fullmatch(text)
+    try:
+        worker, start = int(found[1]), float(found[2])  # type: ignore[index]
+        end = None if found[3] is None else float(found[3])  # type: ignore[index]
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"--sim_failures: {text!r} is not WORKER@SECONDS-SECONDS; expected for example 2@30-60 "
+            "(worker 2 is dead from second 30 to 60) or 2@30 (for good)."
+        ) from error
+    if not 1 <= worker <= nb_workers or (end is not None and end <= start):
+        raise ConfigurationError(
+            f"--sim_failures: {text!r}: expected a worker of 1..{nb_workers} (--nb_workers) and a "
+            "return after the failure."
+        )
+    return Outage(worker, start, end)

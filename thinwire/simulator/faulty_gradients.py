@@ -1,0 +1,74 @@
+"""Faulty devices on purpose: workers whose gradients are noise of a given size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from thinwire.ops.types import ConfigurationError, State
+
+if TYPE_CHECKING:
+    from thinwire.data.loading import Shard
+    from thinwire.ops.types import Float32
+    from thinwire.simulator.messages import Step
+    from thinwire.simulator.trainer import Trainer
+
+_ENTROPY = 97
+
+
+class GarbageTrainer:
+    """Does a worker's step, and puts noise in the place of its gradient.
+
+    Args:
+        inner: The trainer of all workers.
+        norm: L2 norm of the noise.
+        number: Of the worker.
+    """
+
+    def __init__(self, inner: Trainer, norm: float, number: int) -> None:
+        import numpy as np  # not by those who only read flags
+
+        self._inner, self._norm = inner, norm
+        self._rng = np.random.default_rng([_ENTROPY, number])
+        self.gradient = inner.gradient
+
+    def local_of(self, number: int) -> State:
+        """Return what stays on the worker."""
+        return self._inner.local_of(number)
+
+    def step(self, weights: Float32, statistics: Float32, shard: Shard, local: State) -> Step:
+        """Compute the next mini-batch's gradient for nothing; see Trainer.step."""
+        import numpy as np
+
+        step = self._inner.step(weights, statistics, shard, local)
+        noise = self._rng.standard_normal(len(self.gradient), np.float32)
+        np.multiply(noise, np.float32(self._norm / np.linalg.norm(noise)), out=self.gradient)
+        return step
+
+
+def parse(text: str, nb_workers: int) -> dict[int, float]:
+    """Return worker -> norm of its noise, of text such as ``4:1e6,2:50``.
+
+    Raises:
+        ConfigurationError: It is ill-formed, or names a worker that does not exist.
+    """
+    found: dict[int, float] = {}
+    for word in filter(None, text.split(",")):
+        worker, colon, norm = word.partition(":")
+        try:
+            found[int(worker)] = float(norm)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--sim_garbage: {word!r} is not WORKER:NORM, such as 4:1e6."
+            ) from error
+        if not (colon and 1 <= int(worker) <= nb_workers and 0 < float(norm) < 1e30):
+            raise ConfigurationError(
+                f"--sim_garbage: {word!r}: expected a worker from 1 to {nb_workers} and a norm "
+                "above 0 and below 1e30."
+            )
+    return found
+
+
+def trainer_of(number: int, trainer: Any, garbage: dict[int, float]) -> Any:
+    """Return what computes a worker's gradients."""
+    norm = garbage.get(number)
+    return trainer if norm is None else GarbageTrainer(trainer, norm, number)

@@ -1,0 +1,173 @@
+"""Flags that only a Simulator reads; links and devices are the workers' own flags."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from absl import flags
+
+from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.run.flags import Topic, comma_list, words
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import ConfigurationError, Link
+from thinwire.ps import flags as ps_flags
+from thinwire.simulator import devices as simulator_devices
+from thinwire.simulator import faulty_gradients
+from thinwire.simulator.devices import Outage, StepTime
+from thinwire.worker import flags as worker_flags
+from thinwire.worker.flags import Device
+
+FLAGS = flags.FLAGS
+_DEFAULT_STEP = "0.1"
+
+TOPICS = (
+    Topic(
+        "Simulator",
+        (
+            words(
+                "sim_step_seconds",
+                None,
+                "What a mini-batch takes: seconds, one value or one per worker (0.1,0.4); "
+                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, one or (between "
+                "semicolons) one per worker; trace:FILE with a step a line. --slowdown multiplies "
+                "it, --step_seconds is its lower bound, and stands for it if this flag is not "
+                f"given; without either it is {_DEFAULT_STEP}.",
+            ),
+            words(
+                "sim_failures",
+                "",
+                "Who dies when: WORKER@SECONDS-SECONDS, such as 2@30-60,3@45: worker 2 is killed "
+                "at 30 s and started again at 60 s, worker 3 is killed for good.",
+            ),
+            words(
+                "sim_garbage",
+                "",
+                "Faulty devices: WORKER:NORM, such as 4:1e6: worker 4 sends noise of this L2 norm "
+                "in the place of every gradient, to see what --max_update_norm and its like do.",
+            ),
+            comma_list(
+                "sim_server_seconds",
+                "0",
+                "What a shard takes for each push, one after the other. One value, or one per "
+                "shard.",
+            ),
+            comma_list(
+                "sim_server_mbps",
+                "0",
+                "A shard's own link, shared by all workers, megabit per second each way; 0 is no "
+                "limit. One value, or one per shard.",
+            ),
+        ),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """What one shard can do."""
+
+    seconds_per_push: float
+    mbps: float  # 0: no limit
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatorFlags:
+    """What is simulated."""
+
+    devices: tuple[Device, ...]  # of each worker
+    step_times: tuple[StepTime, ...]  # of each worker, before --slowdown and --step_seconds
+    outages: tuple[Outage, ...]
+    servers: tuple[Server, ...]  # of each shard
+    threads: int
+    clip_norm: float
+    measure: str  # a value of --measure
+    start_timeout_seconds: float
+    settings: dict[str, str]  # as given, for the records
+    weight_decay: float = 0.0  # coupled, as on a worker
+    garbage: dict[int, float] = dataclasses.field(default_factory=dict)  # worker -> norm of noise
+
+
+def check(run: Run) -> None:
+    """Refuse what cannot work, before anything heavy is imported; raises ConfigurationError."""
+    read(run)
+
+
+def read(run: Run) -> SimulatorFlags:
+    """Return the Simulator's settings.
+
+    Raises:
+        ConfigurationError: Step times, failures, links or capacities that are ill-formed or out of
+            range, or another number of values than workers or shards; a collective, or a journal.
+    """
+    if run.method.collective != THROUGH_PS:
+        raise ConfigurationError(
+            f"--collective={run.method.collective} is not simulated; "
+            f"take --collective={THROUGH_PS}."
+        )
+    if FLAGS.journal == "on":
+        raise ConfigurationError(
+            "--journal=on: a simulated PS never dies, so that a journal would be read by nobody; "
+            "leave it out. A simulation that was cut short is played again, to the same bits."
+        )
+    own = worker_flags.read(run.nb_workers)
+    worker_flags.refuse_idle_links(run)
+    devices = worker_flags.devices(run.nb_workers)
+    text = FLAGS.sim_step_seconds or _step_seconds_of(devices)
+    seconds = _per_shard("sim_server_seconds", 3600.0, run.nb_ps)
+    mbps = _per_shard("sim_server_mbps", 1e6, run.nb_ps)
+    links = (f"link_{field.name}" for field in dataclasses.fields(Link))
+    names = ("sim_server_seconds", "sim_server_mbps", *links)
+    return SimulatorFlags(
+        devices=devices,
+        step_times=simulator_devices.parse_speeds(text, run.nb_workers),
+        outages=simulator_devices.parse_outages(FLAGS.sim_failures, run.nb_workers),
+        servers=tuple(Server(*row) for row in zip(seconds, mbps, strict=True)),
+        threads=own.threads,
+        clip_norm=own.clip_norm,
+        measure=own.measure,
+        start_timeout_seconds=ps_flags.read(run.addresses).start_timeout_seconds,
+        settings={
+            "step_seconds": _shortened(text),
+            "failures": _shortened(FLAGS.sim_failures),
+            "garbage": _shortened(FLAGS.sim_garbage),
+            **{name: _shortened(",".join(FLAGS[name].value)) for name in names},
+        },
+        weight_decay=own.weight_decay,
+        garbage=faulty_gradients.parse(FLAGS.sim_garbage, run.nb_workers),
+    )
+
+
+def _step_seconds_of(devices: tuple[Device, ...]) -> str:
+    """Return what stands for --sim_step_seconds when it is not given."""
+    floors = [device.step_seconds for device in devices]
+    if min(floors) <= 0:
+        return _DEFAULT_STEP
+    if any(device.slowdown > 1 for device in devices):
+        raise ConfigurationError(
+            "--slowdown multiplies --sim_step_seconds, which was not given, and --step_seconds is "
+            "only its lower bound; give --sim_step_seconds, or leave --slowdown out."
+        )
+    return ",".join(map(str, floors))
+
+
+def _per_shard(name: str, most: float, nb_ps: int) -> list[float]:
+    """Return one number from 0 to `most` for each shard."""
+    try:
+        values = [float(word) for word in FLAGS[name].value]
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--{name}: expected numbers such as 0.002 or 0,0.01 ({error})."
+        ) from error
+    if len(values) not in (1, nb_ps):
+        raise ConfigurationError(
+            f"--{name} has {len(values)} values; give one, or one for each of the {nb_ps} shards "
+            "(--nb_ps)."
+        )
+    for value in values:
+        if not 0.0 <= value <= most:
+            raise ConfigurationError(f"--{name}={value:g}: expected a number from 0 to {most:g}.")
+    return values * (nb_ps if len(values) == 1 else 1)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,130 @@
+"""Evaluations, status lines, summary and report of a simulated run, by virtual time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from absl import logging
+
+from thinwire.ops.run.settings import Run
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.telemetry import run_status
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.telemetry.status import StatusBoard
+from thinwire.simulator.simulation import Simulation
+from thinwire.supervisor.dashboard import Dashboard
+from thinwire.supervisor.flags import SupervisorFlags
+from thinwire.supervisor.recorder import Recorder
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+_RECORD_SECONDS = 5.0  # virtual, between two status lines in metrics.jsonl ...
+_WORKERS_A_LINE = 50  # ... of so many workers; with more of them, lines are rarer
+_PLAIN_LINE_SECONDS = 10.0  # of this machine, where there is no terminal
+_LIVE_SECONDS = 0.5  # of this machine, on a terminal
+_SHARE_OF_WORK = 50  # showing takes at most one part in so many of the time
+
+
+class Records:
+    """What the Supervisor of a real run keeps. Evaluations take no virtual time.
+
+    Args:
+        run: The run's settings.
+        own: How often to evaluate; seconds are virtual.
+        recorder: Writes the files.
+        simulation: What is recorded.
+    """
+
+    def __init__(
+        self, run: Run, own: SupervisorFlags, recorder: Recorder, simulation: Simulation
+    ) -> None:
+        self._run, self._own, self._recorder, self._simulation = run, own, recorder, simulation
+        self._boards = [
+            StatusBoard(run, simulation.spec, shard.core, shard, shard.received)  # type: ignore[arg-type]
+            for shard in simulation.shards
+        ]
+        self.dashboard = Dashboard()
+        self._evaluated = -1  # version
+        self._evaluate_at = 0.0
+        self._record_at = 0.0
+        self._show_at = time.monotonic()
+
+    def keep(self, now: float) -> None:
+        """Evaluate, record and show what is due at `now`; at the target accuracy end the run."""
+        version = self._simulation.shards[0].core.version
+        if version != self._evaluated and (now >= self._evaluate_at or self._due(version)):
+            self._evaluate_at = now + self._own.eval_interval_seconds
+            if self._evaluate(final=False) and self._simulation.shards[0].core.stop_reason is None:
+                self._simulation.stop("target_accuracy")
+        if now >= self._record_at:
+            crowd = math.ceil(len(self._simulation.workers) / _WORKERS_A_LINE)
+            self._record_at = now + _RECORD_SECONDS * crowd
+            self._recorder.status(self._status(None))
+            self._record_rounds()
+        if time.monotonic() >= self._show_at:
+            self._show()
+
+    def _show(self) -> None:
+        """Show how far the run is; with many workers more rarely, for it takes long."""
+        begun = time.monotonic()
+        self.dashboard.update(self._status(None), self._recorder.latest)
+        pause = _LIVE_SECONDS if self.dashboard.live else _PLAIN_LINE_SECONDS
+        now = time.monotonic()
+        self._show_at = now + max(pause, _SHARE_OF_WORK * (now - begun))
+
+    def finish(self, reason: str) -> None:
+        """Evaluate the final version, write summary and report."""
+        self._evaluate(final=reason != "interrupted")
+        self._record_rounds()
+        self._recorder.finish(self._status(reason))
+        logging.info("report: %s", self._run.run_dir / "report" / "index.html")
+
+    def _record_rounds(self) -> None:
+        for worker in self._simulation.workers:
+            for batch in worker.rounds():
+                self._recorder.rounds(worker.number, batch)
+
+    def _due(self, version: int) -> bool:
+        interval = self._own.eval_interval_updates
+        return interval > 0 and version - max(0, self._evaluated) >= interval
+
+    def _evaluate(self, final: bool) -> bool:
+        """Evaluate; return whether the target accuracy is reached."""
+        weights, statistics, versions = self._view()
+        self._evaluated = versions[0]
+        evaluation = self._recorder.evaluate(
+            self._status(None), weights, versions, final, statistics
+        )
+        target = self._run.target_accuracy
+        return target is not None and evaluation.accuracy >= target
+
+    def _view(self) -> tuple[Float32, Float32 | None, list[int]]:
+        """Return the whole model, averaged statistics if any, and the version of each shard."""
+        statistics = None
+        weights = np.empty(self._simulation.spec.num_parameters, np.float32)
+        versions = []
+        for shard in self._simulation.shards:
+            reply = shard.observe()
+            edges = shard.layout.offsets
+            for slot, where in enumerate(shard_positions(self._simulation.spec, shard.layout)):
+                weights[where] = reply.update.values[edges[slot] : edges[slot + 1]]
+            versions.append(reply.version)
+            statistics = reply.aux if reply.aux is not None else statistics
+        return weights, statistics, versions
+
+    def _status(self, reason: str | None) -> run_status.RunStatus:
+        first, *others = self._simulation.shards
+        for worker in self._simulation.workers:
+            first.reports[(pb.ROLE_WORKER, worker.number)] = worker.report()
+        for shard, board in zip(others, self._boards[1:], strict=True):
+            first.reports[(pb.ROLE_SHARD, shard.number)] = board.shard_document()
+        status = self._boards[0].status()
+        policies = status.policies | {"simulator": dict(self._simulation.own.settings)}
+        return dataclasses.replace(
+            status, policies=policies, stop_reason=reason or status.stop_reason
+        )

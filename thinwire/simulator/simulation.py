@@ -1,0 +1,270 @@
+"""All nodes of a run in one process, and the loop that lets virtual time pass."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import logging
+
+from thinwire.data.loading import Shard, take_shards
+from thinwire.ops.optimizers.schedule import Budget
+from thinwire.ops.run.settings import Run
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.sync import groups as sync_groups
+from thinwire.ops.sync.groups import format_groups
+from thinwire.ops.sync.rule import SyncRule
+from thinwire.ps.core import events
+from thinwire.ps.core.averages import AuxMean
+from thinwire.ps.core.claims import ClaimBounds
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.persistence.journal_format import Coder
+from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.simulator.clock import Clock
+from thinwire.simulator.faulty_gradients import trainer_of
+from thinwire.simulator.flags import SimulatorFlags
+from thinwire.simulator.shard import SimulatedShard
+from thinwire.simulator.storage import Keeps, KeptShard
+from thinwire.simulator.streams import Streams
+from thinwire.simulator.worker import Equipment, SimulatedWorker
+from thinwire.worker.core.core import WorkerCore
+from thinwire.worker.telemetry.round_trace import REGISTRY
+
+if TYPE_CHECKING:
+    from thinwire.simulator.trainer import Trainer  # which imports TensorFlow
+
+
+class Simulation:
+    """One run on a virtual clock.
+
+    Attributes:
+        clock: Virtual time.
+        shards: The parameter servers, shard 0 first.
+        workers: In order of id.
+        end: Why the run ended; None while it goes on.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        own: SimulatorFlags,
+        trainer: Trainer,
+        dataset: Any,
+        bodies: Any,
+        keeps: Keeps | None = None,
+    ) -> None:
+        """Build every node; nothing happens yet.
+
+        Args:
+            run: The run's settings.
+            own: What is simulated.
+            trainer: Computes all gradients.
+            dataset: With train_images and train_labels, as thinwire.data.loading loads it.
+            bodies: ops.kernels.Kernels.
+            keeps: How shards keep their state, so that they can be killed and started; None: they
+                keep nothing, for a simulation is repeated and not resumed.
+
+        Raises:
+            ConfigurationError: More shards than the model has pieces, or a batch that does not fit
+                a worker's share of the data.
+        """
+        self._run, self.own, self._bodies, self._trainer = run, own, bodies, trainer
+        self.spec = trainer.spec
+        self.clock = Clock()
+        self.end: str | None = None
+        self._initial, self._keeps_state = trainer.weights.copy(), keeps is not None
+        self._layouts = run.method.placement.place(self.spec, run.nb_ps)
+        examples = run.epochs and max(1, round(run.epochs * len(dataset.train_labels)))
+        budget = Budget(run.iter_max, examples or None)
+        self._budget = budget
+        self.shards = [self._shard(number) for number in range(run.nb_ps)]
+        self.shards[0].followers = self.shards[1:]
+        for shard in self.shards[1:]:
+            shard.leader = self.shards[0]
+        self.shards[0].on_end = self._note_end
+        self.shards[0].on_groups = self._note_groups
+        bounds = ClaimBounds.of(run.method, len(dataset.train_labels))
+        decoders = [
+            PushDecoder(shard.layout, shard.core.model.kind, bodies, shard.core.aux.size, bounds)
+            for shard in self.shards
+        ]
+        for shard, decoder in zip(self.shards, decoders, strict=True):
+            shard.decoder = decoder
+            if run.method.router.uses_datagrams:
+                shard.receive_datagrams(decoder, run.transport)
+        self.workers = [
+            SimulatedWorker(
+                self._equipment(number, shard, decoders),
+                trainer_of(number, trainer, own.garbage),
+                self.clock,
+            )
+            for number, shard in enumerate(take_shards(run, dataset), start=1)
+        ]
+        if keeps is not None:
+            self._keep(keeps)
+
+    def play(self, keep: Callable[[float], None], interrupted: Callable[[], bool]) -> str:
+        """Let time pass until the run ends; return why.
+
+        Args:
+            keep: Called after each event with the time, for the records.
+            interrupted: Whether the user wants an end.
+        """
+        self._schedule()
+        while self.end is None:
+            if interrupted() or not self.clock.advance():
+                self.end = "interrupted"
+            keep(self.clock.now)
+        self._let_followers_finish()
+        for worker in self.workers:
+            if worker.alive:
+                worker.leave("done")
+        return self.end
+
+    def _let_followers_finish(self) -> None:
+        """Let what was sent with the last push arrive at the other shards, then end them too."""
+        first, *others = self.shards
+        until = self.clock.now + self._run.lease_seconds
+        while any(shard.core.version < first.core.version for shard in others):
+            if self.clock.now > until or not self.clock.advance():
+                break
+        for shard in others:
+            shard.handle(events.Stop(str(self.end)))
+
+    def stop(self, reason: str) -> None:
+        """End the run, as a Supervisor may."""
+        self.shards[0].handle(events.Stop(reason))
+
+    def _note_end(self, reason: str) -> None:
+        self.end = reason
+
+    def _note_groups(self, found: events.Regrouped) -> None:
+        run = self._run
+        logging.info(
+            "groups by speed from %.3f s on: %s", self.clock.now, format_groups(found.groups)
+        )
+        if len(found.speeds) == run.nb_workers:
+            flags = sync_groups.write(run.run_dir, found.groups, found.speeds)
+            logging.info("for another run with shares of data by speed: %s", flags)
+
+    # -- the calendar -----------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        for shard in self.shards:
+            if not shard.alive:
+                shard.start()
+        for worker in self.workers:
+            self.clock.at(0.0, worker.start)
+        for outage in self.own.outages:
+            worker = self.workers[outage.worker - 1]
+            self.clock.at(outage.start, functools.partial(_kill, worker))
+            if outage.end is not None:
+                self.clock.at(outage.end, worker.start)
+        self._beat()
+
+    def _beat(self) -> None:
+        """Renew the leases of the living, as their heartbeats do."""
+        living = [worker for worker in self.workers if worker.awake]
+        for worker in living:
+            for connection in worker.streams.connections:
+                if connection.carries:
+                    connection.shard.arrive(events.Alive(worker.number))
+        last_return = max((o.end for o in self.own.outages if o.end is not None), default=0.0)
+        if living or self.clock.now <= last_return:
+            self.clock.at(self.clock.now + self._run.lease_seconds / 3, self._beat)
+
+    # -- building ---------------------------------------------------------------------------
+
+    def _shard(self, number: int) -> SimulatedShard:
+        run, layout = self._run, self._layouts[number]
+        core = self._made(number, self._config(number, 0, 1, False), run.lease_seconds)
+        shard = SimulatedShard(number, core, layout, self.own.servers[number], self.clock)
+        shard.lease_seconds = run.lease_seconds
+        return shard
+
+    def _keep(self, keeps: Keeps) -> None:
+        """Let every shard keep its state, and begin from what is there."""
+        run = self._run
+        for shard in self.shards:
+            number, size = shard.number, shard.core.aux.size
+            shard.kept = KeptShard(
+                run,
+                keeps,
+                self.spec,
+                functools.partial(Coder, shard.layout, run.method, self._bodies, size),
+                functools.partial(self._made, number),
+                functools.partial(self._config, number),
+            )
+            shard.alive = shard.is_open = False
+
+    def _config(self, number: int, generation: int, undone: int, goes_on: bool) -> CoreConfig:
+        """Return what a life of a shard is made with; see `thinwire.ps.role`, which does the same."""
+        run, patience = self._run, self.own.start_timeout_seconds
+        return CoreConfig(
+            budget=self._budget,
+            schedule=run.schedule,
+            nb_workers=run.nb_workers,
+            generation=generation,
+            generations_undone=undone,
+            max_seconds=run.max_seconds if number == 0 else None,
+            start_timeout_seconds=min(patience, 10.0 + 2 * run.lease_seconds)
+            if goes_on
+            else patience,
+            snapshot_interval_seconds=run.checkpoint_interval_seconds
+            if self._keeps_state
+            else math.inf,
+            offsets=self._layouts[number].offsets,
+            guards=run.guards,
+        )
+
+    def _made(self, number: int, config: CoreConfig, lease_seconds: float) -> PsCore:
+        """Return a core that has been told nothing."""
+        run, layout = self._run, self._layouts[number]
+        membership: Coordinator | Follower = Coordinator(run.nb_workers, lease_seconds)
+        rule, aux = run.method.sync, AuxMean()
+        if number == 0:
+            aux = AuxMean(
+                self._trainer.statistics, run.method.num_averaged(self.spec.num_parameters)
+            )
+        else:  # leave to go on is shard 0's alone to give
+            membership, rule = Follower(run.nb_workers), SyncRule(rule.groups)
+        theta = np.concatenate([self._initial[at] for at in shard_positions(self.spec, layout)])
+        return PsCore(config, run.method, theta, self._bodies, membership, rule, aux)
+
+    def _equipment(self, number: int, shard: Shard, decoders: Sequence[PushDecoder]) -> Equipment:
+        run, device = self._run, self.own.devices[number - 1]
+        draw = self.own.step_times[number - 1].sampler([run.seed, number])
+        streams = Streams(
+            number, device.link, run.seed * 1000 + number, self.shards, decoders, self.clock,
+            run.method.router, run.transport,
+        )  # fmt: skip
+        streams.patience_seconds = run.reconnect_timeout_seconds
+        return Equipment(
+            number=number,
+            make_core=functools.partial(
+                WorkerCore,
+                self.spec,
+                self._layouts,
+                run.method,
+                self._bodies,
+                [run.seed, number],
+                self._trainer.statistics,
+                shard.num_train,
+            ),
+            shard=shard,
+            step_seconds=lambda: max(device.step_seconds, device.slowdown * draw()),
+            streams=streams,
+            measure=REGISTRY[self.own.measure](
+                run.method.pacer, streams, clock=lambda: self.clock.now
+            ),
+        )
+
+
+def _kill(worker: SimulatedWorker) -> None:
+    if worker.alive:
+        worker.die()

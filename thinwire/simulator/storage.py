@@ -1,0 +1,190 @@
+"""What a simulated shard leaves on disk, and the life that begins from it, as a real one's does."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from absl import logging
+
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import ModelSpec, State
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.persistence.journal import Journal, JournaledCore
+from thinwire.ps.persistence.journal_format import Coder
+from thinwire.ps.persistence.policy import Keeping
+from thinwire.ps.persistence.replay import MakeCore
+from thinwire.ps.persistence.shard_store import SavedShard
+from thinwire.simulator.clock import Clock
+
+#: What it takes to write a snapshot, in virtual seconds; a newer one waits meanwhile.
+WRITE_SECONDS = 0.05
+
+
+class Killed(Exception):
+    """The process was killed inside a call; what it had not written by then never is."""
+
+
+class Disk:
+    """Where a shard's files are made; one that fails takes its place in tests."""
+
+    def create(self, path: pathlib.Path) -> BinaryIO:
+        """Make a new file, without a buffer.
+
+        Raises:
+            OSError: The disk refuses.
+            Killed: It is the last thing that happens.
+        """
+        return open(path, "xb", buffering=0)  # type: ignore[return-value]  # unbuffered
+
+    def save(self, checkpoints: Checkpoints, version: int, state: State) -> None:
+        """Write a snapshot; see `create`."""
+        checkpoints.save(version, state)
+
+
+class SimulatedSaver:
+    """What `thinwire.ps.persistence.shard_store.Saver` is to a real shard, on the virtual clock."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        on_saved: Callable[[State], None],
+        disk: Disk,
+        later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        """Write nothing yet; `later` calls something in so many seconds, if this life lasts."""
+        self._checkpoints, self._on_saved, self._disk = checkpoints, on_saved, disk
+        self._later = later
+        self._next: tuple[int, State] | None = None
+        self._busy = False
+        self.failure: Exception | None = None
+
+    def put(self, version: int, state: State) -> None:
+        """Have a snapshot written soon."""
+        self._next = (version, state)
+        if not self._busy:
+            self._busy = True
+            self._later(WRITE_SECONDS, self._write)
+
+    def flush(self) -> None:
+        """Write what waits.
+
+        Raises:
+            Exception: Why writing failed.
+        """
+        if self._next is not None:
+            self._write()
+        if self.failure is not None:
+            raise self.failure
+
+    def _write(self) -> None:
+        self._busy = False
+        if self._next is None:
+            return
+        (version, state), self._next = self._next, None
+        try:
+            self._disk.save(self._checkpoints, version, state)
+            self._on_saved(state)
+            self.failure = None
+        except OSError as error:
+            self.failure = error
+            logging.error("cannot write the checkpoint of version %d: %s", version, error)
+
+
+class SimulatedPlace(SavedShard):
+    """A shard's place on disk, written to on the virtual clock."""
+
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        spec: ModelSpec,
+        disk: Disk,
+        later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        """Read what is there; see SavedShard."""
+        super().__init__(run, name, spec)
+        self._disk, self._later = disk, later
+
+    def open(self) -> None:
+        """Get ready to write."""
+        saver = SimulatedSaver(self._checkpoints, self._cut, self._disk, self._later)
+        self._saver = saver  # type: ignore[assignment]  # the same methods
+
+    def new_journal(self, coder: Coder, model_bytes: int) -> Journal:
+        """Return a journal that goes on from the one that was found."""
+        end = self._replayed.place if self._replayed is not None else None
+        return Journal(self.folder, coder, model_bytes, end, self._disk.create)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeps:
+    """How the shards of a run keep their state."""
+
+    journal: str  # as --journal
+    disks: tuple[Disk, ...]  # of each shard
+
+
+class KeptShard:
+    """Begins a shard's lives, one after the other, from what the one before has left.
+
+    Args:
+        run: The run's settings.
+        keeps: How state is kept.
+        spec: Of the whole model.
+        make_coder: Makes a coder of the shard's events.
+        make: Makes a core that has been told nothing.
+        config: (generation, generations undone, whether the run goes on) -> its settings.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        keeps: Keeps,
+        spec: ModelSpec,
+        make_coder: Callable[[], Coder],
+        make: MakeCore,
+        config: Callable[[int, int, bool], CoreConfig],
+    ) -> None:
+        self._run, self._keeps, self._spec = run, keeps, spec
+        self._make_coder, self._make, self._config = make_coder, make, config
+        self.saved: SimulatedPlace | None = None
+
+    def begin(self, shard: Any) -> bool:
+        """Give a shard the core that it goes on with; return False if the run is finished."""
+        run, coder = self._run, self._make_coder()
+        disk = self._keeps.disks[shard.number]
+        later = functools.partial(_later, shard, shard.clock)
+        self.saved = saved = SimulatedPlace(run, f"ps-{shard.number}", self._spec, disk, later)
+        keeping = Keeping(run, self._keeps.journal, saved, coder, self._spec)
+        keeping.replay(self._make)
+        config = self._config(saved.generation, saved.generations_undone, bool(saved.core))
+        core = self._make(config, run.lease_seconds)
+        if saved.core:
+            core.restore(saved.core)
+        if saved.finished:
+            return False
+        saved.open()
+        shard.take_core(core, JournaledCore(core))
+        keeping.begin(shard)  # it has what that asks of a server
+        return True
+
+    def save(self, shard: Any, version: int, state: State) -> None:
+        """Have a snapshot written."""
+        if self.saved is None:
+            return
+        journaled, came = shard.journaled, shard.received() or Received()
+        state, begun = journaled.consistent(state), journaled.begin()
+        reports = shard.reports.copy()
+        run_id = shard.identity.run_id
+        self.saved.put(version, state, run_id, shard.bytes_down(), reports, came, begun)
+
+
+def _later(shard: Any, clock: Clock, seconds: float, call: Callable[[], None]) -> None:
+    """Call something later, if the shard's present life lasts so long."""
+    clock.at(clock.now + seconds, functools.partial(shard.if_it_lives, shard.life, call))

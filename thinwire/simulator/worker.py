@@ -1,0 +1,285 @@
+"""One worker on the virtual clock: the worker core, its device, its deaths."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from thinwire.data.loading import Shard
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.telemetry import round_trace, run_status
+from thinwire.ops.telemetry.round_trace import Origin
+from thinwire.ops.types import State
+from thinwire.ps.core import events
+from thinwire.simulator.asking import SimulatedAsker
+from thinwire.simulator.clock import Clock
+from thinwire.simulator.streams import Streams
+from thinwire.worker.core.core import WorkerCore
+from thinwire.worker.core.messages import Outgoing, ShardReply, taken
+from thinwire.worker.telemetry.round_trace import Measure
+from thinwire.worker.trainer import Setbacks
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+    from thinwire.simulator.messages import Step
+    from thinwire.simulator.trainer import Trainer  # which imports TensorFlow
+
+
+@dataclasses.dataclass(frozen=True)
+class Equipment:
+    """What one worker owns."""
+
+    number: int  # from 1
+    make_core: Callable[[], WorkerCore]  # for each of its lives
+    shard: Shard  # its examples
+    step_seconds: Callable[[], float]  # of its next mini-batch
+    streams: Streams
+    measure: Measure
+
+
+@dataclasses.dataclass(frozen=True)
+class _Computed:
+    """A mini-batch's gradient, and the shards' versions that it was computed at."""
+
+    step: Step
+    gradient: Float32
+    versions: list[int]
+
+
+@dataclasses.dataclass
+class Seconds:
+    """Where a worker's virtual time went."""
+
+    compute: float = 0.0
+    send: float = 0.0
+    wait: float = 0.0
+
+
+class SimulatedWorker:
+    """Joins, steps and exchanges; dies and comes back when told to."""
+
+    def __init__(self, own: Equipment, trainer: Trainer, clock: Clock) -> None:
+        """Wait to be started."""
+        self.number, self._own, self._trainer, self._clock = own.number, own, trainer, clock
+        self._streams, self._measure = own.streams, own.measure
+        self.core = own.make_core()
+        self._local: State = {}
+        self._asker = SimulatedAsker(self.core.method.pacer, self._streams, clock)
+        self._outgoing: Outgoing | None = None
+        self._overlaps = self.core.method.overlap
+        self._ahead: _Computed | None = None  # while an exchange is under way
+        self._ahead_is_done = False
+        self._means = self.core.statistics  # over the workers, as the last reply brought them
+        self._step_seconds = 0.0
+        self._query_began = 0.0
+        self._seconds = Seconds()
+        self._num_steps = self._num_non_finite = 0
+        self._setbacks = Setbacks()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._streams.incarnation > 0
+
+    # -- life and death ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin a life."""
+        if self._streams.life:  # not the first one
+            self.core = self._own.make_core()
+        self._asker = SimulatedAsker(self.core.method.pacer, self._streams, self._clock)
+        self._local = self._trainer.local_of(self.number)
+        self._step_seconds = self._own.step_seconds()  # measured alone before the start
+        self._setbacks, self._outgoing, self._ahead = Setbacks(), None, None
+        self._streams.begin_life(self)
+
+    def die(self, is_seen: bool = True) -> None:
+        """Be killed: what is on its way is lost.
+
+        Args:
+            is_seen: Whether the shards see the streams break; where a machine loses its power
+                nobody does.
+        """
+        self._streams.break_off(is_seen)
+
+    def leave(self, cause: str) -> None:
+        """Say farewell to every shard and end."""
+        self._streams.farewell(cause)
+
+    def refused(self) -> None:
+        """End, as a process does that is told that it has no place here."""
+        self._streams.end_life()
+
+    def unreachable(self) -> None:
+        """End, as a process does that finds no shard for too long."""
+        logging.error("worker %d: a shard cannot be reached; it gives up", self.number)
+        self.leave("error")
+
+    def freeze(self, seconds: float) -> None:
+        """Stand still for so long, heartbeats included; what comes meanwhile waits."""
+        self._streams.asleep_until = self._clock.now + seconds
+
+    @property
+    def awake(self) -> bool:
+        """Whether the process runs and does not stand still."""
+        return self.alive and self._clock.now >= self._streams.asleep_until
+
+    @property
+    def streams(self) -> Streams:
+        """Its streams to the shards."""
+        return self._streams
+
+    def joined(self, last_step: int) -> None:
+        """Take over the model."""
+        self.core.step = last_step
+        self._streams.pull()
+
+    # -- training ---------------------------------------------------------------------------
+
+    def _consider(self) -> None:
+        """Go on with a mini-batch, or end the round if the state server says so."""
+        if self.core.stopped:
+            return
+        if self._setbacks.are_too_many:
+            logging.warning("worker %d: what it sends stays unusable; it gives up", self.number)
+            self.leave("diverged")
+            return
+        self._measure.begin_step()
+        self._query_began = self._clock.now
+        core = self.core
+        self._asker.ask(core.step + 1, core.round.num_steps, self._step_seconds, self._decided)
+
+    def _decided(self, ready: bool) -> None:
+        asked_for = self._clock.now - self._query_began
+        self._seconds.wait += asked_for
+        self._measure.note(round_trace.CHECK_READY, asked_for)
+        if ready:
+            self._push(self.core.end_round())
+            return
+        self._step_seconds = self._own.step_seconds()
+        if self._overlaps:
+            self._ahead, self._ahead_is_done = self._compute(), False
+        done = functools.partial(self._finish_step, self._streams.incarnation)
+        self._clock.at(self._clock.now + self._step_seconds, done)
+
+    def _finish_step(self, incarnation: int) -> None:
+        """Have the gradient, and what the pacer and the codec make of it."""
+        if incarnation != self._streams.incarnation:
+            return
+        if not self.awake:
+            again = functools.partial(self._finish_step, incarnation)
+            self._clock.at(self._streams.asleep_until, again)
+            return
+        self._seconds.compute += self._step_seconds
+        self._measure.note(round_trace.FORWARD_AND_BACKWARD, self._step_seconds)
+        self._ahead_is_done = True
+        if self._overlaps:
+            self._go_ahead()
+        else:
+            self._take_in(self._compute())
+
+    def _compute(self) -> _Computed:
+        """Compute a gradient at the weights of now."""
+        core, trainer = self.core, self._trainer
+        statistics = self._means if self._overlaps else core.statistics
+        step = trainer.step(core.weights, statistics, self._own.shard, self._local)
+        self._local = step.local
+        self._num_steps += 1
+        # Its own: a push that is sent again is coded again, when others have used the trainer.
+        return _Computed(step, trainer.gradient.copy(), list(core.versions))
+
+    def _go_ahead(self) -> None:
+        """Begin the next exchange if the gradient is there, and the answer to the last push."""
+        computed = self._ahead
+        if computed is None or not self._ahead_is_done or self._outgoing is not None:
+            return
+        self._ahead = None
+        if not self.core.stopped:
+            self._take_in(computed)
+
+    def _take_in(self, computed: _Computed) -> None:
+        """Hand a gradient to the pacer and the codec, and do what they want."""
+        step = computed.step
+        try:
+            outgoing = self.core.begin(
+                computed.gradient, step.samples, step.loss, step.statistics, computed.versions
+            )
+        except NonFiniteUpdate:
+            self._num_non_finite += 1
+            self._setbacks.note(applied=False)
+            self._consider()
+            return
+        if outgoing is None:
+            self._setbacks.note(applied=True)
+            self._consider()
+        else:
+            self._push(outgoing)
+            if self._overlaps:
+                self._consider()
+
+    def _push(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+        self._streams.push(outgoing)
+
+    # -- what shards say --------------------------------------------------------------------
+
+    def answered(self, answer: events.Answer | None) -> None:
+        """Hear the state server."""
+        self._asker.hear(answer)
+
+    def replied(self, replies: list[ShardReply | None]) -> None:
+        """Go on at the shards' model."""
+        for number, reply in enumerate(replies):
+            if reply is not None:
+                self.core.receive(number, reply)
+        self._book(replies)
+        self.core.note_refusals(replies)
+        self._setbacks.note(taken(replies))
+        self.core.restart_from_base()
+        self._asker.begin_round(self.core.step + 1, self._step_seconds)
+        if self._overlaps:
+            self._means = self.core.statistics.copy()
+        if self._ahead is not None:
+            self._go_ahead()
+        else:
+            self._consider()
+
+    def _book(self, replies: list[ShardReply | None]) -> None:
+        """Write down where the time of an exchange went."""
+        asked_at, sent_at, now = self._streams.asked_at, self._streams.sent_at, self._clock.now
+        self._seconds.send += sent_at - asked_at
+        self._seconds.wait += now - max(sent_at, asked_at)
+        outgoing, self._outgoing = self._outgoing, None
+        if outgoing is None:  # a pull: training begins
+            self._measure.begin(self._seconds.compute + self._seconds.send + self._seconds.wait)
+        else:
+            exchange = now - asked_at
+            self._measure.note_exchange(exchange)
+            self._measure.end_round(outgoing, replies, self._own.shard.cursor.epoch, exchange)
+
+    # -- figures ----------------------------------------------------------------------------
+
+    def report(self) -> str:
+        """Return the worker's own counters, as a real one sends them to shard 0."""
+        seconds, now = self._seconds, self._clock.now
+        return run_status.WorkerMetrics(
+            id=self.number,
+            clock=self.core.step,
+            bytes_up=self._streams.bytes_up,
+            compute_seconds=seconds.compute,
+            send_seconds=seconds.send,
+            wait_seconds=seconds.wait,
+            non_finite=self._num_non_finite,
+            steps_per_second=self._num_steps / now if now else 0.0,
+            labels=self._own.shard.label_counts,
+            datagrams=self._streams.datagrams,
+        ).to_json()
+
+    def rounds(self) -> list[str]:
+        """Return the rounds since the last time, as a real worker sends them."""
+        origin = Origin("simulated", "cpu", self.number - 1, f"{self._streams.life:08x}")
+        return self._measure.batches(origin, None)

@@ -1,0 +1,350 @@
+"""One worker's ways to the shards: what paces its streams, and what carries its datagrams.
+
+What a worker sends a shard in datagrams, beside the stream or in it.
+
+What a worker has sent, by channel: blocks as the router parts them, bytes as they leave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from thinwire.ops.routing.base import Lost, Routed, Transport
+from thinwire.ops.routing.counters import SentCounts
+from thinwire.ops.routing.datagram_format import Session
+from thinwire.ops.routing.packetizer import Batch, Sealed, Sealer
+from thinwire.ops.types import Link
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto import udp
+from thinwire.proto.emulation.link import EmulatedSender, LinkModel
+from thinwire.proto.emulation.uplink import EmulatedUplink
+from thinwire.proto.udp import ChannelCounts, DatagramSender, Sending
+
+#: Makes what sends to a shard: its host, its ports, the key of the session.
+Connect = Callable[[str, Sequence[int], bytes], DatagramSender]
+
+
+class DatagramLeg:
+    """One worker's datagrams to one shard.
+
+    They travel over UDP; or behind each push in the stream, where they can no longer be lost but
+    still be late; or, after too many of them were lost, before it, so that nothing is either.
+
+    Args:
+        worker: Its id.
+        channels: How many there are.
+        transport: Sizes and ways.
+        marks_slots: Whether each slot's part of a push ends its datagrams.
+        connect: Opens the way over UDP.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        channels: int,
+        transport: Transport,
+        marks_slots: bool,
+        connect: Connect,
+    ) -> None:
+        self._worker, self._channels, self._transport = worker, channels, transport
+        self.marks_slots = marks_slots
+        self._connect = connect
+        self._session: Session | None = None
+        self._sender: DatagramSender | None = None
+        self._sealer: Sealer | None = None
+        self._sealed: tuple[int, Sealed] | None = None  # of the step
+        self._lock = threading.RLock()  # another thread asks for the counts
+        self._counts_before = [ChannelCounts() for _ in range(channels)]
+        self._poor_steps = 0
+        self.fell_back = False
+        self.address = ""
+
+    def opened(self, address: str, welcome: pb.Welcome) -> None:
+        """Hear where datagrams go; a session that is known already goes on."""
+        said = welcome.datagrams
+        if self._session is not None and self._session.id == said.session:
+            return
+        self.close()
+        self.address = address
+        self._session = Session(said.session, said.key, self._worker)
+        mtu = self._transport.dgt_mtu
+        by_udp = self._transport.dgt_transport == "udp"
+        if by_udp and not said.ports:
+            self._fall_back("%s has no UDP ports for datagrams", address)
+        if by_udp and not self.fell_back:
+            host = address.rpartition(":")[0].strip("[]")
+            self._sender = self._connect(host, list(said.ports), said.key)
+            mtu = self._sender.mtu
+        self._sealer = Sealer(self._session, mtu, self._channels)
+        self._sealed = None
+
+    def seal(self, step: int, routed: Routed) -> Sealed:
+        """Return the datagrams of one exchange; the same again for the same session."""
+        if self._sealer is None:
+            raise ValueError("datagrams before the shard has said where they go")
+        if self._sealed is None or self._sealed[0] != step:
+            if self._sender is not None:
+                self._sealer.mtu = self._sender.mtu
+            self._sealed = step, self._sealer.seal(step, routed.unreliable)
+        return self._sealed[1]
+
+    def before(self) -> Iterable[pb.ToServer]:
+        """Return what goes into the stream ahead of the push."""
+        failure = self._sender.failure if self._sender is not None else None
+        if failure is not None:
+            self._fall_back("datagrams to %s cannot be sent: %r", self.address, failure)
+        return self._in_stream() if self.fell_back else ()
+
+    def after(self) -> Iterable[pb.ToServer]:
+        """Send what goes beside the stream; return what goes into it behind the push."""
+        if self._sealed is None or self.fell_back:
+            return ()
+        if self._sender is None:
+            return self._in_stream()
+        step, sealed = self._sealed
+        self._sender.send(sealed.batches, step)
+        return ()
+
+    def _in_stream(self) -> Iterable[pb.ToServer]:
+        if self._sealed is None or self._session is None:
+            return
+        for batch in self._sealed[1].batches:
+            batch.sign(self._session.key)
+            self._count(batch)
+            yield pb.ToServer(datagrams=pb.Datagrams(size=batch.size, data=bytes(batch.data)))
+
+    def _count(self, batch: Batch) -> None:
+        counts = self._counts_before[batch.channel - 1]
+        counts.datagrams += batch.count  # their bytes are the stream's
+
+    def heard(self, reception: pb.Reception) -> list[Lost]:
+        """Take in what became of an exchange's datagrams; return what is known to be lost."""
+        self._judge(reception)
+        if self._sealed is None or not reception.bitmap:
+            return []
+        return self._sealed[1].lost(reception.bitmap)
+
+    def _judge(self, reception: pb.Reception) -> None:
+        """Give up on UDP where next to nothing comes through."""
+        if self._sender is None or not reception.announced:
+            return
+        transport, came = self._transport, reception.arrived + reception.came_late
+        poor = came < transport.dgt_fallback_fill * reception.announced
+        self._poor_steps = self._poor_steps + 1 if poor else 0
+        if not transport.dgt_fallback_steps or self._poor_steps < transport.dgt_fallback_steps:
+            return
+        self._fall_back(
+            "of the datagrams to %s fewer than %g %% came through in the last %d exchanges (a "
+            "firewall?)",
+            self.address,
+            100 * transport.dgt_fallback_fill,
+            transport.dgt_fallback_steps,
+        )
+
+    def _fall_back(self, why: str, *details: object) -> None:
+        """Use the stream from now on, and say so once."""
+        if not self.fell_back:
+            now = "from now on they go in the stream, where none is lost"
+            logging.warning(f"{why}; {now}", *details)
+        self.fell_back = True
+        self._end_sender()
+
+    def counts(self) -> tuple[ChannelCounts, ...]:
+        """Return what each channel has carried, channel 1 first."""
+        with self._lock:
+            now = self._sender.counts() if self._sender is not None else ()
+            return tuple(
+                _sum(before, now[number]) if number < len(now) else dataclasses.replace(before)
+                for number, before in enumerate(self._counts_before)
+            )
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes on the wire, with IP and UDP headers; what goes in the stream counts there."""
+        return sum(counts.bytes_on_wire for counts in self.counts())
+
+    def close(self) -> None:
+        """Drop what waits and end."""
+        self._end_sender()
+        self._session = None
+
+    def _end_sender(self) -> None:
+        if self._sender is None:
+            return
+        self._sender.close()  # what it carries to the end still counts
+        with self._lock:
+            self._counts_before, self._sender = list(self.counts()), None
+
+
+def leg_of(worker: int, router: Any, transport: Transport, connect: Connect) -> DatagramLeg | None:
+    """Return a worker's leg to one shard; None where the router sends no datagrams."""
+    if not router.uses_datagrams:
+        return None
+    return DatagramLeg(worker, router.channels, transport, router.marks_slots, connect)
+
+
+def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:
+    return ChannelCounts(
+        *(a + b for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
+    )
+
+
+class WaysOut:
+    """What all streams and datagrams of one worker share.
+
+    Attributes:
+        sender: Paces the streams, where a link is emulated.
+        dscp: Class of service that the streams' packets ask for; None: as the system has it.
+
+    Args:
+        link: The worker's emulated link.
+        seed: Of what befalls on it.
+        transport: How datagrams travel.
+        router: The policy.
+    """
+
+    def __init__(self, link: Link, seed: int, transport: Transport, router: Any) -> None:
+        self._transport, self._router = transport, router
+        self._scheme = transport.dgt_dscp
+        self.dscp: int | None = None
+        if router.channels:
+            self.dscp = udp.stream_dscp(self._scheme, router.channels)
+        self.sender: EmulatedSender | None = None
+        self._uplink: EmulatedUplink | None = None
+        if link.active and (router.channels or link.background_mbps):
+            self._uplink = EmulatedUplink(link, seed, self.dscp)
+            self.sender = self._uplink.sender
+        elif link.active:  # nothing overtakes: the simpler model
+            self.sender = EmulatedSender(LinkModel(link, seed))
+        self._bucket = udp.pacing(transport.dgt_pace_mbps)
+
+    def leg(self, worker: int) -> DatagramLeg | None:
+        """Return what goes to one shard in datagrams; None where the method sends none."""
+        return leg_of(worker, self._router, self._transport, self._connect)
+
+    def close(self) -> None:
+        """End; whoever waits for an emulated link goes on."""
+        if self._uplink is not None:
+            self._uplink.close()
+
+    def _connect(self, host: str, ports: Sequence[int], key: bytes) -> DatagramSender:
+        mtu, max_late = self._transport.dgt_mtu, self._router.max_late
+        over: Callable[..., Any] | None = None
+        if self._uplink is not None:
+            over = self._uplink.over(self._scheme, self._router.channels)
+        sending = Sending(key, mtu, max_late, self._scheme)
+        return udp.connect(host, ports, sending, self._bucket, over)
+
+
+#: Why datagrams were not sent, as the senders count it.
+_UNSENT = ("outdated", "refused", "too_large")
+
+
+class DatagramTotals:
+    """One worker's counts over all its shards.
+
+    Args:
+        worker: Its id.
+        legs: To each shard.
+        channels: How many there are beside the stream.
+        bytes_up: Says what was sent in all, streams and datagrams.
+        tells: Whether a line is logged for each exchange.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        legs: Sequence[DatagramLeg],
+        channels: int,
+        bytes_up: Callable[[], int],
+        tells: bool = False,
+    ) -> None:
+        self._worker, self._legs, self._channels = worker, legs, channels
+        self._bytes_up, self._tells = bytes_up, tells
+        self._parted = SentCounts(blocks=[0] * (channels + 1))  # blocks; the rest stays 0
+        self._told = SentCounts()
+
+    def note(self, routed: Sequence[Routed]) -> None:
+        """Count how an exchange travels; `routed` has a part for each shard (training thread)."""
+        blocks = np.zeros(self._channels + 1, np.int64)
+        for part in routed:
+            blocks[0] += part.num_reliable
+            for each in part.unreliable:
+                blocks += np.bincount(each.channels, minlength=len(blocks))
+        self._parted = self._parted.plus(
+            SentCounts(
+                pushes=1,
+                sum_k=routed[0].k,  # the same for all shards
+                blocks=blocks.tolist(),
+                skipped=sum(part.num_skipped for part in routed),
+                dropped=sum(part.num_dropped for part in routed),
+                non_finite=sum(part.num_nonfinite for part in routed),
+            )
+        )
+
+    def counts(self) -> SentCounts:
+        """Return what was sent by this process (any thread)."""
+        parted, datagrams, num_bytes = self._parted, [0], [0]
+        by_leg = [leg.counts() for leg in self._legs]
+        of_channels = list(zip(*by_leg, strict=True))
+        for of_legs in of_channels:
+            datagrams.append(sum(each.datagrams for each in of_legs))
+            num_bytes.append(sum(each.bytes_on_wire for each in of_legs))
+        num_bytes[0] = max(0, self._bytes_up() - sum(num_bytes))
+        unsent = {
+            reason: sum(getattr(each, reason) for of_legs in of_channels for each in of_legs)
+            for reason in _UNSENT
+        }
+        return SentCounts(
+            parted.pushes,
+            parted.sum_k,
+            parted.blocks,
+            parted.skipped,
+            parted.dropped,
+            parted.non_finite,
+            datagrams,
+            num_bytes,
+            unsent,
+            sum(leg.fell_back for leg in self._legs),
+        )
+
+    def tell(self, step: int) -> None:
+        """Log an exchange that is over, if asked to; bytes are those since the last one told."""
+        if not self._tells:
+            return
+        counts = self.counts()
+        new, self._told = counts.minus(self._told), counts
+        logging.info(
+            "worker %d, step %d: k %.3f; blocks by channel, 0 reliable: %s; %d skipped, "
+            "%d dropped, %d not finite; bytes: %s",
+            self._worker,
+            step,
+            new.sum_k / max(1, new.pushes),
+            _by_channel(new.blocks),
+            new.skipped,
+            new.dropped,
+            new.non_finite,
+            _by_channel(new.num_bytes),
+        )
+
+
+def totals_of(
+    worker: int,
+    legs: Sequence[DatagramLeg | None],
+    channels: int,
+    bytes_up: Callable[[], int],
+    tells: bool,
+) -> DatagramTotals | None:
+    """Return what counts for these legs; None where the method knows no channels."""
+    own = [leg for leg in legs if leg is not None]
+    return DatagramTotals(worker, own, channels, bytes_up, tells) if channels else None
+
+
+def _by_channel(counts: Sequence[int]) -> str:
+    return " / ".join(map(str, counts))

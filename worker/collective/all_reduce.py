@@ -1,0 +1,117 @@
+"""Sums over workers without the parameter server: one call that all members make alike."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.ops.collectives import REGISTRY, Reduction
+from thinwire.proto import peers_pb2 as peers
+from thinwire.worker.collective.mailbox import Mailbox, Member, PartName, RoundName
+from thinwire.worker.collective.peers import PeerLost, Peers
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+#: How long a part may be late before somebody looks why; it grows while nothing is wrong.
+_FIRST_PATIENCE_SECONDS, _LAST_PATIENCE_SECONDS = 0.25, 2.0
+
+
+class MembershipChanged(Exception):
+    """The sum cannot be finished with these members; try again with those who are left."""
+
+
+class Aggregator:
+    """Adds up buffers over the members of a round.
+
+    Source: the primitive that ESync's barrier needs, after Li, Zhou et al., IEEE TSC 15(4).
+    """
+
+    def __init__(
+        self,
+        algorithm: str,
+        worker: int,
+        streams: Peers,
+        mailbox: Mailbox,
+        look: Callable[[int], None],
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            algorithm: A name in thinwire.ops.collectives.REGISTRY.
+            worker: This one.
+            streams: To the others.
+            mailbox: What they send.
+            look: Called with the sender of a part that is late; raises MembershipChanged if it
+                will not come.
+        """
+        self._name, self._steps = algorithm, REGISTRY[algorithm]
+        self._worker, self._streams, self._mailbox, self._look = worker, streams, mailbox, look
+
+    def sum(
+        self, name: RoundName, members: Sequence[Member], buffers: Sequence[Float32]
+    ) -> list[Float32]:
+        """Return the sums over all members, the same bits at each of them.
+
+        To be called again with the same buffers if it was interrupted. Peers may still read the
+        result until the round is over, so it must not be written to.
+
+        Args:
+            name: The round; all members give the same.
+            members: In order of worker id, this one among them.
+            buffers: float32, of the same shapes at all members.
+
+        Raises:
+            MembershipChanged: A member is lost, or others than these take part.
+        """
+        flat = np.concatenate([buffer.ravel() for buffer in buffers])
+        place = [member.worker for member in members].index(self._worker)
+        reduction = Reduction(self._steps(place, len(members), len(flat)), flat)
+        view = self._view(members)
+        try:
+            self._carry_out(reduction, name, view, members)
+        except PeerLost as error:
+            raise MembershipChanged(str(error)) from error
+        borders = np.cumsum([buffer.size for buffer in buffers])[:-1]
+        parts = np.split(flat, borders)
+        return [part.reshape(b.shape) for part, b in zip(parts, buffers, strict=True)]
+
+    def _carry_out(
+        self, reduction: Reduction, name: RoundName, view: int, members: Sequence[Member]
+    ) -> None:
+        while True:
+            for part in reduction.outgoing():
+                start, stop = part.entries
+                message = peers.Part(
+                    view=view, generation=name.generation, round=name.number, number=part.number
+                )
+                self._streams.send(members[part.peer], message, reduction.buffer[start:stop])
+            awaited = reduction.awaited
+            if awaited is None:
+                return
+            sender = members[awaited.peer].worker
+            payload = self._wait(PartName(name, view, sender, awaited.number))
+            size = awaited.entries[1] - awaited.entries[0]
+            if len(payload) != 4 * size:
+                raise PeerLost(f"worker {sender} sent {len(payload)} bytes instead of {4 * size}")
+            reduction.take(np.frombuffer(payload, "<f4"))
+
+    def _wait(self, name: PartName) -> memoryview:
+        patience = _FIRST_PATIENCE_SECONDS
+        while (payload := self._mailbox.get(name, patience)) is None:
+            self._streams.check()
+            self._look(name.sender)
+            patience = min(2 * patience, _LAST_PATIENCE_SECONDS)
+        return payload
+
+    def _view(self, members: Sequence[Member]) -> int:
+        """Return a number for the algorithm and these lives of these members."""
+        words = struct.pack(
+            f"<{2 * len(members)}Q", *(n for m in members for n in (m.worker, m.incarnation))
+        )
+        digest = hashlib.blake2b(self._name.encode() + words, digest_size=8).digest()
+        return int.from_bytes(digest, "little")

@@ -1,0 +1,226 @@
+"""Worker to worker over gRPC: the streams that this worker opens to others."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from thinwire.ops.run.credentials import NO_CREDENTIALS, NOT_PROTECTED, Credentials, Protection
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto import messages
+from thinwire.proto import peers_pb2 as peers
+from thinwire.proto.emulation.link import EmulatedSender
+from thinwire.proto.framing import Assembler, Malformed, frame, frames
+from thinwire.proto.grpc import ClientStream, NoProgress, StreamLost, Unreachable, is_loopback
+from thinwire.proto.grpc.common import PEER_SERVICE
+from thinwire.proto.security.credentials import NotTrusted, part_of_worker, server_name_of_worker
+from thinwire.worker.collective.mailbox import Member
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+_DIAL_SECONDS = 2.0
+
+
+class PeerLost(Exception):
+    """A peer cannot be reached, or its stream has broken."""
+
+
+class _Conversation:
+    """One stream to one peer."""
+
+    def __init__(self, member: Member, greeting: peers.Greeting, sender: EmulatedSender | None,
+                 max_payload_bytes: int, credentials: Credentials) -> None:  # fmt: skip
+        self.member = member
+        self.stream = ClientStream(
+            member.address,
+            sender,
+            service=PEER_SERVICE,
+            credentials=credentials,
+            server_name=server_name_of_worker(member.worker),
+        )
+        self._assembler = Assembler(peers.FromPeer, lambda message: max_payload_bytes)
+        try:
+            self.stream.open(_DIAL_SECONDS)
+        except Unreachable as error:
+            raise PeerLost(f"worker {member.worker} at {member.address} does not answer") from error
+        except NotTrusted as error:
+            raise PeerLost(f"worker {member.worker}: {error}") from error
+        words = (part_of_worker(greeting.worker), greeting.run_id)
+        greeting.proof = self.stream.prove(words)
+        self.stream.send((frame(peers.ToPeer(greeting=greeting)),))
+
+    def receive(self, progress_seconds: float) -> tuple[peers.Holding, memoryview] | None:
+        """Return the next answer; None if nothing at all arrives for so long.
+
+        Raises:
+            PeerLost: The stream has ended, or the peer refuses it.
+        """
+        who = f"worker {self.member.worker} at {self.member.address}"
+        try:
+            while True:
+                complete = self._assembler.feed(self.stream.receive(progress_seconds))
+                if complete is None:
+                    continue
+                message, payload = complete
+                if message.WhichOneof("body") == "holding":
+                    return message.holding, payload
+                raise PeerLost(f"{who} refuses: {message.refusal.message}")
+        except NoProgress:
+            return None
+        except (StreamLost, Malformed) as error:
+            raise PeerLost(f"{who}: {error}") from error
+
+
+class Peers:
+    """The streams that this worker has opened to others; for one thread."""
+
+    def __init__(
+        self,
+        worker: int,
+        sender: EmulatedSender | None,
+        chunk_bytes: int,
+        max_model_bytes: int,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
+        """Dial nobody yet.
+
+        Args:
+            worker: This one.
+            sender: Its emulated up-link, if it has one.
+            chunk_bytes: Most bulk bytes of one message.
+            max_model_bytes: Of weights and optimizer slots that a peer hands out.
+            credentials: Of this worker.
+        """
+        self._credentials = credentials
+        self._worker, self._sender, self._chunk_bytes = worker, sender, chunk_bytes
+        self._max_model_bytes = max_model_bytes
+        self._open: dict[Member, _Conversation] = {}
+        self._closed_bytes = self._closed_bytes_received = 0
+        self.run_id = ""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Training bytes sent to peers."""
+        return self._closed_bytes + sum(c.stream.bytes_sent for c in self._open.copy().values())
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of the models that peers have handed out."""
+        received = sum(c.stream.bytes_received for c in self._open.copy().values())
+        return self._closed_bytes_received + received
+
+    def send(self, member: Member, part: peers.Part, values: Float32) -> None:
+        """Queue a part; `values` [k] float32 must not change before it has arrived.
+
+        Raises:
+            PeerLost: The peer cannot be reached.
+        """
+        stream = self._to(member).stream
+        message = peers.ToPeer(part=part)
+        stream.send(frames(message, [values.data.cast("B")], self._chunk_bytes))
+
+    def check(self) -> None:
+        """Look whether the open streams still stand.
+
+        Raises:
+            PeerLost: One does not.
+        """
+        for member, conversation in list(self._open.items()):
+            try:
+                conversation.receive(0.0)
+            except PeerLost:
+                self._drop(member)
+                raise
+
+    def ask(
+        self, member: Member, question: peers.Ask, timeout_seconds: float
+    ) -> tuple[peers.Holding, memoryview]:
+        """Return what a peer holds, and the payload.
+
+        Args:
+            member: Whom to ask.
+            question: For which model.
+            timeout_seconds: Longest silence of the peer.
+
+        Raises:
+            PeerLost: It does not answer.
+        """
+        conversation = self._to(member)
+        conversation.stream.send((frame(peers.ToPeer(ask=question)),))
+        try:
+            answer = conversation.receive(timeout_seconds)
+        except PeerLost:
+            self._drop(member)
+            raise
+        if answer is None:  # a late answer must not be taken for the next one
+            self._drop(member)
+            raise PeerLost(f"worker {member.worker} said nothing for {timeout_seconds:g} s")
+        return answer
+
+    def forget(self, members: Sequence[Member]) -> None:
+        """Close the streams to everybody but these."""
+        for member in [member for member in self._open if member not in members]:
+            self._drop(member)
+
+    def close(self) -> None:
+        """Close all streams, after what has been queued."""
+        for member in list(self._open):
+            self._drop(member, 1.0)
+
+    def _to(self, member: Member) -> _Conversation:
+        conversation = self._open.get(member)
+        if conversation is None:
+            greeting = peers.Greeting(
+                protocol_version=messages.PROTOCOL_VERSION,
+                run_id=self.run_id,
+                worker=self._worker,
+            )
+            conversation = _Conversation(
+                member, greeting, self._sender, self._max_model_bytes, self._credentials
+            )
+            self._open[member] = conversation
+        return conversation
+
+    def _drop(self, member: Member, grace_seconds: float = 0.0) -> None:
+        conversation = self._open.pop(member)
+        conversation.stream.close(grace_seconds)
+        self._closed_bytes += conversation.stream.bytes_sent
+        self._closed_bytes_received += conversation.stream.bytes_received
+
+
+def listening_address(
+    shard_address: str, insecure: bool, protection: Protection = NOT_PROTECTED
+) -> str:
+    """Return this machine's address on the way to shard 0, for peers to dial; no byte is sent.
+
+    Args:
+        shard_address: host:port of shard 0.
+        insecure: Whether whoever reaches it may come.
+        protection: Against those who do.
+
+    Raises:
+        ConfigurationError: They would and may not, or there is no way to shard 0.
+    """
+    host, _, port = shard_address.rpartition(":")
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(
+            host.strip("[]"), int(port) or 1, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            address = str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigurationError(
+            f"--ip_PS or --ps_hosts: there is no way to {shard_address} ({error}), so a worker "
+            "cannot tell its own address to others."
+        ) from error
+    if not (insecure or protection.authenticated or is_loopback(address)):
+        raise ConfigurationError(
+            f"with --collective a worker listens to the others, here at {address}, neither "
+            "encrypted nor authenticated; give certificates (--tls_cert, --tls_key, --tls_ca) or "
+            "a token (--token_file), add --insecure if every machine that can reach this address "
+            "is trusted, or take --collective=ps."
+        )
+    return address

@@ -1,0 +1,200 @@
+"""A worker's own copy of the model and of the optimizer that steps it; peers may ask for both.
+
+The other members, asked for the model that they hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import logging
+
+from thinwire.ops.methods.method import Method
+from thinwire.ops.types import ConfigurationError, State, Update
+from thinwire.proto import peers_pb2 as peers
+from thinwire.proto.framing import BytesLike
+from thinwire.worker.collective.mailbox import Member, RoundName
+from thinwire.worker.collective.peers import PeerLost, Peers
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+_NOWHERE = RoundName(-1, 0)
+
+
+class Replica:
+    """Weights, optimizer state, and the version that both are of.
+
+    The training thread changes it, threads of the Peer service read it.
+
+    Attributes:
+        theta: [n] float32, changed in place.
+        at: The version of the model; `RoundName.number` is shard 0's version.
+        stepped: Whether it came from steps of this worker or of a peer, not from the PS.
+    """
+
+    def __init__(self, theta: Float32, method: Method, kernels: Any) -> None:
+        """Hold `theta` [n] float32, which is not yet any version."""
+        self.theta, self._method, self._kernels = theta, method, kernels
+        self._server = method.server.init(theta)
+        self._saved: State | None = None  # slots of an earlier life
+        self._lock = threading.Lock()
+        self.at, self.stepped = _NOWHERE, False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and slots."""
+        return sum(array.nbytes for array in self._arrays())
+
+    def fetched(self, at: RoundName, weights: Float32) -> None:
+        """Take over weights [n] from the PS; slots stay, or are those of `restore`."""
+        with self._lock:
+            np.copyto(self.theta, weights)
+            slots = self._slots()
+            if self._saved is not None and self._saved["version"] == at.number:
+                slots = self._saved["slots"]
+            self._saved = None
+            self._set(slots)
+            self.at, self.stepped = at, False
+
+    def step(self, mean: Float32, rate: float, at: RoundName) -> None:
+        """Apply the mean update [n] of a round, as the PS would; now it is version `at`."""
+        with self._lock:
+            _, self._server = self._method.server.apply(
+                self.theta, Update(None, mean), self._method.kind, rate, self._kernels, self._server
+            )
+            self.at, self.stepped = at, True
+
+    def adopt(self, payload: memoryview, at: RoundName) -> None:
+        """Take over what a peer holds.
+
+        Raises:
+            ValueError: The payload is not of this model and optimizer.
+        """
+        with self._lock:
+            if len(payload):
+                self._fill(payload)
+            self.at, self.stepped = at, True
+
+    def digest(self) -> bytes:
+        """Return what tells equal replicas from others."""
+        code = hashlib.blake2b(digest_size=16)
+        for array in self._arrays():
+            code.update(array.tobytes())
+        return code.digest()
+
+    def answer(self, ask: peers.Ask) -> tuple[peers.Holding, Sequence[BytesLike]]:
+        """Say what is held, and hand it out if it is what was asked for (any thread)."""
+        with self._lock:
+            holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
+            if self.at != RoundName(ask.generation, ask.version):
+                return holding, []
+            holding.standing = peers.STANDING_STEPPED if self.stepped else peers.STANDING_FETCHED
+            holding.same = bool(ask.digest) and ask.digest == self.digest()
+            return holding, [] if holding.same else [a.tobytes() for a in self._arrays()]
+
+    def save(self) -> State:
+        """Return what a later life needs to go on from the same weights of the PS."""
+        with self._lock:
+            return {"version": self.at.number, "slots": self._slots()}
+
+    def restore(self, state: State) -> None:
+        """Use slots that `save` gave if the PS turns out to be at the version they are of."""
+        self._saved = state
+
+    def _slots(self) -> State:
+        optimizer = self._server.get("optimizer")
+        return optimizer.save() if optimizer is not None else {}
+
+    def _set(self, slots: State) -> None:
+        if "optimizer" in self._server:
+            self._server["optimizer"].restore(slots, self.theta)
+
+    def _arrays(self) -> list[Any]:
+        return [self.theta, *(np.asarray(slot) for slot in self._slots().values())]
+
+    def _fill(self, payload: memoryview) -> None:
+        slots = self._slots()
+        expected = self.theta.nbytes + sum(np.asarray(slot).nbytes for slot in slots.values())
+        if len(payload) != expected:
+            raise ValueError(
+                f"a peer's model and optimizer have {len(payload)} bytes, these have {expected}; "
+                "give all workers the same --network, --server_optimizer and --momentum"
+            )
+        end = self.theta.nbytes
+        np.copyto(self.theta, np.frombuffer(payload[:end], "<f4"))
+        for name, slot in slots.items():
+            start, end = end, end + np.asarray(slot).nbytes
+            piece = np.frombuffer(payload[start:end], np.asarray(slot).dtype)
+            slots[name] = piece.reshape(np.shape(slot))
+        self._set(slots)
+
+
+_ANSWER_SECONDS = 10.0  # longest silence of a peer that was asked
+
+
+class Neighbours:
+    """Brings this worker's copy of the model to where the others are."""
+
+    def __init__(self, streams: Peers, replica: Replica) -> None:
+        """Ask nobody yet; `streams` carry no parts, so that a question need not wait for them."""
+        self._streams, self._replica = streams, replica
+        self.ahead = False  # a member has done the next round, and waits for this one's report
+
+    def take_over(self, goal: RoundName, others: Sequence[Member]) -> bool:
+        """Take over the model of a member that has finished a round; return whether one has."""
+        self.ahead = False
+        question = peers.Ask(generation=goal.generation, version=goal.number)
+        for member in others:
+            try:
+                holding, payload = self._streams.ask(member, question, _ANSWER_SECONDS)
+            except PeerLost:
+                continue
+            if holding.standing == peers.STANDING_STEPPED:
+                self._adopt(payload, goal)
+                return True
+        return False
+
+    def agree(self, others: Sequence[Member], leads: bool) -> bool:
+        """Have the model that everybody has at this version; return False while that is not clear.
+
+        Whoever has stepped to this version holds the model. If nobody has, as at a run's start, it
+        is what the lowest of the members has.
+
+        Args:
+            others: The other members, in order of worker id.
+            leads: Whether this worker is the lowest of all.
+        """
+        at = self._replica.at
+        question = peers.Ask(generation=at.generation, version=at.number)
+        question.digest = self._replica.digest()
+        fetched: dict[Member, memoryview] = {}
+        for member in others:
+            try:
+                holding, payload = self._streams.ask(member, question, _ANSWER_SECONDS)
+            except PeerLost as error:
+                logging.info("%s", error)
+                continue
+            if holding.standing == peers.STANDING_STEPPED:
+                self._adopt(payload, at)
+                return True
+            if holding.standing == peers.STANDING_FETCHED:
+                fetched[member] = payload
+            elif RoundName(holding.generation, holding.version) > at:
+                self.ahead = True
+                return True
+        if len(fetched) < len(others):
+            return False
+        if not leads:
+            self._adopt(fetched[others[0]], at)
+        return True
+
+    def _adopt(self, payload: memoryview, at: RoundName) -> None:
+        try:
+            self._replica.adopt(payload, at)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error

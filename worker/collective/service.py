@@ -1,0 +1,181 @@
+"""What a worker hears from others over gRPC: parts of sums, and questions for its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thinwire.ops.run.credentials import Credentials
+from thinwire.ops.types import Link
+from thinwire.proto import peers_pb2 as peers
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto import versions
+from thinwire.proto.framing import Assembler, BytesLike, Malformed, frame, frames
+from thinwire.proto.grpc import ServerStream
+from thinwire.proto.grpc.common import PEER_SERVICE
+from thinwire.proto.grpc.server import serve
+from thinwire.proto.security.connection_guard import Door, Limits, Rate
+from thinwire.proto.security.credentials import part_of_worker
+from thinwire.worker.collective.mailbox import Mailbox, PartName, RoundName
+
+#: Streams beyond one per peer: a peer that reconnects may open the new one first.
+_SPARE_STREAMS = 16
+#: Streams that one address cannot take, however many it opens.
+_STREAMS_OF_OTHERS = 64
+
+#: Answers an Ask: the message, and the pieces of its payload.
+Answerer = Callable[[peers.Ask], tuple[peers.Holding, Sequence[BytesLike]]]
+
+
+class PeerServer:
+    """This worker's Peer service."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        answer: Answerer,
+        max_part_bytes: int,
+        pace: Callable[[ServerStream], None] = lambda stream: None,
+        door: Door | None = None,
+    ) -> None:
+        """Listen to nobody yet.
+
+        Args:
+            mailbox: Gets the parts.
+            answer: Says what this worker holds; called in the streams' threads.
+            max_part_bytes: Larger parts are refused before anything is allocated.
+            pace: Makes a new stream keep to this worker's emulated link.
+            door: Who is let in; None: everybody.
+        """
+        self._door = door or Door()
+        self._mailbox, self._answer, self._pace = mailbox, answer, pace
+        self._max_part_bytes = max_part_bytes
+        self._streams: list[ServerStream] = []
+        self._heard: list[int] = []  # the worker of each stream that has said its greeting
+        self._closed_bytes = self._closed_bytes_received = 0
+        self._server: Any = None
+        self.run_id = ""  # known after the worker's own Hello
+
+    def listen(self, address: str, port: int, nb_workers: int) -> int:
+        """Start to listen; return the port.
+
+        Raises:
+            thinwire.proto.grpc.PortInUse: Somebody else has it, or the address is not of here.
+        """
+        self._server = serve(
+            address,
+            port,
+            self._read,
+            nb_workers + _SPARE_STREAMS + _STREAMS_OF_OTHERS,
+            service=PEER_SERVICE,
+            door=self._door,
+        )
+        return int(self._server.port)
+
+    def close(self) -> None:
+        """Stop to listen."""
+        if self._server is not None:
+            self._server.stop()
+
+    def hears(self, worker: int) -> bool:
+        """Return whether a worker's stream stands: what it has sent will come."""
+        return worker in self._heard
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the models handed out."""
+        return self._closed_bytes + sum(stream.bytes_sent for stream in self._streams.copy())
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of parts and questions."""
+        received = sum(stream.bytes_received for stream in self._streams.copy())
+        return self._closed_bytes_received + received
+
+    def _read(self, stream: ServerStream) -> None:
+        assembler = Assembler(peers.ToPeer, lambda message: self._max_part_bytes)
+        self._streams.append(stream)
+        self._pace(stream)
+        sender, rate = 0, Rate(self._door.limits)
+        try:
+            for data in stream.incoming():
+                if (beyond := rate.exceeded()) is not None:
+                    self._door.note("rate", stream.peer, beyond)
+                    self._say_no(stream, pb.REASON_LIMIT, beyond)
+                    break
+                complete = assembler.feed(data)
+                if complete is not None:
+                    sender = self._take(stream, sender, *complete)
+        except Malformed as error:
+            self._door.note("malformed", stream.peer, f"malformed message: {error}")
+        finally:
+            self._streams.remove(stream)
+            if sender:
+                self._heard.remove(sender)
+            self._closed_bytes += stream.bytes_sent
+            self._closed_bytes_received += stream.bytes_received
+
+    def _take(
+        self, stream: ServerStream, sender: int, message: peers.ToPeer, payload: memoryview
+    ) -> int:
+        """Handle one message; return who the stream's worker is (0: not known yet)."""
+        body = message.WhichOneof("body")
+        if (sender == 0) != (body == "greeting"):
+            raise Malformed(f"a {body} message is not allowed here")
+        if body == "greeting":
+            return self._greet(stream, message.greeting)
+        if body == "part":
+            part = message.part
+            if len(payload) % 4:
+                raise Malformed(f"a part of {len(payload)} bytes is no float32")
+            name = PartName(RoundName(part.generation, part.round), part.view, sender, part.number)
+            self._mailbox.put(name, payload)
+        else:
+            holding, pieces = self._answer(message.ask)
+            stream.send(frames(peers.FromPeer(holding=holding), pieces))
+        return sender
+
+    def _greet(self, stream: ServerStream, greeting: peers.Greeting) -> int:
+        """Return who a stream's worker is.
+
+        Raises:
+            Malformed: It is not let in.
+        """
+        refusal = versions.difference(greeting.protocol_version, "the peer", "this worker")
+        refusal = refusal or versions.strange_fields(greeting, "the peer")
+        part = part_of_worker(greeting.worker)
+        if refusal is not None:  # its proof may be another one, too
+            reason = pb.REASON_PROTOCOL_VERSION
+        elif stranger := self._door.judge(stream, part, greeting.proof, (part, greeting.run_id)):
+            reason, refusal = stranger
+        elif greeting.run_id != self.run_id:
+            reason = pb.REASON_RUN if self.run_id else pb.REASON_STARTING
+            refusal = f"run_id: this worker is of {self.run_id!r}, the peer of {greeting.run_id!r}"
+        elif not greeting.worker:
+            reason, refusal = pb.REASON_ID_RANGE, "worker: expected an id from 1"
+        if refusal is None:
+            self._door.introduced(stream)
+            self._heard.append(greeting.worker)
+            return greeting.worker
+        self._say_no(stream, reason, refusal)
+        raise Malformed(refusal)
+
+    def _say_no(self, stream: ServerStream, reason: int, why: str) -> None:
+        say_no = pb.Refusal(reason=reason, message=why)  # type: ignore[arg-type]
+        message = peers.FromPeer(refusal=say_no)
+        stream.send((frame(message),), counted=False)
+
+
+def door_of(credentials: Credentials, nb_workers: int) -> Door:
+    """Return the door of a worker; all its peers may be of one address."""
+    return Door(credentials, Limits(streams_per_address=nb_workers + _SPARE_STREAMS))
+
+
+def pace_of(link: Link) -> Callable[[ServerStream], None]:
+    """Return what makes a stream keep to a worker's emulated link."""
+
+    def pace(stream: ServerStream) -> None:
+        if link.active:
+            stream.pace(link, 1.0, 0)
+
+    return pace

@@ -1,0 +1,380 @@
+"""One worker as plain calls: gradients in, packets out; replies in, weights out. No IO, no clock.
+
+``begin`` and ``finish`` are apart, so the exchange loop, the simulator and tests share them.
+
+What a worker makes of a change before it is sent: codec, split over shards, router.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinwire.ops.downlink import replicas
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.methods.method import Method
+from thinwire.ops.routing.base import Lost, RouteContext, Routed
+from thinwire.ops.sharding.split import shard_positions, split_packet
+from thinwire.ops.types import Block, EncodeContext, ModelSpec, Packet, ShardLayout, State, where_of
+from thinwire.ops.wire.low_rank import expanded
+from thinwire.worker.core.local_round import LocalRound
+from thinwire.worker.core.messages import Outgoing, ShardReply
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+
+class Packing:
+    """Codec and router of one worker, with what they keep back.
+
+    Attributes:
+        sent: Of the last exchange, per shard: what the codec made.
+
+    Args:
+        spec: The shared model.
+        layouts: Of every shard.
+        method: The composition.
+        kernels: ops.kernels.Kernels.
+        seed: The run's seed and the worker's number: entropy of its random generator.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layouts: tuple[ShardLayout, ...],
+        method: Method,
+        kernels: Any,
+        seed: Sequence[int],
+    ) -> None:
+        self._method, self._kernels, self._layouts = method, kernels, layouts
+        self._spec = spec
+        self._offsets = spec.offsets
+        self._seed, self._number = seed[0], seed[-1]
+        self._rng = np.random.default_rng(seed)
+        self._codec_state = method.codec.init(spec, kernels)
+        self._router_state = method.router.init(layouts)
+        self._last_packet: Packet | None = None
+        self.sent: list[tuple[Block, ...]] = []
+
+    def encode(self, values: Float32, step: int, learning_rate: float, epoch: float) -> Packet:
+        """Code a change of the whole model.
+
+        Args:
+            values: [num_parameters] float32 gradient or change of weights; an array, or an
+                `thinwire.ops.kernels.device.DeviceArray`.
+            step: Of the exchange.
+            learning_rate: In use now.
+            epoch: Examples the whole run has consumed / examples of the training set.
+
+        Raises:
+            thinwire.ops.codecs.registry.NonFiniteUpdate: They hold NaN or infinity; nothing has changed.
+        """
+        tensors = [
+            values[start:stop]
+            for start, stop in zip(self._offsets, self._offsets[1:], strict=False)
+        ]
+        context = EncodeContext(
+            step=step,
+            learning_rate=learning_rate,
+            rng=self._rng,
+            kernels=self._kernels,
+            epoch=epoch,
+        )
+        packet, self._codec_state = self._method.codec.encode(tensors, self._codec_state, context)
+        self._last_packet = dataclasses.replace(packet, kind=self._method.kind)
+        return self._last_packet
+
+    def route(self, packet: Packet, step: int, loss: float) -> list[Routed]:
+        """Cut a packet over the shards, and part what goes to each by class of service."""
+        self.sent = split_packet(packet, self._layouts)
+        router = self._method.router
+        context = RouteContext(step, loss, self._seed, self._number, self._kernels)
+        self._router_state = router.begin(self._router_state, context)
+        routed = []
+        for shard, blocks in enumerate(self.sent):
+            part, self._router_state = router.cut(shard, blocks, self._router_state, context)
+            routed.append(part)
+        return routed
+
+    def settle(self, shard: int, lost: Sequence[Lost]) -> None:
+        """Hear what of the last push to a shard is known to be lost."""
+        self._router_state = self._method.router.undelivered(shard, lost, self._router_state)
+
+    def undelivered(self) -> None:
+        """Hear that the last packet was refused; who has a residual takes it back."""
+        if self._last_packet is None:
+            return
+        codec, router = self._method.codec, self._method.router
+        self._codec_state = codec.undelivered(self._last_packet, self._codec_state)
+        for shard in range(len(self._layouts)):
+            self._router_state = router.undelivered(shard, None, self._router_state)
+
+    def forget(self, shards: Iterable[int]) -> None:
+        """Hear that shards refused the last packet as too large; nothing is kept back of it."""
+        self._codec_state = self._method.codec.init(self._spec, self._kernels)
+        for shard in shards:
+            self.settle(shard, ())
+
+    def save(self) -> State:
+        """Return what outlives this process."""
+        return {
+            "codec": self._kernels.as_saved(self._codec_state),
+            "router": self._router_state,
+            "rng": json.dumps(self._rng.bit_generator.state),
+        }
+
+    def restore(self, state: State, fits: bool) -> None:
+        """Take back what `save` gave; what was kept back only if it `fits` the shards' model."""
+        self._rng.bit_generator.state = json.loads(state["rng"])
+        if fits:
+            self._codec_state = self._kernels.as_kept(state["codec"], self._codec_state)
+            self._router_state = state["router"]
+
+
+def aligned(size: int) -> Float32:
+    """Return zeros [size] float32 on a 64-byte border, as TensorFlow's zero-copy import needs."""
+    raw = np.zeros(size + 16, np.float32)
+    start = (-raw.ctypes.data % 64) // 4
+    return raw[start : start + size]
+
+
+class WorkerCore:
+    """The worker's side of the six policies."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layouts: tuple[ShardLayout, ...],
+        method: Method,
+        kernels: Any,
+        seed: Sequence[int],
+        statistics: Float32 | None = None,
+        num_examples: int = 0,
+    ) -> None:
+        """Start without a model; `finish` brings it.
+
+        Args:
+            spec: The shared model.
+            layouts: Of every shard.
+            method: The composition.
+            kernels: ops.kernels.Kernels.
+            seed: The run's seed and this worker's number: entropy of its random generator.
+            statistics: [m] float32 moving statistics that are averaged over the workers.
+            num_examples: Of the whole training set, by which codecs count epochs; 0: they stay
+                in the first.
+        """
+        self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
+        self.base = aligned(spec.num_parameters)  # the model as the shards handed it out
+        # Where local steps have led; without local steps that is the base itself.
+        self.weights = aligned(spec.num_parameters) if method.takes_local_steps else self.base
+        self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
+        self.round = LocalRound(method.local, self.base, self.weights)
+        self._num_examples = num_examples
+        self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
+        self.step = 0  # exchanges begun
+        self.learning_rate = 0.0
+        self.samples_of_run = 0
+        self.stopped = False
+        self.stop_reason = ""
+        self.versions = [0] * len(layouts)
+        self.generations = [-1] * len(layouts)
+        self._packing = Packing(spec, layouts, method, kernels, seed)
+        self._offsets = spec.offsets
+
+    @property
+    def on_device(self) -> bool:
+        """Whether gradients may stay where TensorFlow computes them.
+
+        Local steps are of the host, where the weights of the shards arrive.
+        """
+        return self.kernels.name == "tf" and not self.method.takes_local_steps
+
+    def begin(
+        self,
+        gradient: Float32,
+        samples: int,
+        loss: float,
+        statistics: Float32 | None = None,
+        computed_at: Sequence[int] | None = None,
+    ) -> Outgoing | None:
+        """Take in one mini-batch's gradient; return an exchange, or None for a local step.
+
+        Args:
+            gradient: [num_parameters] float32 mean gradient at `weights`; where `on_device`, it
+                may be an `thinwire.ops.kernels.device.DeviceArray`.
+            samples: Examples in the mini-batch.
+            loss: Its mean loss.
+            statistics: [m] the moving statistics after it, where they are averaged.
+            computed_at: The shards' versions that the gradient was computed at; None: `versions`.
+
+        Raises:
+            thinwire.ops.codecs.registry.NonFiniteUpdate: The gradient, the loss or the statistics hold NaN or
+                infinity; nothing has changed, and `statistics` are the last good ones.
+        """
+        finite = statistics is None or np.isfinite(statistics).all()
+        if not (finite and np.isfinite(loss)):
+            # Let the codec's own check refuse it.
+            gradient = np.full(self.spec.num_parameters, np.nan, np.float32)
+        if self.method.takes_local_steps:
+            self.round.step(gradient, self.learning_rate)
+        due = self.method.pacer.push_now(self.round.num_steps + 1)
+        packet = self._encode(self._change(gradient)) if due else None
+        if statistics is not None:
+            self.statistics[:] = statistics
+        self.round.note(samples, loss)
+        return self._outgoing(packet, computed_at) if packet is not None else None
+
+    def end_round(self) -> Outgoing:
+        """Return the exchange of the local steps taken so far (at least one)."""
+        return self._outgoing(self._encode(self._change(self.weights)))
+
+    def _outgoing(self, packet: Packet, computed_at: Sequence[int] | None = None) -> Outgoing:
+        self.step += 1
+        loss = self.round.loss
+        routed = self._packing.route(packet, self.step, loss)
+        return Outgoing(
+            step=self.step,
+            kind=packet.kind,
+            shards=self._packing.sent,
+            base_versions=list(self.versions),
+            generations=list(self.generations),
+            samples=self.round.samples,
+            local_steps=self.round.num_steps,
+            learning_rate=self.learning_rate,
+            loss=loss,
+            aux=self._aux() if self.aux_size else None,
+            base_checksums=self._checksums(),
+            routed=routed,
+            lags=self._lags(computed_at),
+        )
+
+    def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
+        """Return how far each shard has got since; after a crash it may have got back."""
+        if computed_at is None:
+            return ()
+        return [max(0, now - then) for now, then in zip(self.versions, computed_at, strict=True)]
+
+    def _checksums(self) -> list[int] | None:
+        """Return what lets the shards see that their copies of this base are right."""
+        if not self.method.down_codec.per_worker or self.step % replicas.CHECKSUM_INTERVAL:
+            return None
+        places = (shard_positions(self.spec, layout) for layout in self.layouts)
+        return [replicas.checksum(self.base[at] for at in shard) for shard in places]
+
+    def _aux(self) -> Float32:
+        if not self.method.num_averaged(self.spec.num_parameters):
+            return self.statistics.copy()
+        return np.concatenate([self.statistics, self.round.pack()])
+
+    def finish(self, replies: Sequence[ShardReply]) -> Float32:
+        """Apply one reply of every shard, in order; return the weights to train on."""
+        for shard, reply in enumerate(replies):
+            self.receive(shard, reply)
+        return self.restart_from_base()
+
+    def receive(self, shard: int, reply: ShardReply) -> None:
+        """Apply one shard's reply to the base model."""
+        if reply.operation is Operation.SET_REST:
+            self._change_base(shard, map(expanded, self._packing.sent[shard]), adds=True)
+        self._change_base(shard, reply.blocks, adds=reply.operation is Operation.ADD)
+        if reply.lost is not None:
+            self._packing.settle(shard, reply.lost)
+        self.versions[shard], self.generations[shard] = reply.version, reply.generation
+        if shard == 0:
+            self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
+            self.stopped = self.stopped or reply.stop
+            self.stop_reason = self.stop_reason or reply.stop_reason
+            if reply.aux is not None:
+                self._take_means(reply.aux)
+
+    def _change_base(self, shard: int, blocks: Iterable[Block], adds: bool) -> None:
+        """Add a shard's blocks to the base model, or overwrite it with them."""
+        slices = self.layouts[shard].slices
+        for block in blocks:
+            piece = slices[block.slot]
+            start = self._offsets[piece.tensor] + piece.start
+            target = self.base[start : start + piece.size]
+            values = self.kernels.dequantise(block.values)
+            where = where_of(block.indices)
+            if adds:
+                target[where] += values
+            else:
+                target[where] = values
+
+    def _take_means(self, means: Float32) -> None:
+        """Make what the shards have averaged this worker's own."""
+        num_statistics = len(self.statistics)
+        self.statistics[:] = means[:num_statistics]
+        if len(means) > num_statistics:
+            self.round.unpack(means[num_statistics:])
+
+    def restart_from_base(self) -> Float32:
+        """Begin the next local steps at the shards' model; return the weights."""
+        self.round.restart()
+        return self.weights
+
+    def resume_round(self) -> Float32:
+        """Take up the local steps that `restore` brought, if the model still is theirs.
+
+        Returns:
+            The weights to train on.
+        """
+        statistics = self.round.resume(self.versions)
+        if statistics is not None:
+            self.statistics[:] = statistics
+        return self.weights
+
+    def note_refusals(self, replies: Sequence[ShardReply | None]) -> None:
+        """Hear which shards have not taken the last push in; None: it was not finite."""
+        outliers = [shard for shard, reply in enumerate(replies) if reply and reply.refused]
+        if outliers:
+            self._forget(outliers)
+        elif replies[0] is None:
+            self.undelivered()
+
+    def _forget(self, shards: Iterable[int]) -> None:
+        """Drop what is kept back: whatever made the last push too large is in there as well.
+
+        A residual, or a velocity, would send it again and again, a part at a time.
+        """
+        self._packing.forget(shards)
+        self.round.forget()
+
+    def undelivered(self) -> None:
+        """Hear that the last packet was refused; who has a residual takes it back."""
+        self._packing.undelivered()
+
+    def save(self) -> State:
+        """Return what outlives this process; local steps not yet pushed included."""
+        return {
+            **self.round.save(self.versions, self.statistics),
+            "step": self.step,
+            **self._packing.save(),
+        }
+
+    def restore(self, state: State, last_applied_step: int) -> bool:
+        """Take back what `save` gave.
+
+        The residual is used only if the shards applied exactly the saved steps; otherwise it
+        would send something twice or out of place.
+
+        Returns:
+            Whether the codec's state was used.
+        """
+        fits = state["step"] == last_applied_step
+        self._packing.restore(state, fits)
+        self.round.restore(state, fits)
+        self.step = last_applied_step
+        return fits
+
+    def _change(self, gradient: Float32) -> Float32:
+        """Return what an exchange is about: the weights' change since the base, or a gradient."""
+        return self.weights - self.base if self.method.takes_local_steps else gradient
+
+    def _encode(self, values: Float32) -> Packet:
+        epoch = self.samples_of_run / self._num_examples if self._num_examples else 0.0
+        return self._packing.encode(values, self.step + 1, self.learning_rate, epoch)

@@ -1,0 +1,128 @@
+"""A worker's steps since its last exchange: where they led, and what the next push says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.optimizers.local import LocalUpdate
+from thinwire.ops.types import State
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+
+class LocalRound:
+    """The local optimizer, and the mini-batches that it has taken in since the last exchange.
+
+    Attributes:
+        num_steps: Mini-batches of this round.
+        samples: Examples in them.
+        slots: The optimizer's state; empty without local steps.
+
+    Args:
+        optimizer: Moves the local weights.
+        base: [n] float32 the model as the shards handed it out.
+        weights: [n] float32 where local steps lead; without local steps the base itself.
+    """
+
+    def __init__(self, optimizer: LocalUpdate, base: Float32, weights: Float32) -> None:
+        self._optimizer, self._base, self._weights = optimizer, base, weights
+        self._moves = weights is not base
+        self.slots: State = optimizer.init(len(base)) if self._moves else {}
+        self.num_steps = self.samples = 0
+        self._losses: list[float] = []
+        self._saved_round: State | None = None
+        self._saved_slots: State | None = None
+
+    @property
+    def loss(self) -> float:
+        """The mean of the mini-batches' losses."""
+        return float(np.mean(self._losses))
+
+    def step(self, gradient: Float32, learning_rate: float) -> None:
+        """Take a step of the local optimizer on the local weights.
+
+        Raises:
+            NonFiniteUpdate: The gradient holds NaN or infinity.
+        """
+        if not np.isfinite(gradient).all():  # the codec may not look at it for many steps yet
+            raise NonFiniteUpdate(
+                "the gradient of a local step holds NaN or infinity; expected finite values. "
+                "Lower --learning_rate or set --clip_norm."
+            )
+        self.slots = self._optimizer.step(self._weights, gradient, learning_rate, self.slots)
+
+    def note(self, samples: int, loss: float) -> None:
+        """Count a mini-batch."""
+        self.num_steps += 1
+        self.samples += samples
+        self._losses.append(loss)
+
+    def restart(self) -> None:
+        """Begin another round at the shards' model."""
+        if self._moves:
+            np.copyto(self._weights, self._base)
+            self.slots = self._optimizer.restart(self._weights, self.slots)
+        self.num_steps, self.samples, self._losses = 0, 0, []
+
+    def pack(self) -> Float32:
+        """Return what of the optimizer is averaged over the workers."""
+        return self._optimizer.pack(self.slots)
+
+    def unpack(self, means: Float32) -> None:
+        """Take over what has been averaged."""
+        self.slots = self._optimizer.unpack(means, self.slots)
+
+    def forget(self) -> None:
+        """Drop what the optimizer remembers of earlier gradients."""
+        if self.slots:
+            forgetful = dataclasses.replace(self._optimizer, opt_state="reset")
+            self.slots = forgetful.restart(self._weights, self.slots)
+
+    def save(self, versions: Sequence[int], statistics: Float32) -> State:
+        """Return what outlives this process; steps not yet pushed included.
+
+        Args:
+            versions: Of the shards' model, at which the round began.
+            statistics: [m] float32 moving statistics after the last step.
+        """
+        slots = self._optimizer.save(self.slots) if self.slots else {}
+        if not self.num_steps:
+            return {"round": None, "slots": slots}
+        under_way = {
+            "weights": self._weights.copy(),
+            "statistics": statistics.copy(),
+            "versions": list(versions),
+            "local_steps": self.num_steps,
+            "samples": self.samples,
+            "losses": list(self._losses),
+        }
+        return {"round": under_way, "slots": slots}
+
+    def restore(self, state: State, fits: bool) -> None:
+        """Take back what `save` gave, for `resume`; the steps only if they `fit` the shards."""
+        self._saved_slots = state["slots"]
+        if fits:
+            self._saved_round = state["round"]
+
+    def resume(self, versions: Sequence[int]) -> Float32 | None:
+        """Take up what `restore` brought, the steps if the model of these versions is theirs.
+
+        Returns:
+            The moving statistics after these steps; None if there are none.
+        """
+        saved, self._saved_round = self._saved_round, None
+        slots, self._saved_slots = self._saved_slots, None
+        fits = saved is not None and saved["versions"] == versions
+        if saved is not None and fits:
+            np.copyto(self._weights, saved["weights"])
+            self.num_steps, self.samples = saved["local_steps"], saved["samples"]
+            self._losses = list(saved["losses"])
+        if slots and (fits or self._optimizer.outlives_rounds):
+            self.slots = self._optimizer.restore(slots, self._weights, self.slots)
+        return saved["statistics"] if saved is not None and fits else None

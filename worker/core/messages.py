@@ -1,0 +1,57 @@
+"""What one exchange carries, as plain data: to every shard a push, from every shard a reply."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.routing.base import Lost, Routed
+from thinwire.ops.types import Block, Kind
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardReply:
+    """A decoded reply of one shard."""
+
+    operation: Operation
+    blocks: Sequence[Block]
+    version: int
+    generation: int
+    learning_rate: float
+    samples: int
+    stop: bool
+    stop_reason: str = ""
+    aux: Float32 | None = None  # [m] means over the workers; of shard 0
+    lost: Sequence[Lost] | None = None  # of the push answered, as far as known; None: of none
+    held_seconds: float = 0.0  # by the synchronisation rule
+    staleness: int = 0  # of the push answered
+    refused: bool = False  # the push was too large; this is the model without it
+
+
+@dataclasses.dataclass(frozen=True)
+class Outgoing:
+    """One exchange: what to push to each shard."""
+
+    step: int
+    kind: Kind
+    shards: list[tuple[Block, ...]]  # per shard, slot = slice number
+    base_versions: list[int]
+    generations: list[int]
+    samples: int
+    local_steps: int
+    learning_rate: float
+    loss: float
+    aux: Float32 | None = None  # [m] what shard 0 averages over the workers
+    base_checksums: list[int] | None = None  # of what each shard handed out, now and then
+    routed: Sequence[Routed] = ()  # per shard: how it travels; none: all on the stream
+    lags: Sequence[int] = ()  # per shard: versions from the computing one to the base; none: 0
+
+
+def taken(replies: Sequence[ShardReply | None]) -> bool:
+    """Return whether shard 0 has taken a push in, by the replies of all shards to it."""
+    return replies[0] is not None and not replies[0].refused

@@ -1,0 +1,372 @@
+"""One worker's part in a run, whoever computes its gradients: join, exchange, report, leave.
+
+The Worker role and the objects that user scripts hold (room thinwire) are both built on it.
+
+When a worker gives up: too many mini-batches in a row came to nothing.
+
+Where a worker's time goes.
+
+Which exchange a worker takes part in: through the parameter server, or among the workers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import logging
+
+from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.run.settings import DRAIN_SECONDS, Diverged, Run
+from thinwire.ops.telemetry import round_trace
+from thinwire.ops.telemetry.run_status import WorkerMetrics
+from thinwire.ops.types import ModelSpec
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.worker.client.exchange import Exchange, Heartbeat
+from thinwire.worker.client.pacing_client import Asker
+from thinwire.worker.collective.exchange import AmongWorkers
+from thinwire.worker.core.core import WorkerCore
+from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.worker.flags import WorkerFlags
+from thinwire.worker.telemetry.round_trace import REGISTRY, origin_of, seconds_trained
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+#: Mini-batches in a row that may come to nothing.
+_MOST_IN_A_ROW = 100
+
+
+class Setbacks:
+    """Counts mini-batches that could not be used: not finite, or refused for their size."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def note(self, applied: bool) -> None:
+        """Hear whether the newest mini-batch could be used."""
+        self._in_a_row = 0 if applied else self._in_a_row + 1
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether to give up."""
+        return self._in_a_row > _MOST_IN_A_ROW
+
+    def diverged(self, learning_rate: float) -> Diverged:
+        """Return what to raise when there are too many."""
+        return Diverged(
+            f"{self._in_a_row} mini-batches in a row had NaN or infinite gradients, or were "
+            "refused for their size; the model has diverged, or this device is faulty. Lower "
+            f"--learning_rate (now {learning_rate:g}), or look at --max_update_norm and "
+            "--update_norm_factor if they are in use."
+        )
+
+
+class Stopwatch:
+    """Adds up where a worker's time goes."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.seconds: dict[str, float] = {"compute": 0.0, "encode": 0.0, "wait": 0.0}
+        self._mark = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin a lap without booking the time before."""
+        self._mark = time.perf_counter()
+
+    def lap(self, what: str) -> float:
+        """Book the seconds since the last mark, and return them."""
+        now = time.perf_counter()
+        seconds = now - self._mark
+        self.seconds[what] += seconds
+        self._mark = now
+        return seconds
+
+
+def exchange_for(
+    run: Run, own: WorkerFlags, core: WorkerCore, closing: threading.Event
+) -> Exchange:
+    """Return the exchange that --collective asks for; nothing is dialled yet.
+
+    Args:
+        run: The run's settings.
+        own: This worker's settings.
+        core: Of this worker.
+        closing: Set when the worker is asked to stop.
+    """
+    made: Any = Exchange if run.method.collective == THROUGH_PS else AmongWorkers
+    exchange: Exchange = made(
+        run, own.id_worker, core.spec, core.layouts, own.device.link, closing, core.aux_size
+    )
+    if isinstance(exchange, AmongWorkers):
+        exchange.attach(own, core)
+    return exchange
+
+
+#: What an interrupted exchange may still take; where the PS is interrupted too, it answers before.
+_CUT_SECONDS = DRAIN_SECONDS + 2.0
+
+
+class Participant:
+    """A worker without data and without a model: flat gradients in, flat weights out.
+
+    Calls in order: `join`, `begin`, then for each mini-batch `due` and `take_in` and, where one of
+    them returns an exchange, `exchange_round`; at the end `leave`. One thread calls all but
+    `interrupt`.
+
+    Args:
+        run: The run's settings.
+        own: This worker's.
+        spec: The shared model.
+        statistics: [m] float32 moving statistics that are averaged over the workers; may be empty.
+        on_gpu: Whether gradients are computed on a GPU.
+        labels: label -> examples of this worker, for reports.
+        num_examples: Of the whole training set, by which codecs count epochs; 0: unknown.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        own: WorkerFlags,
+        spec: ModelSpec,
+        statistics: Float32,
+        on_gpu: bool = False,
+        labels: Mapping[int, int] | None = None,
+        num_examples: int = 0,
+    ) -> None:
+        self.run, self.own, self.on_gpu = run, own, on_gpu
+        self.closing = threading.Event()
+        self.core = WorkerCore(
+            spec,
+            run.method.placement.place(spec, run.nb_ps),
+            run.method,
+            load_kernels(run.kernels, on_gpu=on_gpu),
+            [run.seed, own.id_worker],
+            statistics,
+            num_examples,
+        )
+        self.exchange = exchange_for(run, own, self.core, self.closing)
+        self.stopwatch = Stopwatch()
+        self.measure = REGISTRY[own.measure](run.method.pacer, self.exchange)
+        self.asker = Asker(run.method.pacer, self.exchange.shards[0])
+        self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
+        self.labels = dict(labels or {})
+        self.run_id = ""
+        self.joined_at_step = 0
+        self.num_steps = 0
+        self.num_non_finite = 0
+        self.loss: float | None = None  # of the newest mini-batch
+        self.step_seconds = 0.0  # of the newest local step
+        self.on_report: Callable[[WorkerMetrics], None] = lambda counted: None
+        self.started_at = time.monotonic()
+        self._step_ended_at = 0.0
+        self._under_way: Outgoing | None = None  # pushed, not settled
+        self._setbacks = Setbacks()
+        self._heartbeat: Heartbeat | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has ended, or this worker was asked to stop."""
+        return self.core.stopped or self.closing.is_set()
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run ended, as far as this worker has heard."""
+        return self.core.stop_reason or self.exchange.shards[0].halt_cause
+
+    # -- joining and leaving ------------------------------------------------------------------
+
+    def join(self) -> int:
+        """Say Hello to every shard.
+
+        Returns:
+            The last of this worker's steps that the shards applied.
+
+        Raises:
+            Unreachable, Refused: Nobody answers, or a shard says no.
+        """
+        welcomes = self.exchange.join()
+        self.run_id = welcomes[0].run_id
+        self.core.step = max(welcome.last_applied_step for welcome in welcomes)
+        self.joined_at_step = self.core.step
+        return self.core.step
+
+    def begin(self) -> Float32:
+        """Keep the lease from now on and fetch the model; return the weights to train on."""
+        lease_seconds = self.exchange.shards[0].welcome.lease_seconds
+        self._heartbeat = Heartbeat(self.exchange, lease_seconds, self._report, self._rounds)
+        self.core.finish(self.exchange.pull())
+        weights = self.core.resume_round()
+        self.asker.begin_round(self.core.step + 1, self.step_seconds)
+        self.started_at = time.monotonic()
+        self.measure.begin(seconds_trained(self.before))
+        self.stopwatch.start()
+        return weights
+
+    def leave(self, cause: str) -> None:
+        """Send a last report and say farewell; nothing if there is nobody to say it to."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+        self.exchange.close(cause)
+
+    def interrupt(self) -> None:
+        """Finish the current exchange; if it does not come to an end, leave without an answer."""
+        self.closing.set()
+        timer = threading.Timer(_CUT_SECONDS, self._cut)
+        timer.daemon = True
+        timer.start()
+
+    def _cut(self) -> None:
+        for shard in self.exchange.shards:  # so that the others need not wait for a lease to end
+            shard.say(pb.ToServer(leave=pb.Leave(cause="interrupted")))
+        for shard in self.exchange.shards:
+            shard.close()
+
+    # -- one mini-batch -----------------------------------------------------------------------
+
+    def due(self) -> Outgoing | None:
+        """Return the exchange that ends the round, if the pacer asks for it before another step."""
+        core, lap = self.core, self.stopwatch.lap
+        self.measure.begin_step()
+        ready = self.asker.ready(
+            core.step + 1, core.round.num_steps, self.step_seconds, self._step_ended_at
+        )
+        self.measure.note(round_trace.CHECK_READY, lap("wait"))
+        if not ready:
+            return None
+        outgoing = core.end_round()
+        self.measure.note(round_trace.ENCODE, lap("encode"))
+        return outgoing
+
+    def take_in(
+        self,
+        gradient: Float32,
+        samples: int,
+        loss: float,
+        statistics: Float32 | None,
+        started: float,
+        computed_at: Sequence[int] | None = None,
+    ) -> Outgoing | None:
+        """Take in one mini-batch's gradient; return an exchange, or None for a local step.
+
+        Args:
+            gradient: [num_parameters] float32, of the mean loss, at the present weights.
+            samples: Examples in the mini-batch.
+            loss: Its mean loss.
+            statistics: [m] the moving statistics after it.
+            started: When work on it began, by time.monotonic().
+            computed_at: The shards' versions that it was computed at; None: the present ones.
+
+        Raises:
+            thinwire.ops.codecs.registry.NonFiniteUpdate: It holds NaN or infinity; call `skip`.
+        """
+        self.measure.note(round_trace.FORWARD_AND_BACKWARD, self.stopwatch.lap("compute"))
+        self.num_steps += 1
+        self.loss = loss
+        outgoing = self.core.begin(gradient, samples, loss, statistics, computed_at)
+        self._step_ended_at = time.monotonic()
+        self.step_seconds = self._step_ended_at - started
+        phase = round_trace.LOCAL_UPDATE if outgoing is None else round_trace.ENCODE
+        self.measure.note(phase, self.stopwatch.lap("encode"))
+        return outgoing
+
+    def exchange_round(
+        self, outgoing: Outgoing, take_over: Callable[[Float32], None], epoch: int = 0
+    ) -> list[ShardReply | None]:
+        """Push, wait, and begin the next round; see `settle`."""
+        self.send(outgoing)
+        return self.settle(take_over, epoch)
+
+    def send(self, outgoing: Outgoing) -> None:
+        """Push; `settle` hears the answer while or after the next gradient is computed."""
+        self.exchange.send(outgoing)
+        self._under_way = outgoing
+        self.measure.note(round_trace.ENCODE, self.stopwatch.lap("encode"))
+
+    def settle(
+        self, take_over: Callable[[Float32], None], epoch: int = 0
+    ) -> list[ShardReply | None]:
+        """Wait for the answer to the push that is under way, and begin the next round.
+
+        Args:
+            take_over: Called with the weights to go on from.
+            epoch: Of this worker's examples, for reports.
+
+        Returns:
+            A reply of every shard, or None of one that refused the push as not finite; empty if
+            no push is under way.
+
+        Raises:
+            Unreachable, Refused, Halted, ConfigurationError: See thinwire.worker.client.exchange.
+        """
+        outgoing, self._under_way = self._under_way, None
+        if outgoing is None:
+            return []
+        replies = self.exchange.replies()
+        seconds = self.stopwatch.lap("wait")
+        for number, reply in enumerate(replies):
+            if reply is not None:
+                self.core.receive(number, reply)
+        self.core.note_refusals(replies)
+        take_over(self.core.restart_from_base())
+        self.asker.begin_round(self.core.step + 1, self.step_seconds)
+        self.measure.note_exchange(seconds + self.stopwatch.lap("compute"))
+        self.measure.end_round(outgoing, replies, epoch, seconds)
+        logging.debug("step %d: version %d, answered after %.3f s", outgoing.step,
+                      self.core.versions[0], seconds)  # fmt: skip
+        return replies
+
+    def skip(self, error: NonFiniteUpdate) -> None:
+        """Leave a mini-batch out that `take_in` or `due` refused."""
+        self.num_non_finite += 1
+        if self.num_non_finite == 1:
+            logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
+
+    def note_outcome(self, applied: bool) -> None:
+        """Hear whether the newest mini-batch could be used: finite, and not refused for its size.
+
+        Raises:
+            Diverged: Too many in a row could not.
+        """
+        self._setbacks.note(applied)
+        if self._setbacks.are_too_many:
+            raise self._setbacks.diverged(self.core.learning_rate)
+
+    # -- what others hear ---------------------------------------------------------------------
+
+    def metrics(self) -> WorkerMetrics:
+        """Return what this worker counts itself, over all its lives."""
+        seconds, before = self.stopwatch.seconds, self.before
+        datagrams = self.exchange.datagrams
+        elapsed = max(1e-9, time.monotonic() - self.started_at)
+        return WorkerMetrics(
+            id=self.own.id_worker,
+            clock=self.core.step,
+            bytes_up=before.bytes_up + self.exchange.bytes_up,
+            compute_seconds=before.compute_seconds + seconds["compute"],
+            encode_seconds=before.encode_seconds + seconds["encode"],
+            send_seconds=before.send_seconds + self.exchange.send_seconds,
+            wait_seconds=before.wait_seconds
+            + max(0.0, seconds["wait"] - self.exchange.send_seconds),
+            non_finite=before.non_finite + self.num_non_finite,
+            restarts=max(before.restarts, self.own.num_restarts),
+            steps_per_second=self.num_steps / elapsed,
+            labels=self.labels,
+            datagrams=datagrams.after(before.datagrams) if datagrams is not None else None,
+        )
+
+    def _report(self) -> str:
+        counted = self.metrics()
+        self.on_report(counted)
+        return counted.to_json()
+
+    def _rounds(self) -> list[str]:
+        """Return what shard 0 has not heard of the rounds (heartbeat thread)."""
+        listener = self.exchange.shards[0].welcome
+        origin = origin_of(self.own.id_worker, self.run.device, self.on_gpu, listener.incarnation)
+        return self.measure.batches(origin, listener)
