@@ -24,8 +24,17 @@ from typing import Any
 from bench import machine
 from bench.table import Row, render
 
-PARTS = ("kernels", "positions", "coding", "transport", "datagrams", "journal", "loop", "links",
-         "scaling")  # fmt: skip
+PARTS = (
+    "kernels",
+    "positions",
+    "coding",
+    "transport",
+    "datagrams",
+    "journal",
+    "loop",
+    "links",
+    "scaling",
+)
 #: Parts of real runs, whose length can be chosen.
 _TIMED = ("loop", "links", "scaling")
 _PEERS = "peers"

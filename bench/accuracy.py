@@ -17,8 +17,13 @@ from collections.abc import Mapping
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COMMON = ("--type_node=Cluster", "--dataset=fashion_mnist", "--nb_workers=4", "--port=0",
-          "--eval_interval_seconds=100000")  # fmt: skip
+COMMON = (
+    "--type_node=Cluster",
+    "--dataset=fashion_mnist",
+    "--nb_workers=4",
+    "--port=0",
+    "--eval_interval_seconds=100000",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +79,17 @@ STUDIES = {
 def run_arm(study: Study, arm: str, seed: int, folder: pathlib.Path, updates: int) -> pathlib.Path:
     """Run one arm with one seed unless it is finished; return its run directory."""
     run_dir = folder / f"{arm.replace(' ', '-').replace('=', '')}-{seed}"
-    command = [sys.executable, str(ROOT / "main.py"), *COMMON, *study.common, *study.arms[arm],
-               f"--seed={seed}", f"--iter_max={updates}", f"--run_dir={run_dir}",
-               f"--eval_interval_updates={updates // 10}"]  # fmt: skip
+    command = [
+        sys.executable,
+        str(ROOT / "main.py"),
+        *COMMON,
+        *study.common,
+        *study.arms[arm],
+        f"--seed={seed}",
+        f"--iter_max={updates}",
+        f"--run_dir={run_dir}",
+        f"--eval_interval_updates={updates // 10}",
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return run_dir
 
@@ -99,9 +112,15 @@ def row(study: Study, arm: str, run_dirs: list[pathlib.Path]) -> str:
         return "-" if None in found else format(statistics.mean(found), format_spec)
 
     seeds = ", ".join(f"{accuracy:.4f}" for accuracy in accuracies)
-    columns = [arm, f"{statistics.mean(accuracies):.4f}", seeds, mean(".1f", "compression_up"),
-               mean(".1f", "compression_down"), mean(".2f", "staleness", "mean"),
-               mean(".0f", "updates_per_second")]  # fmt: skip
+    columns = [
+        arm,
+        f"{statistics.mean(accuracies):.4f}",
+        seeds,
+        mean(".1f", "compression_up"),
+        mean(".1f", "compression_down"),
+        mean(".2f", "staleness", "mean"),
+        mean(".0f", "updates_per_second"),
+    ]
     return f"| {' | '.join(columns)} |"
 
 

@@ -17,9 +17,9 @@ import time
 
 import numpy as np
 
-from thinwire.ops.routing.base import Announced, Manifest
-from thinwire.ops.routing.datagram_format import FRAME_BYTES, Session
-from thinwire.ops.routing.reassembler import Assembled, Assembler
+from thinwire.ops.routing.base import AnnouncedDatagrams, Manifest
+from thinwire.ops.routing.datagram_format import FRAME_BYTES, DatagramSession
+from thinwire.ops.routing.reassembler import ReassembledStep, Reassembler
 from thinwire.ops.types import CodedValues, RangedBlock
 from thinwire.proto.grpc.server import keep_freed_memory
 from thinwire.proto.udp import UdpReceiver
@@ -31,7 +31,7 @@ NUM_BLOCKS = -(-NUM_ENTRIES * 4 // BLOCK_BYTES)
 CHANNELS = 3
 STEPS = 30
 MTU = 1472
-SESSION = Session(0x0123456789ABCDEF, bytes(range(32)), worker=0)
+SESSION = DatagramSession(0x0123456789ABCDEF, bytes(range(32)), worker=0)
 DATAGRAMS_PER_STEP = -(-NUM_ENTRIES * 4 // (MTU - FRAME_BYTES))
 _SILENCE_SECONDS = 1.0
 
@@ -67,11 +67,11 @@ class Stack:
     """A shard without a core: receives, authenticates, puts together."""
 
     def __init__(self, joining: bool) -> None:
-        self._assembler = Assembler(SESSION, [NUM_ENTRIES], Rules())
+        self._assembler = Reassembler(SESSION, [NUM_ENTRIES], Rules())
         self._lock = threading.Lock()
         self.receiver = UdpReceiver("127.0.0.1", CHANNELS, self, joining)
         self.first_at = self.first_cpu = 0.0
-        self.closed: list[Assembled] = []
+        self.closed: list[ReassembledStep] = []
         self.done = threading.Event()
         self.said: dict[str, float] = {}
 
@@ -92,7 +92,7 @@ class Stack:
         with self._lock:
             self._close(now)
 
-    def marked(self, step: int, announced: list[Announced]) -> None:
+    def marked(self, step: int, announced: list[AnnouncedDatagrams]) -> None:
         """Hear that the reliable part is in."""
         manifest = Manifest(tuple(announced), 0.0, NUM_BLOCKS, 0, 1, 0)
         block = last_block(step)
@@ -130,7 +130,7 @@ def _run_stack(joining: bool) -> None:
     _answer({"ports": stack.receiver.ports})
     for line in sys.stdin:
         said = json.loads(line)
-        stack.marked(said["step"], [Announced(*each) for each in said["announced"]])
+        stack.marked(said["step"], [AnnouncedDatagrams(*each) for each in said["announced"]])
     stack.done.wait(15.0)
     _answer(stack.said)
     stack.receiver.close()

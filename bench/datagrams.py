@@ -30,10 +30,10 @@ from bench.datagram_end import (
     gradient,
 )
 from bench.table import Row
-from thinwire.ops.routing.base import Encoding, Unreliable
-from thinwire.ops.routing.packetizer import Sealer
+from thinwire.ops.routing.base import UnreliableBlocks, ValueEncoding
+from thinwire.ops.routing.packetizer import Packetizer
 from thinwire.proto.grpc.server import keep_freed_memory
-from thinwire.proto.udp import Sending, connect, pacing
+from thinwire.proto.udp import UdpSettings, connect, pacing
 from thinwire.proto.udp import sockets as udp_sockets
 
 #: Payload of full datagrams on 1 Gbit/s Ethernet: 1,392 bytes of every 1,538.
@@ -45,15 +45,15 @@ _ROUNDS = 3
 _MOST_OPEN = 2  # steps, as an assembler has it
 
 
-def _part(step: int) -> Unreliable:
+def _part(step: int) -> UnreliableBlocks:
     unreliable = NUM_BLOCKS - 1
-    return Unreliable(
+    return UnreliableBlocks(
         slot=0,
         size=NUM_ENTRIES,
         block_entries=BLOCK_BYTES // 4,
         blocks=np.arange(unreliable),
         channels=(1 + np.arange(unreliable) * CHANNELS // unreliable).astype(np.uint8),
-        encoding=Encoding.FLOAT32,
+        encoding=ValueEncoding.FLOAT32,
         indices=None,
         data=gradient(step),
         scales=np.ones(NUM_BLOCKS, np.float32),
@@ -84,9 +84,9 @@ def _stack(mbps: float, plain: bool = False) -> dict[str, float]:
     with _far_end("stack_plain" if plain else "stack") as (receiver, ports):
         stdin, stdout = _pipes(receiver)
         parts = [_part(step) for step in range(STEPS)]
-        sending = Sending(SESSION.key, mtu=MTU, segmentation=not plain)
+        sending = UdpSettings(SESSION.key, mtu=MTU, segmentation=not plain)
         sender = connect("127.0.0.1", ports, sending, pacing(mbps))
-        sealer = Sealer(SESSION, MTU, CHANNELS)
+        sealer = Packetizer(SESSION, MTU, CHANNELS)
         start, cpu = time.monotonic(), time.process_time()
         for step, part in enumerate(parts):
             sealed = sealer.seal(step, [part])

@@ -39,20 +39,33 @@ class Arm:
     ks: tuple[str, ...] = ("0.8", "0.5", "0.2", "adaptive")
 
 
-COMMON = ("--type_node=Simulator", "--nb_workers=2", "--dataset=fashion_mnist",
-          "--link_mbps=100", "--link_delay_ms=5")  # fmt: skip
+COMMON = (
+    "--type_node=Simulator",
+    "--nb_workers=2",
+    "--dataset=fashion_mnist",
+    "--link_mbps=100",
+    "--link_delay_ms=5",
+)
 #: A step takes what a small GPU at the edge takes: about 0.1 TFLOP/s of these small layers.
 MODELS: Mapping[str, Model] = {
     "mnist_cnn": Model(
         ("--network=mnist_cnn", "--batch_size=64", "--learning_rate=0.1", "--step_seconds=0.05"),
-        updates=120, evaluate_every=10, target=0.75,
+        updates=120,
+        evaluate_every=10,
+        target=0.75,
     ),
     "wide_cnn": Model(
-        ("--model=bench/wide_cnn.py", "--batch_size=64", "--learning_rate=0.05",
-         "--step_seconds=0.05"),
-        updates=50, evaluate_every=5, target=0.65,
+        (
+            "--model=bench/wide_cnn.py",
+            "--batch_size=64",
+            "--learning_rate=0.05",
+            "--step_seconds=0.05",
+        ),
+        updates=50,
+        evaluate_every=5,
+        target=0.65,
     ),
-}  # fmt: skip
+}
 #: With 3 channels the stream has CS3 = class 4, channels CS2, CS1, CS0 = classes 5, 6, 7: the
 #: middle one of the datagrams' is 6; of all four 5 is the first one that the stream overtakes.
 _CROWD = ("--link_background_mbps=90", "--link_background_class=5")
@@ -99,10 +112,16 @@ class Case:
     def flags(self) -> list[str]:
         """Return the flags of main.py."""
         model = MODELS[self.model]
-        found = [*COMMON, *model.flags, *LINKS[self.link], *ARMS[self.arm].flags,
-                 f"--seed={self.seed}", f"--iter_max={model.updates}",
-                 f"--eval_interval_updates={model.evaluate_every}",
-                 "--eval_interval_seconds=1000000"]  # fmt: skip
+        found = [
+            *COMMON,
+            *model.flags,
+            *LINKS[self.link],
+            *ARMS[self.arm].flags,
+            f"--seed={self.seed}",
+            f"--iter_max={model.updates}",
+            f"--eval_interval_updates={model.evaluate_every}",
+            "--eval_interval_seconds=1000000",
+        ]
         if self.k == "adaptive":
             return [*found, "--dgt_adaptive_k"]
         return [*found, f"--dgt_k={self.k}"] if self.k else found

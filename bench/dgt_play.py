@@ -16,7 +16,7 @@ from absl.testing import flagsaver
 
 from bench.dgt_arms import MODELS, Case
 from thinwire import cli
-from thinwire.data.loading import load_chosen
+from thinwire.data.loading import load_dataset
 from thinwire.flags import run as run_flags
 from thinwire.models.flat_model import SharedModel
 from thinwire.models.loss import ensure_compiled_loss
@@ -54,7 +54,7 @@ class Bench:
     def __init__(self, run: Run) -> None:
         """Build model and data."""
         shared, self._evaluated = (SharedModel(run.model, run.seed) for _ in range(2))
-        self.dataset = load_chosen(run.data, run.model, shared.user_module, run.seed)
+        self.dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)
         self.trainers = {True: Trainer(shared, False, 0.0), False: Idle(shared)}
         loss = ensure_compiled_loss(self._evaluated.model)
         self._evaluators = [

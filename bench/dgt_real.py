@@ -56,9 +56,19 @@ def real_step(each: Case, seconds: float) -> float:
     """Return the median step of a run of processes."""
     flags = [flag for flag in each.flags() if not flag.startswith(("--type_node", "--iter_max"))]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "main.py"), *flags, "--type_node=Cluster", _DEVICE,
-                   "--port=0", "--worker_threads=1", f"--max_seconds={seconds}", "--quiet",
-                   "--eval_interval_updates=0", f"--run_dir={folder}"]  # fmt: skip
+        command = [
+            sys.executable,
+            str(ROOT / "main.py"),
+            *flags,
+            "--type_node=Cluster",
+            _DEVICE,
+            "--port=0",
+            "--worker_threads=1",
+            f"--max_seconds={seconds}",
+            "--quiet",
+            "--eval_interval_updates=0",
+            f"--run_dir={folder}",
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             raise RuntimeError(f"main.py ended with {done.returncode}: {done.stdout[-2000:]}")

@@ -14,8 +14,20 @@ Entry = Mapping[str, Any]
 Results = Mapping[Case, Entry]
 
 _SMOOTHED = 3  # evaluations, of whose mean the target is asked: one alone jumps by a point or two
-_HEAD = ("arm", "k", "s to target", "reliable / it", "step p50, s", "p99", "fresh", "fill",
-         "MB a push", "accuracy", "beside reliable, points", "by seed")  # fmt: skip
+_HEAD = (
+    "arm",
+    "k",
+    "s to target",
+    "reliable / it",
+    "step p50, s",
+    "p99",
+    "fresh",
+    "fill",
+    "MB a push",
+    "accuracy",
+    "beside reliable, points",
+    "by seed",
+)
 
 
 def tables(found: Results) -> str:
@@ -32,8 +44,11 @@ def tables(found: Results) -> str:
 
 def _rows(found: Results, model: str, link: str) -> Iterator[list[str]]:
     for arm, k in [(name, k) for name, one in ARMS.items() for k in one.ks]:
-        here = [one for one in sorted(found) if (one.model, one.link, one.arm, one.k)
-                == (model, link, arm, k)]  # fmt: skip
+        here = [
+            one
+            for one in sorted(found)
+            if (one.model, one.link, one.arm, one.k) == (model, link, arm, k)
+        ]
         if here:
             yield _row(found, here)
 

@@ -91,7 +91,7 @@ def _serve_stack() -> proto_grpc.Server:
             stream.send(framing.frames(reply, [model_view[:size]]))
 
     def handle(stream: proto_grpc.ServerStream) -> None:
-        assembler = framing.Assembler(pb.ToServer, limit)
+        assembler = framing.MessageAssembler(pb.ToServer, limit)
         for data in stream.incoming():
             assembled = assembler.feed(data)
             if assembled is not None:

@@ -44,8 +44,15 @@ def rows(seconds: float = 6.0) -> list[Row]:
 
 def _row(kind: str, rate: float, busy: float) -> Row:
     ratio = rate / busy if busy else 0.0
-    return Row(f"training, flood of {kind} datagrams / busy loop", rate, "updates/s", busy, ratio,
-               _GOAL, "higher")  # fmt: skip
+    return Row(
+        f"training, flood of {kind} datagrams / busy loop",
+        rate,
+        "updates/s",
+        busy,
+        ratio,
+        _GOAL,
+        "higher",
+    )
 
 
 @contextlib.contextmanager
@@ -60,11 +67,20 @@ def _training() -> Iterator[Any]:
         flags = [f"--{name}={value}" for name, value in settings.items()]
         port = server.address.rpartition(":")[2]
         worker = subprocess.Popen(
-            [sys.executable, "main.py", "--type_node=Worker", f"--port={port}", *flags,
-             "--network=mnist_cnn", "--batch_size=64", "--worker_threads=1",
-             f"--run_dir={tempfile.mkdtemp(prefix='thinwire-')}"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "main.py",
+                "--type_node=Worker",
+                f"--port={port}",
+                *flags,
+                "--network=mnist_cnn",
+                "--batch_size=64",
+                "--worker_threads=1",
+                f"--run_dir={tempfile.mkdtemp(prefix='thinwire-')}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             _wait(lambda: server.version > 10, "an update")
             time.sleep(_WARM_SECONDS)

@@ -91,12 +91,23 @@ def _selecting(given: Given) -> Iterator[Op]:
     half = np.float32(-0.5)  # product exact, so that one rounding or two make no difference
     rest = given.y.copy()
     where, values, _ = given.plain.feedback_top_k(rest, x, kept, half)
-    yield Op("feedback_top_k", bodies._feedback_top_k, (given.y, x, half, *planned),
-             (rest, where, values, np.int32(kept)), 3 * _FLOAT * size)  # fmt: skip
+    yield Op(
+        "feedback_top_k",
+        bodies._feedback_top_k,
+        (given.y, x, half, *planned),
+        (rest, where, values, np.int32(kept)),
+        3 * _FLOAT * size,
+    )
     total = given.y.copy()
     given.plain.accumulate(total, x, 0.3, 0.9)
-    yield Op("accumulate", bodies._accumulated, (given.y, x, np.float32(0.3), np.float32(0.9)),
-             (total,), 3 * _FLOAT * size, 1e-6)  # fmt: skip
+    yield Op(
+        "accumulate",
+        bodies._accumulated,
+        (given.y, x, np.float32(0.3), np.float32(0.9)),
+        (total,),
+        3 * _FLOAT * size,
+        1e-6,
+    )
 
 
 def _by_magnitude(given: Given) -> Iterator[Op]:
@@ -107,11 +118,21 @@ def _by_magnitude(given: Given) -> Iterator[Op]:
     where, values = numpy_select.at_least(x, threshold)  # more than are kept, if some are equal
     padded = np.full(room, size), np.zeros(room, np.float32)
     padded[0][: where.size], padded[1][: where.size] = where, values
-    yield Op("reaching", bodies._reaching, (x, threshold, room), (*padded, np.int32(where.size)),
-             _FLOAT * size)  # fmt: skip
+    yield Op(
+        "reaching",
+        bodies._reaching,
+        (x, threshold, room),
+        (*padded, np.int32(where.size)),
+        _FLOAT * size,
+    )
     sample = np.sort(np.abs(x[3::10]))
-    yield Op("sampled_magnitude", bodies._sampled_magnitude, (x, 3, 10, sample.size, 5),
-             (sample[-5],), 64 * sample.size)  # fmt: skip
+    yield Op(
+        "sampled_magnitude",
+        bodies._sampled_magnitude,
+        (x, 3, 10, sample.size, 5),
+        (sample[-5],),
+        64 * sample.size,
+    )
 
 
 def _of_arrays(given: Given) -> Iterator[Op]:
@@ -137,8 +158,14 @@ def _changing(given: Given) -> Iterator[Op]:
     changed = y.copy()
     given.plain.apply_sparse(changed, where, values, 0.02)
     lines = 2 * 64 * given.kept  # a cache line read for each of the two
-    yield Op("apply_sparse", bodies._changed_entries, (y, where, values, rate),
-             (changed[where],), lines, 1e-6)  # fmt: skip
+    yield Op(
+        "apply_sparse",
+        bodies._changed_entries,
+        (y, where, values, rate),
+        (changed[where],),
+        lines,
+        1e-6,
+    )
     dense = y.copy()
     given.plain.apply_dense(dense, x, 0.02)
     yield Op("apply_dense", bodies._changed, (y, x, rate), (dense,), 3 * _FLOAT * size, 1e-6)
@@ -146,8 +173,13 @@ def _changing(given: Given) -> Iterator[Op]:
     yield Op("scale", bodies._product, (rate, x), (scaled,), 2 * _FLOAT * size)
     touched = np.sort(given.rng.choice(size, given.kept, replace=False))
     counted = given.plain.hits([touched.astype(np.int32)], where, np.zeros(size, np.uint16))
-    yield Op("count_hits", bodies._count_hits, (np.int32(size), touched, where),
-             (counted,), 2 * _FLOAT * size)  # fmt: skip
+    yield Op(
+        "count_hits",
+        bodies._count_hits,
+        (np.int32(size), touched, where),
+        (counted,),
+        2 * _FLOAT * size,
+    )
     sigma = given.rng.integers(0, 5, size)
     yield Op("damp", bodies._damp, (sigma,), (given.plain.damp(sigma),), 12 * size)
 
@@ -170,12 +202,24 @@ def _compensating(given: Given) -> Iterator[Op]:
 
     size, x, y, z = given.size, given.x, given.y, given.z
     compensated = given.plain.compensate(x, y, z, 0.04)
-    yield Op("compensate", bodies._compensate, (x, y, z, np.full(1, 0.04, np.float32)),
-             (compensated,), 4 * _FLOAT * size, 1e-5)  # fmt: skip
+    yield Op(
+        "compensate",
+        bodies._compensate,
+        (x, y, z, np.full(1, 0.04, np.float32)),
+        (compensated,),
+        4 * _FLOAT * size,
+        1e-5,
+    )
     square = np.abs(y) + np.float32(delays.FLOOR)
     adapted = given.plain.adapt(square.copy(), x, 0.95, 0.04)
-    yield Op("adapt", bodies._adapt, (square, x, np.float32(0.95), np.float32(0.05),
-             np.float32(0.04)), adapted, 4 * _FLOAT * size, 1e-5)  # fmt: skip
+    yield Op(
+        "adapt",
+        bodies._adapt,
+        (square, x, np.float32(0.95), np.float32(0.05), np.float32(0.04)),
+        adapted,
+        4 * _FLOAT * size,
+        1e-5,
+    )
 
 
 def _of_blocks(given: Given) -> Iterator[Op]:
@@ -184,8 +228,14 @@ def _of_blocks(given: Given) -> Iterator[Op]:
     size, x = given.size, given.x
     averages = np.zeros(-(-size // BLOCK), np.float32)
     scored = given.plain.contribution(x, BLOCK, averages.copy(), 0.5)
-    yield Op("contribution", bodies._contribution, (x, BLOCK, averages, np.float32(0.5),
-             np.float32(0.5)), scored, _FLOAT * size, 1e-5)  # fmt: skip
+    yield Op(
+        "contribution",
+        bodies._contribution,
+        (x, BLOCK, averages, np.float32(0.5), np.float32(0.5)),
+        scored,
+        _FLOAT * size,
+        1e-5,
+    )
     rows = x[: size // BLOCK * BLOCK].reshape(-1, BLOCK)
     coded = given.plain.to_levels(rows, LEVEL_BITS)
     yield Op("to_levels", bodies._to_levels, (rows, LEVEL_BITS), coded, 10 * size, 1e-6)
@@ -252,14 +302,17 @@ def main() -> int:
     if not devices:
         sys.stdout.write(f"no GPU: TensorFlow {tf.__version__} sees none on this machine\n")
         return 0
-    sys.stdout.write(f"{devices[0].name}, {arguments.size:,} entries, TensorFlow "
-                     f"{tf.__version__}\n")  # fmt: skip
+    sys.stdout.write(
+        f"{devices[0].name}, {arguments.size:,} entries, TensorFlow {tf.__version__}\n"
+    )
     failed = 0
     for each in measure(devices[0].name, arguments.size):
         failed += bool(each.error)
         verdict = each.error or "equal to numpy"
-        sys.stdout.write(f"{each.name:14} {1e3 * each.seconds:9.3f} ms  {each.share:5.2f} of a "
-                         f"copy's bandwidth  {verdict}\n")  # fmt: skip
+        sys.stdout.write(
+            f"{each.name:14} {1e3 * each.seconds:9.3f} ms  {each.share:5.2f} of a "
+            f"copy's bandwidth  {verdict}\n"
+        )
     return 1 if failed else 0
 
 

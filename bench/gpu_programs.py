@@ -46,13 +46,21 @@ def write(folder: pathlib.Path, size: int) -> dict[str, Any]:
         arrays = {f"in{place}": each for place, each in enumerate(inputs)}
         arrays |= {f"out{place}": each for place, each in enumerate(expected)}
         np.savez_compressed(folder / f"{op.name}.npz", **arrays)
-        listed.append({
-            "name": op.name, "inputs": len(inputs), "outputs": len(expected),
-            "bytes": op.num_bytes, "tolerance": op.tolerance,
-        })  # fmt: skip
+        listed.append(
+            {
+                "name": op.name,
+                "inputs": len(inputs),
+                "outputs": len(expected),
+                "bytes": op.num_bytes,
+                "tolerance": op.tolerance,
+            }
+        )
     manifest = {
-        "format": FORMAT_VERSION, "size": size, "tensorflow": tf.__version__, "programs": listed,
-    }  # fmt: skip
+        "format": FORMAT_VERSION,
+        "size": size,
+        "tensorflow": tf.__version__,
+        "programs": listed,
+    }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
     return manifest
 
@@ -92,8 +100,10 @@ def main() -> int:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     manifest = write(arguments.folder, arguments.size)
     total = sum(path.stat().st_size for path in arguments.folder.iterdir())
-    sys.stdout.write(f"{len(manifest['programs'])} programs of {arguments.size:,} entries, "
-                     f"{total / 2**20:.1f} MiB: {arguments.folder}\n")  # fmt: skip
+    sys.stdout.write(
+        f"{len(manifest['programs'])} programs of {arguments.size:,} entries, "
+        f"{total / 2**20:.1f} MiB: {arguments.folder}\n"
+    )
     return 0
 
 

@@ -38,8 +38,8 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.persistence.journal import Journal, JournaledCore
-from thinwire.ps.persistence.journal_format import Coder
-from thinwire.ps.persistence.replay import Settings
+from thinwire.ps.persistence.journal_format import EventCoder
+from thinwire.ps.persistence.replay import ReplaySettings
 from thinwire.ps.wire.push_decoder import PushDecoder
 
 METHODS = ("adacomp", "dgs")
@@ -118,10 +118,15 @@ def _play(commands: Sequence[Sequence[str]], folder: pathlib.Path, seconds: floa
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     with open(folder / "output.txt", "w+") as output:
         started = [
-            subprocess.Popen([sys.executable, *command], cwd=thinwire.ROOT, env=environment,
-                             stdout=output, stderr=output)
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=thinwire.ROOT,
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
             for command in commands
-        ]  # fmt: skip
+        ]
         try:
             codes = [process.wait(seconds) for process in started]
         finally:
@@ -150,12 +155,12 @@ class Shard:
         membership = Coordinator(_WORKERS, 1e9)
         self.core = PsCore(config, self.method, theta, bodies, membership, self.method.sync)
         self.journaled = JournaledCore(self.core)
-        self.coder = Coder(self.layout, self.method, bodies)
+        self.coder = EventCoder(self.layout, self.method, bodies)
         self.decoder = PushDecoder(self.layout, self.method.kind, bodies)
         self.now, self._steps = 0.0, 0
         if folder is not None:
             journal = Journal(folder, self.coder, theta.nbytes)
-            self.journaled.write_to(journal, Settings(config, 10.0, {}).to_plain())
+            self.journaled.write_to(journal, ReplaySettings(config, 10.0, {}).to_plain())
             self.journaled.begin()
             self.decoder.keeps_coded = True
         for worker in range(1, _WORKERS + 1):

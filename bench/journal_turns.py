@@ -20,7 +20,7 @@ from thinwire import cli as command_line
 from thinwire.flags import run as run_flags
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
-from thinwire.ps.role import Shard
+from thinwire.ps.role import ShardProcess
 
 _WARM_UPDATES = 60  # both workers have traced their steps by then
 
@@ -28,7 +28,7 @@ _WARM_UPDATES = 60  # both workers have traced their steps by then
 class Turns:
     """Turns a shard's journal off and on."""
 
-    def __init__(self, shard: Shard, seconds: float, count: int) -> None:
+    def __init__(self, shard: ShardProcess, seconds: float, count: int) -> None:
         """Take `count` turns of so many seconds."""
         self._shard, self._seconds, self._count = shard, seconds, count
         self.lines: list[dict[str, Any]] = []
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     command_line.define_flags()
     flags.FLAGS(["main.py", *given])
     run = run_flags.read_run()
-    shard = Shard(run, ps_flags.read(run.addresses))
+    shard = ShardProcess(run, ps_flags.read(run.addresses))
     turns = Turns(shard, float(seconds), int(count))
     if not shard.start():
         raise RuntimeError("this run is finished")

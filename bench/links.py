@@ -62,8 +62,9 @@ def rows(seconds: float = 20.0) -> list[Row]:
 
 
 def _rate_rows(seconds: float) -> list[Row]:
-    rounds = [{name: _measure(seconds, 2, *run) for name, run in RUNS.items()}
-              for _ in range(_ROUNDS)]  # fmt: skip
+    rounds = [
+        {name: _measure(seconds, 2, *run) for name, run in RUNS.items()} for _ in range(_ROUNDS)
+    ]
     rates = {name: [_rate(each[name]) for each in rounds] for name in RUNS}
     return [_rate_row(name, rates[ours], rates[other], goal) for name, ours, other, goal in _RATES]
 

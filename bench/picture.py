@@ -48,10 +48,15 @@ class Arm:
 def read(text: str) -> tuple[dict[str, Arm], float]:
     """Return the arms by name, and the accuracy of one device alone."""
     section = text.partition(HEADING)[2].partition("\n## ")[0]
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]]
-             for line in re.findall(r"(?m)^\|.*$", section)]  # fmt: skip
-    arms = {name: Arm(float(accuracy), float(up), float(down))
-            for name, accuracy, _, up, down, _ in lines if name in ARMS}  # fmt: skip
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in re.findall(r"(?m)^\|.*$", section)
+    ]
+    arms = {
+        name: Arm(float(accuracy), float(up), float(down))
+        for name, accuracy, _, up, down, _ in lines
+        if name in ARMS
+    }
     alone = next(float(cells[1]) for cells in lines if cells[0] == _ALONE)
     return arms, alone
 
@@ -73,9 +78,14 @@ def draw(arms: dict[str, Arm], alone: float, target: pathlib.Path) -> None:
     for place, name in enumerate(ARMS):
         arm, own = arms[name], name == "dgs"
         axes.barh(place, arm.gigabytes, 0.6, color=theme.series[0] if own else theme.series[5])
-        axes.text(arm.gigabytes + 0.5, place,
-                  f"{arm.gigabytes:.1f} GB, accuracy {percent(arm.accuracy)}",
-                  va="center", color=theme.text, weight="bold" if own else "normal")  # fmt: skip
+        axes.text(
+            arm.gigabytes + 0.5,
+            place,
+            f"{arm.gigabytes:.1f} GB, accuracy {percent(arm.accuracy)}",
+            va="center",
+            color=theme.text,
+            weight="bold" if own else "normal",
+        )
     longest = max(arm.gigabytes for arm in arms.values())
     caption = f"GB over the network in five epochs (one device alone: {percent(alone)})"
     finish(figure, list(ARMS.values()), 1.5 * longest, caption, target)

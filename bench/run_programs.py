@@ -130,8 +130,11 @@ def document(rows: Sequence[Ran], about: dict[str, Any]) -> str:
     """Return the table as Markdown."""
     lines = ["# The ops' XLA programs on a device", ""]
     lines += [f"- {key}: {value}" for key, value in about.items()]
-    lines += ["", "| op | ms | of a copy's bandwidth | largest gap | allowed | verdict |",
-              "|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "",
+        "| op | ms | of a copy's bandwidth | largest gap | allowed | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [
         f"| {row.name} | {row.milliseconds:.3f} | {row.share:.2f} | {row.largest_gap:.2g} | "
         f"{row.tolerance:.2g} | {row.error or 'equal to numpy'} |"
@@ -158,11 +161,13 @@ def main() -> int:
     peak = bandwidth(device, manifest["size"])
     rows = [run_program(arguments.folder, each, device, peak) for each in manifest["programs"]]
     about = {
-        "device": f"{device.device_kind} ({device.platform})", "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__, "lowered by TensorFlow": manifest["tensorflow"],
+        "device": f"{device.device_kind} ({device.platform})",
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "lowered by TensorFlow": manifest["tensorflow"],
         "entries of a vector": f"{manifest['size']:,}",
         "a copy's bandwidth": f"{peak / 1e9:.1f} GB/s",
-    }  # fmt: skip
+    }
     text, out = document(rows, about), arguments.out or arguments.folder
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.md").write_text(text)

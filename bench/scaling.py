@@ -54,8 +54,16 @@ def rows(seconds: float = 20.0) -> Iterator[Row]:
 
 def _row(name: str, cost: float, alone: float, number: int) -> Row:
     goal = _GOAL if number > 1 else None
-    return Row(name, 1e3 * cost, "ms", 1e3 * alone, cost / alone, goal, "lower",
-               f"at most {1 / cost:.0f} updates/s of a core")  # fmt: skip
+    return Row(
+        name,
+        1e3 * cost,
+        "ms",
+        1e3 * alone,
+        cost / alone,
+        goal,
+        "lower",
+        f"at most {1 / cost:.0f} updates/s of a core",
+    )
 
 
 def cost_of_update(method: str, workers: int, shards: int, seconds: float) -> float:

@@ -117,9 +117,17 @@ def scale(updates: int) -> list[Row]:
     few, many = (_cost(workers, updates) for workers in _CROWDS)
     name = f"adacomp, LeNet, {_CROWDS[1]:,} workers / {_CROWDS[0]}"
     return [
-        Row(name, 1e3 * many, "ms of a core an update", 1e3 * few, many / few, 1.3, "lower",
-            f"{updates} updates: {many * updates:.0f} s"),
-    ]  # fmt: skip
+        Row(
+            name,
+            1e3 * many,
+            "ms of a core an update",
+            1e3 * few,
+            many / few,
+            1.3,
+            "lower",
+            f"{updates} updates: {many * updates:.0f} s",
+        ),
+    ]
 
 
 def _cost(workers: int, updates: int) -> float:

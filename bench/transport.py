@@ -119,7 +119,7 @@ class StackClient:
     def __init__(self, port: int) -> None:
         self._stream = proto_grpc.ClientStream(f"127.0.0.1:{port}")
         self._stream.open(_TIMEOUT_SECONDS)
-        self._assembler = framing.Assembler(pb.ToClient, limit)
+        self._assembler = framing.MessageAssembler(pb.ToClient, limit)
         self._data = np.random.default_rng(1).integers(0, 255, LARGEST_BYTES, dtype=np.uint8)
         self._step = 0
 

@@ -19,8 +19,15 @@ from thinwire.supervisor.esync_logs import figures
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 METHODS = ("ssgd", "asgd", "dcasgd", "esync")
 PARTITIONS = ("iid", "class")
-_COMMON = ("--type_node=Cluster", "--network=lenet", "--nb_workers=3",
-           "--batch_size=32", "--iter_max=1000000", "--port=0", "--quiet")  # fmt: skip
+_COMMON = (
+    "--type_node=Cluster",
+    "--network=lenet",
+    "--nb_workers=3",
+    "--batch_size=32",
+    "--iter_max=1000000",
+    "--port=0",
+    "--quiet",
+)
 
 
 def command(method: str, partition: str, options: argparse.Namespace) -> list[str]:

@@ -21,7 +21,7 @@ from thinwire.ops.types import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
+class TrainingShard:
     """One worker's examples."""
 
     images: NDArray[np.float32] | lazy.Lazy  # [n, ...] float32, as an evaluation would see them
@@ -42,7 +42,7 @@ class Shard:
         return self.feed(chosen, place), self.labels[chosen]
 
 
-def load_chosen(
+def load_dataset(
     data: DataChoice,
     model: ModelChoice,
     user_module: ModuleType | None,
@@ -79,20 +79,22 @@ def num_train(
     data: DataChoice, model: ModelChoice, user_module: ModuleType | None, seed: int
 ) -> int:
     """Return the size of the training set: what one of --epochs consumes."""
-    return len(load_chosen(data, model, user_module, seed, parts=("train",)).train_labels)
+    return len(load_dataset(data, model, user_module, seed, parts=("train",)).train_labels)
 
 
-def load_shard(run: Run, user_module: ModuleType | None, id_worker: int) -> Shard:
+def load_shard(run: Run, user_module: ModuleType | None, id_worker: int) -> TrainingShard:
     """Load the training set and pick one worker's part of it.
 
     Raises:
         ConfigurationError: Missing or damaged files, and as ``take_shard``.
     """
-    whole = load_chosen(run.data, run.model, user_module, run.seed, parts=("train",))
+    whole = load_dataset(run.data, run.model, user_module, run.seed, parts=("train",))
     return take_shard(run, whole, id_worker, run.nb_workers)
 
 
-def take_shard(run: Run, whole: data_registry.Dataset, id_worker: int, nb_workers: int) -> Shard:
+def take_shard(
+    run: Run, whole: data_registry.Dataset, id_worker: int, nb_workers: int
+) -> TrainingShard:
     """Pick one worker's part of a loaded training set, with a cursor at its start.
 
     Raises:
@@ -104,14 +106,16 @@ def take_shard(run: Run, whole: data_registry.Dataset, id_worker: int, nb_worker
     return _pick(run, whole, mine, id_worker)
 
 
-def take_shards(run: Run, whole: data_registry.Dataset) -> list[Shard]:
+def take_shards(run: Run, whole: data_registry.Dataset) -> list[TrainingShard]:
     """Return every worker's ``take_shard``, splitting once: for simulations of thousands."""
     rule = split_rule(run, run.nb_workers)
     shards = partition.split(whole.train_labels, rule, whole.train_file_offsets)
     return [_pick(run, whole, mine, number) for number, mine in enumerate(shards, start=1)]
 
 
-def _pick(run: Run, whole: data_registry.Dataset, mine: NDArray[np.int64], id_worker: int) -> Shard:
+def _pick(
+    run: Run, whole: data_registry.Dataset, mine: NDArray[np.int64], id_worker: int
+) -> TrainingShard:
     """Return the examples at some positions, with a cursor at their start."""
     check_batch_size(run.batch_size, len(mine), run.data.partition)
     cursor = Cursor(
@@ -125,21 +129,21 @@ def _pick(run: Run, whole: data_registry.Dataset, mine: NDArray[np.int64], id_wo
     return dataclasses.replace(shard, num_train=len(whole.train_labels))
 
 
-def whole_shard(run: Run, whole: data_registry.Dataset) -> Shard:
+def whole_shard(run: Run, whole: data_registry.Dataset) -> TrainingShard:
     """Return the whole training set as one shard, for training on one device."""
     cursor = Cursor(np.arange(len(whole.train_labels)), run.batch_size, run.seed)
     return _shard(whole.train_images, whole.train_labels, cursor)
 
 
-def _shard(images: Any, labels: NDArray[np.int32], cursor: Cursor) -> Shard:
+def _shard(images: Any, labels: NDArray[np.int32], cursor: Cursor) -> TrainingShard:
     counts = partition.label_counts(labels)
-    return Shard(images, labels, cursor, counts, lazy.feed_of(images, cursor))
+    return TrainingShard(images, labels, cursor, counts, lazy.feed_of(images, cursor))
 
 
-def split_rule(run: Run, nb_workers: int) -> partition.Rule:
+def split_rule(run: Run, nb_workers: int) -> partition.PartitionRule:
     """Return how a run splits its training set."""
     path, alpha = run.data.sharding_file, run.data.dirichlet_alpha
-    return partition.Rule(
+    return partition.PartitionRule(
         partition=run.data.partition,
         nb_workers=nb_workers,
         seed=run.seed,

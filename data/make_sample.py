@@ -1,7 +1,8 @@
 """How ``data/fashion_mnist_sample`` was made: a small balanced draw from Fashion-MNIST.
 
-Run ``python -m thinwire.data.make_sample SOURCE_DIR [OUT_DIR]`` where SOURCE_DIR holds the four files of the
-full data set. The same source and the same seed give the same bytes (of one zlib version).
+Run ``python -m thinwire.data.make_sample SOURCE_DIR [OUT_DIR]`` where SOURCE_DIR holds the four
+files of the full data set. The same source and the same seed give the same bytes (of one zlib
+version).
 """
 
 from __future__ import annotations

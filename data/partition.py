@@ -116,7 +116,7 @@ MOST_LABELS = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class PartitionRule:
     """How to split; the same on every worker of a run.
 
     Args:
@@ -142,7 +142,7 @@ class Rule:
 
 
 def split(
-    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None = None
+    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None = None
 ) -> Shards:
     """Return the positions of every worker's examples.
 
@@ -173,7 +173,7 @@ def split(
 def shard(
     labels: NDArray[np.integer],
     id_worker: int,
-    rule: Rule,
+    rule: PartitionRule,
     file_offsets: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
     """Return the positions of one worker's examples; arguments and errors as ``split``."""
@@ -236,14 +236,16 @@ def _cut_equally(order: NDArray[np.integer], nb_workers: int) -> Shards:
     return [order[run.start : run.stop].astype(np.int64) for run in owned]
 
 
-def _iid(labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None) -> Shards:
+def _iid(
+    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
+) -> Shards:
     del file_offsets
     order = np.random.default_rng([rule.seed, len(labels)]).permutation(len(labels))
     return [np.sort(owned) for owned in _cut_equally(order, rule.nb_workers)]
 
 
 def _contiguous(
-    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None
+    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     if file_offsets is not None:
         files = [
@@ -264,14 +266,14 @@ def _contiguous(
 
 
 def _class(
-    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None
+    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     del file_offsets
     return _cut_equally(np.argsort(labels, kind="stable"), rule.nb_workers)
 
 
 def _dirichlet(
-    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None
+    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     del file_offsets
     return split_dirichlet(
@@ -280,7 +282,7 @@ def _dirichlet(
 
 
 def _file(
-    labels: NDArray[np.integer], rule: Rule, file_offsets: NDArray[np.int64] | None
+    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     del file_offsets
     runs = fractions.ranges(len(labels), rule.nb_workers, rule.fractions)
@@ -288,7 +290,9 @@ def _file(
 
 
 #: Name of a partition -> (labels, rule, file_offsets) -> shards.
-SPLITS: Mapping[str, Callable[[NDArray[np.integer], Rule, NDArray[np.int64] | None], Shards]] = {
+SPLITS: Mapping[
+    str, Callable[[NDArray[np.integer], PartitionRule, NDArray[np.int64] | None], Shards]
+] = {
     "iid": _iid,
     "contiguous": _contiguous,
     "class": _class,

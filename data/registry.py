@@ -32,7 +32,7 @@ _READERS = {"tfdata": Decoded, "dali": DaliDecoded}
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class DatasetRequest:
     """What to load, all chosen; see ``thinwire.data.registry.load``."""
 
     name: str
@@ -47,7 +47,7 @@ class Wanted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """One part of a data set as a run uses it."""
 
     images: NDArray[np.float32] | Lazy  # [N, height, width, channels] float32
@@ -55,7 +55,7 @@ class Part:
     file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64
 
 
-def load_large(wanted: Wanted, part: str) -> Part:
+def load_large(wanted: DatasetRequest, part: str) -> DatasetPart:
     """Return one part of a set in ``LARGE``; nothing is decoded yet.
 
     Raises:
@@ -64,7 +64,7 @@ def load_large(wanted: Wanted, part: str) -> Part:
     return LARGE[wanted.name](wanted, part)
 
 
-def _imagenet(wanted: Wanted, part: str) -> Part:
+def _imagenet(wanted: DatasetRequest, part: str) -> DatasetPart:
     if wanted.image_depth != imagenet.DEPTH:
         raise ConfigurationError(
             f"Data set imagenet has images of {imagenet.DEPTH} channels; this is --image_depth "
@@ -80,10 +80,10 @@ def _imagenet(wanted: Wanted, part: str) -> Part:
         wanted.scaling,
         wanted.augment,
     )
-    return Part(images, source.labels, source.file_offsets)
+    return DatasetPart(images, source.labels, source.file_offsets)
 
 
-def _imagenet_synthetic(wanted: Wanted, part: str) -> Part:
+def _imagenet_synthetic(wanted: DatasetRequest, part: str) -> DatasetPart:
     """As many images as ImageNet has, so that an epoch lasts as long; 256 different ones."""
     if wanted.data_dir is not None:
         raise ConfigurationError(
@@ -101,10 +101,10 @@ def _imagenet_synthetic(wanted: Wanted, part: str) -> Part:
     positions = np.arange(NUM_SYNTHETIC[part])
     logging.info("data: %d different images stand for %d", len(labels), len(positions))
     repeated = Repeated(scale(images, wanted.scaling), positions)
-    return Part(repeated, labels[positions % len(labels)])
+    return DatasetPart(repeated, labels[positions % len(labels)])
 
 
-LARGE: Mapping[str, Callable[[Wanted, str], Part]] = {
+LARGE: Mapping[str, Callable[[DatasetRequest, str], DatasetPart]] = {
     "imagenet": _imagenet,
     "imagenet_synthetic": _imagenet_synthetic,
 }
@@ -154,7 +154,7 @@ def load(
     """
     _check_name(name)
     check_preprocessing(name, augment, input_pipeline)
-    wanted = Wanted(
+    wanted = DatasetRequest(
         name,
         data_dir,
         image_size,
@@ -166,13 +166,13 @@ def load(
     )
     load_part = load_large if name in LARGE else _in_memory
     nothing = np.zeros((0, image_size, image_size, image_depth), np.float32)
-    loaded = {part: Part(nothing, np.zeros(0, np.int32)) for part in PARTS}
+    loaded = {part: DatasetPart(nothing, np.zeros(0, np.int32)) for part in PARTS}
     loaded |= {part: load_part(wanted, part) for part in PARTS if part in parts}
     train, test = loaded["train"], loaded["test"]
     return Dataset(train.images, train.labels, test.images, test.labels, train.file_offsets)
 
 
-def _in_memory(wanted: Wanted, part: str) -> Part:
+def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
     """Return one part, scaled; training images stay bytes where each batch changes them."""
     raw = load_raw(
         wanted.name,
@@ -187,7 +187,7 @@ def _in_memory(wanted: Wanted, part: str) -> Part:
     is_changed = part == "train" and wanted.augment != AUGMENTATIONS[0]
     images = raw.images
     made = Augmented(images, wanted.scaling) if is_changed else scale(images, wanted.scaling)
-    return Part(made, raw.labels, raw.file_offsets)
+    return DatasetPart(made, raw.labels, raw.file_offsets)
 
 
 def load_raw(
@@ -199,7 +199,8 @@ def load_raw(
     nb_classes: int = 10,
     seed: int = 0,
 ) -> sources.RawPart:
-    """Load one part as stored, a quarter of the memory; ``thinwire.data.pipeline.lazy.scale`` what is needed.
+    """Load one part as stored, a quarter of the memory; ``thinwire.data.pipeline.lazy.scale`` what
+    is needed.
 
     Args and errors as ``load``; ``part`` is "train" or "test".
     """

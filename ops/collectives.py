@@ -26,7 +26,7 @@ Range = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Send:
+class SendPart:
     """Hand entries to a member."""
 
     peer: int
@@ -34,7 +34,7 @@ class Send:
 
 
 @dataclasses.dataclass(frozen=True)
-class Receive:
+class ReceivePart:
     """Wait for entries of a member; add them to one's own, or overwrite these."""
 
     peer: int
@@ -42,7 +42,7 @@ class Receive:
     adds: bool
 
 
-Step = Send | Receive
+Step = SendPart | ReceivePart
 #: (member 0..p-1, members p, entries of the buffer) -> that member's steps, in order.
 Algorithm = Callable[[int, int, int], list[Step]]
 
@@ -61,11 +61,11 @@ def ring(member: int, num_members: int, size: int) -> list[Step]:
 
     steps: list[Step] = []
     for turn in range(num_members - 1):
-        steps.append(Send(after, part(member - turn)))
-        steps.append(Receive(before, part(member - turn - 1), adds=True))
+        steps.append(SendPart(after, part(member - turn)))
+        steps.append(ReceivePart(before, part(member - turn - 1), adds=True))
     for turn in range(num_members - 1):
-        steps.append(Send(after, part(member + 1 - turn)))
-        steps.append(Receive(before, part(member - turn), adds=False))
+        steps.append(SendPart(after, part(member + 1 - turn)))
+        steps.append(ReceivePart(before, part(member - turn), adds=False))
     return _without_empty(steps)
 
 
@@ -79,11 +79,11 @@ def butterfly(member: int, num_members: int, size: int) -> list[Step]:
     whole = (0, size)
     if member >= block:
         partner = member - block
-        return _without_empty([Send(partner, whole), Receive(partner, whole, adds=False)])
+        return _without_empty([SendPart(partner, whole), ReceivePart(partner, whole, adds=False)])
     partner = member + block
     inside = [*_halve(member, block, 0, whole), *_double(member, block, 0, whole)]
     if partner < num_members:
-        inside = [Receive(partner, whole, adds=True), *inside, Send(partner, whole)]
+        inside = [ReceivePart(partner, whole, adds=True), *inside, SendPart(partner, whole)]
     return _without_empty(inside)
 
 
@@ -106,15 +106,15 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     if mine + 1 < len(blocks):
         small_first, small_length = blocks[mine + 1]
         small = small_first + (member - first) * small_length // length
-        down, back = [Receive(small, held, adds=True)], [Send(small, held)]
+        down, back = [ReceivePart(small, held, adds=True)], [SendPart(small, held)]
     if mine:
         large_first, large_length = blocks[mine - 1]
         share = large_length // length
         start = (member - first) * share
         for place in range(start, start + share):
             part = _held(place, large_length, whole)
-            up.append(Send(large_first + place, part))
-            back.insert(place - start, Receive(large_first + place, part, adds=False))
+            up.append(SendPart(large_first + place, part))
+            back.insert(place - start, ReceivePart(large_first + place, part, adds=False))
     doubling = _double(member - first, length, first, whole)
     return _without_empty([*steps, *down, *up, *back, *doubling])
 
@@ -131,7 +131,7 @@ REGISTRY: dict[str, Algorithm] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class CollectivePart:
     """Entries that travel from one member to another: the `number`-th between these two."""
 
     peer: int
@@ -155,22 +155,22 @@ class Reduction:
         self._sent: collections.Counter[int] = collections.Counter()
         self._received: collections.Counter[int] = collections.Counter()
 
-    def outgoing(self) -> list[Part]:
+    def outgoing(self) -> list[CollectivePart]:
         """Return what is to be sent before the next part can be taken in."""
         parts = []
-        while self._steps and isinstance(self._steps[0], Send):
+        while self._steps and isinstance(self._steps[0], SendPart):
             step = self._steps.popleft()
-            parts.append(Part(step.peer, self._sent[step.peer], step.entries))
+            parts.append(CollectivePart(step.peer, self._sent[step.peer], step.entries))
             self._sent[step.peer] += 1
         return parts
 
     @property
-    def awaited(self) -> Part | None:
+    def awaited(self) -> CollectivePart | None:
         """The part that is needed now, or None: the buffer holds the sum."""
         if not self._steps:
             return None
         step = self._steps[0]
-        return Part(step.peer, self._received[step.peer], step.entries)
+        return CollectivePart(step.peer, self._received[step.peer], step.entries)
 
     def take(self, values: Float32) -> None:
         """Take in the awaited part: its entries [stop - start] float32.
@@ -179,7 +179,7 @@ class Reduction:
             ValueError: Nothing is awaited, or the part has another length.
         """
         step = self._steps[0] if self._steps else None
-        if not isinstance(step, Receive):
+        if not isinstance(step, ReceivePart):
             raise ValueError("no part is awaited now; send what `outgoing` returns first")
         start, stop = step.entries
         if len(values) != stop - start:
@@ -202,7 +202,7 @@ def _halve(place: int, length: int, first: int, entries: Range) -> list[Step]:
     while distance:
         kept, given = _sides(place, distance, entries)
         peer = first + (place ^ distance)
-        steps += [Send(peer, given), Receive(peer, kept, adds=True)]
+        steps += [SendPart(peer, given), ReceivePart(peer, kept, adds=True)]
         entries, distance = kept, distance // 2
     return steps
 
@@ -214,7 +214,7 @@ def _double(place: int, length: int, first: int, entries: Range) -> list[Step]:
     while distance:
         kept, given = _sides(place, distance, entries)
         peer = first + (place ^ distance)
-        steps = [Send(peer, kept), Receive(peer, given, adds=False), *steps]
+        steps = [SendPart(peer, kept), ReceivePart(peer, given, adds=False), *steps]
         entries, distance = kept, distance // 2
     return steps
 

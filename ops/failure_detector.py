@@ -26,7 +26,7 @@ _MOST_PATIENCE = 8.0
 
 
 @dataclasses.dataclass
-class Spread:
+class MeanDeviation:
     """Mean and mean deviation of durations, the newest counting most.
 
     Attributes:
@@ -63,7 +63,7 @@ class Spread:
 
 
 @dataclasses.dataclass
-class Arrivals:
+class RtoEstimator:
     """When to give up a peer that is to be heard every now and then.
 
     Attributes:
@@ -82,7 +82,7 @@ class Arrivals:
     beat_at: float | None = None
     longest_seconds: float = 0.0
     patience: float = 1.0
-    beats: Spread = dataclasses.field(default_factory=Spread)
+    beats: MeanDeviation = dataclasses.field(default_factory=MeanDeviation)
 
     def begin(self, now: float) -> None:
         """Listen (anew) from now on; what was learnt of the peer stays."""
@@ -127,7 +127,7 @@ class Arrivals:
 
 
 @dataclasses.dataclass
-class Attempts:
+class RetryDeadline:
     """How long to try what may take long or never come about, such as a connection.
 
     Attributes:
@@ -139,7 +139,7 @@ class Attempts:
 
     least_seconds: float
     most_seconds: float
-    took: Spread = dataclasses.field(default_factory=Spread)
+    took: MeanDeviation = dataclasses.field(default_factory=MeanDeviation)
     num_failed: int = 0
 
     @property

@@ -131,7 +131,7 @@ def _chunk(parts: list[memoryview], size: int) -> bytes:
     return b"".join((_CHUNK_TAG, outer, bytes((_DATA_TAG,)), length, *parts))
 
 
-class Assembler(Generic[Message]):
+class MessageAssembler(Generic[Message]):
     """Puts the frames of one stream together to messages with their payloads.
 
     Args:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from thinwire.ops.routing.base import Announced, Manifest
-from thinwire.ops.routing.reassembler import Assembled
+from thinwire.ops.routing.base import AnnouncedDatagrams, Manifest
+from thinwire.ops.routing.reassembler import ReassembledStep
 from thinwire.ops.types import VALUE_BYTES, VALUE_DTYPES, Block, ModelSpec, TensorSpec
 from thinwire.ops.wire.blocks import IndexCoding, WireBlock, decode_block
 from thinwire.ops.wire.index_codings import WireError
@@ -23,9 +23,9 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import (
     INLINE_BYTES,
     MAX_MESSAGE_BYTES,
-    Assembler,
     BytesLike,
     Malformed,
+    MessageAssembler,
     chunk_bytes_for,
     frame,
     frames,
@@ -38,8 +38,8 @@ __all__ = [
     "INLINE_BYTES",
     "MAX_MESSAGE_BYTES",
     "PROTOCOL_VERSION",
-    "Assembler",
     "Malformed",
+    "MessageAssembler",
     "blocks_from_message",
     "blocks_to_message",
     "carve_aux",
@@ -313,7 +313,7 @@ def from_message(said: pb.Manifest) -> Manifest:
     if not 0 <= said.k <= 1:  # NaN fails as well
         raise Malformed(f"k = {said.k} in a manifest; expected 0 to 1")
     return Manifest(
-        tuple(Announced(each.channel, each.first, each.count) for each in said.channels),
+        tuple(AnnouncedDatagrams(each.channel, each.first, each.count) for each in said.channels),
         said.k,
         said.num_blocks,
         said.num_skipped,
@@ -322,7 +322,7 @@ def from_message(said: pb.Manifest) -> Manifest:
     )
 
 
-def outcome_of(assembled: Assembled, came_late: int) -> pb.Reception:
+def outcome_of(assembled: ReassembledStep, came_late: int) -> pb.Reception:
     """Return what a worker is told of its datagrams of a step; `came_late` are of earlier steps."""
     return pb.Reception(
         announced=assembled.announced,

@@ -11,7 +11,7 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.run.settings import Run
-from thinwire.ops.telemetry.instruments import Meter, since
+from thinwire.ops.telemetry.instruments import Instrument, since
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import messages
 from thinwire.proto.grpc.common import host_and_port, is_loopback
@@ -25,7 +25,7 @@ _TURN_SECONDS = 0.1  # between two looks whether to go on; closing waits for one
 _READ_SECONDS = 10.0  # for a reader to say what it wants
 
 #: Tells a node's meters; called in the port's threads, several at a time.
-Reader = Callable[[], Sequence[Meter]]
+Reader = Callable[[], Sequence[Instrument]]
 
 
 def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
@@ -82,8 +82,9 @@ class MetricsPort:
         if not is_loopback(host):
             logging.warning(
                 "metrics on %s are for whoever reaches this address: losses and traffic, no "
-                "weights and no keys", host,
-            )  # fmt: skip
+                "weights and no keys",
+                host,
+            )
         logging.info("metrics on http://%s/metrics", host_and_port(host, self.port))
         name = f"metrics {self.port}"
         threading.Thread(
@@ -120,9 +121,12 @@ def _server_class(host: str) -> type[socketserver.TCPServer]:
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             logging.log_every_n_seconds(
-                logging.WARNING, "metrics: a reader at %s was not served", 10, client_address[0],
+                logging.WARNING,
+                "metrics: a reader at %s was not served",
+                10,
+                client_address[0],
                 exc_info=True,
-            )  # fmt: skip
+            )
 
     room = threading.Semaphore(_MOST_READERS)
     return Server
@@ -143,7 +147,7 @@ class _Collector:
         for meter in self._read():
             yield self._family(since(meter, self._at_start.get(meter.name)))
 
-    def _family(self, meter: Meter) -> Any:
+    def _family(self, meter: Instrument) -> Any:
         name = PREFIX + meter.name
         if meter.kind == "histogram":
             family = self._core.HistogramMetricFamily(name, meter.text)
@@ -156,7 +160,7 @@ class _Collector:
         return family
 
 
-def _buckets(meter: Meter) -> tuple[list[tuple[str, float]], float]:
+def _buckets(meter: Instrument) -> tuple[list[tuple[str, float]], float]:
     """Return (upper bound, how many do not exceed it) of each bucket, and the sum of all."""
     counts = {int(labels[0]): count for labels, count in meter.values.items()}
     within = [sum(count for value, count in counts.items() if value <= most) for most in BUCKETS]

@@ -43,19 +43,19 @@ from thinwire.ps.core.averages import AuxMean
 from thinwire.ps.core.claims import ClaimBounds
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.membership import Coordinator, Follower
-from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
+from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.persistence.journal import STOP_REASON
-from thinwire.ps.persistence.journal_format import Coder
-from thinwire.ps.persistence.policy import Keeping
+from thinwire.ps.persistence.journal_format import EventCoder
+from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.service import leader_client
 from thinwire.ps.service.handshake import Identity, door_of, hello_to_leader, identity, most_streams
-from thinwire.ps.service.leader_client import Leader
+from thinwire.ps.service.leader_client import LeaderClient
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.telemetry.instruments import ShardMeters
-from thinwire.ps.telemetry.status import Beside, StatusBoard
+from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 from thinwire.ps.telemetry.tensorboard import PsScalars
 
 
@@ -125,11 +125,11 @@ class CoreMaker:
         """Return a core at version 0, with weights of its own."""
         method = self._run.method
         rule = method.sync
-        membership: Coordinator | Follower
+        membership: Coordinator | FollowerMembership
         if self._leads:
             membership = Coordinator(config.nb_workers, lease_seconds)
         else:  # leave to go on is shard 0's alone to give
-            membership = Follower(config.nb_workers, lease_seconds)
+            membership = FollowerMembership(config.nb_workers, lease_seconds)
             rule = SyncRule(rule.groups)
         theta = self._theta.copy()
         return PsCore(config, method, theta, self.kernels, membership, rule, self.aux())
@@ -152,14 +152,14 @@ def main(run: Run) -> int:
     own = ps_flags.read(run.addresses)
     if run.overwrite:
         clear_node(run.run_dir, _name(own.id_ps))
-    return Shard(run, own).serve()
+    return ShardProcess(run, own).serve()
 
 
 def _name(id_ps: int) -> str:
     return f"ps-{id_ps}"
 
 
-class Shard:
+class ShardProcess:
     """One PS process, or the server of a script.
 
     Args:
@@ -190,8 +190,8 @@ class Shard:
         if not self.run_id and self.leads:
             self.run_id = secrets.token_hex(8)
         maker = CoreMaker(run, self.leads, shared, self.layout, examples)
-        coder = Coder(self.layout, run.method, maker.kernels, maker.aux().size)
-        self.keeping = Keeping(run, own.journal, self.saved, coder, self.spec)
+        coder = EventCoder(self.layout, run.method, maker.kernels, maker.aux().size)
+        self.keeping = JournalPolicy(run, own.journal, self.saved, coder, self.spec)
         self.keeping.replay(maker.make)
         self.bounds = maker.bounds
         config = maker.config(self.saved, own.start_timeout_seconds)
@@ -257,12 +257,12 @@ class Shard:
         )
         self.server.door = door_of(self.run)
         server = self.server
-        beside = Beside(
+        beside = StatusSources(
             lambda: server.door.refused,
             server.journaled.summary,
             lambda: leader_client.are_awaited(server),
         )
-        self.board = StatusBoard(self.run, self.spec, core, server, self._received, beside)
+        self.board = StatusReporter(self.run, self.spec, core, server, self._received, beside)
         self.server.reports = self.saved.reports
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
         self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)
@@ -273,8 +273,8 @@ class Shard:
             datagrams.receptions.restore(self.saved.datagrams)
             datagrams.open(self.run.transport, own.bind)
 
-    def _join_leader(self) -> Leader:
-        leader = Leader(
+    def _join_leader(self) -> LeaderClient:
+        leader = LeaderClient(
             self.run.addresses[0],
             hello_to_leader(self._identity()),
             self.layout,
@@ -306,7 +306,7 @@ class Shard:
         self.server.on_groups = self._propose
         self.server.open_for(self._identity(), json.dumps(self.board.about()))
 
-    def _propose(self, found: events.Regrouped) -> None:
+    def _propose(self, found: events.GroupsChanged) -> None:
         """Leave groups and shares behind for another run: data are dealt out at the start."""
         if len(found.speeds) < self.run.nb_workers:
             return
@@ -321,13 +321,13 @@ class Shard:
 
     def _save(self, version: int, state: State) -> None:
         sent = self.server.connections.bytes_down()
-        reports, came = self.server.reports.copy(), self._received() or Received()
+        reports, came = self.server.reports.copy(), self._received() or DatagramCounts()
         journaled = self.server.journaled
         state, begun = journaled.consistent(state), journaled.begin()
         logging.debug("handing version %d over to be saved", version)
         self.saved.put(version, state, self.run_id, sent, reports, came, begun)
 
-    def _received(self) -> Received | None:
+    def _received(self) -> DatagramCounts | None:
         """Return what has come in datagrams; None where the method sends none."""
         beside = self.server.datagrams
         return beside.received() if beside is not None else None
@@ -356,7 +356,7 @@ class Shard:
         patience = self.own.linger_seconds / 3 if waits_for_supervisor else 0.2
         return everyone_left and since >= patience
 
-    def _finish(self, leader: Leader | None) -> int:
+    def _finish(self, leader: LeaderClient | None) -> int:
         reason = self.core.stop_reason or "interrupted"
         if leader is not None:
             leader.close()

@@ -190,7 +190,7 @@ _SAME_VERSION_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
+class ModelView:
     """The whole model at one vector of versions."""
 
     weights: Float32  # [num_parameters]
@@ -198,7 +198,7 @@ class View:
     versions: list[int]
 
 
-class Viewer:
+class ModelFetcher:
     """Fetches the model from the shards.
 
     Args:
@@ -214,7 +214,7 @@ class Viewer:
         self._spec, self._layouts = spec, layouts
         self._num_statistics, self._in_step = num_statistics, in_step
 
-    def fetch(self, shards: Sequence[ShardStream]) -> View | None:
+    def fetch(self, shards: Sequence[ShardStream]) -> ModelView | None:
         """Return the model, or None if a shard does not answer.
 
         Of shards that step together it is at one version of all, if they let us.
@@ -229,7 +229,7 @@ class Viewer:
             if not (mixed and self._in_step and time.monotonic() < deadline):
                 return view
 
-    def _fetch_once(self, shards: Sequence[ShardStream]) -> View | None:
+    def _fetch_once(self, shards: Sequence[ShardStream]) -> ModelView | None:
         weights = np.empty(self._spec.num_parameters, np.float32)
         versions, statistics = [], None
         for shard in shards:
@@ -252,7 +252,7 @@ class Viewer:
                 ) from error
             statistics = aux if aux is not None else statistics
             versions.append(answer[0].version)
-        return View(weights, statistics, versions)
+        return ModelView(weights, statistics, versions)
 
     def _place(
         self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from thinwire.ops.telemetry import run_status
-from thinwire.ops.telemetry.instruments import Meter, counter, gauge
+from thinwire.ops.telemetry.instruments import Instrument, counter, gauge
 
 
 def meters_of(
     status: run_status.RunStatus | None, evaluations: list[run_status.Evaluation]
-) -> list[Meter]:
+) -> list[Instrument]:
     """Return the meters of this moment (any thread).
 
     Args:
@@ -22,18 +22,27 @@ def meters_of(
     loss = latest.loss if latest is not None else None
     return [
         counter("evaluations", "Evaluations of the central model.", len(kept)),
-        gauge("test_accuracy", "Of the newest evaluation; 0 to 1.",
-              latest.accuracy if latest is not None else math.nan),
-        gauge("best_test_accuracy", "Of the best one.",
-              max((each.accuracy for each in kept), default=math.nan)),
+        gauge(
+            "test_accuracy",
+            "Of the newest evaluation; 0 to 1.",
+            latest.accuracy if latest is not None else math.nan,
+        ),
+        gauge(
+            "best_test_accuracy",
+            "Of the best one.",
+            max((each.accuracy for each in kept), default=math.nan),
+        ),
         gauge("test_loss", "Of the newest evaluation.", math.nan if loss is None else loss),
-        gauge("evaluated_version", "Updates in the model that was evaluated last.",
-              latest.version if latest is not None else 0),
+        gauge(
+            "evaluated_version",
+            "Updates in the model that was evaluated last.",
+            latest.version if latest is not None else 0,
+        ),
         *([] if status is None else _of_run(status)),
-    ]  # fmt: skip
+    ]
 
 
-def _of_run(status: run_status.RunStatus) -> list[Meter]:
+def _of_run(status: run_status.RunStatus) -> list[Instrument]:
     """Return what the whole run has come to, over all lives of its nodes."""
     moved = {"up": status.bytes_up, "down": status.bytes_down}
     return [

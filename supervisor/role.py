@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import logging
 
-from thinwire.data.loading import load_chosen
+from thinwire.data.loading import load_dataset
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.run.settings import (
     DRAIN_SECONDS,
@@ -26,16 +26,22 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import heard_by
 from thinwire.ops.telemetry import run_status
-from thinwire.ops.telemetry.instruments import Meter
+from thinwire.ops.telemetry.instruments import Instrument
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable
-from thinwire.proto.grpc.session import Dialler, Refused, Session, payload_limit, rhythm
+from thinwire.proto.grpc.session import (
+    ClientSession,
+    Dialler,
+    RequestRejected,
+    payload_limit,
+    rhythm,
+)
 from thinwire.proto.metrics_server import open_port
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.supervisor.dashboard import Dashboard
-from thinwire.supervisor.evaluator import Viewer
+from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.supervisor.instruments import meters_of
 from thinwire.supervisor.recorder import Recorder
 from thinwire.supervisor.shard_stream import Batches, ShardStream
@@ -59,7 +65,7 @@ def main(run: Run) -> int:
             "evaluated and saved with the initial ones, and its accuracy means little. Leave out "
             "--nobn_sync to evaluate it as it is trained."
         )
-    dataset = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("test",))
+    dataset = load_dataset(run.data, run.model, shared.user_module, run.seed, parts=("test",))
     recorder = Recorder(run, shared, dataset.test_images, dataset.test_labels)
     if finished := finished_summary(run):
         logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
@@ -77,7 +83,7 @@ class _Watcher:
         self.own = supervisor_flags.read()
         self.layouts = run.method.placement.place(spec, run.nb_ps)
         in_step = len(run.method.sync.groups) == 1
-        self._viewer = Viewer(spec, self.layouts, num_statistics, in_step)
+        self._viewer = ModelFetcher(spec, self.layouts, num_statistics, in_step)
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
         self._diallers = [self._dialler(number) for number in range(len(self.layouts))]
@@ -104,7 +110,7 @@ class _Watcher:
                 if port is not None:
                     port.close()
 
-    def _meters(self) -> list[Meter]:
+    def _meters(self) -> list[Instrument]:
         status = self.shards[0].status if self.shards else None
         return meters_of(status, self.recorder.evaluations)
 
@@ -118,7 +124,7 @@ class _Watcher:
         for dialler in self._diallers:
             try:
                 session, welcome = dialler.dial(self.run.reconnect_timeout_seconds)
-            except (Unreachable, Refused):
+            except (Unreachable, RequestRejected):
                 for shard in shards:
                     shard.session.close(0.0)
                 raise
@@ -130,9 +136,9 @@ class _Watcher:
         address, arrivals = self.run.addresses[number], rhythm()
         limit = payload_limit(self.layouts[number], self.num_statistics)
 
-        def make() -> Session:
+        def make() -> ClientSession:
             hello, credentials = self._hello(number), self.run.credentials
-            return Session(address, hello, limit, credentials=credentials, arrivals=arrivals)
+            return ClientSession(address, hello, limit, credentials=credentials, arrivals=arrivals)
 
         return Dialler(f"the PS at {address}", make, self.interrupted, (pb.REASON_STARTING,))
 
@@ -194,7 +200,7 @@ class _Watcher:
         for shard in self.shards:
             if shard.refusal is not None:
                 self.recorder.close()
-                raise Refused(shard.refusal)
+                raise RequestRejected(shard.refusal)
 
     def _due_by_updates(self, status: run_status.RunStatus, last_version: int) -> bool:
         interval = self.own.eval_interval_updates
@@ -207,7 +213,7 @@ class _Watcher:
             shard.session.close(0.0)
         try:
             self._connect()
-        except (Unreachable, Refused) as error:
+        except (Unreachable, RequestRejected) as error:
             logging.error("%s", error)
             return False
         return True

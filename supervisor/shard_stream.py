@@ -10,7 +10,7 @@ from absl import logging
 from thinwire.ops.telemetry import run_status
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost
-from thinwire.proto.grpc.session import Session
+from thinwire.proto.grpc.session import ClientSession
 
 #: Batches of rounds as they arrive: worker, document.
 Batches = queue.SimpleQueue[tuple[int, str]]
@@ -19,7 +19,7 @@ Batches = queue.SimpleQueue[tuple[int, str]]
 class ShardStream:
     """A Supervisor's stream to one shard, read by a thread of its own; rounds go to `rounds`."""
 
-    def __init__(self, session: Session, rounds: Batches) -> None:
+    def __init__(self, session: ClientSession, rounds: Batches) -> None:
         self.session, self._rounds = session, rounds
         self.refusal: pb.Refusal | None = None  # why the shard wants no more of this Supervisor
         self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()

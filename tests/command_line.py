@@ -29,8 +29,9 @@ def own_flags() -> dict[str, flags.Flag]:
     """Return every flag of main.py by name; libraries' stand under the names of their modules."""
     with given() as values:
         topics = values.flags_by_module_dict().items()
-        return {flag.name: flag for topic, members in topics if "." not in topic
-                for flag in members}  # fmt: skip
+        return {
+            flag.name: flag for topic, members in topics if "." not in topic for flag in members
+        }
 
 
 def run_of(*arguments):

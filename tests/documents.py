@@ -88,9 +88,13 @@ def commands_of(block: Block) -> Iterator[Command]:
     """Yield a block's commands, in the order in which bash comes to them."""
     done = subprocess.run(
         [str(shutil.which("bash")), "-c", _PRELUDE + block.text],
-        cwd="/", env={"PATH": "/nowhere", "HOME": "/nowhere"}, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        cwd="/",
+        env={"PATH": "/nowhere", "HOME": "/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     *records, rest = done.stderr.split("\x1e")
     assert not rest.strip(), f"{block.page.name}:{block.line}: bash says {rest}"
     for record in records:

@@ -32,18 +32,27 @@ class House:
         self.nb_workers = sum(len(group) for group in method.sync.groups)
         self.layouts = method.placement.place(SPEC, nb_ps)
         self.run = types.SimpleNamespace(
-            method=method, nb_workers=self.nb_workers, nb_ps=nb_ps, seed=1, iter_max=iter_max,
-            addresses=(), reconnect_timeout_seconds=20.0, kernels="numpy", device="cpu",
-            data=DataChoice("toy", None, "unit", "iid", None), transport=Transport(),
+            method=method,
+            nb_workers=self.nb_workers,
+            nb_ps=nb_ps,
+            seed=1,
+            iter_max=iter_max,
+            addresses=(),
+            reconnect_timeout_seconds=20.0,
+            kernels="numpy",
+            device="cpu",
+            data=DataChoice("toy", None, "unit", "iid", None),
+            transport=Transport(),
             credentials=NO_CREDENTIALS,
-        )  # fmt: skip
+        )
         self.shards = [Shard(self, number) for number in range(nb_ps)]
         targets = [f"127.0.0.1:{shard.port}" for shard in self.shards]
         self.leader_wires = {number: Wire(targets[0]) for number in range(1, nb_ps)}
         self.wires = {
             (worker, shard): Wire(targets[shard])
-            for worker in range(1, self.nb_workers + 1) for shard in range(nb_ps)
-        }  # fmt: skip
+            for worker in range(1, self.nb_workers + 1)
+            for shard in range(nb_ps)
+        }
         for shard in self.shards:
             shard.open()
         self.workers = []

@@ -15,17 +15,17 @@ from thinwire.ops.run import fingerprint
 from thinwire.ops.sync.rule import SyncRule
 from thinwire.ops.types import Link
 from thinwire.proto.grpc import Unreachable
-from thinwire.proto.grpc.session import Refused
+from thinwire.proto.grpc.session import RequestRejected
 from thinwire.ps.core.averages import AuxMean
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.service.handshake import hello_to_leader, identity
-from thinwire.ps.service.leader_client import Leader
+from thinwire.ps.service.leader_client import LeaderClient
 from thinwire.ps.service.server import ShardServer
-from thinwire.worker.client.shard_client import Halted
-from thinwire.worker.flags import Device, WorkerFlags
-from thinwire.worker.trainer import Participant
+from thinwire.worker.client.shard_client import ShardGone
+from thinwire.worker.flags import EmulatedDevice, WorkerFlags
+from thinwire.worker.trainer import WorkerSession
 
 PROBLEM = Softmax()
 
@@ -55,17 +55,23 @@ class Shard:
         layout, rule = house.layouts[number], house.method.sync
         initial = np.random.default_rng(1).normal(size=28).astype(np.float32) * 0.1
         theta = np.concatenate(
-            [initial[SPEC.offsets[p.tensor] + p.start : SPEC.offsets[p.tensor] + p.stop]
-             for p in layout.slices]
-        )  # fmt: skip
+            [
+                initial[SPEC.offsets[p.tensor] + p.start : SPEC.offsets[p.tensor] + p.stop]
+                for p in layout.slices
+            ]
+        )
         config = CoreConfig(
-            Budget(house.iter_max), Schedule(0.1), house.nb_workers, self.generation,
-            offsets=layout.offsets, **house.config,
-        )  # fmt: skip
+            Budget(house.iter_max),
+            Schedule(0.1),
+            house.nb_workers,
+            self.generation,
+            offsets=layout.offsets,
+            **house.config,
+        )
         if number == 0:
             member = Coordinator(house.nb_workers, house.lease_seconds)
         else:
-            member = Follower(house.nb_workers, house.lease_seconds)
+            member = FollowerMembership(house.nb_workers, house.lease_seconds)
             rule = SyncRule(rule.groups)
         aux = AuxMean(num_slots=house.method.num_averaged(28)) if number == 0 else None
         self.core = PsCore(config, house.method, theta, KERNELS, member, rule, aux)
@@ -83,14 +89,24 @@ class Shard:
 
     def open(self):
         """Join shard 0, and let clients in."""
-        mine = identity("run", self.number, self.house.nb_ps, self.generation,
-                        fingerprint.fingerprint(self.house.run), SPEC, [])  # fmt: skip
+        mine = identity(
+            "run",
+            self.number,
+            self.house.nb_ps,
+            self.generation,
+            fingerprint.fingerprint(self.house.run),
+            SPEC,
+            [],
+        )
         if self.number:
-            self.leader = Leader(
-                self.house.leader_wires[self.number].address, hello_to_leader(mine),
-                self.house.layouts[self.number], self.server.queue.put, lambda: "{}",
+            self.leader = LeaderClient(
+                self.house.leader_wires[self.number].address,
+                hello_to_leader(mine),
+                self.house.layouts[self.number],
+                self.server.queue.put,
+                lambda: "{}",
                 is_wanted=lambda: bool(self.server.connections.workers),
-            )  # fmt: skip
+            )
             self.leader.connect(20.0)
             self.server.on_missed = self.leader.miss
             self.leader.follow(20.0)
@@ -146,8 +162,8 @@ class Worker(threading.Thread):
         self.house, self.number, self.pause_seconds = house, number, pause_seconds
         addresses = tuple(house.wires[number, shard].address for shard in range(house.nb_ps))
         run = types.SimpleNamespace(**vars(house.run) | {"addresses": addresses})
-        own = WorkerFlags(number, 1, 0.0, "off", Device(Link(), 1.0, 0.0))
-        self.part = Participant(run, own, SPEC, np.zeros(0, np.float32))
+        own = WorkerFlags(number, 1, 0.0, "off", EmulatedDevice(Link(), 1.0, 0.0))
+        self.part = WorkerSession(run, own, SPEC, np.zeros(0, np.float32))
         report = self.part._report
         self.part._report = lambda: self._moving.wait() and report()
         self.batches = np.random.default_rng([1, number, 7])
@@ -159,7 +175,7 @@ class Worker(threading.Thread):
     def run(self):
         try:
             self._train()
-        except (Unreachable, Refused, Halted) as error:
+        except (Unreachable, RequestRejected, ShardGone) as error:
             self.error = error
 
     def _train(self):

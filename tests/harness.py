@@ -19,11 +19,11 @@ from thinwire.ps.core import events
 from thinwire.ps.core.averages import AuxMean
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.service.connections import blocks_of
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.worker.core.messages import PushRequest, ShardReply
 
 KERNELS = load_kernels("numpy")
 #: The six rows of weights in two tensors, so that three shards have something each.
@@ -68,13 +68,17 @@ class MiniWorker:
     def __init__(self, number: int, run: MiniRun) -> None:
         self.number, self.run = number, run
         self.core = WorkerCore(
-            SPEC, run.layouts, run.method, run.kernels, [run.seed, number],
+            SPEC,
+            run.layouts,
+            run.method,
+            run.kernels,
+            [run.seed, number],
             num_examples=len(run.problem.y),
-        )  # fmt: skip
+        )
         self.batches = np.random.default_rng([run.seed, number, 7])
         self.incarnation = number * 1000
         self.replies: dict[int, ShardReply] = {}
-        self.outgoing: Outgoing | None = None
+        self.outgoing: PushRequest | None = None
         self.computing = False
         self.alive = True
 
@@ -110,8 +114,15 @@ class MiniWorker:
 
     def ask(self) -> list[events.Action]:
         core = self.core
-        query = events.Query(self.number, self.incarnation, core.step + 1, core.round.num_steps,
-                             0.01 * self.number, 0.0, 0.0)  # fmt: skip
+        query = events.Query(
+            self.number,
+            self.incarnation,
+            core.step + 1,
+            core.round.num_steps,
+            0.01 * self.number,
+            0.0,
+            0.0,
+        )
         return self.run.feed(0, query)
 
     def push(self) -> None:
@@ -129,8 +140,17 @@ class MiniWorker:
 class MiniRun:
     """Shards and workers of one run, driven in a seeded random order."""
 
-    def __init__(self, chosen: Method, iter_max: int = 60, seed: int = 1, nb_ps: int = 1,
-                 rate: float = 0.1, batch: int = 8, bodies=KERNELS, **config) -> None:  # fmt: skip
+    def __init__(
+        self,
+        chosen: Method,
+        iter_max: int = 60,
+        seed: int = 1,
+        nb_ps: int = 1,
+        rate: float = 0.1,
+        batch: int = 8,
+        bodies=KERNELS,
+        **config,
+    ) -> None:
         self.kernels = bodies
         self.method, self.seed, self.batch, self.nb_ps = chosen, seed, batch, nb_ps
         self.problem = Softmax()
@@ -150,11 +170,13 @@ class MiniRun:
         layout, rule = self.layouts[number], self.method.sync
         offsets = SPEC.offsets
         theta = np.concatenate(
-            [initial[offsets[p.tensor] + p.start : offsets[p.tensor] + p.stop]
-             for p in layout.slices]
-        )  # fmt: skip
+            [
+                initial[offsets[p.tensor] + p.start : offsets[p.tensor] + p.stop]
+                for p in layout.slices
+            ]
+        )
         nb_workers = self.settings.nb_workers
-        member = Coordinator(nb_workers, 10.0) if number == 0 else Follower(nb_workers)
+        member = Coordinator(nb_workers, 10.0) if number == 0 else FollowerMembership(nb_workers)
         rule = rule if number == 0 else SyncRule(rule.groups)
         aux = AuxMean(num_slots=self.method.num_averaged(28)) if number == 0 else None
         settings = dataclasses.replace(self.settings, offsets=layout.offsets)
@@ -189,12 +211,19 @@ class MiniRun:
         blocks = [expanded(block) for block in outgoing.shards[shard]]
         update = self.decoders[shard].flatten(blocks)
         return events.Push(
-            worker.number, worker.incarnation, outgoing.step, outgoing.base_versions[shard],
-            outgoing.generations[shard], self.shards[0].membership.epoch, update,
-            outgoing.samples, outgoing.local_steps, outgoing.loss,
+            worker.number,
+            worker.incarnation,
+            outgoing.step,
+            outgoing.base_versions[shard],
+            outgoing.generations[shard],
+            self.shards[0].membership.epoch,
+            update,
+            outgoing.samples,
+            outgoing.local_steps,
+            outgoing.loss,
             outgoing.aux if shard == 0 else None,
             outgoing.base_checksums and outgoing.base_checksums[shard],
-        )  # fmt: skip
+        )
 
     def join_all(self) -> None:
         for worker in self.workers.values():

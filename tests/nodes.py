@@ -19,11 +19,17 @@ from thinwire.ops.telemetry import run_status
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.proto.grpc.session import Session
+from thinwire.proto.grpc.session import ClientSession
 
 #: Small enough that processes start and train in seconds.
-TINY = ("--network=lenet", "--dataset=synthetic", "--worker_threads=1", "--batch_size=10",
-        "--lease_seconds=1.5", "--learning_rate=0.01")  # fmt: skip
+TINY = (
+    "--network=lenet",
+    "--dataset=synthetic",
+    "--worker_threads=1",
+    "--batch_size=10",
+    "--lease_seconds=1.5",
+    "--learning_rate=0.01",
+)
 
 
 Started = subprocess.Popen[bytes] | Forked
@@ -134,7 +140,7 @@ class Nodes:
         )
         status: run_status.RunStatus | None = None
         while time.monotonic() < deadline:
-            session = Session(f"127.0.0.1:{self.port}", hello, 1 << 28)
+            session = ClientSession(f"127.0.0.1:{self.port}", hello, 1 << 28)
             try:
                 session.open(deadline - time.monotonic())
                 while time.monotonic() < deadline:

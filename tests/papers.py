@@ -6,7 +6,7 @@ from thinwire.ops.run.credentials import Credentials
 from thinwire.proto.security import certificates
 from thinwire.proto.security.credentials import (
     PART_OF_SUPERVISOR,
-    Files,
+    CredentialFiles,
     part_of_shard,
     part_of_worker,
 )
@@ -32,18 +32,24 @@ class Papers:
         """Return a node's credentials."""
         return self.with_certificate(self.by_name[name], token)
 
-    def with_certificate(self, issued: certificates.Issued, token: bytes = b"") -> Credentials:
+    def with_certificate(
+        self, issued: certificates.IssuedCertificate, token: bytes = b""
+    ) -> Credentials:
         return Credentials(*issued.pem(), self.authority, token)
 
-    def expired(self, name: str, part: str) -> certificates.Issued:
+    def expired(self, name: str, part: str) -> certificates.IssuedCertificate:
         """Return a certificate that was good until a moment ago."""
-        return certificates.issue(self.issuer, certificates.Holder(name, part, HOSTS), days=-1e-3)
+        return certificates.issue(
+            self.issuer, certificates.CertificateHolder(name, part, HOSTS), days=-1e-3
+        )
 
-    def write(self, folder: pathlib.Path, name: str, issued: certificates.Issued) -> Files:
+    def write(
+        self, folder: pathlib.Path, name: str, issued: certificates.IssuedCertificate
+    ) -> CredentialFiles:
         """Write a certificate, its key and the authority; return where they are."""
         certificate, key = issued.pem()
         paths = [folder / f"{name}.crt", folder / f"{name}.key", folder / "ca.crt"]
         for path, content in zip(paths, (certificate, key, self.authority), strict=True):
             path.write_bytes(content)
             path.chmod(0o600)
-        return Files(*map(str, paths))
+        return CredentialFiles(*map(str, paths))

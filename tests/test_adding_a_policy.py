@@ -22,8 +22,9 @@ from thinwire.ops.weighting import base as weighting_base
 
 NAME = ("weighting", "power")
 PAGE = documents.ROOT / "docs" / "ADDING_A_POLICY.md"
-CODE = [block.text for block in documents.blocks() if block.page == PAGE
-        and block.language == "python"]  # fmt: skip
+CODE = [
+    block.text for block in documents.blocks() if block.page == PAGE and block.language == "python"
+]
 
 
 #: Seam as the page calls it -> the classes of its policies.
@@ -37,8 +38,9 @@ POLICIES = {
 
 
 def test_the_verbs_of_the_page_are_those_of_all_policies():
-    table = {seam: verbs for seam, _, verbs in
-             documents.rows(PAGE.read_text(), "seam", "file", "verb")}  # fmt: skip
+    table = {
+        seam: verbs for seam, _, verbs in documents.rows(PAGE.read_text(), "seam", "file", "verb")
+    }
     for seam, policies in POLICIES.items():
         told = re.findall(r"`(\w+)\((.*?)\)", table[seam])
         assert told, seam
@@ -55,7 +57,8 @@ def code_with(words):
 
 @pytest.fixture
 def power(monkeypatch):
-    """The class of the page, made in a copy of thinwire.ops.weighting.base and entered in its registry."""
+    """The class of the page, made in a copy of thinwire.ops.weighting.base and entered in its
+    registry."""
     names = dict(vars(weighting_base))
     text = compile(
         code_with("class Power"), PAGE.name, "exec", __future__.annotations.compiler_flag

@@ -19,16 +19,20 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.proto.grpc import serve
-from thinwire.proto.grpc.session import Refused, Session
+from thinwire.proto.grpc.session import ClientSession, RequestRejected
 
 pytestmark = pytest.mark.timeout(200)
 
 
 def run_main(*flags, cwd, seconds=40):
     done = subprocess.run(
-        [sys.executable, str(MAIN), *flags], cwd=cwd, capture_output=True, text=True,
-        timeout=seconds, check=False,
-    )  # fmt: skip
+        [sys.executable, str(MAIN), *flags],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stderr.strip()
 
@@ -177,8 +181,8 @@ def says_hello_in_vain(nodes, words, compression_rate="0.01", **fields):
         "fingerprint": messages.settings_of(list(settings.items())),
         "model": messages.tensors_of(ModelSpec(tuple(tensors))),
     }
-    with pytest.raises(Refused, match=words):
-        Session(f"127.0.0.1:{nodes.port}", pb.Hello(**hello | fields), 1000).open(5.0)
+    with pytest.raises(RequestRejected, match=words):
+        ClientSession(f"127.0.0.1:{nodes.port}", pb.Hello(**hello | fields), 1000).open(5.0)
 
 
 def test_a_ps_binds_other_addresses_only_when_told(nodes):

@@ -64,9 +64,16 @@ def load_data():
 def test_statistics_and_local_slots_travel_together(nodes, flags):
     """On the virtual clock: the real cores in one process."""
     nodes.common = (*nodes.common, "--nb_workers=3", "--nb_ps=2", "--method=esync", *flags)
-    nodes.start("simulator", "--type_node=Simulator", "--iter_max=30", "--sim_step_seconds=0.1",
-                "--slowdown=1,1,4", "--local_optimizer=momentum", "--local_opt_state=average",
-                "--local_lr=0.02")  # fmt: skip
+    nodes.start(
+        "simulator",
+        "--type_node=Simulator",
+        "--iter_max=30",
+        "--sim_step_seconds=0.1",
+        "--slowdown=1,1,4",
+        "--local_optimizer=momentum",
+        "--local_opt_state=average",
+        "--local_lr=0.02",
+    )
     assert nodes.wait("simulator", 120) == 0, nodes.output("simulator")[-3000:]
     assert nodes.summary()["test_accuracy"] > 0.9, nodes.summary()
 

@@ -17,8 +17,13 @@ def final_model(folder, collective):
     folder.mkdir()
     nodes = Nodes(folder)
     try:
-        nodes.cluster(3, "--method=bsp", "--iter_max=20", "--server_optimizer=momentum",
-                      f"--collective={collective}")  # fmt: skip
+        nodes.cluster(
+            3,
+            "--method=bsp",
+            "--iter_max=20",
+            "--server_optimizer=momentum",
+            f"--collective={collective}",
+        )
         assert [nodes.wait(name, 100) for name in nodes.processes] == [0] * 4
     finally:
         nodes.reap()
@@ -34,8 +39,9 @@ def test_bsp_by_a_ring_is_bsp_by_the_ps(tmp_path):
 
 
 def test_a_ring_closes_around_a_killed_worker(nodes):
-    nodes.cluster(3, "--method=bsp", "--collective=ring", "--collective_sync_every=5",
-                  "--iter_max=400")  # fmt: skip
+    nodes.cluster(
+        3, "--method=bsp", "--collective=ring", "--collective_sync_every=5", "--iter_max=400"
+    )
     nodes.watch(all_at_work)
     nodes.kill("worker-1")
     assert [nodes.wait(name) for name in ("worker-2", "worker-3", "ps")] == [0, 0, 0]

@@ -15,11 +15,21 @@ def test_a_worker_and_a_shard_are_killed_and_come_back(nodes):
     nodes.nb_ps, other = 2, free_port()
     hosts = f"127.0.0.1:{nodes.port},127.0.0.1:{other}"
     nodes.common = (
-        *nodes.common, "--nb_workers=2", "--nb_ps=2", f"--ps_hosts={hosts}", "--method=dgt",
-        "--iter_max=1000000", "--dgt_k=0.3", "--dgt_block_size=1024", "--dgt_wait_ms=20",
-        "--link_mbps=200", "--link_loss=0.02", "--link_reorder=0.05", "--link_duplicate=0.05",
+        *nodes.common,
+        "--nb_workers=2",
+        "--nb_ps=2",
+        f"--ps_hosts={hosts}",
+        "--method=dgt",
+        "--iter_max=1000000",
+        "--dgt_k=0.3",
+        "--dgt_block_size=1024",
+        "--dgt_wait_ms=20",
+        "--link_mbps=200",
+        "--link_loss=0.02",
+        "--link_reorder=0.05",
+        "--link_duplicate=0.05",
         "--checkpoint_interval_seconds=0.7",
-    )  # fmt: skip
+    )
     for shard in (0, 1):
         nodes.start(f"ps-{shard}", "--type_node=PS", f"--id_ps={shard}", "--linger_seconds=4")
     for worker in (1, 2):

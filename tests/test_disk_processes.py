@@ -86,8 +86,14 @@ def test_a_disk_that_is_full_at_the_start_is_said_in_one_line(nodes, disk):
 
 @pytest.mark.parametrize("journal", ["on", "off"])
 def test_a_folder_that_is_deleted_comes_back_with_the_next_snapshot(nodes, journal):
-    start(nodes, 1, "--method=adacomp", "--iter_max=1000000", f"--journal={journal}",
-          "--checkpoint_interval_seconds=1")  # fmt: skip
+    start(
+        nodes,
+        1,
+        "--method=adacomp",
+        "--iter_max=1000000",
+        f"--journal={journal}",
+        "--checkpoint_interval_seconds=1",
+    )
     folder = checkpoints_of(nodes.run_dir, "ps-0")
     nodes.watch(lambda status: status.version >= 10)
     shutil.rmtree(folder)
@@ -103,8 +109,14 @@ def test_a_folder_that_is_deleted_comes_back_with_the_next_snapshot(nodes, journ
 @pytest.mark.parametrize(("journal", "code"), [("on", EXIT_CONFIGURATION), ("off", 0)])
 def test_a_folder_that_takes_no_files_any_more(nodes, journal, code):
     """With a journal the run ends at once; without, it goes on, and says at the end what is not."""
-    start(nodes, 1, "--method=adacomp", "--iter_max=1000000", f"--journal={journal}",
-          "--checkpoint_interval_seconds=1")  # fmt: skip
+    start(
+        nodes,
+        1,
+        "--method=adacomp",
+        "--iter_max=1000000",
+        f"--journal={journal}",
+        "--checkpoint_interval_seconds=1",
+    )
     folder = checkpoints_of(nodes.run_dir, "ps-0")
     nodes.watch(lambda status: status.version >= 10)
     folder.rename(folder.with_name("elsewhere"))

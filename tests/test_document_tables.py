@@ -78,8 +78,10 @@ def test_a_page_s_composition_is_the_method_s():
 
 def test_every_key_of_the_summary_is_explained():
     text = (ROOT / "docs" / "FIGURES.md").read_text()
-    tables = [*documents.rows(text, "key", "meaning"),
-              *documents.rows(text, "block of `summary.json`", "what")]  # fmt: skip
+    tables = [
+        *documents.rows(text, "key", "meaning"),
+        *documents.rows(text, "block of `summary.json`", "what"),
+    ]
     told = {name for cell, _ in tables for name in re.findall(r"`(\w+)`", cell)}
     assert set(SUMMARY_KEYS.split()) <= told
 
@@ -103,8 +105,11 @@ def test_files_that_are_named_exist():
 
 def test_names_of_code_in_the_architecture_exist():
     """A class and what it is said to have; of a seam's name only that it is one."""
-    files = [path.read_text() for room in ("ops", "ps", "worker", "proto")
-             for path in (ROOT / room).rglob("*.py")]  # fmt: skip
+    files = [
+        path.read_text()
+        for room in ("ops", "ps", "worker", "proto")
+        for path in (ROOT / room).rglob("*.py")
+    ]
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
     named = sorted(set(re.findall(r"\b([A-Z][a-z]\w+)\.([a-z_]\w+)", text)))
     assert len(named) > 10

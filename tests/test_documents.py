@@ -54,8 +54,11 @@ def at_home(monkeypatch):
 def test_every_command_is_one_that_starts(at_home):
     commands = documents.commands()
     assert len(commands) >= 40
-    found = [f"{command.place}\n    {text}" for command in commands
-             if (text := complaint(command, at_home))]  # fmt: skip
+    found = [
+        f"{command.place}\n    {text}"
+        for command in commands
+        if (text := complaint(command, at_home))
+    ]
     assert not found, "\n".join(found)
 
 
@@ -260,7 +263,11 @@ def test_every_page_is_linked_from_another():
 
 def test_python_in_the_readme_is_that_of_the_examples():
     code = "".join(path.read_text() for path in (ROOT / "examples").glob("*.py"))
-    lines = [line.strip() for block in documents.blocks()
-             if block.page.name == "README.md" and block.language == "python"
-             for line in block.text.splitlines() if line.strip() and "..." not in line]  # fmt: skip
+    lines = [
+        line.strip()
+        for block in documents.blocks()
+        if block.page.name == "README.md" and block.language == "python"
+        for line in block.text.splitlines()
+        if line.strip() and "..." not in line
+    ]
     assert [line for line in lines if line.split("  # ")[0] not in code] == []

@@ -56,9 +56,14 @@ NOT_RUN = {
 
 def is_run(command):
     alone = any(word in ALL_IN_ONE for word in command.words)
-    return is_small(command) or (not reason(command) and (
-        alone or by_hand(command) or command.words[:2] == ("-m", "thinwire.supervisor.report.__main__")
-    ))  # fmt: skip
+    return is_small(command) or (
+        not reason(command)
+        and (
+            alone
+            or by_hand(command)
+            or command.words[:2] == ("-m", "thinwire.supervisor.report.__main__")
+        )
+    )
 
 
 def is_small(command):
@@ -105,9 +110,13 @@ class House:
         environment |= {name: text for name, text in command.variables.items() if text}
         with open(self.folder / f"{len(self.started)}.out", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *words, *more], cwd=self.folder, env=environment, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, *words, *more],
+                cwd=self.folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.started.append((command, process, log.name))
 
     def complaints(self, seconds=PATIENCE_SECONDS):
@@ -154,8 +163,11 @@ def test_commands_that_are_whole_runs(house):
 def test_commands_of_modules(house):
     """With the runs that they look at, which are README's first and that of its own model."""
     commands = documents.commands()
-    looked_at = [each for each in commands if is_run(each) and each.words[0] == "main.py"
-                 and each.words[-1] in RUNS]  # fmt: skip
+    looked_at = [
+        each
+        for each in commands
+        if is_run(each) and each.words[0] == "main.py" and each.words[-1] in RUNS
+    ]
     for command in looked_at:
         house.start(command, *BUDGET)
         house.started[-1][1].wait(PATIENCE_SECONDS)

@@ -45,9 +45,14 @@ def test_a_worker_and_then_the_ps_are_told_to_end(nodes):
 def test_a_cluster_starts_a_killed_worker_again_and_tells_its_figures(nodes):
     metrics_port = free_port()
     nodes.start(
-        "cluster", "--type_node=Cluster", "--method=adacomp", "--nb_workers=2",
-        "--iter_max=1000000", "--restart_workers=2", f"--metrics_port={metrics_port}",
-    )  # fmt: skip
+        "cluster",
+        "--type_node=Cluster",
+        "--method=adacomp",
+        "--nb_workers=2",
+        "--iter_max=1000000",
+        "--restart_workers=2",
+        f"--metrics_port={metrics_port}",
+    )
     nodes.watch(lambda status: all_push(status, 20))
     for number, name in enumerate(("thinwire_updates_total", "thinwire_steps_total")):
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port + number}") as told:
@@ -55,8 +60,10 @@ def test_a_cluster_starts_a_killed_worker_again_and_tells_its_figures(nodes):
     kill_worker(nodes, 2)
     nodes.watch(lambda status: status.membership.returned >= 1)
     told = []
-    nodes.watch(lambda status: told.append(status.workers[1].pushes) or told[-1] > told[0] + 20,
-                halt="max_seconds")  # fmt: skip
+    nodes.watch(
+        lambda status: told.append(status.workers[1].pushes) or told[-1] > told[0] + 20,
+        halt="max_seconds",
+    )
     assert nodes.wait("cluster", 90) == 0, nodes.output("cluster")
     assert nodes.summary()["restarted_workers"] == {"2": 1}
     assert "died (code -9); starting it again" in nodes.output("cluster")

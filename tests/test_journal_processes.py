@@ -51,8 +51,14 @@ def end(nodes, least):
     ],
 )
 def test_a_killed_ps_has_lost_nothing_that_it_acknowledged(nodes, method, journal, pushes, nb_ps):
-    start(nodes, nb_ps, f"--method={method}", "--iter_max=1000000", f"--journal={journal}",
-          "--checkpoint_interval_seconds=3")  # fmt: skip
+    start(
+        nodes,
+        nb_ps,
+        f"--method={method}",
+        "--iter_max=1000000",
+        f"--journal={journal}",
+        "--checkpoint_interval_seconds=3",
+    )
     least = random.Random(method).randrange(40, 90)
     come_to(nodes, least)
     for shard in reversed(range(nb_ps)):
@@ -92,8 +98,14 @@ def come_to_rest(nodes, least):
 @pytest.mark.parametrize(("method", "nb_ps"), [("bsp", 1), ("asgd", 1), ("asgd", 2)])
 def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method, nb_ps):
     """Of two deaths, one soon after the other, and of every shard."""
-    start(nodes, nb_ps, f"--method={method}", "--iter_max=1000000", "--lease_seconds=60",
-          "--checkpoint_interval_seconds=1000")  # fmt: skip
+    start(
+        nodes,
+        nb_ps,
+        f"--method={method}",
+        "--iter_max=1000000",
+        "--lease_seconds=60",
+        "--checkpoint_interval_seconds=1000",
+    )
     lost = 0
     for _ in range(2):
         lost += come_to_rest(nodes, 25)
@@ -114,8 +126,15 @@ def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method
 @pytest.mark.product
 def test_every_start_may_choose_anew_whether_a_journal_is_kept(nodes):
     """Lost is what a life without one had done since its last snapshot."""
-    start(nodes, 1, "--method=adacomp", "--iter_max=1000000", "--lease_seconds=60",
-          "--checkpoint_interval_seconds=2", "--journal=on")  # fmt: skip
+    start(
+        nodes,
+        1,
+        "--method=adacomp",
+        "--iter_max=1000000",
+        "--lease_seconds=60",
+        "--checkpoint_interval_seconds=2",
+        "--journal=on",
+    )
     folder, lost, least = checkpoints_of(nodes.run_dir, "ps-0"), 0, 0
     for journal in ("off", "on", "off", "on"):
         version = come_to_rest(nodes, least + 30)

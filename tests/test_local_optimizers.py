@@ -55,11 +55,24 @@ def batches_by_round(run, steps_per_round):
 )
 def test_rounds_are_plain_numpy(name, fate, gamma, nb_ps):
     if name == "fixed":
-        chosen = method("bsp", nb_workers=2, local_steps=3, **FIXED, global_lr=gamma,
-                        local_optimizer="momentum", local_opt_state=fate)  # fmt: skip
+        chosen = method(
+            "bsp",
+            nb_workers=2,
+            local_steps=3,
+            **FIXED,
+            global_lr=gamma,
+            local_optimizer="momentum",
+            local_opt_state=fate,
+        )
     else:
-        chosen = method("esync", nb_workers=2, max_local_steps=3, global_lr=gamma,
-                        local_optimizer="momentum", local_opt_state=fate)  # fmt: skip
+        chosen = method(
+            "esync",
+            nb_workers=2,
+            max_local_steps=3,
+            global_lr=gamma,
+            local_optimizer="momentum",
+            local_opt_state=fate,
+        )
     run = MiniRun(chosen, iter_max=8, nb_ps=nb_ps, rate=RATE)
     if name == "esync":  # the answer is always "train on": both take as many steps as are allowed
         for worker in run.workers.values():
@@ -82,9 +95,15 @@ def test_a_local_rate_of_its_own_scales_the_schedule_s(name):
     """Twice the local rate at half the scheduled one is the same run."""
     runs = []
     for rate, local in ((RATE, None), (RATE / 2, RATE)):
-        chosen = method("esync" if name == "esync" else "bsp", nb_workers=2, local_steps=3,
-                        overrides={"pacer": name}, max_local_steps=3 if name == "esync" else 0,
-                        local_lr=local, learning_rate=rate)  # fmt: skip
+        chosen = method(
+            "esync" if name == "esync" else "bsp",
+            nb_workers=2,
+            local_steps=3,
+            overrides={"pacer": name},
+            max_local_steps=3 if name == "esync" else 0,
+            local_lr=local,
+            learning_rate=rate,
+        )
         runs.append(MiniRun(chosen, iter_max=10, rate=rate).run())
     np.testing.assert_array_equal(runs[0].theta, runs[1].theta)
 
@@ -94,8 +113,9 @@ def test_momentum_in_one_local_step_is_not_the_server_s():
     plain = MiniRun(method("esync", nb_workers=2, max_local_steps=1), 20, rate=RATE).run()
     ssgd = MiniRun(method("ssgd", nb_workers=2), 20, rate=RATE).run()
     np.testing.assert_allclose(plain.theta, ssgd.theta, rtol=0, atol=1e-6)
-    moved = MiniRun(method("esync", nb_workers=2, max_local_steps=1, local_optimizer="momentum"),
-                    20, rate=RATE).run()  # fmt: skip
+    moved = MiniRun(
+        method("esync", nb_workers=2, max_local_steps=1, local_optimizer="momentum"), 20, rate=RATE
+    ).run()
     assert np.abs(moved.theta - ssgd.theta).max() > 1e-3
 
 
@@ -104,8 +124,14 @@ def test_momentum_in_one_local_step_is_not_the_server_s():
     ("optimizer", "within_a_round"), [("momentum", True), ("adam", False), ("adam", True)]
 )
 def test_resume_is_exact(optimizer, fate, within_a_round, tmp_path):
-    chosen = method("asgd", nb_workers=1, local_steps=3, **FIXED, local_optimizer=optimizer,
-                    local_opt_state=fate)  # fmt: skip
+    chosen = method(
+        "asgd",
+        nb_workers=1,
+        local_steps=3,
+        **FIXED,
+        local_optimizer=optimizer,
+        local_opt_state=fate,
+    )
 
     def started(generation=0):
         return MiniRun(chosen, iter_max=1000, rate=RATE, generation=generation)
@@ -145,8 +171,14 @@ def test_resume_is_exact(optimizer, fate, within_a_round, tmp_path):
 
 
 def test_a_worker_that_comes_late_starts_at_the_mean_slots():
-    chosen = method("asgd", nb_workers=2, local_steps=2, **FIXED, local_optimizer="adam",
-                    local_opt_state="average")  # fmt: skip
+    chosen = method(
+        "asgd",
+        nb_workers=2,
+        local_steps=2,
+        **FIXED,
+        local_optimizer="adam",
+        local_opt_state="average",
+    )
     run = MiniRun(chosen, iter_max=1000, rate=RATE)
     run.workers[1].join()
     for _ in range(6):

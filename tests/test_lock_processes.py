@@ -10,7 +10,7 @@ import pytest
 from tests.nodes import free_port
 from tests.test_journal_processes import WORKERS, come_to_rest, end, start, start_ps
 from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import Owner, owner_of
+from thinwire.ops.run.lock import LockOwner, owner_of
 from thinwire.ops.run.settings import EXIT_CONFIGURATION
 
 pytestmark = pytest.mark.timeout(300)
@@ -46,9 +46,15 @@ def test_whoever_comes_second_is_refused_and_nothing_is_lost(nodes):
     with contextlib.ExitStack() as held:
         for role in ("Cluster", "Advisor"):  # here, in this process
             lock = lock_of(nodes.run_dir, role, 0)
-            held.enter_context(lock.take(Owner.here(role, 0)))
-        start(nodes, 1, "--method=adacomp", "--iter_max=1000000", "--lease_seconds=60",
-              "--checkpoint_interval_seconds=1000")  # fmt: skip
+            held.enter_context(lock.take(LockOwner.here(role, 0)))
+        start(
+            nodes,
+            1,
+            "--method=adacomp",
+            "--iter_max=1000000",
+            "--lease_seconds=60",
+            "--checkpoint_interval_seconds=1000",
+        )
         nodes.start("supervisor", "--type_node=Supervisor", "--eval_interval_seconds=1000")
         version = come_to_rest(nodes, 30)
         nodes.watch(lambda status: (nodes.run_dir / "best.keras").exists())

@@ -9,7 +9,7 @@ from tests.ps.telemetry.test_meters import meters_of as shard_meters
 from tests.supervisor.test_meters import STATUS, evaluation
 from tests.worker.telemetry.test_meters import part
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.supervisor import instruments as supervisor_meters
 from thinwire.worker.telemetry import instruments as worker_meters
 
@@ -23,7 +23,7 @@ def told():
     worker = part()
     worker.exchange.datagrams = SentCounts()
     meters = [
-        *shard_meters(shard, lambda: Received())[0].read(),
+        *shard_meters(shard, lambda: DatagramCounts())[0].read(),
         *worker_meters.meters_of(worker),
         *supervisor_meters.meters_of(STATUS, [evaluation(1, 0.5)]),
     ]

@@ -38,9 +38,12 @@ def advance(run: MiniRun, versions: int) -> None:
 def test_resume_is_exact(seam, value, tmp_path):
     local_steps = 3 if (seam, value) == ("pacer", "fixed") else 1
     chosen = method(
-        "adacomp", nb_workers=1, compression_rate=0.3, local_steps=local_steps,
+        "adacomp",
+        nb_workers=1,
+        compression_rate=0.3,
+        local_steps=local_steps,
         overrides={seam: value},
-    )  # fmt: skip
+    )
     whole = start(chosen, 1000)
     whole.join_all()
     advance(whole, 12)

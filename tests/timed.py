@@ -45,7 +45,7 @@ class TimedWorker(MiniWorker):
         event = dataclasses.replace(self.run.push_event(self, shard), epoch=self.epoch)
         self.run.send((self, shard), lambda: self.run.feed(shard, event))
 
-    def refused(self, shard: int, action: events.Refuse) -> None:
+    def refused(self, shard: int, action: events.Reject) -> None:
         self.epoch = max(self.epoch, action.epoch)
         of_this_life = action.incarnation == self.incarnation and self.outgoing is not None
         if of_this_life and action.reason == "STALE_EPOCH":
@@ -115,7 +115,7 @@ class TimedRun(MiniRun):
                 for other in range(1, self.nb_ps):
                     epoch = action.epoch
                     self.send(("epochs", other), lambda o=other, e=epoch: self.feed(o, e))
-            elif isinstance(action, events.Reply | events.Welcome | events.Refuse):
+            elif isinstance(action, events.Reply | events.Welcome | events.Reject):
                 self._answer(shard, action)
         return actions
 
@@ -139,7 +139,7 @@ class TimedRun(MiniRun):
         worker = self.workers[number]
         worker.alive = worker.computing = False
         for shard in range(self.nb_ps):
-            self.feed(shard, events.Lost(number, worker.incarnation))
+            self.feed(shard, events.WorkerDisconnected(number, worker.incarnation))
 
     def revive(self, number: int) -> None:
         self.workers[number].outgoing, self.workers[number].life_began = None, True
@@ -148,7 +148,7 @@ class TimedRun(MiniRun):
     def _beat(self) -> None:
         for number, worker in self.workers.items():
             if worker.alive:
-                self.feed(0, events.Alive(number))
+                self.feed(0, events.WorkerAlive(number))
         for shard in range(self.nb_ps):
             self.feed(shard, events.Tick())
         self.later(HEARTBEAT_SECONDS, self._beat)

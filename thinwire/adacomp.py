@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.data.loading import Shard
+from thinwire.data.loading import TrainingShard
 from thinwire.data.partition import label_counts
 from thinwire.data.pipeline.cursor import Cursor, check_batch_size
 from thinwire.data.pipeline.lazy import feed_of
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import Owner
+from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.settings import Run
 from thinwire.ops.run.signals import heard_by
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import needed_size
-from thinwire.settings import LOCAL, Settings, read_settings
+from thinwire.settings import LOCAL, ScriptSettings, read_settings
 from thinwire.worker.role import Worker as WorkerRole
 
 
@@ -104,7 +104,7 @@ def Worker(  # noqa: N802 - AdaComp's name
         return worker.part.stop_reason or "interrupted"
 
 
-def _read(args: Any, settings: dict[str, Any], type_node: str) -> Settings:
+def _read(args: Any, settings: dict[str, Any], type_node: str) -> ScriptSettings:
     chosen = read_settings(args, settings, type_node=type_node, builds_model=True)
     if chosen.local:
         raise ConfigurationError(f"mode {LOCAL} trains without a server; expected another mode.")
@@ -115,7 +115,7 @@ def _shared(run: Run, model: Any) -> SharedModel:
     return SharedModel(run.model, run.seed) if model is None else SharedModel.of(model)
 
 
-def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int) -> Shard:
+def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int) -> TrainingShard:
     """Return a worker's examples with a place in them."""
     try:
         images, labels = (np.asarray(part) for part in dataset)
@@ -134,11 +134,11 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
     cursor = Cursor(np.arange(len(labels)), run.batch_size, run.seed * 100_003 + id_worker)
     images = images.astype(np.float32)
     feed = feed_of(images, cursor)
-    return Shard(images, labels, cursor, label_counts(labels), feed, num_train)
+    return TrainingShard(images, labels, cursor, label_counts(labels), feed, num_train)
 
 
 @contextlib.contextmanager
-def _run_with_folder(chosen: Settings) -> Iterator[Run]:
+def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
     """Give a run without a run_dir a folder for as long as it lasts; lock one that was given.
 
     Raises:
@@ -146,7 +146,7 @@ def _run_with_folder(chosen: Settings) -> Iterator[Run]:
     """
     run, number = chosen.run, chosen.worker().id_worker
     if "run_dir" in chosen.given:
-        with lock_of(run.run_dir, "Worker", number).take(Owner.here("Worker", number)):
+        with lock_of(run.run_dir, "Worker", number).take(LockOwner.here("Worker", number)):
             yield run
         return
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:

@@ -22,7 +22,7 @@ from thinwire.flags import launch, observability, security
 from thinwire.flags import run as run_flags
 from thinwire.launcher import tf_config
 from thinwire.ops.run.directory import LogFile, lock_of
-from thinwire.ops.run.lock import Owner
+from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -120,9 +120,9 @@ def _exit_code(error: Exception) -> int | None:
         return EXIT_DIVERGED
     from thinwire.proto.framing import Malformed
     from thinwire.proto.grpc import Unreachable
-    from thinwire.proto.grpc.session import Refused
+    from thinwire.proto.grpc.session import RequestRejected
 
-    refused = (Refused, Malformed)  # the latter: what a PS has sent makes no sense here
+    refused = (RequestRejected, Malformed)  # the latter: what a PS has sent makes no sense here
     codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
     return next((code for kind, code in codes if isinstance(error, kind)), None)
 
@@ -197,7 +197,7 @@ def _lock(run: Run) -> None:
     """Hold what this node writes until the process ends; nothing may be written there before."""
     number = _node_number()
     address = run.addresses[number] if run.type_node == "PS" else ""
-    lock_of(run.run_dir, run.type_node, number).take(Owner.here(run.type_node, number, address))
+    lock_of(run.run_dir, run.type_node, number).take(LockOwner.here(run.type_node, number, address))
 
 
 def _keep_log(run: Run) -> None:

@@ -33,7 +33,7 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.server import keras_optimizer
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.dc_asgd import DcAsgd
-from thinwire.session import Joined, LeavesInOrder, StepInfo
+from thinwire.session import LeavesOnExit, Session, StepInfo
 from thinwire.settings import read_settings
 
 if TYPE_CHECKING:
@@ -248,19 +248,19 @@ def distribute(
     check_optimizer(model.optimizer, chosen.run.method, takes_momentum=not is_servers)
     shared = SharedModel.of(model)
     check_variables(shared.variables)
-    worker = Distributed(model, Joined(chosen, shared, num_train))
+    worker = Distributed(model, Session(chosen, shared, num_train))
     worker.take_over()
     return worker
 
 
-class Distributed(LeavesInOrder):
+class Distributed(LeavesOnExit):
     """A model whose `fit` trains with others; what `distribute` returns.
 
     Attributes:
         last: What became of the newest step; None before the first.
     """
 
-    def __init__(self, model: keras.Model, joined: Joined) -> None:
+    def __init__(self, model: keras.Model, joined: Session) -> None:
         """Use `distribute`."""
         self.model = model
         self.last: StepInfo | None = None
@@ -362,7 +362,7 @@ class ServerOptimizer(keras.optimizers.Optimizer):
     def __init__(
         self,
         compiled: keras.optimizers.Optimizer,
-        joined: Joined,
+        joined: Session,
         exchange: Callable[..., Any],
         finish: Callable[[], None],
     ) -> None:

@@ -10,7 +10,7 @@ from absl import logging
 
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.types import ConfigurationError
-from thinwire.session import Joined, LeavesInOrder, StepInfo
+from thinwire.session import LeavesOnExit, Session, StepInfo
 from thinwire.settings import read_settings
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RATE_TOLERANCE = 1e-6
 
 
-class GradientSGD(LeavesInOrder):
+class GradientSGD(LeavesOnExit):
     """Replaces the optimizer of a training loop: `step` sends gradients and brings new weights.
 
     The constructor joins the run and gives the model the server's weights, so the first gradient
@@ -65,11 +65,11 @@ class GradientSGD(LeavesInOrder):
         self._numbers |= {id(v.value): n for n, v in enumerate(self._shared.variables)}
         self._batch_size = chosen.run.batch_size
         if chosen.local:
-            self._stepper: _Momentum | Joined = _Momentum(
+            self._stepper: _Momentum | Session = _Momentum(
                 self._variables.read(), lr, momentum, chosen.values.worker_weight_decay
             )
             return
-        self._stepper = joined = Joined(chosen, self._shared, num_train)
+        self._stepper = joined = Session(chosen, self._shared, num_train)
         joined.open()
         joined.assign()
         warn_of_other_rate("lr", lr, joined)
@@ -116,13 +116,13 @@ class GradientSGD(LeavesInOrder):
 
     def shard(self, *arrays: Any) -> Any:
         """Return this worker's part of a training set; see ``Joined.shard``. All, in mode msgd."""
-        if isinstance(self._stepper, Joined):
+        if isinstance(self._stepper, Session):
             return self._stepper.shard(*arrays)
         return arrays[0] if len(arrays) == 1 else arrays
 
     def close(self, cause: str = "done") -> None:
         """Leave the run; the model keeps the weights that it has."""
-        if isinstance(self._stepper, Joined):
+        if isinstance(self._stepper, Session):
             self._stepper.close(cause)
 
     def _flatten(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Float32:
@@ -183,14 +183,17 @@ class _Momentum:
         return StepInfo(self._version, self.rate)
 
 
-def warn_of_other_rate(name: str, rate: float | None, joined: Joined) -> None:
+def warn_of_other_rate(name: str, rate: float | None, joined: Session) -> None:
     """Say that it is not the script's learning rate that counts."""
     server = joined.part.core.learning_rate
     if rate is not None and abs(rate - server) > RATE_TOLERANCE * server:
         logging.warning(
             "%s=%g does not count: the server's learning rate does, now %g (--learning_rate and "
-            "--lr_schedule of the server)", name, rate, server,
-        )  # fmt: skip
+            "--lr_schedule of the server)",
+            name,
+            rate,
+            server,
+        )
 
 
 def _dense(gradient: Any) -> np.ndarray[Any, Any]:

@@ -17,12 +17,12 @@ import numpy as np
 
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import Owner
+from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc.common import host_and_port
-from thinwire.ps.role import Shard
-from thinwire.settings import Settings, read_settings
+from thinwire.ps.role import ShardProcess
+from thinwire.settings import ScriptSettings, read_settings
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -84,7 +84,9 @@ def init_server(
 class ServerHandle:
     """A parameter server in threads of this process."""
 
-    def __init__(self, settings: Settings, shared: SharedModel, num_train: int | None) -> None:
+    def __init__(
+        self, settings: ScriptSettings, shared: SharedModel, num_train: int | None
+    ) -> None:
         """Listen to nobody yet."""
         self._shared = shared
         self._statistics = FlatVariables(shared.statistics)
@@ -93,14 +95,14 @@ class ServerHandle:
         if "run_dir" not in settings.given:
             folder = tempfile.TemporaryDirectory(prefix="thinwire-")
             run = dataclasses.replace(run, run_dir=pathlib.Path(self._folder.enter_context(folder)))
-        owner = Owner.here("PS", own.id_ps, run.addresses[own.id_ps])
+        owner = LockOwner.here("PS", own.id_ps, run.addresses[own.id_ps])
         lock = lock_of(run.run_dir, "PS", own.id_ps).take(owner)  # before what it keeps is read
         self._folder.callback(lock.release)
         # Of one that is never started; at the end of the process its threads may still write.
         weakref.finalize(self, lock.release).atexit = False
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(self._folder.close)
-            self._shard = Shard(run, own, shared, num_train)
+            self._shard = ShardProcess(run, own, shared, num_train)
             unless_made.pop_all()
         self._bind = own.bind
         self._thread: threading.Thread | None = None

@@ -20,11 +20,11 @@ from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.codecs.wrappers import WarmUp
 from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import ConfigurationError, State
-from thinwire.settings import Settings
-from thinwire.worker.client.shard_client import Halted
-from thinwire.worker.core.messages import Outgoing, ShardReply, taken
+from thinwire.settings import ScriptSettings
+from thinwire.worker.client.shard_client import ShardGone
+from thinwire.worker.core.messages import PushRequest, ShardReply, was_accepted
 from thinwire.worker.train_step import clip, decay
-from thinwire.worker.trainer import Participant
+from thinwire.worker.trainer import WorkerSession
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -50,7 +50,7 @@ class StepInfo:
     stopped: bool = False  # the run has ended; this was the last step
 
 
-class LeavesInOrder(contextlib.AbstractContextManager[Any]):
+class LeavesOnExit(contextlib.AbstractContextManager[Any]):
     """What may be held by a ``with`` block: leaves the run at its end, however that comes."""
 
     @abc.abstractmethod
@@ -66,7 +66,7 @@ class LeavesInOrder(contextlib.AbstractContextManager[Any]):
         self.close("done" if kind is None else "error")
 
 
-class Joined:
+class Session:
     """A worker of a script: joins, steps, leaves, and may join again.
 
     Args:
@@ -80,7 +80,7 @@ class Joined:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ScriptSettings,
         shared: SharedModel,
         num_train: int | None = None,
     ) -> None:
@@ -135,7 +135,7 @@ class Joined:
         atexit.register(self.close, "error")
         try:
             self.part.begin()
-        except Halted:
+        except ShardGone:
             self.part.core.stopped = True
         except BaseException:
             self.close("error")
@@ -193,17 +193,17 @@ class Joined:
         clip(gradient, self.own.clip_norm)
         if rate_factor != 1:
             gradient *= np.float32(rate_factor)
-        outgoing: Outgoing | None = None
+        outgoing: PushRequest | None = None
         replies: list[ShardReply | None] = []
         applied = False
         try:
             outgoing = part.take_in(gradient, samples, loss, statistics, started) or part.due()
             if outgoing is not None:
                 replies = part.exchange_round(outgoing, lambda weights: None)
-            applied = outgoing is None or taken(replies)
+            applied = outgoing is None or was_accepted(replies)
         except NonFiniteUpdate as error:
             part.skip(error)
-        except Halted:
+        except ShardGone:
             part.core.stopped = applied = True
         try:
             part.note_outcome(applied)
@@ -224,12 +224,12 @@ class Joined:
         self.part.leave(cause)
         logging.info("left the run after %d exchanges (%s)", self.part.core.step, cause)
 
-    def _new_part(self, statistics: Float32) -> Participant:
+    def _new_part(self, statistics: Float32) -> WorkerSession:
         """Return this worker before it has joined.
 
         Gradients come as arrays of the host, in whatever thread: the kernels work there too.
         """
-        return Participant(
+        return WorkerSession(
             self.settings.run,
             self.own,
             self.shared.spec,
@@ -251,7 +251,7 @@ class Joined:
     def _info(
         self,
         before: tuple[int, int, dict[str, float]],
-        outgoing: Outgoing | None,
+        outgoing: PushRequest | None,
         replies: list[ShardReply | None],
     ) -> StepInfo:
         core, (up, down, seconds) = self.part.core, self._counters()

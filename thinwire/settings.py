@@ -64,7 +64,7 @@ _SIMILAR = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class ScriptSettings:
     """A script's settings, checked.
 
     Attributes:
@@ -97,7 +97,7 @@ def read_settings(
     builds_model: bool = False,
     defaults: Mapping[str, Any] | None = None,
     momentum: float | None = None,
-) -> Settings:
+) -> ScriptSettings:
     """Read settings.
 
     Args:
@@ -143,7 +143,7 @@ def read_settings(
         )
     for warning in run.method.check():
         logging.warning("%s", warning)
-    return Settings(run, values, given, local)
+    return ScriptSettings(run, values, given, local)
 
 
 def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from thinwire.data.loading import load_chosen, whole_shard
+from thinwire.data.loading import load_dataset, whole_shard
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.checkpoint import Checkpoints
@@ -47,7 +47,7 @@ def main(run: Run) -> int:
     if run.overwrite:
         clear_node(run.run_dir, _NAME)
     shared = SharedModel(run.model, run.seed)
-    dataset = load_chosen(run.data, run.model, shared.user_module, run.seed)
+    dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)
     evaluated = dataclasses.replace(run, batch_size=max(run.batch_size, 500))
     recorder = Recorder(evaluated, shared, dataset.test_images, dataset.test_labels)
     if finished := finished_summary(run):

@@ -120,7 +120,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
+class EmulatedDevice:
     """One worker's emulated link and device."""
 
     link: Link
@@ -136,7 +136,7 @@ class WorkerFlags:
     threads: int
     clip_norm: float
     measure: str  # one of thinwire.ops.telemetry.round_trace.LEVELS
-    device: Device
+    device: EmulatedDevice
     peer_port: int = 0  # where it listens to other workers
     sync_every: int = 1  # rounds between two copies of the model to the PS
     insecure: bool = False  # whether that may be beyond this machine
@@ -178,7 +178,7 @@ def read(nb_workers: int, given: flags.FlagValues = FLAGS) -> WorkerFlags:
     )
 
 
-def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[Device, ...]:
+def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[EmulatedDevice, ...]:
     """Return the emulated link and device of every worker, in order of id.
 
     Raises:
@@ -199,7 +199,7 @@ def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[Device, .
         per_worker(columns["step_seconds"], nb_workers, "step_seconds"),
         strict=True,
     )
-    found = tuple(Device(*row) for row in rows)
+    found = tuple(EmulatedDevice(*row) for row in rows)
     for device in found:
         _check_classes(device.link)
     return found

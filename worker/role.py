@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from thinwire.data.loading import Shard, load_shard
+from thinwire.data.loading import TrainingShard, load_shard
 from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.persistence.checkpoint import Checkpoints
@@ -23,12 +23,12 @@ from thinwire.proto.grpc import Unreachable
 from thinwire.proto.metrics_server import open_port
 from thinwire.worker import checkpoint
 from thinwire.worker import flags as worker_flags
-from thinwire.worker.client.shard_client import Halted
-from thinwire.worker.core.messages import Outgoing, taken
+from thinwire.worker.client.shard_client import ShardGone
+from thinwire.worker.core.messages import PushRequest, was_accepted
 from thinwire.worker.flags import WorkerFlags
 from thinwire.worker.telemetry.instruments import WorkerScalars, meters_of
 from thinwire.worker.train_step import TrainStep, clip, decay
-from thinwire.worker.trainer import Participant
+from thinwire.worker.trainer import WorkerSession
 
 _CALIBRATION_STEPS = 5
 
@@ -73,7 +73,7 @@ class Worker:
         run: Run,
         own: WorkerFlags,
         shared: SharedModel | None = None,
-        shard: Shard | None = None,
+        shard: TrainingShard | None = None,
     ) -> None:
         self.run, self.own = run, own
         shared = shared or SharedModel(run.model, run.seed)
@@ -81,7 +81,7 @@ class Worker:
         self.step.vary_local_randomness(own.id_worker)
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self.shard = shard or load_shard(run, shared.user_module, own.id_worker)
-        self.part = Participant(
+        self.part = WorkerSession(
             run,
             own,
             shared.spec,
@@ -149,7 +149,7 @@ class Worker:
                     checkpoint.save(self)
                     saved_at = time.monotonic()
             self._settle()
-        except Halted:
+        except ShardGone:
             pass
         checkpoint.save(self)
         return "done" if part.core.stopped or not part.closing.is_set() else "interrupted"
@@ -166,7 +166,7 @@ class Worker:
             self.statistics.assign(part.core.statistics)  # of before that mini-batch
         part.note_outcome(applied)
 
-    def _one_step(self) -> Outgoing | None:
+    def _one_step(self) -> PushRequest | None:
         """One mini-batch and what the pacer and the codec make of it."""
         part, started = self.part, time.monotonic()
         computed_at = list(part.core.versions)
@@ -198,7 +198,7 @@ class Worker:
         self._taken = self._settle()
         return not self.part.core.stopped
 
-    def _exchange(self, outgoing: Outgoing) -> bool:
+    def _exchange(self, outgoing: PushRequest) -> bool:
         """Push, wait, take over the model; return whether shard 0 took the push.
 
         With --overlap the next mini-batch comes before the answer.
@@ -213,7 +213,7 @@ class Worker:
     def _settle(self) -> bool:
         """Hear the answer to a push that is under way; return whether shard 0 took it."""
         replies = self.part.settle(self._take_over, self.shard.cursor.epoch)
-        return not replies or taken(replies)
+        return not replies or was_accepted(replies)
 
     def _take_over(self, weights: Any) -> None:
         self.step.set_weights(weights)
@@ -234,8 +234,9 @@ class Worker:
         device = self.own.device
         if device.slowdown > 1:
             self.pause_seconds = (device.slowdown - 1) * median
-            logging.info("slowdown %g: pausing %.1f ms a step", device.slowdown,
-                         1e3 * self.pause_seconds)  # fmt: skip
+            logging.info(
+                "slowdown %g: pausing %.1f ms a step", device.slowdown, 1e3 * self.pause_seconds
+            )
         self.part.step_seconds = max(median + self.pause_seconds, device.step_seconds)
         self.step.restore_local(local)
 

@@ -27,10 +27,10 @@ from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.exchange import Exchange, Heartbeat
-from thinwire.worker.client.pacing_client import Asker
-from thinwire.worker.collective.exchange import AmongWorkers
+from thinwire.worker.client.pacing_client import PacingClient
+from thinwire.worker.collective.exchange import CollectivePeers
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.worker.core.messages import PushRequest, ShardReply
 from thinwire.worker.flags import WorkerFlags
 from thinwire.worker.telemetry.round_trace import REGISTRY, origin_of, seconds_trained
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MOST_IN_A_ROW = 100
 
 
-class Setbacks:
+class DivergenceDetector:
     """Counts mini-batches that could not be used: not finite, or refused for their size."""
 
     def __init__(self) -> None:
@@ -98,11 +98,11 @@ def exchange_for(
         core: Of this worker.
         closing: Set when the worker is asked to stop.
     """
-    made: Any = Exchange if run.method.collective == THROUGH_PS else AmongWorkers
+    made: Any = Exchange if run.method.collective == THROUGH_PS else CollectivePeers
     exchange: Exchange = made(
         run, own.id_worker, core.spec, core.layouts, own.device.link, closing, core.aux_size
     )
-    if isinstance(exchange, AmongWorkers):
+    if isinstance(exchange, CollectivePeers):
         exchange.attach(own, core)
     return exchange
 
@@ -111,7 +111,7 @@ def exchange_for(
 _CUT_SECONDS = DRAIN_SECONDS + 2.0
 
 
-class Participant:
+class WorkerSession:
     """A worker without data and without a model: flat gradients in, flat weights out.
 
     Calls in order: `join`, `begin`, then for each mini-batch `due` and `take_in` and, where one of
@@ -152,7 +152,7 @@ class Participant:
         self.exchange = exchange_for(run, own, self.core, self.closing)
         self.stopwatch = Stopwatch()
         self.measure = REGISTRY[own.measure](run.method.pacer, self.exchange)
-        self.asker = Asker(run.method.pacer, self.exchange.shards[0])
+        self.asker = PacingClient(run.method.pacer, self.exchange.shards[0])
         self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
         self.labels = dict(labels or {})
         self.run_id = ""
@@ -164,8 +164,8 @@ class Participant:
         self.on_report: Callable[[WorkerMetrics], None] = lambda counted: None
         self.started_at = time.monotonic()
         self._step_ended_at = 0.0
-        self._under_way: Outgoing | None = None  # pushed, not settled
-        self._setbacks = Setbacks()
+        self._under_way: PushRequest | None = None  # pushed, not settled
+        self._setbacks = DivergenceDetector()
         self._heartbeat: Heartbeat | None = None
 
     @property
@@ -229,7 +229,7 @@ class Participant:
 
     # -- one mini-batch -----------------------------------------------------------------------
 
-    def due(self) -> Outgoing | None:
+    def due(self) -> PushRequest | None:
         """Return the exchange that ends the round, if the pacer asks for it before another step."""
         core, lap = self.core, self.stopwatch.lap
         self.measure.begin_step()
@@ -251,7 +251,7 @@ class Participant:
         statistics: Float32 | None,
         started: float,
         computed_at: Sequence[int] | None = None,
-    ) -> Outgoing | None:
+    ) -> PushRequest | None:
         """Take in one mini-batch's gradient; return an exchange, or None for a local step.
 
         Args:
@@ -276,13 +276,13 @@ class Participant:
         return outgoing
 
     def exchange_round(
-        self, outgoing: Outgoing, take_over: Callable[[Float32], None], epoch: int = 0
+        self, outgoing: PushRequest, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
         """Push, wait, and begin the next round; see `settle`."""
         self.send(outgoing)
         return self.settle(take_over, epoch)
 
-    def send(self, outgoing: Outgoing) -> None:
+    def send(self, outgoing: PushRequest) -> None:
         """Push; `settle` hears the answer while or after the next gradient is computed."""
         self.exchange.send(outgoing)
         self._under_way = outgoing
@@ -317,8 +317,12 @@ class Participant:
         self.asker.begin_round(self.core.step + 1, self.step_seconds)
         self.measure.note_exchange(seconds + self.stopwatch.lap("compute"))
         self.measure.end_round(outgoing, replies, epoch, seconds)
-        logging.debug("step %d: version %d, answered after %.3f s", outgoing.step,
-                      self.core.versions[0], seconds)  # fmt: skip
+        logging.debug(
+            "step %d: version %d, answered after %.3f s",
+            outgoing.step,
+            self.core.versions[0],
+            seconds,
+        )
         return replies
 
     def skip(self, error: NonFiniteUpdate) -> None:

@@ -62,11 +62,15 @@ class Harness:
     def measure(self) -> None:
         """Make the runs that are left."""
         if self._obstacle:
-            self._say(f"no network namespaces ({self._obstacle}): ours alone over emulated links, "
-                      "and bytes are not counted")  # fmt: skip
+            self._say(
+                f"no network namespaces ({self._obstacle}): ours alone over emulated links, "
+                "and bytes are not counted"
+            )
         minutes = plan.estimated_seconds(self.settings, self.records) / 60
-        self._say(f"about {minutes:.0f} min for {len(self.settings.names)} contenders; "
-                  f"records: {self._path}")  # fmt: skip
+        self._say(
+            f"about {minutes:.0f} min for {len(self.settings.names)} contenders; "
+            f"records: {self._path}"
+        )
         for wanted in plan.pending(self.settings, self.records):
             if self._obstacle and wanted.link != plan.NO_LIMIT and wanted.contender not in OURS:
                 record = plan.record_of(wanted, None, left_out=True, error=self._obstacle)
@@ -88,14 +92,22 @@ class Harness:
                 errors, diverged = _without_paths(str(error)), isinstance(error, Diverged)
                 self._say(f"{wanted.contender}, attempt {attempts}: {errors[-600:]}")
         if found is not None:
-            self._say(f"{wanted.contender}, {wanted.link}, lr {wanted.learning_rate:g}, round "
-                      f"{wanted.round}: {found['samples_per_second']:,.0f} samples/s, accuracy "
-                      f"{max((p['accuracy'] for p in found['curve']), default=0.0):.3f}, took "
-                      f"{time.monotonic() - began:.0f} s")  # fmt: skip
+            self._say(
+                f"{wanted.contender}, {wanted.link}, lr {wanted.learning_rate:g}, round "
+                f"{wanted.round}: {found['samples_per_second']:,.0f} samples/s, accuracy "
+                f"{max((p['accuracy'] for p in found['curve']), default=0.0):.3f}, took "
+                f"{time.monotonic() - began:.0f} s"
+            )
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        more = {"error": errors, "attempts": attempts, "ended": now, "load_before": round(load, 2),
-                "commit": self._commit, "emulated": bool(self._obstacle),
-                "diverged": diverged}  # fmt: skip
+        more = {
+            "error": errors,
+            "attempts": attempts,
+            "ended": now,
+            "load_before": round(load, 2),
+            "commit": self._commit,
+            "emulated": bool(self._obstacle),
+            "diverged": diverged,
+        }
         return plan.record_of(wanted, found, **more)
 
     def _run(self, wanted: plan.Run) -> plan.Record:
@@ -104,8 +116,17 @@ class Harness:
         Raises:
             Failed: It did not work.
         """
-        task = work.Work(wanted.seconds, 0, _WORKERS, _BATCH, wanted.learning_rate, _MOMENTUM,
-                         _SEED, wanted.steps, wanted.snapshot_seconds)  # fmt: skip
+        task = work.Work(
+            wanted.seconds,
+            0,
+            _WORKERS,
+            _BATCH,
+            wanted.learning_rate,
+            _MOMENTUM,
+            _SEED,
+            wanted.steps,
+            wanted.snapshot_seconds,
+        )
         if self._evaluate is None:
             self._evaluate = evaluator()
         rate = plan.mbps(wanted.link)
@@ -155,8 +176,11 @@ def peer_versions() -> dict[str, str]:
 
 def rows(seconds: float, rounds: int) -> list[Row]:
     """Measure who exchanges at every step, without a limit and at 100 Mbit/s, with one rate."""
-    wanted = {name: each for name, each in CONTENDERS.items()
-              if not any(word in name for word in _LEFT_OUT)}  # fmt: skip
+    wanted = {
+        name: each
+        for name, each in CONTENDERS.items()
+        if not any(word in name for word in _LEFT_OUT)
+    }
     names = [name for name, each in wanted.items() if each.python.exists()]
     if missing := sorted(wanted.keys() - set(names)):
         _say(f"not installed, left out: {', '.join(missing)}; run bench/peers/setup.sh")
@@ -177,13 +201,19 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def settings(
-    names: Sequence[str], links: Sequence[str], rates: Sequence[float], rounds: int,
-    seconds: float, most_seconds: float, targets: Sequence[float],
-) -> plan.Settings:  # fmt: skip
+    names: Sequence[str],
+    links: Sequence[str],
+    rates: Sequence[float],
+    rounds: int,
+    seconds: float,
+    most_seconds: float,
+    targets: Sequence[float],
+) -> plan.Settings:
     """Return a table's settings."""
     dense = frozenset(name for name in names if CONTENDERS[name].dense)
-    return plan.Settings(names, dense, links, rates, rounds, seconds, most_seconds, targets,
-                         _WORKERS)  # fmt: skip
+    return plan.Settings(
+        names, dense, links, rates, rounds, seconds, most_seconds, targets, _WORKERS
+    )
 
 
 def _say(line: str) -> None:
@@ -233,8 +263,15 @@ def main() -> int:
     path = arguments.resume or machine.RESULTS / f"{found['date'][:10]}-peers.jsonl"
     if arguments.resume is None and path.exists():
         options.error(f"{path} exists: --resume it, or move it away")
-    wanted = settings(names, arguments.link, arguments.lr, arguments.rounds, arguments.seconds,
-                      arguments.most_seconds, arguments.target)  # fmt: skip
+    wanted = settings(
+        names,
+        arguments.link,
+        arguments.lr,
+        arguments.rounds,
+        arguments.seconds,
+        arguments.most_seconds,
+        arguments.target,
+    )
     harness = Harness(wanted, path, _say, machine.commit(found))
     # Whoever ends this ends its processes and namespaces with it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -205,7 +205,7 @@ OURS: Mapping[str, tuple[tuple[str, ...], bool]] = {
     "thinwire asgd, overlap": (("--method=asgd", "--overlap"), True),
     "thinwire bsp, overlap": (("--method=bsp", "--overlap"), True),
     "thinwire dgs, overlap": (("--method=dgs", "--overlap", _PLAIN), False),
-}  # fmt: skip
+}
 
 
 def _listed() -> Sequence[Contender]:
@@ -220,10 +220,15 @@ def _listed() -> Sequence[Contender]:
         Contender("torch DDP", "among workers", True, _TORCH, _torch("none")),
         Contender("torch DDP, fp16", "among workers", True, _TORCH, _torch("fp16")),
         Contender("torch DDP, PowerSGD", "among workers", False, _TORCH, _torch("powersgd")),
-        Contender(f"Flower, {_LOCAL_STEPS} local steps", "federated", False, _FLOWER,
-                  _flower(_LOCAL_STEPS)),
+        Contender(
+            f"Flower, {_LOCAL_STEPS} local steps",
+            "federated",
+            False,
+            _FLOWER,
+            _flower(_LOCAL_STEPS),
+        ),
         Contender("Flower, one local epoch", "federated", False, _FLOWER, _flower(_EPOCH_STEPS)),
-    ]  # fmt: skip
+    ]
     # In turn, so that a disturbance of the machine hits ours and peers alike.
     mixed: list[Contender] = []
     for pair in itertools.zip_longest(ours.values(), peers):

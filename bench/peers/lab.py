@@ -180,8 +180,22 @@ def _join(hub: str, space: str, port: str, address: str) -> None:
     """Make a namespace with one device, whose other end is a port of the hub's bridge."""
     _run("ip", "netns", "add", space)
     _run("ip", "-n", space, "link", "set", "lo", "up")
-    _run("ip", "-n", space, "link", "add", "name", "way0", "type", "veth",
-         "peer", "name", port, "netns", hub)  # fmt: skip
+    _run(
+        "ip",
+        "-n",
+        space,
+        "link",
+        "add",
+        "name",
+        "way0",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        port,
+        "netns",
+        hub,
+    )
     _run("ip", "-n", space, "address", "add", f"{address}/24", "dev", "way0")
     _run("ip", "-n", space, "link", "set", "way0", "up")
     _run("ip", "-n", hub, "link", "set", port, "master", "hub0", "up")

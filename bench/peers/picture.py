@@ -78,8 +78,9 @@ def draw(found: Sequence[Bar], target: Path) -> None:
     axes = figure.add_subplot()
     for place, bar in enumerate(found):
         weight = "bold" if bar.is_ours else "normal"
-        axes.barh(place, bar.seconds, 0.66,
-                  color=theme.series[0] if bar.is_ours else theme.series[5])  # fmt: skip
+        axes.barh(
+            place, bar.seconds, 0.66, color=theme.series[0] if bar.is_ours else theme.series[5]
+        )
         axes.text(bar.seconds + 4, place, bar.text, va="center", color=theme.text, weight=weight)
     caption = f"seconds to {100 * TARGET:.0f} % of Fashion-MNIST's test set over {LINK} Mbit/s"
     longest = max(bar.seconds for bar in found)

@@ -60,9 +60,16 @@ def _line(known: Known, name: str, link: str, targets: Sequence[float]) -> list[
     speeds = [run["samples_per_second"] for run in runs]
     warm = known.rates(runs)
     emulated = " (emulated)" if any(run.get("emulated") for run in runs) else ""
-    line = [link + emulated, name, f"{runs[0]['learning_rate']:g}", str(len(runs)),
-            _count(statistics.median(speeds)), f"{_count(min(speeds))} to {_count(max(speeds))}",
-            _count(warm.bytes_up), _count(warm.bytes_down)]  # fmt: skip
+    line = [
+        link + emulated,
+        name,
+        f"{runs[0]['learning_rate']:g}",
+        str(len(runs)),
+        _count(statistics.median(speeds)),
+        f"{_count(min(speeds))} to {_count(max(speeds))}",
+        _count(warm.bytes_up),
+        _count(warm.bytes_down),
+    ]
     for target in targets:
         cost = known.cost(name, link, target)
         if cost is None:
@@ -98,8 +105,12 @@ def failures(records: Iterable[Record]) -> list[str]:
 
 def document(records: list[Record], links: Sequence[str], targets: Sequence[float]) -> str:
     """Return the tables as Markdown."""
-    parts = [_NOTES, markdown(cells(records, links, targets)), "Ours against theirs:\n",
-             rows_document(list(rows(records, links, targets)))]  # fmt: skip
+    parts = [
+        _NOTES,
+        markdown(cells(records, links, targets)),
+        "Ours against theirs:\n",
+        rows_document(list(rows(records, links, targets))),
+    ]
     parts.append(_circumstances(records))
     if troubles := failures(records):
         parts.append(
@@ -162,9 +173,16 @@ def _rate_rows(
         own, other = speeds(mine), speeds(theirs)
         name = f"{mine.name} / {theirs.name}, samples/s, {_over(link)}"
         middle, limit = statistics.median(own), statistics.median(other)
-        yield Row(name, middle, "samples/s", limit, middle / limit, goal, "higher",
-                  spread=f"{min(own):,.0f} to {max(own):,.0f}; {min(other):,.0f} to "
-                  f"{max(other):,.0f}")  # fmt: skip
+        yield Row(
+            name,
+            middle,
+            "samples/s",
+            limit,
+            middle / limit,
+            goal,
+            "higher",
+            spread=f"{min(own):,.0f} to {max(own):,.0f}; {min(other):,.0f} to {max(other):,.0f}",
+        )
 
     if link == NO_LIMIT:
         dense = fastest(each for each in ours if each.dense)
@@ -182,9 +200,13 @@ def _rate_rows(
 
 
 def _cost_rows(
-    known: Known, link: str, target: float, goal: float | None,
-    ours: list[Contender], peers: list[Contender],
-) -> Iterator[Row]:  # fmt: skip
+    known: Known,
+    link: str,
+    target: float,
+    goal: float | None,
+    ours: list[Contender],
+    peers: list[Contender],
+) -> Iterator[Row]:
     """Yield the best of ours against the best of the peers, in seconds and in bytes."""
 
     def best(group: list[Contender], bytes_too: bool) -> tuple[float, str, bool] | None:
@@ -205,8 +227,9 @@ def _cost_rows(
         note = "; ".join(f"{name}{' (computed)' if c else ''}" for _, name, c in (mine, theirs))
         what = "bytes" if bytes_too else "seconds"
         name = f"{what} to {target:.2f}, best of ours / best peer, {_over(link)}"
-        yield Row(name, mine[0] / scale, unit, theirs[0] / scale, mine[0] / theirs[0], goal,
-                  "lower", note)  # fmt: skip
+        yield Row(
+            name, mine[0] / scale, unit, theirs[0] / scale, mine[0] / theirs[0], goal, "lower", note
+        )
 
 
 def _over(link: str) -> str:

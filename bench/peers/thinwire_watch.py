@@ -26,8 +26,8 @@ from thinwire.ops.sharding.split import place_tensors
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.proto.grpc.session import Refused, Session, payload_limit
-from thinwire.supervisor.evaluator import Viewer
+from thinwire.proto.grpc.session import ClientSession, RequestRejected, payload_limit
+from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.supervisor.shard_stream import ShardStream
 
 _START_SECONDS = 120.0
@@ -50,17 +50,17 @@ def _connect(shared: SharedModel, address: str) -> ShardStream:
     (layout,) = place_tensors(shared.spec, 1)
     deadline = time.monotonic() + _START_SECONDS
     while True:
-        session = Session(address, hello, payload_limit(layout, 0))
+        session = ClientSession(address, hello, payload_limit(layout, 0))
         try:
             session.open(2.0)
             return ShardStream(session, queue.SimpleQueue())
-        except (StreamLost, Unreachable, Refused):
+        except (StreamLost, Unreachable, RequestRejected):
             if time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_SECONDS)
 
 
-def _weights(viewer: Viewer, shard: ShardStream) -> NDArray[np.float32]:
+def _weights(viewer: ModelFetcher, shard: ShardStream) -> NDArray[np.float32]:
     view = viewer.fetch([shard])
     if view is None:
         raise RuntimeError("the shard does not answer")
@@ -71,7 +71,7 @@ def _watch(task: work.Work, address: str) -> None:
     model = Path(__file__).with_name("thinwire_model.py")
     shared = SharedModel(ModelChoice("mnist_cnn", str(model), 28, 1, 10), task.seed)
     shard = _connect(shared, address)
-    viewer = Viewer(shared.spec, place_tensors(shared.spec, 1), 0, in_step=False)
+    viewer = ModelFetcher(shared.spec, place_tensors(shared.spec, 1), 0, in_step=False)
     # The shard counts the samples of all workers.
     together = dataclasses.replace(task, steps=task.steps * task.workers)
     progress = work.Progress(together, "all", snapshots=True)

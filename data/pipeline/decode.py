@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from thinwire.data.pipeline.cursor import Cursor, uniforms
 from thinwire.data.pipeline.lazy import Chosen, Feed, Lazy, factor_and_offset
-from thinwire.data.readers.imagenet import DEPTH, Encoded
+from thinwire.data.readers.imagenet import DEPTH, EncodedImages
 from thinwire.ops.types import ConfigurationError
 
 _ATTEMPTS = 10
@@ -129,7 +129,12 @@ class Decoded(Lazy):
     """
 
     def __init__(
-        self, source: Encoded, chosen: NDArray[np.int64], size: int, scaling: str, augment: str
+        self,
+        source: EncodedImages,
+        chosen: NDArray[np.int64],
+        size: int,
+        scaling: str,
+        augment: str,
     ) -> None:
         super().__init__((len(chosen), size, size, DEPTH))
         self._source, self._chosen = source, chosen

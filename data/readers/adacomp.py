@@ -1,7 +1,8 @@
 """AdaComp's data layout: 1,200 files of training images and 200 of test images, and their labels.
 
 Reads the files with and without IDX headers (the original reads them header-less, whatever their
-names say). ``python -m thinwire.data.readers.adacomp SOURCE_DATASET OUT_DIR [--headers]`` writes the layout.
+names say). ``python -m thinwire.data.readers.adacomp SOURCE_DATASET OUT_DIR [--headers]`` writes
+the layout.
 
 Source: AdaComp's published code. Differences: when the number of workers does not divide 1,200 the
 original gives the last files to nobody; here the first workers get one file more.
@@ -27,7 +28,7 @@ _FOLDERS = {"train": "training_set", "test": "test_set"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Shards:
+class ShardFiles:
     """The examples of consecutive files."""
 
     images: NDArray[np.uint8]  # [N, height, width, channels] uint8
@@ -64,7 +65,7 @@ def files_of_worker(id_worker: int, nb_workers: int, num_files: int = 1200) -> r
 
 def read(
     data_dir: Path, part: str, image_size: int, image_depth: int, files: range | None = None
-) -> Shards:
+) -> ShardFiles:
     """Read files of one part, in order.
 
     Args:
@@ -91,7 +92,7 @@ def read(
                 f"{len(labels[-1])} labels; expected one label for each image. Write both again."
             )
     offsets = np.cumsum([0] + [len(piece) for piece in labels], dtype=np.int64)
-    return Shards(np.concatenate(images), np.concatenate(labels), offsets)
+    return ShardFiles(np.concatenate(images), np.concatenate(labels), offsets)
 
 
 def write(

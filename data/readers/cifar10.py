@@ -316,8 +316,11 @@ def _joined(
     if len(labels) != _NUM_PUBLISHED[part]:
         logging.warning(
             "data: %s holds %d %s examples, the published set %d",
-            where, len(labels), part, _NUM_PUBLISHED[part],
-        )  # fmt: skip
+            where,
+            len(labels),
+            part,
+            _NUM_PUBLISHED[part],
+        )
     logging.info("data: %d %s examples from %s", len(labels), part, where)
     images = pixels.reshape(-1, _DEPTH, _SIZE, _SIZE).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), labels

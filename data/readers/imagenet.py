@@ -33,7 +33,7 @@ _HOW = (
 )
 
 
-class Encoded(Protocol):
+class EncodedImages(Protocol):
     """Encoded images and their labels.
 
     Attributes:
@@ -51,7 +51,7 @@ class Encoded(Protocol):
         """Return where an image lies, for messages."""
 
 
-def find(data_dir: str | None, part: str, nb_classes: int) -> Encoded:
+def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
     """Return one part.
 
     Args:
@@ -67,10 +67,10 @@ def find(data_dir: str | None, part: str, nb_classes: int) -> Encoded:
         raise ConfigurationError(f"--dataset imagenet needs --data_dir. {_HOW}")
     root = Path(data_dir)
     if files := _records_of(root, part):
-        found: Encoded = Records(files, _first_label(root, part, nb_classes))
+        found: EncodedImages = ImageRecords(files, _first_label(root, part, nb_classes))
     elif folder := _folder_of(root, part):
         classes = _classes(_folder_of(root, "train") or folder, nb_classes)
-        found = Folders(folder, classes)
+        found = ImageFolders(folder, classes)
     else:
         raise ConfigurationError(f"--data_dir {root} holds no {part} data of ImageNet. {_HOW}")
     if not len(found.labels):
@@ -85,7 +85,7 @@ def find(data_dir: str | None, part: str, nb_classes: int) -> Encoded:
     return found
 
 
-class Folders:
+class ImageFolders:
     """Images in a folder for each class."""
 
     file_offsets: NDArray[np.int64] | None = None
@@ -114,7 +114,7 @@ class Folders:
         return os.path.join(self._folder, self._classes[self.labels[index]], name)
 
 
-class Records:
+class ImageRecords:
     """Images in TFRecord files."""
 
     def __init__(self, files: Sequence[Path], first_label: int) -> None:

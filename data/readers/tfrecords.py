@@ -35,7 +35,7 @@ _NAME = r"(?:.*[-_.])?(?:{parts})(?:\.tfrecords?)?-(\d+)-of-(\d+)(?:\.tfrecords?
 
 
 @dataclasses.dataclass(frozen=True)
-class Index:
+class RecordIndex:
     """All records of some files, in order."""
 
     starts: NDArray[np.int64]  # [N] int64, first byte of the image in its file
@@ -77,7 +77,7 @@ def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
     return []
 
 
-def index(files: Sequence[Path]) -> Index:
+def index(files: Sequence[Path]) -> RecordIndex:
     """Return where the images of some files lie, as kept beside them or by reading them.
 
     Raises:
@@ -93,7 +93,7 @@ def index(files: Sequence[Path]) -> Index:
         tables = list(readers.map(_scan, files))
     starts, lengths, labels = np.concatenate(tables, axis=1)
     counts = [table.shape[1] for table in tables]
-    found = Index(starts, lengths, labels, np.cumsum([0, *counts], dtype=np.int64))
+    found = RecordIndex(starts, lengths, labels, np.cumsum([0, *counts], dtype=np.int64))
     _save(kept, state, found)
     return found
 
@@ -234,13 +234,15 @@ def _varint(stream: BinaryIO) -> int:
 _State = list[tuple[str, int, int]]  # name, bytes and time of change of each file
 
 
-def _load(path: Path, state: _State) -> Index | None:
+def _load(path: Path, state: _State) -> RecordIndex | None:
     """Return the index kept for files in this state; None if there is none that can be used."""
     try:
         with np.load(path, allow_pickle=False) as kept:
             if kept["state"].tolist() != [repr(row) for row in state]:
                 return None
-            known = Index(**{field.name: kept[field.name] for field in dataclasses.fields(Index)})
+            known = RecordIndex(
+                **{field.name: kept[field.name] for field in dataclasses.fields(RecordIndex)}
+            )
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything, MemoryError too
@@ -249,7 +251,7 @@ def _load(path: Path, state: _State) -> Index | None:
     return known if _is_sound(known, state) else None
 
 
-def _is_sound(known: Index, state: _State) -> bool:
+def _is_sound(known: RecordIndex, state: _State) -> bool:
     """Return whether every image lies within its file."""
     arrays = (known.starts, known.lengths, known.labels, known.file_offsets)
     if any(array.dtype != np.int64 or array.ndim != 1 for array in arrays):
@@ -264,7 +266,7 @@ def _is_sound(known: Index, state: _State) -> bool:
     return bool(fits.all())
 
 
-def _save(path: Path, state: _State, found: Index) -> None:
+def _save(path: Path, state: _State, found: RecordIndex) -> None:
     """Write the index whole or not at all; a folder that may not be written to is no error."""
     try:
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")

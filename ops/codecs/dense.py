@@ -1,4 +1,5 @@
-"""Codecs that code or select; what wraps them is in `thinwire.ops.codecs.error_feedback` and `thinwire.ops.codecs.wrappers`.
+"""Codecs that code or select; what wraps them is in `thinwire.ops.codecs.error_feedback` and
+`thinwire.ops.codecs.wrappers`.
 
 A codec holds hyper-parameters only. `encode` takes the tensors and its state and returns a packet
 and the new state; the kernels that do the work come in the context. Tensors must be finite: a NaN
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 
-class Forgetful:
+class StatelessCodec:
     """A codec without a residual: what is not sent, or does not arrive, is dropped.
 
     Attributes:
@@ -51,7 +52,7 @@ class Forgetful:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dense(Forgetful):
+class Dense(StatelessCodec):
     """Send every entry.
 
     Attributes:
@@ -78,7 +79,7 @@ class Dense(Forgetful):
 
 
 @dataclasses.dataclass(frozen=True)
-class Selecting(Forgetful):
+class Sparsifier(StatelessCodec):
     """What TopK and RandomK share: of each tensor k entries are sent, the rest is dropped."""
 
     compression_rate: float = 0.01
@@ -132,7 +133,7 @@ class Selecting(Forgetful):
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomK(Selecting):
+class RandomK(Sparsifier):
     """The control of TopK: as many entries, at positions drawn uniformly, zeros included.
 
     Values are sent as they are, not multiplied by n / k. The estimate of the gradient is

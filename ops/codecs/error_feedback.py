@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wrapper:
+class CodecWrapper:
     """A codec around another.
 
     Attributes:
@@ -52,7 +52,7 @@ class Wrapper:
 
 
 @dataclasses.dataclass(frozen=True)
-class ErrorFeedback(Wrapper):
+class ErrorFeedback(CodecWrapper):
     """Keep what the inner codec does not send, and add it to the next step's tensors.
 
     With residual a, tensors h and carry m, per entry:
@@ -106,7 +106,7 @@ class ErrorFeedback(Wrapper):
 
 
 @dataclasses.dataclass(frozen=True)
-class MomentumCorrection(Wrapper):
+class MomentumCorrection(CodecWrapper):
     """Hand on a velocity instead of the gradient, so that what is kept back has momentum too.
 
     With velocity u, gradients h and momentum m:

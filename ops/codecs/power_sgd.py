@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.ops.codecs.base import check_finite, check_value_dtype
-from thinwire.ops.codecs.dense import Forgetful
+from thinwire.ops.codecs.dense import StatelessCodec
 from thinwire.ops.types import (
     Block,
     ConfigurationError,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class PowerSgd(Forgetful):
+class PowerSgd(StatelessCodec):
     """Send each matrix M as ``P Q^T``, of rank r, by one power step from the Q of the last step.
 
         P = orthonormal(M Q);   Q = M^T P

@@ -1,7 +1,8 @@
 """The Codec seam: what of a step's dense tensors is sent?
 
-A row of the registry is a codec of `thinwire.ops.codecs.dense`, or one with wrappers of `thinwire.ops.codecs.error_feedback` and
-`thinwire.ops.codecs.wrappers` around it. `build` adds the wrappers that any codec can have.
+A row of the registry is a codec of `thinwire.ops.codecs.dense`, or one with wrappers of
+`thinwire.ops.codecs.error_feedback` and `thinwire.ops.codecs.wrappers` around it. `build` adds the
+wrappers that any codec can have.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ Wrap = Callable[[Any, CodecChoices, int], Any]  # (codec, choices, workers) -> c
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class CodecEntry:
     """How to build one codec.
 
     Attributes:
@@ -130,14 +131,14 @@ _DGC_CHOICES = (
 )
 
 #: --codec value -> how to build it.
-CODECS: dict[str, Row] = {
-    "dense": Row(Dense),
-    "topk": Row(TopK),
-    "random_k": Row(RandomK),
-    "gd": Row(TopK, _gradient_dropping),
-    "dgc": Row(TopK, _deep, _DGC_CHOICES, warmup_epochs=4),
-    "dgs": Row(TopK, _dual_way, ("dgs_momentum",)),
-    "powersgd": Row(PowerSgd, _low_rank),
+CODECS: dict[str, CodecEntry] = {
+    "dense": CodecEntry(Dense),
+    "topk": CodecEntry(TopK),
+    "random_k": CodecEntry(RandomK),
+    "gd": CodecEntry(TopK, _gradient_dropping),
+    "dgc": CodecEntry(TopK, _deep, _DGC_CHOICES, warmup_epochs=4),
+    "dgs": CodecEntry(TopK, _dual_way, ("dgs_momentum",)),
+    "powersgd": CodecEntry(PowerSgd, _low_rank),
 }
 
 
@@ -185,7 +186,7 @@ def coding_of(codec: Any) -> Any:
     return codec
 
 
-def _refuse_idle(name: str, row: Row, choices: CodecChoices) -> None:
+def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
     """Refuse choices that make no difference; rate and value dtype are every codec's."""
     usual = {field.name: field.default for field in dataclasses.fields(CodecChoices)}
     heeded = row.heeds | {"compression_rate", "value_dtype"}

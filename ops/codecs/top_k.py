@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from thinwire.ops.codecs.dense import Selecting, feed_in_turn, kept_entries
+from thinwire.ops.codecs.dense import Sparsifier, feed_in_turn, kept_entries
 from thinwire.ops.types import ConfigurationError, EncodeContext, ModelSpec, Packet, State
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _AT_ONCE = {"exact": "feedback_top_k", "carried": "feedback_carried"}
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(Selecting):
+class TopK(Sparsifier):
     """AdaComp's selection: of each tensor the k entries of largest magnitude; the rest is dropped.
 
     ``k = max(1, floor(c * n + 1e-9))``, ties to the lowest index. Zeros are never sent: an
@@ -105,7 +105,7 @@ class TopK(Selecting):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """See `thinwire.ops.codecs.dense.feed`; where possible all is done in one pass over memory."""
+        """See `ops.codecs.dense.feed`; where possible all is done in one pass over memory."""
         rate = self.fraction(ctx)
         if rate >= 1 or self.selection not in _AT_ONCE or self.threshold_scope != "tensor":
             return feed_in_turn(self, residuals, tensors, state, ctx)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.ops.codecs.base import check_finite, check_rate
 from thinwire.ops.codecs.dense import Dense, feed, rescaled
-from thinwire.ops.codecs.error_feedback import Wrapper
+from thinwire.ops.codecs.error_feedback import CodecWrapper
 from thinwire.ops.types import (
     Block,
     ConfigurationError,
@@ -31,7 +31,7 @@ CLIP_SCOPES = ("model", "tensor")
 
 
 @dataclasses.dataclass(frozen=True)
-class Descend(Wrapper):
+class Descend(CodecWrapper):
     """Make changes of weights: hand on ``-learning rate * tensors``.
 
     What the inner codec remembers holds the rates of the steps it comes from: a change of the
@@ -59,7 +59,7 @@ class Descend(Wrapper):
 
 
 @dataclasses.dataclass(frozen=True)
-class RateAtSend(Wrapper):
+class RateAtSend(CodecWrapper):
     """Make changes of weights: multiply what is sent by minus the learning rate of now.
 
     What the inner codec remembers is of gradients: a change of the rate is one of the backlog
@@ -103,7 +103,7 @@ class RateAtSend(Wrapper):
 
 
 @dataclasses.dataclass(frozen=True)
-class Clip(Wrapper):
+class Clip(CodecWrapper):
     """Clip the tensors to an L2 norm before anything accumulates them.
 
     Attributes:
@@ -155,7 +155,7 @@ class Clip(Wrapper):
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmUp(Wrapper):
+class WarmUp(CodecWrapper):
     """Send more in the first epochs: ``R_e = max(R, R ** ((e + 1) / (E + 1)))`` in epoch e < E.
 
     With R = 0.001 and E = 4 these are 25, 6.3, 1.6 and 0.4 %, then 0.1 %. An epoch is the run's,
@@ -197,7 +197,7 @@ class WarmUp(Wrapper):
 
 
 @dataclasses.dataclass(frozen=True)
-class RatioByRate(Wrapper):
+class RatioByRate(CodecWrapper):
     """Send the fraction ``R * learning rate / initial learning rate``.
 
     Attributes:
@@ -239,7 +239,7 @@ def _with_factor(ctx: EncodeContext, count: int, factor: float) -> EncodeContext
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseBelow(Wrapper):
+class DenseBelow(CodecWrapper):
     """Send small tensors whole; biases and the like cost little and are hurt most by waiting.
 
     Around other wrappers it is the same as inside them, around what they are around: what these do
@@ -263,7 +263,7 @@ class DenseBelow(Wrapper):
 
     def init(self, spec: ModelSpec, kernels: Any) -> State:
         """Return the state: the inner codec's, for the tensors that it gets."""
-        if isinstance(self.inner, Wrapper):
+        if isinstance(self.inner, CodecWrapper):
             return self._inside().init(spec, kernels)
         large = [tensor for tensor in spec.tensors if tensor.size >= self.entries]
         return super().init(ModelSpec(tuple(large)), kernels)
@@ -278,7 +278,7 @@ class DenseBelow(Wrapper):
         """
         check_finite(tensors, ctx)
         ctx = dataclasses.replace(ctx, finite=True)
-        if isinstance(self.inner, Wrapper):
+        if isinstance(self.inner, CodecWrapper):
             return self._inside().encode(tensors, state, ctx)
         small, large = self._slots(tensors)
         dense, _ = self._dense.encode(_pick(tensors, small), {}, ctx)
@@ -286,11 +286,14 @@ class DenseBelow(Wrapper):
         return _joined(dense, small, packet, large), state | {"inner": inner}
 
     def feed(
-        self, residuals: Sequence[Float32], tensors: Sequence[Float32], state: State,
+        self,
+        residuals: Sequence[Float32],
+        tensors: Sequence[Float32],
+        state: State,
         ctx: EncodeContext,
-    ) -> tuple[Packet, State]:  # fmt: skip
+    ) -> tuple[Packet, State]:
         """See `thinwire.ops.codecs.dense.feed`."""
-        if isinstance(self.inner, Wrapper):
+        if isinstance(self.inner, CodecWrapper):
             return feed(self._inside(), residuals, tensors, state, ctx)
         small, large = self._slots(tensors)
         factors = ctx.factors or (1.0,) * len(tensors)
@@ -304,7 +307,7 @@ class DenseBelow(Wrapper):
 
     def undelivered(self, packet: Packet, state: State) -> State:
         """Let the inner codec take back what did not arrive."""
-        if isinstance(self.inner, Wrapper):
+        if isinstance(self.inner, CodecWrapper):
             return self._inside().undelivered(packet, state)
         return super().undelivered(packet, state)
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.downlink.types import Asked, Handed, Operation, ShardView
+from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
 from thinwire.ops.types import ConfigurationError, State, Update
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 
-def whole(shard: ShardView) -> Handed:
+def whole(shard: ShardView) -> ModelReply:
     """Return a copy of all of the shard."""
-    return Handed(Operation.FULL, Update(None, shard.theta.copy()), shard.version, "full")
+    return ModelReply(Operation.FULL, Update(None, shard.theta.copy()), shard.version, "full")
 
 
 def check_fraction(name: str, value: float) -> None:
@@ -34,7 +34,7 @@ class _Shared:
     per_worker: ClassVar[bool] = False
     leaves_own_out: ClassVar[bool] = False
 
-    def share_of(self, asked: Asked, state: State) -> Hashable:
+    def share_of(self, asked: ModelRequest, state: State) -> Hashable:
         """Return what two questions have in common that may be given the same arrays."""
         del state
         return asked.base_version
@@ -66,7 +66,7 @@ class DownDense(_Shared):
         del indices, version, own
         return state
 
-    def gather(self, asked: Asked, shard: ShardView, state: State) -> Handed:
+    def gather(self, asked: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return a copy of the model."""
         del asked, state
         return whole(shard)
@@ -122,18 +122,18 @@ class DownDelta(_Shared):
         state["scratch"].pop(str(worker), None)
         return state
 
-    def share_of(self, asked: Asked, state: State) -> Hashable:
+    def share_of(self, asked: ModelRequest, state: State) -> Hashable:
         """Return the question itself where what is left out is this worker's own."""
         return asked.base_version if self._own_of(asked, state) is None else asked
 
-    def _own_of(self, asked: Asked, state: State) -> State | None:
+    def _own_of(self, asked: ModelRequest, state: State) -> State | None:
         """Return what the worker can add by itself of the push that it asks after."""
         own: State | None = state["scratch"].get(str(asked.worker))
         if own is None or (own["step"], own["base_version"]) != (asked.step, asked.base_version):
             return None
         return own if len(own["indices"]) else None
 
-    def gather(self, asked: Asked, shard: ShardView, state: State) -> Handed:
+    def gather(self, asked: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return what turns the model of `asked.base_version` into the current one."""
         import numpy as np
 
@@ -142,7 +142,7 @@ class DownDelta(_Shared):
             return whole(shard)
         if base == shard.version:
             nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
-            return Handed(Operation.NONE, nothing, shard.version, "delta")
+            return ModelReply(Operation.NONE, nothing, shard.version, "delta")
         last_changed, own = state["last_changed"], self._own_of(asked, state)
         is_lacking = last_changed > base
         if own is not None:
@@ -152,4 +152,4 @@ class DownDelta(_Shared):
         if len(changed) > self.dense_fraction * len(shard.theta):
             return whole(shard)
         operation = Operation.SET if own is None else Operation.SET_REST
-        return Handed(operation, Update(changed, shard.theta[changed]), shard.version, "delta")
+        return ModelReply(operation, Update(changed, shard.theta[changed]), shard.version, "delta")

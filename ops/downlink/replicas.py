@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.codecs.dense import kept_entries
-from thinwire.ops.downlink.types import Asked, Handed, Operation, ShardView
+from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
 from thinwire.ops.types import VALUE_BYTES, Block, CodedValues, State, Update
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class LastReply:
 
     step: int
     base_version: int  # what the worker had before it
-    handed: Handed
+    handed: ModelReply
 
 
 def keep(worker: int, shard: ShardView, state: State) -> None:
@@ -55,14 +55,14 @@ def keep(worker: int, shard: ShardView, state: State) -> None:
     state["scratch"]["last"].pop(str(worker), None)
 
 
-def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = False) -> Handed:
+def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = False) -> ModelReply:
     """Hand a worker the whole shard, and keep a copy of it."""
     keep(worker, shard, state)
     update = Update(None, shard.theta.copy())
-    return Handed(Operation.FULL, update, shard.version, "full", is_resync)
+    return ModelReply(Operation.FULL, update, shard.version, "full", is_resync)
 
 
-def send_copy(worker: int, state: State) -> Handed:
+def send_copy(worker: int, state: State) -> ModelReply:
     """Hand a worker all of the copy that is kept for it: it goes on as if it had never been away.
 
     What the copy lacks will come with later replies. A shard that comes back from a snapshot
@@ -71,12 +71,12 @@ def send_copy(worker: int, state: State) -> Handed:
     held = state["held"][str(worker)]
     state["scratch"]["last"].pop(str(worker), None)
     update = Update(None, held["weights"].copy())
-    return Handed(Operation.FULL, update, held["version"], "full")
+    return ModelReply(Operation.FULL, update, held["version"], "full")
 
 
 def send_largest(
-    asked: Asked, shard: ShardView, ratio: float, value_dtype: str, state: State
-) -> Handed:
+    asked: ModelRequest, shard: ShardView, ratio: float, value_dtype: str, state: State
+) -> ModelReply:
     """Hand a worker, of each slice, the entries that its copy differs most in.
 
     float32 values are the shard's own and overwrite (SET): such an entry is equal afterwards, bit
@@ -104,14 +104,16 @@ def send_largest(
     if sum(map(_block_bytes, blocks)) >= shard.theta.nbytes:
         return send_all(asked.worker, shard, state)
     operation = Operation.SET if value_dtype == "float32" else Operation.ADD
-    handed = Handed(operation if blocks else Operation.NONE, tuple(blocks), shard.version, "sparse")
+    handed = ModelReply(
+        operation if blocks else Operation.NONE, tuple(blocks), shard.version, "sparse"
+    )
     before, held["version"] = held["version"], shard.version
     held["replies"] += 1
     state["scratch"]["last"][str(asked.worker)] = LastReply(asked.step, before, handed)
     return handed
 
 
-def repeat(asked: Asked, state: State) -> Handed | None:
+def repeat(asked: ModelRequest, state: State) -> ModelReply | None:
     """Return the reply that was given to this very push, if it is asked for again."""
     last = state["scratch"]["last"].get(str(asked.worker))
     again = last is not None and (last.step, last.base_version) == (asked.step, asked.base_version)
@@ -177,7 +179,7 @@ def _block_bytes(block: Block) -> float:
     return reply_bytes(len(block.values.data), block.size, block.values.dtype)
 
 
-class HandedOut:
+class BackupWeights:
     """The copies, and who holds which."""
 
     def __init__(self) -> None:

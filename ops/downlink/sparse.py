@@ -1,6 +1,7 @@
 """Down codecs that leave the smaller part of what a worker lacks for later: sparse, auto.
 
-To know what that is the shard keeps a copy of what each worker has; see `thinwire.ops.downlink.replicas`.
+To know what that is the shard keeps a copy of what each worker has; see
+`thinwire.ops.downlink.replicas`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.codecs.base import check_rate, check_value_dtype
 from thinwire.ops.downlink.exact import DownDelta, check_fraction, whole
-from thinwire.ops.downlink.types import Asked, Handed, ShardView
+from thinwire.ops.downlink.types import ModelReply, ModelRequest, ShardView
 from thinwire.ops.types import ConfigurationError, State
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class DownSparse:
         del indices, version, own
         return state
 
-    def share_of(self, asked: Asked, state: State) -> Hashable:
+    def share_of(self, asked: ModelRequest, state: State) -> Hashable:
         """Return the question: no two are answered alike."""
         del state
         return asked
@@ -100,7 +101,7 @@ class DownSparse:
         held = state["held"].get(str(worker))
         return held["weights"] if held is not None and held["version"] == base_version else None
 
-    def gather(self, asked: Asked, shard: ShardView, state: State) -> Handed:
+    def gather(self, asked: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return what brings a worker nearer to the shard; a retry gets its answer once more."""
         from thinwire.ops.downlink import replicas
 
@@ -120,7 +121,7 @@ class DownSparse:
         ratio = self._ratio_for(asked, shard)
         return replicas.send_largest(asked, shard, ratio, self.down_value_dtype, state)
 
-    def _ratio_for(self, asked: Asked, shard: ShardView) -> float:
+    def _ratio_for(self, asked: ModelRequest, shard: ShardView) -> float:
         """Return the fraction of entries that this reply may have."""
         del asked, shard
         return self.ratio
@@ -172,7 +173,7 @@ class DownAuto(DownSparse):
         state["delta"] = DownDelta().forget(worker, state["delta"])
         return super().forget(worker, state)
 
-    def gather(self, asked: Asked, shard: ShardView, state: State) -> Handed:
+    def gather(self, asked: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return what changed since the worker's version, or what brings it nearer."""
         if str(asked.worker) in state["held"]:
             return super().gather(asked, shard, state)
@@ -190,13 +191,13 @@ class DownAuto(DownSparse):
             replicas.keep(asked.worker, shard, state)
         return handed
 
-    def _ratio_for(self, asked: Asked, shard: ShardView) -> float:
+    def _ratio_for(self, asked: ModelRequest, shard: ShardView) -> float:
         """Return about as much as has come up, or more, where nothing else was said."""
         if self.down_ratio is not None:
             return self.down_ratio
         return max(self.ratio, asked.push_bytes / shard.theta.nbytes)
 
-    def _is_large(self, handed: Handed, asked: Asked, shard: ShardView) -> bool:
+    def _is_large(self, handed: ModelReply, asked: ModelRequest, shard: ShardView) -> bool:
         """Whether a reply of `delta` outgrows the push, and what `sparse` would send."""
         from thinwire.ops.downlink import replicas
 

@@ -23,7 +23,7 @@ class Operation(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ModelRequest:
     """A question that a shard answers with its model."""
 
     worker: int
@@ -43,7 +43,7 @@ class ShardView:
 
 
 @dataclasses.dataclass(frozen=True)
-class Handed:
+class ModelReply:
     """What a worker is sent.
 
     Attributes:

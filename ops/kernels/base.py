@@ -3,8 +3,8 @@
 One interface, two bodies: numpy, and `tf.function`s that run on any device. A conformance test
 holds them equal. `bench/kernels.py` shows numpy ahead on CPU, so that is what "auto" takes there.
 
-With the TensorFlow bodies a codec's residuals are `thinwire.ops.kernels.device.DeviceArray`s, and gradients
-may be: both stay on the device, and what is selected comes back as numpy arrays.
+With the TensorFlow bodies a codec's residuals are `thinwire.ops.kernels.device.DeviceArray`s, and
+gradients may be: both stay on the device, and what is selected comes back as numpy arrays.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class Kernels:
         top_k: (x [n], k) -> (indices, values). See `thinwire.ops.kernels.numpy_select.top_k`.
         feedback_top_k: (residual [n] in place, addend [n], k, factor, hint) -> (indices, values,
             next hint).
-        sampled_top_k: (x [n], k, rng) -> (indices, values). See `thinwire.ops.kernels.numpy_select`.
-        carried_top_k: (x [n], k, threshold) -> (indices, values, next threshold).
-        feedback_carried: (residual [n] in place, addend [n], k, factor, threshold) -> the same.
-        random_k: (n, k, rng) -> indices.
-        accumulate: (target [n] in place, addend [n], factor, decay). See `thinwire.ops.kernels.numpy_select`.
-        zeros: (sizes) -> arrays for a codec's state. See `thinwire.ops.kernels.numpy_ops`.
-        joined: (tensors) -> [n], one after the other.
+        sampled_top_k: (x [n], k, rng) -> (indices, values). See
+        `thinwire.ops.kernels.numpy_select`. carried_top_k: (x [n], k, threshold) -> (indices,
+        values, next threshold). feedback_carried: (residual [n] in place, addend [n], k, factor,
+        threshold) -> the same. random_k: (n, k, rng) -> indices.
+        accumulate: (target [n] in place, addend [n], factor, decay). See
+        `thinwire.ops.kernels.numpy_select`. zeros: (sizes) -> arrays for a codec's state. See
+        `thinwire.ops.kernels.numpy_ops`. joined: (tensors) -> [n], one after the other.
         first_not_finite: (tensors) -> the number of the first with NaN or infinity, or None.
         norm: (x [n]) -> its L2 norm.
         as_saved: (state) -> the state with numpy arrays alone.
         as_kept: (saved, fresh state) -> the state, its arrays where those of the fresh one are.
         quantise: (values [k], dtype) -> CodedValues. See `thinwire.ops.kernels.numpy_ops`.
         dequantise: (CodedValues) -> values [k].
-        apply_sparse: (theta [n] in place, indices, values, rate). See `thinwire.ops.kernels.numpy_ops`.
-        apply_dense: (theta [n] in place, values [n], rate).
+        apply_sparse: (theta [n] in place, indices, values, rate). See
+        `thinwire.ops.kernels.numpy_ops`. apply_dense: (theta [n] in place, values [n], rate).
         scale: (values, rate) -> rate * values.
         hits: (window, indices, scratch [n]) -> sigma [k] int32.
         damp: (sigma) -> 1 / max(1, sigma) float32.

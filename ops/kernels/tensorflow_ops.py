@@ -112,8 +112,9 @@ def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, sh
         some.append(tf.reduce_any(bits != 0, 1))
     total = tf.concat(sums, 0)
     total = tf.where((total == 0) & tf.concat(some, 0), np.finfo(np.float32).tiny, total)
-    counts = tf.concat([tf.fill([num_full], block_entries), tf.fill([tf.shape(tail)[0]],
-                        tf.shape(tail)[1])], 0)  # fmt: skip
+    counts = tf.concat(
+        [tf.fill([num_full], block_entries), tf.fill([tf.shape(tail)[0]], tf.shape(tail)[1])], 0
+    )
     averaged = alpha * averages + share * (total / tf.cast(counts, tf.float32))
     return tf.where(tf.math.is_finite(total), averaged, averages), total
 
@@ -160,14 +161,14 @@ def first_not_finite(tensors: Sequence[Any]) -> int | None:
 
 
 def norm(tensor: Any) -> float:
-    """See `thinwire.ops.kernels.numpy_ops.norm`; on a device squares are summed in double precision."""
+    """See `ops.kernels.numpy_ops.norm`; on a device squares are summed in double precision."""
     if not isinstance(tensor, DeviceArray):
         return delays.norm(tensor)
     return float(_norm(tensor.value))
 
 
 def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float32) -> None:
-    """See `thinwire.ops.kernels.numpy_ops.apply_sparse`; theta is a numpy array or a `tf.Variable` [n]."""
+    """See `ops.kernels.numpy_ops.apply_sparse`; theta is a numpy array or a `tf.Variable` [n]."""
     rates = _rates(rate, int(values.shape[0]))
     if isinstance(theta, tf.Variable):
         product = _product(rates, values)
@@ -177,7 +178,7 @@ def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float3
 
 
 def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
-    """See `thinwire.ops.kernels.numpy_ops.apply_dense`; theta is a numpy array or a `tf.Variable` [n]."""
+    """See `ops.kernels.numpy_ops.apply_dense`; theta is a numpy array or a `tf.Variable` [n]."""
     rates = _rates(rate, int(values.shape[0]))
     if isinstance(theta, tf.Variable):
         theta.assign_sub(_product(rates, values))
@@ -203,7 +204,7 @@ def compensate(values: Any, theta: Any, base: Any, strength: float | Float32) ->
 
 
 def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple[Float32, Float32]:
-    """See `thinwire.ops.kernels.numpy_ops.adapt`; square root and quotient may differ in the last bit."""
+    """See `ops.kernels.numpy_ops.adapt`; square root and quotient may differ in the last bit."""
     averaged, strengths = _adapt(mean_square, values, decay, 1 - decay, strength)
     return averaged.numpy(), strengths.numpy()
 
@@ -226,7 +227,7 @@ def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
 def hits(
     window: Sequence[NDArray[Any] | None], indices: Int64 | None, scratch: NDArray[Any]
 ) -> NDArray[np.int32]:
-    """See `thinwire.ops.kernels.numpy_ops.hits`; needs no scratch but its length, and costs O(n)."""
+    """See `ops.kernels.numpy_ops.hits`; needs no scratch but its length, and costs O(n)."""
     sparse = [touched for touched in window if touched is not None]
     asked = np.arange(scratch.size) if indices is None else indices
     touched = np.concatenate([np.empty(0, np.int64), *sparse]).astype(np.int64, copy=False)

@@ -137,7 +137,7 @@ def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
 def feedback_top_k(
     residual: Any, addend: Any, k: int, factor: float = 1.0, hint: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """See `thinwire.ops.kernels.numpy_select.feedback_top_k`; a numpy residual is added to on the host."""
+    """See `ops.kernels.numpy_select.feedback_top_k`; a numpy residual is added to on the host."""
     del hint
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):

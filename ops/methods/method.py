@@ -151,13 +151,20 @@ class Method:
         if not self.overlap:
             return
         reasons = (
-            (self.takes_local_steps, f"--pacer={self.seams['pacer']}, whose local steps start from "
-             "the answer"),
-            (self.collective != THROUGH_PS, f"--collective={self.collective}, where every worker "
-             "steps the model itself"),
-            (self.weighting.needs_copies, f"--weighting={self.seams['weighting']}, which needs the "
-             "model that a gradient was computed at, and the PS keeps the one that it last gave"),
-        )  # fmt: skip
+            (
+                self.takes_local_steps,
+                f"--pacer={self.seams['pacer']}, whose local steps start from the answer",
+            ),
+            (
+                self.collective != THROUGH_PS,
+                f"--collective={self.collective}, where every worker steps the model itself",
+            ),
+            (
+                self.weighting.needs_copies,
+                f"--weighting={self.seams['weighting']}, which needs the "
+                "model that a gradient was computed at, and the PS keeps the one that it last gave",
+            ),
+        )
         for holds, what in reasons:
             if holds:
                 raise ConfigurationError(
@@ -183,8 +190,11 @@ class Method:
     def _refuse_local_choices(self) -> None:
         """Refuse settings of local steps where no local steps are taken."""
         usual = describe(LocalUpdate())
-        given = [LOCAL_FLAGS[name] for name, value in describe(self.local).items()
-                 if value != usual[name]]  # fmt: skip
+        given = [
+            LOCAL_FLAGS[name]
+            for name, value in describe(self.local).items()
+            if value != usual[name]
+        ]
         if given and not self.takes_local_steps:
             raise ConfigurationError(
                 f"--{', --'.join(given)}: a worker takes local steps only with --pacer=esync, or "
@@ -206,27 +216,47 @@ class Method:
         delta_down = isinstance(self.down_codec, DownDelta)
         return [
             *self.router.empty_choices(coding_of(self.codec)),
-            (alone, f"--weighting={self.seams['weighting']} does nothing with one group: "
-             "nobody is stale."),
-            (delays is not None and delays.strength == 0, "--dcasgd_lambda=0: nothing is "
-             "compensated."),
-            (not dense_up and coding.compression_rate > 1, "--compression_rate above 1: it is the "
-             "fraction of entries kept, not how many times fewer are sent. All are sent, as by 1."),
-            (per_entry and dense_up and not alone, "--weighting=per_entry with dense updates: "
-             "every entry has the same staleness."),
-            (delta_down and dense_up, "--down_codec=delta with dense updates: every entry "
-             "changes, replies are dense."),
-            (delta_down and not dense_up and not self.server.keeps_sparse,
-             "--down_codec=delta with momentum, adam or weight decay on the PS: every entry "
-             "changes, replies are dense."),
-            (self.pacer.asks and not (self.sync.waits_for_start or self.sync.auto),
-             f"--pacer={self.seams['pacer']} "
-             "with groups of one: nobody waits, so every worker takes one local step."),
-            (self.local.opt_state != "keep" and not self.local.has_slots,
-             f"--local_opt_state={self.local.opt_state} with plain SGD: it keeps no state."),
-            (one_group and self.sync.bound is not None, "--staleness_bound with one group: "
-             "nobody can run ahead."),
-        ]  # fmt: skip
+            (
+                alone,
+                f"--weighting={self.seams['weighting']} does nothing with one group: "
+                "nobody is stale.",
+            ),
+            (
+                delays is not None and delays.strength == 0,
+                "--dcasgd_lambda=0: nothing is compensated.",
+            ),
+            (
+                not dense_up and coding.compression_rate > 1,
+                "--compression_rate above 1: it is the "
+                "fraction of entries kept, not how many times fewer are sent. All are sent, as by 1.",
+            ),
+            (
+                per_entry and dense_up and not alone,
+                "--weighting=per_entry with dense updates: every entry has the same staleness.",
+            ),
+            (
+                delta_down and dense_up,
+                "--down_codec=delta with dense updates: every entry changes, replies are dense.",
+            ),
+            (
+                delta_down and not dense_up and not self.server.keeps_sparse,
+                "--down_codec=delta with momentum, adam or weight decay on the PS: every entry "
+                "changes, replies are dense.",
+            ),
+            (
+                self.pacer.asks and not (self.sync.waits_for_start or self.sync.auto),
+                f"--pacer={self.seams['pacer']} "
+                "with groups of one: nobody waits, so every worker takes one local step.",
+            ),
+            (
+                self.local.opt_state != "keep" and not self.local.has_slots,
+                f"--local_opt_state={self.local.opt_state} with plain SGD: it keeps no state.",
+            ),
+            (
+                one_group and self.sync.bound is not None,
+                "--staleness_bound with one group: nobody can run ahead.",
+            ),
+        ]
 
     def fingerprint(self) -> list[tuple[str, str]]:
         """Return (name, value) of everything two nodes must agree on."""

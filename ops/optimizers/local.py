@@ -13,7 +13,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from thinwire.ops.optimizers.server import OPTIMIZERS, KerasFlat, ServerUpdate, keras_optimizer
+from thinwire.ops.optimizers.server import (
+    OPTIMIZERS,
+    FlatKerasOptimizer,
+    ServerUpdate,
+    keras_optimizer,
+)
 from thinwire.ops.types import ConfigurationError, State, Update
 
 if TYPE_CHECKING:
@@ -88,7 +93,9 @@ class LocalUpdate:
         if not self.has_slots:
             return {}
         zeros = np.zeros(num_parameters, np.float32)
-        flat = KerasFlat(keras_optimizer(ServerUpdate(self.optimizer, self.momentum)), zeros)
+        flat = FlatKerasOptimizer(
+            keras_optimizer(ServerUpdate(self.optimizer, self.momentum)), zeros
+        )
         # Compile now, not in the first step, whose time other workers may wait by.
         flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)
         _clear(flat)
@@ -144,14 +151,14 @@ class LocalUpdate:
         return state
 
 
-def _slots(flat: KerasFlat) -> list[Any]:
+def _slots(flat: FlatKerasOptimizer) -> list[Any]:
     """Return the step count and the arrays of the model's size: all but the learning rate."""
     optimizer = flat.optimizer
     arrays = [each for each in optimizer.variables if each.shape == flat.variable.shape]
     return [optimizer.iterations, *arrays]
 
 
-def _clear(flat: KerasFlat) -> None:
+def _clear(flat: FlatKerasOptimizer) -> None:
     import numpy as np
 
     for variable in _slots(flat):

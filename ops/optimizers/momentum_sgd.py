@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 16  # entries of each of four arrays in use at a time: together a second-level cache
 
 
-class HeavyBall:
+class MomentumSGD:
     """Momentum SGD that changes the weights where they lie.
 
     Attributes:

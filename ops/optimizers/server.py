@@ -1,8 +1,8 @@
 """The ServerUpdate seam: a released update becomes new weights, through a Keras optimizer.
 
 Plain SGD touches only the entries of a sparse update and is done by the apply kernels, which equal
-Keras's SGD; so does momentum (`ops/optimizers/momentum_sgd`). Everything else runs Keras itself on the shard's
-flat buffer.
+Keras's SGD; so does momentum (`ops/optimizers/momentum_sgd`). Everything else runs Keras itself on
+the shard's flat buffer.
 """
 
 from __future__ import annotations
@@ -67,12 +67,10 @@ class ServerUpdate:
         if self.keeps_sparse:
             return {}
         if OPTIMIZERS[self.optimizer] == "SGD" and not self.weight_decay:
-            from thinwire.ops.optimizers.momentum_sgd import (
-                HeavyBall,  # with numpy, which --help does without
-            )
+            from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
 
-            return {"optimizer": HeavyBall(self.momentum, theta)}
-        return {"optimizer": KerasFlat(keras_optimizer(self), theta)}
+            return {"optimizer": MomentumSGD(self.momentum, theta)}
+        return {"optimizer": FlatKerasOptimizer(keras_optimizer(self), theta)}
 
     def apply(
         self, theta: Float32, update: Update, kind: Kind, rate: float, kernels: Any, state: State
@@ -112,7 +110,7 @@ def keras_optimizer(choice: ServerUpdate) -> Any:
     return getattr(keras.optimizers, OPTIMIZERS[choice.optimizer])(**options)
 
 
-class KerasFlat:
+class FlatKerasOptimizer:
     """A Keras optimizer that owns a flat copy of the shard and writes each step back."""
 
     def __init__(self, optimizer: Any, theta: Float32) -> None:

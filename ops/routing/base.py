@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Block, Float32, Int64
 
 
-class Encoding(enum.IntEnum):
+class ValueEncoding(enum.IntEnum):
     """How the values of a datagram travel: the low four bits of its encoding byte.
 
     Levels 1 to 3 stand for ``low + (level + 0.5) * scale``; where scale is 0, for ``low``.
@@ -51,7 +51,7 @@ class RouteContext:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unreliable:
+class UnreliableBlocks:
     """What of one slot travels in datagrams: some blocks of `block_entries` entries."""
 
     slot: int  # slice number in the ShardLayout
@@ -59,7 +59,7 @@ class Unreliable:
     block_entries: int  # of a block; the slot's last may have fewer
     blocks: Int64  # [m] int64: numbers of the blocks that travel, best rank first
     channels: NDArray[np.uint8]  # [m] uint8: 1 to 7, ascending
-    encoding: Encoding
+    encoding: ValueEncoding
     indices: Int64 | None  # [k] int64: ascending positions of `data`; None: every entry
     data: NDArray[Any]  # [k], or [size] if dense: the whole slot's coded values, in its order
     scales: Float32  # [blocks of the slot] float32, by number of the block
@@ -71,7 +71,7 @@ class Routed:
     """One shard's part of an exchange, cut by class of service; counts are over all its slots."""
 
     reliable: tuple[Block, ...]  # Block, LowRankBlock or RangedBlock, slots ascending
-    unreliable: tuple[Unreliable, ...] = ()  # slots ascending
+    unreliable: tuple[UnreliableBlocks, ...] = ()  # slots ascending
     k: float = 1.0  # fraction of blocks asked to travel reliably
     num_blocks: int = 0  # of all slots in this push, skipped ones included
     num_skipped: int = 0  # of zeros only: sent on no channel
@@ -81,7 +81,7 @@ class Routed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Announced:
+class AnnouncedDatagrams:
     """The datagrams of one channel in one step, or of one slot in it."""
 
     channel: int  # 1 to 7
@@ -93,7 +93,7 @@ class Announced:
 class Manifest:
     """What a reliable part says about the datagrams beside it."""
 
-    channels: tuple[Announced, ...]  # ascending; only those with datagrams
+    channels: tuple[AnnouncedDatagrams, ...]  # ascending; only those with datagrams
     k: float
     num_blocks: int
     num_skipped: int
@@ -102,7 +102,7 @@ class Manifest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lost:
+class LostEntries:
     """Entries of one slot that were sent in datagrams and did not arrive."""
 
     slot: int

@@ -15,10 +15,10 @@ from thinwire.ops.persistence.documents import Document
 #: Name of the block in a run's status and summary that all of it ends up in.
 BLOCK = "dgt"
 
-_Counts = TypeVar("_Counts", bound="Counts")
+_Counts = TypeVar("_Counts", bound="CounterDocument")
 
 
-class Counts(Document):
+class CounterDocument(Document):
     """Base of a document of counters: numbers, lists of numbers and tables of numbers."""
 
     def plus(self: _Counts, other: _Counts) -> _Counts:
@@ -55,7 +55,7 @@ def _sum(one: Any, other: Any, sign: int = 1) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class SentCounts(Counts):
+class SentCounts(CounterDocument):
     """What one worker has sent to all shards since it first joined.
 
     Lists have an entry for each channel; 0 is the reliable stream.
@@ -105,7 +105,7 @@ _REPLAYED = ("too_new", "too_old", "abandoned", "unannounced", "duplicate")
 
 
 @dataclasses.dataclass
-class Books(Counts):
+class ReassemblyCounters(CounterDocument):
     """Counters since the session began; channels are numbered from 0, the stream.
 
     Attributes:
@@ -152,7 +152,7 @@ class Books(Counts):
         return sum(self.num_datagrams) - sum(self.dropped[reason] for reason in _REPLAYED)
 
 
-def empty(channels: int) -> Books:
+def empty(channels: int) -> ReassemblyCounters:
     """Return the books of a session with this many channels beside the stream."""
     first, second, third, fourth, fifth = ([0] * (channels + 1) for _ in range(5))
-    return Books(dict.fromkeys(REASONS, 0), first, second, third, fourth, fifth)
+    return ReassemblyCounters(dict.fromkeys(REASONS, 0), first, second, third, fourth, fifth)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.ops.routing.base import Encoding
+from thinwire.ops.routing.base import ValueEncoding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,22 +55,22 @@ HEADER = np.dtype(
 )
 
 #: How the values lie in the payload; UINT4: two of them in each byte, the earlier one lower.
-VALUE_DTYPES: dict[Encoding, np.dtype[Any]] = {
-    Encoding.FLOAT32: np.dtype("<f4"),
-    Encoding.UINT16: np.dtype("<u2"),
-    Encoding.UINT8: np.dtype("u1"),
-    Encoding.UINT4: np.dtype("u1"),
-    Encoding.BFLOAT16: np.dtype("<u2"),
-    Encoding.FLOAT16: np.dtype("<f2"),
-    Encoding.INT8: np.dtype("i1"),
+VALUE_DTYPES: dict[ValueEncoding, np.dtype[Any]] = {
+    ValueEncoding.FLOAT32: np.dtype("<f4"),
+    ValueEncoding.UINT16: np.dtype("<u2"),
+    ValueEncoding.UINT8: np.dtype("u1"),
+    ValueEncoding.UINT4: np.dtype("u1"),
+    ValueEncoding.BFLOAT16: np.dtype("<u2"),
+    ValueEncoding.FLOAT16: np.dtype("<f2"),
+    ValueEncoding.INT8: np.dtype("i1"),
 }
 #: Encodings whose values are levels between a low and a high end.
-LEVELS = frozenset({Encoding.UINT16, Encoding.UINT8, Encoding.UINT4})
+LEVELS = frozenset({ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4})
 GAP_DTYPE = np.dtype("<u2")
 
 
 @dataclasses.dataclass(frozen=True)
-class Session:
+class DatagramSession:
     """What one worker and one shard share from the worker's registration until it ends."""
 
     id: int  # 64 random bits
@@ -91,26 +91,26 @@ class Session:
             raise ValueError(f"a session key of {len(self.key)} bytes; expected {KEY_BYTES}")
 
 
-def value_bytes(encoding: Encoding, count: int) -> int:
+def value_bytes(encoding: ValueEncoding, count: int) -> int:
     """Return the bytes of `count` values on the wire."""
-    if encoding is Encoding.UINT4:
+    if encoding is ValueEncoding.UINT4:
         return (count + 1) // 2
     return count * VALUE_DTYPES[encoding].itemsize
 
 
-def payload_bytes(encoding: Encoding, sparse: bool, count: int) -> int:
+def payload_bytes(encoding: ValueEncoding, sparse: bool, count: int) -> int:
     """Return the bytes of `count` values, and of their gaps if sparse."""
     return value_bytes(encoding, count) + (GAP_DTYPE.itemsize * count if sparse else 0)
 
 
-def most_values(encoding: Encoding, sparse: bool, room: int) -> int:
+def most_values(encoding: ValueEncoding, sparse: bool, room: int) -> int:
     """Return how many values go into a payload of `room` bytes.
 
     >>> most_values(Encoding.FLOAT32, False, 1392), most_values(Encoding.UINT4, True, 13)
     (348, 5)
     """
     half_bytes = 4 * GAP_DTYPE.itemsize // 2 * sparse
-    if encoding is Encoding.UINT4:
+    if encoding is ValueEncoding.UINT4:
         half_bytes += 1
         count = 2 * room // half_bytes
         return count if payload_bytes(encoding, sparse, count) <= room else count - 1

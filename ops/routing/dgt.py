@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire.ops.codecs.power_sgd import PowerSgd
-from thinwire.ops.routing.base import Lost, RouteContext, Routed
+from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.types import Block, ConfigurationError, ShardLayout, State
 
 RECEPTIONS = ("diff", "drop")
@@ -259,7 +259,7 @@ class Dgt(DgtChoices):
         books = state["shards"][shard]
         return dgt_partition.cut(self, shard, blocks, books, context, state["k"]), state
 
-    def undelivered(self, shard: int, lost: Sequence[Lost] | None, state: State) -> State:
+    def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
         """Hear what became of the last push to a shard.
 
         To be called once for every push; until then all of it is kept.
@@ -302,14 +302,25 @@ class Dgt(DgtChoices):
         fixed_k = not self.dgt_adaptive_k
         fixed_k_min = fixed_k and self.dgt_k_min != DgtChoices.dgt_k_min
         return [
-            (isinstance(codec, PowerSgd), "--router=dgt with --codec=powersgd: factors travel "
-             "reliably and whole; only tensors without are parted."),
+            (
+                isinstance(codec, PowerSgd),
+                "--router=dgt with --codec=powersgd: factors travel "
+                "reliably and whole; only tensors without are parted.",
+            ),
             (self.dgt_channels == 0, "--dgt_channels=0: everything travels reliably."),
-            (not self.dgt_enable_block, "--dgt_enable_block=false: every tensor is one block, and "
-             "a tensor's last block is reliable, so DGT does nothing."),
+            (
+                not self.dgt_enable_block,
+                "--dgt_enable_block=false: every tensor is one block, and "
+                "a tensor's last block is reliable, so DGT does nothing.",
+            ),
             (self.dgt_k >= 1 and fixed_k, f"--dgt_k={self.dgt_k:g}: everything travels reliably."),
-            (fixed_k_min, f"--dgt_k_min={self.dgt_k_min:g} without "
-             "--dgt_adaptive_k: k never changes."),
-            (fixed_k and self.dgt_loss_ema > 0, f"--dgt_loss_ema={self.dgt_loss_ema:g} without "
-             "--dgt_adaptive_k: k does not follow the loss."),
-        ]  # fmt: skip
+            (
+                fixed_k_min,
+                f"--dgt_k_min={self.dgt_k_min:g} without --dgt_adaptive_k: k never changes.",
+            ),
+            (
+                fixed_k and self.dgt_loss_ema > 0,
+                f"--dgt_loss_ema={self.dgt_loss_ema:g} without "
+                "--dgt_adaptive_k: k does not follow the loss.",
+            ),
+        ]

@@ -21,7 +21,7 @@ import numpy as np
 
 from thinwire.ops.kernels.numpy_ops import contribution_at, dequantise, from_levels, to_levels_at
 from thinwire.ops.routing import residuals
-from thinwire.ops.routing.base import Encoding, RouteContext, Routed, Unreliable
+from thinwire.ops.routing.base import RouteContext, Routed, UnreliableBlocks, ValueEncoding
 from thinwire.ops.types import Block, CodedValues, LowRankBlock, RangedBlock, State
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 #: Bits of a level -> how it travels.
-ENCODINGS = {16: Encoding.UINT16, 8: Encoding.UINT8, 4: Encoding.UINT4}
+ENCODINGS = {16: ValueEncoding.UINT16, 8: ValueEncoding.UINT8, 4: ValueEncoding.UINT4}
 _PIECE = 1 << 16  # entries coded at a time: buffers stay in cache
 
 
 @dataclasses.dataclass(frozen=True)
-class Coded:
+class CodedLevels:
     """A slot's values as levels; 0 where a block is not unreliable."""
 
     data: NDArray[Any]  # [k], or [size] if dense: levels
@@ -46,16 +46,19 @@ class Coded:
     errors: Float32  # [u], or [size] if dense: value minus what its level stands for
 
 
-def dense(bits: int, slot: Scored, kernels: Any) -> Coded:
+def dense(bits: int, slot: Scored, kernels: Any) -> CodedLevels:
     """Code blocks of a dense slot, all of them of full length."""
     size, entries = slot.block.size, slot.entries
     body = (slot.size - 1) * entries
     rows = dequantise(slot.block.values)[:body].reshape(-1, entries)
     data = np.zeros(size, np.uint16 if bits == 16 else np.uint8)
-    coded = Coded(
-        data, np.zeros(slot.size, np.float32), np.zeros(slot.size, np.float32), None,
+    coded = CodedLevels(
+        data,
+        np.zeros(slot.size, np.float32),
+        np.zeros(slot.size, np.float32),
+        None,
         np.zeros(size, np.float32),
-    )  # fmt: skip
+    )
     numbers = np.sort(slot.numbers)
     step = max(1, _PIECE // entries)
     for first in range(0, numbers.size, step):
@@ -69,7 +72,7 @@ def dense(bits: int, slot: Scored, kernels: Any) -> Coded:
     return coded
 
 
-def sparse(bits: int, slot: Scored, kernels: Any) -> Coded:
+def sparse(bits: int, slot: Scored, kernels: Any) -> CodedLevels:
     """Code blocks of which only some entries are there; they lie in the host's memory anyway."""
     del kernels
     counts = np.diff(slot.edges)
@@ -84,7 +87,7 @@ def sparse(bits: int, slot: Scored, kernels: Any) -> Coded:
     data = np.zeros(slot.block.values.data.size, levels.dtype)
     data[entries] = levels
     errors = values - from_levels(levels, np.repeat(lows, lengths), np.repeat(scales, lengths))
-    return Coded(data, all_lows, all_scales, entries, errors)
+    return CodedLevels(data, all_lows, all_scales, entries, errors)
 
 
 def num_first(num_blocks: int, k: float) -> int:
@@ -142,10 +145,10 @@ def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
 
 
 _ENCODINGS = {
-    "float32": Encoding.FLOAT32,
-    "bfloat16": Encoding.BFLOAT16,
-    "float16": Encoding.FLOAT16,
-    "int8": Encoding.INT8,
+    "float32": ValueEncoding.FLOAT32,
+    "bfloat16": ValueEncoding.BFLOAT16,
+    "float16": ValueEncoding.FLOAT16,
+    "int8": ValueEncoding.INT8,
 }
 
 
@@ -181,9 +184,13 @@ def whole(policy: Dgt, blocks: Sequence[Block], k: float) -> Routed:
 
 
 def cut(
-    policy: Dgt, shard: int, blocks: tuple[Block, ...], books: State, context: RouteContext,
+    policy: Dgt,
+    shard: int,
+    blocks: tuple[Block, ...],
+    books: State,
+    context: RouteContext,
     k: float,
-) -> Routed:  # fmt: skip
+) -> Routed:
     """Part the blocks of one shard; the books are changed in place.
 
     Args:
@@ -339,7 +346,9 @@ def _some(block: Block, chosen: NDArray[np.bool_]) -> CodedValues:
     return dataclasses.replace(block.values, data=block.values.data[chosen])
 
 
-def _unreliable(policy: Dgt, slot: Scored, kept: State | None, context: RouteContext) -> Unreliable:
+def _unreliable(
+    policy: Dgt, slot: Scored, kept: State | None, context: RouteContext
+) -> UnreliableBlocks:
     """Return the part of the slot that travels in datagrams."""
     block = slot.block
     if policy.dgt_low_bits == 32:
@@ -352,15 +361,23 @@ def _unreliable(policy: Dgt, slot: Scored, kept: State | None, context: RouteCon
             residuals.keep_errors(kept, block, coded.entries, coded.errors)
         encoding, data = ENCODINGS[policy.dgt_low_bits], coded.data
         scales, lows = coded.scales, coded.lows
-    return Unreliable(
-        block.slot, block.size, slot.entries, slot.numbers, slot.channels, encoding,
-        block.indices, data, scales, lows,
-    )  # fmt: skip
+    return UnreliableBlocks(
+        block.slot,
+        block.size,
+        slot.entries,
+        slot.numbers,
+        slot.channels,
+        encoding,
+        block.indices,
+        data,
+        scales,
+        lows,
+    )
 
 
-def _as_coded(values: CodedValues, count: int) -> tuple[Encoding, NDArray[Any], Float32]:
+def _as_coded(values: CodedValues, count: int) -> tuple[ValueEncoding, NDArray[Any], Float32]:
     """Return encoding, data and scales of values that travel as the codec coded them."""
     encoding = _ENCODINGS[values.dtype]
-    if encoding is Encoding.FLOAT32:
+    if encoding is ValueEncoding.FLOAT32:
         return encoding, dequantise(values), np.ones(count, np.float32)
     return encoding, values.data, np.full(count, values.scale, np.float32)

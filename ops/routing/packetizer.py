@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thinwire.ops.routing import datagram_format as form
-from thinwire.ops.routing.base import SPARSE, Announced, Encoding, Lost, Unreliable
-from thinwire.ops.routing.datagram_format import Session
+from thinwire.ops.routing.base import (
+    SPARSE,
+    AnnouncedDatagrams,
+    LostEntries,
+    UnreliableBlocks,
+    ValueEncoding,
+)
+from thinwire.ops.routing.datagram_format import DatagramSession
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pieces:
+class SlotFragments:
     """One slot's datagrams, best rank first: each takes consecutive values of one source."""
 
     source: NDArray[Any]  # contiguous, as values lie on the wire (UINT4: unpacked)
@@ -36,7 +42,7 @@ class Pieces:
     counts: Int64  # [p] int64, at least 1
 
 
-def cut(part: Unreliable, room: int) -> Pieces:
+def cut(part: UnreliableBlocks, room: int) -> SlotFragments:
     """Cut one slot's part for datagrams with `room` bytes of payload."""
     if part.indices is None:
         starts = part.blocks * part.block_entries
@@ -45,7 +51,7 @@ def cut(part: Unreliable, room: int) -> Pieces:
     return _cut_sparse(part, part.indices, room)
 
 
-def _cut_sparse(part: Unreliable, indices: Int64, room: int) -> Pieces:
+def _cut_sparse(part: UnreliableBlocks, indices: Int64, room: int) -> SlotFragments:
     """Cut channel by channel, ascending positions within each.
 
     A run of entries ends where the next is too far away for a gap, or is of another scale.
@@ -67,20 +73,20 @@ def _cut_sparse(part: Unreliable, indices: Int64, room: int) -> Pieces:
 
 
 def _pieces(
-    part: Unreliable,
+    part: UnreliableBlocks,
     room: int,
     source: NDArray[Any],
     positions: Int64 | None,
     starts: Int64,
     lengths: Int64,
     channels: NDArray[np.uint8],
-) -> Pieces:
+) -> SlotFragments:
     """Cut runs of values, each into full datagrams and a rest."""
     full = form.most_values(part.encoding, positions is not None, room)
     parts = -(-lengths // full)
     run = np.repeat(np.arange(len(starts)), parts)
     within = (np.arange(len(run)) - (np.cumsum(parts) - parts)[run]) * full
-    return Pieces(
+    return SlotFragments(
         np.ascontiguousarray(source, form.VALUE_DTYPES[part.encoding]),
         positions,
         channels[run],
@@ -89,7 +95,7 @@ def _pieces(
     )
 
 
-__all__ = ["Batch", "Sealed", "Sealer", "Session"]
+__all__ = ["DatagramSession", "Packetizer", "SealedBatch", "SealedStep"]
 
 #: Linux sends no more segments, and no more bytes, in one call.
 _MOST_SEGMENTS, _MOST_BYTES = 64, form.LARGEST_DATAGRAM
@@ -99,7 +105,7 @@ _MODULUS = 1 << 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class SealedBatch:
     """Datagrams of one size and one channel, one after the other in one buffer."""
 
     channel: int
@@ -124,15 +130,15 @@ class _Sent:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sealed:
+class SealedStep:
     """One step's datagrams for one shard."""
 
-    batches: tuple[Batch, ...]  # channel ascending, then by sequence number; not signed yet
-    announced: tuple[Announced, ...]  # of the step, channel ascending
-    by_slot: dict[int, tuple[Announced, ...]]  # the same, slot by slot
+    batches: tuple[SealedBatch, ...]  # channel ascending, then by sequence number; not signed yet
+    announced: tuple[AnnouncedDatagrams, ...]  # of the step, channel ascending
+    by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]  # the same, slot by slot
     _sent: tuple[_Sent, ...]  # channel ascending, then by sequence number
 
-    def lost(self, bitmap: bytes) -> list[Lost]:
+    def lost(self, bitmap: bytes) -> list[LostEntries]:
         """Return what did not arrive, slots ascending.
 
         Args:
@@ -160,7 +166,7 @@ class Sealed:
         return [_lost(slot, missing[slot]) for slot in sorted(missing)]
 
 
-def _lost(slot: int, parts: list[_Sent]) -> Lost:
+def _lost(slot: int, parts: list[_Sent]) -> LostEntries:
     """Return the lost entries of one slot, ascending."""
     starts = np.concatenate([part.starts for part in parts])
     stops = starts + np.concatenate([part.counts for part in parts])
@@ -168,19 +174,19 @@ def _lost(slot: int, parts: list[_Sent]) -> Lost:
     ranges = np.stack([starts[order], stops[order]], axis=1)
     positions = parts[0].positions
     if positions is None:
-        return Lost(slot, ranges)
+        return LostEntries(slot, ranges)
     gone = np.concatenate([positions[start:stop] for start, stop in ranges])
-    return Lost(slot, None, np.sort(gone))
+    return LostEntries(slot, None, np.sort(gone))
 
 
-class Sealer:
+class Packetizer:
     """Makes one worker's datagrams for one shard, and counts their sequence numbers.
 
     Attributes:
         mtu: Bytes of the largest datagram; may be lowered between two steps.
     """
 
-    def __init__(self, session: Session, mtu: int, channels: int) -> None:
+    def __init__(self, session: DatagramSession, mtu: int, channels: int) -> None:
         """Begin a session's sequences.
 
         Args:
@@ -201,16 +207,16 @@ class Sealer:
         self._session = session
         self._next = [0] * (channels + 1)  # sequence number, by channel
 
-    def seal(self, step: int, parts: Sequence[Unreliable]) -> Sealed:
+    def seal(self, step: int, parts: Sequence[UnreliableBlocks]) -> SealedStep:
         """Return the datagrams of one step; each value is copied once.
 
         Args:
             step: Of the push.
             parts: Slots ascending.
         """
-        batches: list[Batch] = []
+        batches: list[SealedBatch] = []
         sent: list[_Sent] = []
-        by_slot: dict[int, tuple[Announced, ...]] = {}
+        by_slot: dict[int, tuple[AnnouncedDatagrams, ...]] = {}
         for part in parts:
             pieces = cut(part, self.mtu - form.FRAME_BYTES)
             announced = []
@@ -219,7 +225,7 @@ class Sealer:
                 order = np.concatenate(chunks)
                 first = self._next[channel]
                 self._next[channel] = (first + len(order)) % _MODULUS
-                announced.append(Announced(channel, first, len(order)))
+                announced.append(AnnouncedDatagrams(channel, first, len(order)))
                 starts, counts = pieces.starts[order], pieces.counts[order]
                 sent.append(_Sent(channel, part.slot, starts, counts, pieces.positions))
                 headers = self._headers(step, part, pieces, order, first)
@@ -227,10 +233,10 @@ class Sealer:
             by_slot[part.slot] = tuple(announced)
         batches.sort(key=lambda batch: batch.channel)  # stable: slots stay in order
         sent.sort(key=lambda each: each.channel)
-        return Sealed(tuple(batches), _joined(by_slot), by_slot, tuple(sent))
+        return SealedStep(tuple(batches), _joined(by_slot), by_slot, tuple(sent))
 
     def _headers(
-        self, step: int, part: Unreliable, pieces: Pieces, order: Int64, first: int
+        self, step: int, part: UnreliableBlocks, pieces: SlotFragments, order: Int64, first: int
     ) -> NDArray[Any]:
         """Return the headers [d] of one channel's datagrams of one slot, in sending order."""
         starts, counts = pieces.starts[order], pieces.counts[order]
@@ -257,9 +263,9 @@ class Sealer:
         return headers
 
 
-def _joined(by_slot: dict[int, tuple[Announced, ...]]) -> tuple[Announced, ...]:
+def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[AnnouncedDatagrams, ...]:
     """Return what is announced for all slots together."""
-    channels: dict[int, Announced] = {}
+    channels: dict[int, AnnouncedDatagrams] = {}
     for each in (announced for slot in by_slot.values() for announced in slot):
         so_far = channels.get(each.channel)
         if so_far is not None:
@@ -268,7 +274,7 @@ def _joined(by_slot: dict[int, tuple[Announced, ...]]) -> tuple[Announced, ...]:
     return tuple(channels[channel] for channel in sorted(channels))
 
 
-def _by_channel(pieces: Pieces) -> Iterator[tuple[int, Int64]]:
+def _by_channel(pieces: SlotFragments) -> Iterator[tuple[int, Int64]]:
     """Yield each channel with its pieces, best rank first."""
     edges = np.searchsorted(pieces.channels, np.arange(1, form.MOST_CHANNELS + 2))
     for channel in range(1, form.MOST_CHANNELS + 1):
@@ -276,7 +282,7 @@ def _by_channel(pieces: Pieces) -> Iterator[tuple[int, Int64]]:
             yield channel, np.arange(edges[channel - 1], edges[channel])
 
 
-def _equal_chunks(pieces: Pieces, rows: Int64, part: Unreliable) -> Iterator[Int64]:
+def _equal_chunks(pieces: SlotFragments, rows: Int64, part: UnreliableBlocks) -> Iterator[Int64]:
     """Yield rows of pieces that are equally long and fit one send; about in order of rank."""
     counts = pieces.counts[rows]
     chunks = []
@@ -289,8 +295,8 @@ def _equal_chunks(pieces: Pieces, rows: Int64, part: Unreliable) -> Iterator[Int
 
 
 def _written(
-    part: Unreliable, pieces: Pieces, chunks: list[Int64], headers: NDArray[Any]
-) -> list[Batch]:
+    part: UnreliableBlocks, pieces: SlotFragments, chunks: list[Int64], headers: NDArray[Any]
+) -> list[SealedBatch]:
     """Return one batch for each chunk: headers, gaps and values in place."""
     batches = []
     first = 0
@@ -300,7 +306,9 @@ def _written(
     return batches
 
 
-def _batch(part: Unreliable, pieces: Pieces, rows: Int64, headers: NDArray[Any]) -> Batch:
+def _batch(
+    part: UnreliableBlocks, pieces: SlotFragments, rows: Int64, headers: NDArray[Any]
+) -> SealedBatch:
     count = int(pieces.counts[rows[0]])
     starts = pieces.starts[rows]
     sparse = pieces.positions is not None
@@ -310,7 +318,7 @@ def _batch(part: Unreliable, pieces: Pieces, rows: Int64, headers: NDArray[Any])
     raw = np.empty((len(rows), size), np.uint8)
     raw[:, : form.HEADER_BYTES] = headers.view(np.uint8).reshape(len(rows), -1)
     values = _rows(pieces.source, starts, count)
-    if part.encoding is Encoding.UINT4:
+    if part.encoding is ValueEncoding.UINT4:
         values = form.pack_nibbles(values)
     end = size - form.TAG_BYTES
     start = end - form.value_bytes(part.encoding, count)
@@ -319,7 +327,7 @@ def _batch(part: Unreliable, pieces: Pieces, rows: Int64, headers: NDArray[Any])
         gaps = np.zeros((len(rows), count), form.GAP_DTYPE)
         gaps[:, 1:] = np.diff(_rows(pieces.positions, starts, count), axis=1)
         raw[:, form.HEADER_BYTES : start] = gaps.view(np.uint8).reshape(len(rows), -1)
-    return Batch(int(headers["channel"][0]), size, len(rows), raw.reshape(-1).data)
+    return SealedBatch(int(headers["channel"][0]), size, len(rows), raw.reshape(-1).data)
 
 
 def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:

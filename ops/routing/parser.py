@@ -15,16 +15,16 @@ import numpy as np
 
 from thinwire.ops.kernels.numpy_ops import from_levels
 from thinwire.ops.routing import datagram_format as form
-from thinwire.ops.routing.base import SPARSE, Encoding
-from thinwire.ops.routing.counters import Books
-from thinwire.ops.routing.datagram_format import Session
+from thinwire.ops.routing.base import SPARSE, ValueEncoding
+from thinwire.ops.routing.counters import ReassemblyCounters
+from thinwire.ops.routing.datagram_format import DatagramSession
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thinwire.ops.types import Float32, Int64
 
-_ENCODINGS = {int(encoding): encoding for encoding in Encoding}
+_ENCODINGS = {int(encoding): encoding for encoding in ValueEncoding}
 #: Columns of a header seen as 16 words of 32 bits.
 _KIND, _SLOT, _STEP, _BLOCK, _NUM_BLOCKS, _OFFSET, _COUNT, _ENTRIES = 1, 5, 6, 7, 8, 9, 10, 11
 _SCALE, _LOW, _SEQUENCE, _PAYLOAD_BYTES = 12, 13, 14, 15
@@ -34,7 +34,7 @@ _ALIKE = [_KIND, _STEP, _COUNT]
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrivals:
+class ParsedDatagrams:
     """Checked datagrams of one channel, step, encoding and number of values."""
 
     channel: int
@@ -50,7 +50,7 @@ class Arrivals:
         """Return the number of datagrams."""
         return len(self.slots)
 
-    def only(self, chosen: NDArray[np.bool_]) -> Arrivals:
+    def only(self, chosen: NDArray[np.bool_]) -> ParsedDatagrams:
         """Return those that are chosen."""
         return dataclasses.replace(
             self,
@@ -61,7 +61,7 @@ class Arrivals:
             positions=None if self.positions is None else self.positions[chosen],
         )
 
-    def by_slot(self) -> Iterator[tuple[int, Arrivals]]:
+    def by_slot(self) -> Iterator[tuple[int, ParsedDatagrams]]:
         """Yield each slot with its datagrams."""
         first = int(self.slots[0])
         if (self.slots == first).all():
@@ -71,16 +71,16 @@ class Arrivals:
             yield slot, self.only(self.slots == slot)
 
 
-class Parser:
+class DatagramParser:
     """Checks the datagrams of one session for one shard."""
 
     def __init__(
         self,
-        session: Session,
+        session: DatagramSession,
         sizes: Sequence[int],
         block_entries: int,
         channels: int,
-        books: Books,
+        books: ReassemblyCounters,
     ) -> None:
         """Remember what datagrams must fit.
 
@@ -98,7 +98,7 @@ class Parser:
         self._expected = np.array([form.MAGIC, form.VERSION, low, high, session.worker], np.uint32)
         self._asked = np.array([0xFFFFFFFF, 0xFF, *[0xFFFFFFFF] * 3], np.uint32)
 
-    def arrivals(self, data: memoryview, size: int) -> Iterator[Arrivals]:
+    def arrivals(self, data: memoryview, size: int) -> Iterator[ParsedDatagrams]:
         """Yield what is right among datagrams of `size` bytes; the last may be shorter."""
         if size <= 0:
             return
@@ -111,7 +111,7 @@ class Parser:
                 continue
             yield from self._checked(part, each)
 
-    def _checked(self, data: memoryview, size: int) -> Iterator[Arrivals]:
+    def _checked(self, data: memoryview, size: int) -> Iterator[ParsedDatagrams]:
         num = len(data) // size
         strides = (size, 4)
         words = np.ndarray((num, _NUM_WORDS), "<u4", data, 0, strides).astype(np.uint32)
@@ -157,7 +157,9 @@ class Parser:
         self._books.dropped[reason] += num_bad
         return num_bad > 0
 
-    def _understood(self, words: NDArray[np.uint32], raw: NDArray[np.uint8]) -> Iterator[Arrivals]:
+    def _understood(
+        self, words: NDArray[np.uint32], raw: NDArray[np.uint8]
+    ) -> Iterator[ParsedDatagrams]:
         """Yield the arrivals among authentic datagrams that are alike."""
         _, code, channel, flags = int(words[0, _KIND]).to_bytes(4, "little")
         sparse = bool(code & SPARSE)
@@ -184,13 +186,13 @@ class Parser:
         self._books.num_bytes[channel] += len(words) * size
         slots, offsets, sequences = words[:, [_SLOT, _OFFSET, _SEQUENCE]].astype(np.int64).T
         step = int(words[0, _STEP])
-        yield Arrivals(channel, step, size, slots, offsets, sequences, values, positions)
+        yield ParsedDatagrams(channel, step, size, slots, offsets, sequences, values, positions)
 
     def _decoded(
         self,
         words: NDArray[np.uint32],
         raw: NDArray[np.uint8],
-        encoding: Encoding,
+        encoding: ValueEncoding,
         count: int,
         sparse: bool,
     ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
@@ -251,7 +253,7 @@ def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
 
 
 def _values(
-    words: NDArray[np.uint32], raw: NDArray[np.uint8], encoding: Encoding, count: int
+    words: NDArray[np.uint32], raw: NDArray[np.uint8], encoding: ValueEncoding, count: int
 ) -> Float32:
     """Return what the payloads [m, count] stand for; plain float32 is not copied."""
     num, size = raw.shape
@@ -260,15 +262,15 @@ def _values(
     start = size - form.TAG_BYTES - wire_bytes
     shape = (num, wire_bytes // dtype.itemsize)
     coded: NDArray[Any] = np.ndarray(shape, dtype, raw, start, (size, dtype.itemsize))
-    if encoding is Encoding.UINT4:
+    if encoding is ValueEncoding.UINT4:
         coded = form.unpack_nibbles(coded, count)
     scales, lows = words[:, [_SCALE, _LOW]].view(np.float32).T[:, :, None]
-    if encoding is Encoding.FLOAT32 and (scales == 1).all():
+    if encoding is ValueEncoding.FLOAT32 and (scales == 1).all():
         return coded
     with np.errstate(all="ignore"):  # what comes out is looked at anyway
         if encoding in form.LEVELS:
             return from_levels(coded, lows, scales)
-        if encoding is Encoding.BFLOAT16:
+        if encoding is ValueEncoding.BFLOAT16:
             values = (coded.astype(np.uint32) << 16).view(np.float32)
         else:
             values = coded.astype(np.float32, copy=False)

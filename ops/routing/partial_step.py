@@ -15,7 +15,7 @@ import numpy as np
 
 from thinwire.ops.kernels.numpy_ops import dequantise
 from thinwire.ops.routing.base import Manifest
-from thinwire.ops.routing.parser import Arrivals
+from thinwire.ops.routing.parser import ParsedDatagrams
 from thinwire.ops.routing.sequence_set import Sequences
 from thinwire.ops.types import Block, CodedValues, LowRankBlock, RangedBlock
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Held:
+class LateValues:
     """What came late for one slot, already weighted."""
 
     size: int  # entries of the slot
@@ -37,7 +37,7 @@ class Held:
     num_datagrams: int = 0
     sum_of_ages: int = 0  # in steps
 
-    def add(self, part: Arrivals, age: int, weight: float) -> None:
+    def add(self, part: ParsedDatagrams, age: int, weight: float) -> None:
         """Take in datagrams of this slot."""
         values = part.values if weight == 1 else part.values * np.float32(weight)
         if part.positions is not None:
@@ -56,7 +56,7 @@ class Held:
         self.sum_of_ages += age * len(part)
 
 
-class Late:
+class LateBlocks:
     """The late datagrams of one worker for one shard.
 
     Source: Diff-Reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021: a
@@ -67,16 +67,16 @@ class Late:
     def __init__(self, sizes: Sequence[int], decay: float) -> None:
         """Begin with nothing; a block that is `age` steps late weighs ``decay ** age``."""
         self._sizes, self._decay = sizes, decay
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, LateValues] = {}
 
-    def add(self, arrivals: Arrivals, age: int) -> None:
+    def add(self, arrivals: ParsedDatagrams, age: int) -> None:
         """Keep datagrams; no two of them hold the same entries."""
         weight = self._decay**age
         for slot, part in arrivals.by_slot():
-            held = self._held.setdefault(slot, Held(self._sizes[slot]))
+            held = self._held.setdefault(slot, LateValues(self._sizes[slot]))
             held.add(part, age, weight)
 
-    def take(self, slot: int) -> Held | None:
+    def take(self, slot: int) -> LateValues | None:
         """Return what was kept for a slot, and forget it."""
         return self._held.pop(slot, None)
 
@@ -86,7 +86,7 @@ class Late:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fresh:
+class TimelyValues:
     """What came in datagrams for one slot in its own step."""
 
     slot: int
@@ -96,7 +96,7 @@ class Fresh:
     sparse: list[tuple[Int64, Float32]]  # positions and values
 
 
-def closed_block(fresh: Fresh, block: Block | None, held: Held | None) -> Block | None:
+def closed_block(fresh: TimelyValues, block: Block | None, held: LateValues | None) -> Block | None:
     """Return one slot's block in float32; None: a sparse slot that nothing came for.
 
     Args:
@@ -111,7 +111,9 @@ def closed_block(fresh: Fresh, block: Block | None, held: Held | None) -> Block 
         return _sparse(fresh, block, held)
 
 
-def _dense(fresh: Fresh, target: Float32, block: Block | None, held: Held | None) -> Block:
+def _dense(
+    fresh: TimelyValues, target: Float32, block: Block | None, held: LateValues | None
+) -> Block:
     if isinstance(block, RangedBlock):
         _place_ranges(target, block)
     elif block is not None:
@@ -140,7 +142,7 @@ def _place_ranges(target: Float32, block: RangedBlock) -> None:
         target[num_whole * each :] = values[num_values:]
 
 
-def _sparse(fresh: Fresh, block: Block | None, held: Held | None) -> Block | None:
+def _sparse(fresh: TimelyValues, block: Block | None, held: LateValues | None) -> Block | None:
     parts = list(fresh.sparse)
     if block is not None and block.indices is not None:
         parts.insert(0, (block.indices, dequantise(block.values)))
@@ -194,7 +196,7 @@ class Group:
         return sum(each.count for each in self.manifest.channels)
 
 
-class OpenStep:
+class PartialStep:
     """What has come of one step.
 
     Attributes:
@@ -230,7 +232,7 @@ class OpenStep:
 
     # -- datagrams --------------------------------------------------------------------------
 
-    def place(self, arrivals: Arrivals) -> None:
+    def place(self, arrivals: ParsedDatagrams) -> None:
         """Put new datagrams for slots that are not closed where they belong."""
         slots, values = arrivals.slots, arrivals.values
         starts = self._offsets[slots] + arrivals.offsets
@@ -298,21 +300,21 @@ class OpenStep:
 
     # -- closing ----------------------------------------------------------------------------
 
-    def close(self, group: Group, late: Late) -> int:
+    def close(self, group: Group, late: LateBlocks) -> int:
         """Close a group's slots; return how many late datagrams found no use there."""
         group.closed = True
         unused = sum(self._close_slot(block.slot, block, late) for block in group.blocks)
         group.blocks = ()
         return unused
 
-    def close_rest(self, late: Late) -> None:
+    def close_rest(self, late: LateBlocks) -> None:
         """Close the slots that no marker named but datagrams came for, of this or a past step."""
         waiting = np.flatnonzero((self._arrived > 0) & ~self.closed).tolist()
         unmarked = (slot for slot in late.slots() if not self.closed[slot])
         for slot in sorted({*waiting, *unmarked}):
             self._close_slot(slot, None, late)
 
-    def _close_slot(self, slot: int, block: Block | None, late: Late) -> int:
+    def _close_slot(self, slot: int, block: Block | None, late: LateBlocks) -> int:
         self.closed[slot] = True
         held = late.take(slot)
         if isinstance(block, LowRankBlock):
@@ -322,7 +324,7 @@ class OpenStep:
         is_dense = self._has_dense[slot] or (block is not None and block.indices is None)
         view = self._dense()[start:stop] if is_dense else None
         sparse = self._sparse.pop(slot, [])
-        fresh = Fresh(slot, stop - start, view, bool(self._has_dense[slot]), sparse)
+        fresh = TimelyValues(slot, stop - start, view, bool(self._has_dense[slot]), sparse)
         closed = closed_block(fresh, block, held)
         if closed is not None:
             self._results[slot] = closed
@@ -332,7 +334,7 @@ class OpenStep:
             self.num_filled += self._num_filled(start, block, held)
         return 0
 
-    def _num_filled(self, start: int, block: Block | None, held: Held) -> int:
+    def _num_filled(self, start: int, block: Block | None, held: LateValues) -> int:
         """Return in how many places something came late, but nothing of this step."""
         places = np.unique(np.concatenate(held.starts))
         if isinstance(block, RangedBlock):

@@ -18,10 +18,10 @@ import numpy as np
 
 from thinwire.ops.routing import counters as bookkeeping
 from thinwire.ops.routing.base import Manifest
-from thinwire.ops.routing.counters import Books
-from thinwire.ops.routing.datagram_format import Session
-from thinwire.ops.routing.parser import Arrivals, Parser
-from thinwire.ops.routing.partial_step import Late, OpenStep
+from thinwire.ops.routing.counters import ReassemblyCounters
+from thinwire.ops.routing.datagram_format import DatagramSession
+from thinwire.ops.routing.parser import DatagramParser, ParsedDatagrams
+from thinwire.ops.routing.partial_step import LateBlocks, PartialStep
 from thinwire.ops.routing.sequence_set import IN_TIME, LATE, Sequences, ahead
 from thinwire.ops.types import Block
 
@@ -62,7 +62,7 @@ class Rules(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Assembled:
+class ReassembledStep:
     """One step of one worker, put together."""
 
     step: int
@@ -81,28 +81,28 @@ class Assembled:
 _MOST_ENDED = 2
 
 
-class Window:
+class StepWindow:
     """The steps that are open; their numbers are modulo 2**32.
 
     A worker begins a step only when it has the answer to the last but one. So what is not marked
     when a second newer step comes in never will be.
     """
 
-    def __init__(self, offsets: Sequence[int], books: Books) -> None:
+    def __init__(self, offsets: Sequence[int], books: ReassemblyCounters) -> None:
         """Begin with none; slots lie at `offsets` in the shard, the total at the end."""
         self._offsets, self._books = offsets, books
-        self._open: list[OpenStep] = []  # ascending
+        self._open: list[PartialStep] = []  # ascending
 
     @property
-    def first(self) -> OpenStep | None:
+    def first(self) -> PartialStep | None:
         """The only one that may be closed."""
         return self._open[0] if self._open else None
 
-    def find(self, number: int) -> OpenStep | None:
+    def find(self, number: int) -> PartialStep | None:
         """Return an open step."""
         return next((step for step in self._open if step.number == number), None)
 
-    def step_for(self, number: int) -> OpenStep | str:
+    def step_for(self, number: int) -> PartialStep | str:
         """Return the step that datagrams are for, opened if need be, or why there is none.
 
         Args:
@@ -123,7 +123,7 @@ class Window:
             self._forget(older[0])
         return self.begin(number)
 
-    def begin(self, number: int) -> OpenStep:
+    def begin(self, number: int) -> PartialStep:
         """Open a step.
 
         Raises:
@@ -133,12 +133,12 @@ class Window:
             raise ValueError(
                 f"step {number} begins, but {_MOST_ENDED} earlier ones wait to be closed"
             )
-        step = OpenStep(number, self._offsets)
+        step = PartialStep(number, self._offsets)
         older = [each for each in self._open if ahead(each.number, number) < 0]
         self._open.insert(len(older), step)
         return step
 
-    def forget_before(self, step: OpenStep) -> None:
+    def forget_before(self, step: PartialStep) -> None:
         """Forget older steps that were not ended."""
         for older in self._open[: self._open.index(step)]:
             if not older.ended:
@@ -148,19 +148,19 @@ class Window:
         """Take out the first one: it is closed."""
         del self._open[0]
 
-    def _forget(self, step: OpenStep) -> None:
+    def _forget(self, step: PartialStep) -> None:
         self._books.dropped["abandoned"] += step.num_placed
         self._open.remove(step)
 
 
-__all__ = ["Assembled", "Assembler"]
+__all__ = ["ReassembledStep", "Reassembler"]
 
 _MODULUS = 1 << 32
 #: Bytes of a float32, which block sizes are given in.
 _ENTRY_BYTES = 4
 
 
-class Assembler:
+class Reassembler:
     """Puts one worker's steps together, in order.
 
     A step opens with its first datagram or its first end marker; beside the one that is open one
@@ -176,7 +176,7 @@ class Assembler:
         books: Counters.
     """
 
-    def __init__(self, session: Session, sizes: Sequence[int], rules: Rules) -> None:
+    def __init__(self, session: DatagramSession, sizes: Sequence[int], rules: Rules) -> None:
         """Begin a session.
 
         Args:
@@ -187,12 +187,12 @@ class Assembler:
         self.books = bookkeeping.empty(rules.dgt_channels)
         block_entries = max(1, rules.dgt_block_size // _ENTRY_BYTES)
         self._rules = rules
-        self._parser = Parser(session, sizes, block_entries, rules.dgt_channels, self.books)
-        self._late = Late(sizes, rules.dgt_late_decay)
-        self._window = Window([0, *np.cumsum(np.array(sizes, np.int64)).tolist()], self.books)
+        self._parser = DatagramParser(session, sizes, block_entries, rules.dgt_channels, self.books)
+        self._late = LateBlocks(sizes, rules.dgt_late_decay)
+        self._window = StepWindow([0, *np.cumsum(np.array(sizes, np.int64)).tolist()], self.books)
         self._closed: int | None = None  # the newest closed step, modulo 2**32
         self._past: dict[int, Sequences] = {}  # closed steps that may still get late datagrams
-        self._newest: Assembled | None = None
+        self._newest: ReassembledStep | None = None
         self._blocks_per_datagram = 0.0  # of the last step that announced any
 
     # -- datagrams --------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Assembler:
         for arrivals in self._parser.arrivals(memoryview(datagrams), size):
             self._take(arrivals)
 
-    def _take(self, arrivals: Arrivals) -> None:
+    def _take(self, arrivals: ParsedDatagrams) -> None:
         if self._closed is not None and ahead(arrivals.step, self._closed) <= 0:
             self._take_late(arrivals)
             return
@@ -225,7 +225,7 @@ class Assembler:
         if len(fresh):
             step.place(fresh)
 
-    def _new(self, arrivals: Arrivals, sequences: Sequences, mark: int) -> Arrivals:
+    def _new(self, arrivals: ParsedDatagrams, sequences: Sequences, mark: int) -> ParsedDatagrams:
         """Return those that did not come before."""
         if not len(arrivals):
             return arrivals
@@ -238,13 +238,13 @@ class Assembler:
 
     # -- late datagrams ---------------------------------------------------------------------
 
-    def _take_late(self, arrivals: Arrivals) -> None:
+    def _take_late(self, arrivals: ParsedDatagrams) -> None:
         """Handle datagrams of a step that is not open any more."""
         first = self._window.first
         awaited = (self._closed or 0) + 1 if first is None else first.number
         self._keep(arrivals, self._past.get(arrivals.step), ahead(awaited, arrivals.step))
 
-    def _keep(self, arrivals: Arrivals, sequences: Sequences | None, age: int) -> None:
+    def _keep(self, arrivals: ParsedDatagrams, sequences: Sequences | None, age: int) -> None:
         """Count late datagrams, once each, and keep them for their slots' next closing.
 
         With `dgt_reception` drop they are not kept. Without `sequences` they are of no use: their
@@ -340,7 +340,7 @@ class Assembler:
                 self.books.num_incomplete += not complete
                 self.books.dropped["whole"] += step.close(group, self._late)
 
-    def close(self, now: float) -> Assembled | None:
+    def close(self, now: float) -> ReassembledStep | None:
         """Return the next step if it is complete or has waited long enough; call until None."""
         self._advance(now)
         step = self._window.first
@@ -356,12 +356,12 @@ class Assembler:
                 del self._past[number]
         return self._newest
 
-    def again(self, step: int) -> Assembled | None:
+    def again(self, step: int) -> ReassembledStep | None:
         """Return the newest closed step once more, if that is the one asked for."""
         newest = self._newest
         return newest if newest is not None and newest.step == step else None
 
-    def _assembled(self, step: OpenStep) -> Assembled:
+    def _assembled(self, step: PartialStep) -> ReassembledStep:
         """Enter a closed step into the books, and return it."""
         announced, in_time = step.sequences.announced(), step.sequences.in_time()
         for channel in announced:
@@ -375,7 +375,7 @@ class Assembler:
             self._blocks_per_datagram = max(0, unreliable) / num_announced
         each = self._blocks_per_datagram
         here = num_reliable + each * num_arrived
-        assembled = Assembled(
+        assembled = ReassembledStep(
             step=step.step if step.step is not None else step.number,
             blocks=step.blocks(),
             flat=step.flat(),
@@ -390,7 +390,7 @@ class Assembler:
         self._enter(step, assembled)
         return assembled
 
-    def _enter(self, step: OpenStep, assembled: Assembled) -> None:
+    def _enter(self, step: PartialStep, assembled: ReassembledStep) -> None:
         books = self.books
         books.num_closed += 1
         books.num_late_used += step.num_late

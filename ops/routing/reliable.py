@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from thinwire.ops.routing.base import Lost, RouteContext, Routed
+from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.types import Block, ShardLayout, State
 
 
@@ -35,7 +35,7 @@ class Reliable:
         """Return all blocks as the reliable part."""
         return Routed(blocks), state
 
-    def undelivered(self, shard: int, lost: Sequence[Lost] | None, state: State) -> State:
+    def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
         """Return the state: what the stream carries arrives, or the run ends."""
         return state
 

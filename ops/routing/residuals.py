@@ -1,6 +1,6 @@
 """What a router keeps back of each slot: rounding errors, and values that did not arrive.
 
-A shard's books are lists by slot: ``residual`` [size] float32; ``holds``, whether that has
+A shard's books are lists by slot: ``residual`` [size] float32; ``contains``, whether that has
 anything; ``owed`` [m] int64, positions that a sparse packet must name next time because they were
 lost; ``before``, what takes the last push back; ``sent``, that push's datagrams, until it is known
 what arrived. A dense packet takes the whole residual with it. A sparse one takes it at the
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.kernels.numpy_ops import dequantise, from_levels, union
-from thinwire.ops.routing.base import Encoding, Lost, Unreliable
+from thinwire.ops.routing.base import LostEntries, UnreliableBlocks, ValueEncoding
 from thinwire.ops.types import Block, CodedValues, State
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_LEVELS = (Encoding.UINT16, Encoding.UINT8, Encoding.UINT4)
+_LEVELS = (ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4)
 
 
 def books(sizes: list[int]) -> State:
@@ -89,7 +89,7 @@ def keep_errors(kept: State, block: Block, entries: Int64 | None, errors: Float3
 
     Args:
         kept: The shard's books.
-        block: As `taken` returned it.
+        block: As `was_accepted` returned it.
         entries: Which of a sparse block's values these are; None: all of a dense one.
         errors: Of those; they belong to the books from now on.
     """
@@ -103,7 +103,7 @@ def keep_errors(kept: State, block: Block, entries: Int64 | None, errors: Float3
     kept["holds"][slot] = True
 
 
-def remember(kept: State, parts: tuple[Unreliable, ...]) -> None:
+def remember(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
     """Keep what travels in datagrams until `settle`."""
     for part in parts:
         names = ("block_entries", "indices", "data", "scales", "lows")
@@ -111,7 +111,7 @@ def remember(kept: State, parts: tuple[Unreliable, ...]) -> None:
         kept["sent"][part.slot]["encoding"] = int(part.encoding)
 
 
-def settle(kept: State, lost: tuple[Lost, ...]) -> None:
+def settle(kept: State, lost: tuple[LostEntries, ...]) -> None:
     """Keep the values of the last push that did not arrive; forget the others."""
     for missed in lost:
         sent, slot = kept["sent"][missed.slot], missed.slot
@@ -138,7 +138,7 @@ def take_back(kept: State) -> None:
     begin(kept)
 
 
-def positions_of(lost: Lost) -> Int64:
+def positions_of(lost: LostEntries) -> Int64:
     """Return the positions [m] int64 in the slot."""
     if lost.positions is not None:
         return lost.positions
@@ -155,6 +155,6 @@ def _values_at(sent: State, at: Int64) -> Float32:
     indices = sent["indices"]
     data = sent["data"][at if indices is None else np.searchsorted(indices, at)]
     number = at // sent["block_entries"]
-    if Encoding(sent["encoding"]) in _LEVELS:
+    if ValueEncoding(sent["encoding"]) in _LEVELS:
         return from_levels(data, sent["lows"][number], sent["scales"][number])
     return data

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.routing.base import Announced
+from thinwire.ops.routing.base import AnnouncedDatagrams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,10 +39,10 @@ class Sequences:
         self._limit = limit
         self._first: dict[int, int] = {}  # channel -> sequence number of seen[0]
         self._seen: dict[int, NDArray[np.uint8]] = {}
-        self._ranges: list[Announced] = []
+        self._ranges: list[AnnouncedDatagrams] = []
         self._finished = False
 
-    def announce(self, ranges: tuple[Announced, ...]) -> None:
+    def announce(self, ranges: tuple[AnnouncedDatagrams, ...]) -> None:
         """Hear what is sent; ranges of one channel may come in any order.
 
         Raises:
@@ -52,7 +52,7 @@ class Sequences:
             self._check(each)
         self._ranges += [each for each in ranges if each.count]
 
-    def _check(self, announced: Announced) -> None:
+    def _check(self, announced: AnnouncedDatagrams) -> None:
         if not 0 <= announced.count <= self._limit or not 0 <= announced.first < _MODULUS:
             raise ValueError(
                 f"channel {announced.channel}: {announced.count} datagrams from number "
@@ -80,7 +80,7 @@ class Sequences:
                         f"expected {(first + count) % _MODULUS}, where the others end"
                     )
                 count += each.count
-            self._check(Announced(channel, first, count))
+            self._check(AnnouncedDatagrams(channel, first, count))
             exact[channel] = first, count
         self._seen = {channel: self._cut(channel, *exact[channel]) for channel in sorted(exact)}
         self._first = {channel: first for channel, (first, _) in exact.items()}

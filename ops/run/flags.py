@@ -1,7 +1,8 @@
 """Command-line flags as data: a flag is one line of a table of its room.
 
-A room's `flags.py` lists its flags under topics; `thinwire.flags.run.define` registers them, and only
-there a flag library is known. So a table is read like documentation, and is built without imports.
+A room's `flags.py` lists its flags under topics; `thinwire.flags.run.define` registers them, and
+only there a flag library is known. So a table is read like documentation, and is built without
+imports.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Kind = Literal["switch", "integer", "number", "choice", "text", "list"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class FlagRule:
     """What a value must fulfil beyond its type and bounds; None (not given) always does."""
 
     holds: Callable[[Any], bool]
@@ -32,7 +33,7 @@ class Option:
     low: float | None = None  # inclusive bounds of integer and number
     high: float | None = None
     values: tuple[str, ...] = ()  # of a choice
-    rule: Rule | None = None
+    rule: FlagRule | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ def integer(
     text: str,
     low: int | None = None,
     high: int | None = None,
-    rule: Rule | None = None,
+    rule: FlagRule | None = None,
 ) -> Option:
     """Return a flag of a whole number from `low` to `high`."""
     return Option("integer", name, default, text, low, high, rule=rule)
@@ -66,7 +67,7 @@ def number(
     text: str,
     low: float | None = None,
     high: float | None = None,
-    rule: Rule | None = None,
+    rule: FlagRule | None = None,
 ) -> Option:
     """Return a flag of a finite number from `low` to `high`."""
     return Option("number", name, default, text, low, high, rule=rule)
@@ -77,25 +78,25 @@ def choice(name: str, default: str | None, text: str, values: Iterable[str]) -> 
     return Option("choice", name, default, text, values=tuple(values))
 
 
-def words(name: str, default: str | None, text: str, rule: Rule | None = None) -> Option:
+def words(name: str, default: str | None, text: str, rule: FlagRule | None = None) -> Option:
     """Return a flag of free text, such as a path."""
     return Option("text", name, default, text, rule=rule)
 
 
-def comma_list(name: str, default: str, text: str, rule: Rule | None = None) -> Option:
+def comma_list(name: str, default: str, text: str, rule: FlagRule | None = None) -> Option:
     """Return a flag of words between commas; empty text is the empty list."""
     return Option("list", name, default, text, rule=rule)
 
 
 def numbers_per_worker(name: str, default: str, text: str) -> Option:
     """Return a flag of one number, or of one for each worker."""
-    rule = Rule(_are_numbers, "takes numbers, such as 100 or 100,10,1")
+    rule = FlagRule(_are_numbers, "takes numbers, such as 100 or 100,10,1")
     return comma_list(name, default, f"{text} One value, or one per worker.", rule)
 
 
-def above_zero(advice: str = "") -> Rule:
+def above_zero(advice: str = "") -> FlagRule:
     """Return the rule of numbers that must not be 0 either."""
-    return Rule(lambda value: value > 0, "must be above 0" + (f"; {advice}" if advice else ""))
+    return FlagRule(lambda value: value > 0, "must be above 0" + (f"; {advice}" if advice else ""))
 
 
 def _are_numbers(values: list[str]) -> bool:
@@ -106,6 +107,6 @@ def _are_numbers(values: list[str]) -> bool:
 
 
 #: The rule of a list of numbers that may be empty.
-ARE_NUMBERS_OR_NONE = Rule(
+ARE_NUMBERS_OR_NONE = FlagRule(
     lambda values: not values or _are_numbers(values), "takes numbers, such as 4,2,1"
 )

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Owner:
+class LockOwner:
     """Who holds a lock, as the lock file says."""
 
     role: str
@@ -54,7 +54,7 @@ class Owner:
     address: str = ""  # where it listens, if that is known
 
     @classmethod
-    def here(cls, role: str, number: int, address: str = "") -> Owner:
+    def here(cls, role: str, number: int, address: str = "") -> LockOwner:
         """Return what to say of this process."""
         if address.endswith(":0"):  # any free port
             address = ""
@@ -68,7 +68,7 @@ class Owner:
         )
 
 
-def owner_of(path: pathlib.Path) -> Owner | None:
+def owner_of(path: pathlib.Path) -> LockOwner | None:
     """Return who a lock file names, without waiting for it; None where it names nobody.
 
     Whether that process still holds the lock only an attempt to take it tells.
@@ -77,7 +77,7 @@ def owner_of(path: pathlib.Path) -> Owner | None:
         with open(path, "rb") as file:
             found = json.loads(file.read(_MOST_BYTES))
         texts = [str(found[name]) for name in ("role", "host", "since", "address")]
-        return Owner(texts[0], int(found["number"]), int(found["pid"]), *texts[1:])
+        return LockOwner(texts[0], int(found["number"]), int(found["pid"]), *texts[1:])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -103,7 +103,7 @@ class DirectoryLock:
         self._clock, self._sleep = clock, sleep
         self._descriptor: int | None = None
 
-    def take(self, owner: Owner, patience_seconds: float = PATIENCE_SECONDS) -> DirectoryLock:
+    def take(self, owner: LockOwner, patience_seconds: float = PATIENCE_SECONDS) -> DirectoryLock:
         """Take the lock and write down whose it is; a refused process has changed nothing.
 
         Where the file system has no locks this warns, and goes on without.
@@ -189,7 +189,7 @@ class DirectoryLock:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         return False
 
-    def _write(self, owner: Owner) -> None:
+    def _write(self, owner: LockOwner) -> None:
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{json.dumps(dataclasses.asdict(owner))}\n".encode(), 0)

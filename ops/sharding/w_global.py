@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAME = "W_global"
 
 
-class Collection:
+class SharedVariables:
     """An ordered registry of shared variables."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Collection:
 
 
 #: The registry of the model being built; ``from thinwire import W_global``.
-W_global = Collection()
+W_global = SharedVariables()
 
 
 def shared_variables(model: keras.Model) -> list[keras.Variable]:

@@ -191,8 +191,9 @@ def gain(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> floa
     faster = after / before - 1.0
     if before / after - 1.0 > _LEAST_GAIN:
         return faster
-    counts = [sum(any(w in speeds for w in group) for group in each)
-              for each in (current, proposed)]  # fmt: skip
+    counts = [
+        sum(any(w in speeds for w in group) for group in each) for each in (current, proposed)
+    ]
     return max(faster, counts[0] / counts[1] - 1.0)
 
 

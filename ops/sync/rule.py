@@ -8,7 +8,8 @@ docs/methods/grouping_sgd.md.
 
 What a SyncRule writes down: who is where, and counts that save looking at every worker.
 
-Plain lists and dicts, which a checkpoint takes as they are; `thinwire.ops.sync.rule.SyncRule` decides.
+Plain lists and dicts, which a checkpoint takes as they are; `thinwire.ops.sync.rule.SyncRule`
+decides.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from thinwire.ops.sync.groups import AutoGroups, Groups, format_groups, groups_o
 from thinwire.ops.types import ConfigurationError, State
 
 
-def empty_books() -> State:
+def initial_state() -> State:
     """Return the books of an empty cluster."""
     return {
         "live": [],  # ids whose pushes a round waits for, ascending
@@ -41,19 +42,19 @@ def empty_books() -> State:
     }
 
 
-def holds(ascending: Sequence[int], value: int) -> bool:
+def contains(ascending: Sequence[int], value: int) -> bool:
     """Return whether a sorted list holds a value."""
     place = bisect.bisect_left(ascending, value)
     return place < len(ascending) and ascending[place] == value
 
 
-def touch(group: int, state: State) -> None:
+def mark_dirty(group: int, state: State) -> None:
     """See to it that a group is looked at next."""
-    if not holds(state["touched"], group):
+    if not contains(state["touched"], group):
         bisect.insort(state["touched"], group)
 
 
-def move(state: State, old: int | None, new: int | None) -> None:
+def move_clock(state: State, old: int | None, new: int | None) -> None:
     """Count a live worker at clock `new`, and no longer at `old`."""
     levels = state["levels"]
     if new is not None:
@@ -64,7 +65,7 @@ def move(state: State, old: int | None, new: int | None) -> None:
             del levels[old]
 
 
-def count_anew(groups: Groups, state: State) -> None:
+def recount(groups: Groups, state: State) -> None:
     """Count the same workers in other groups.
 
     Pushes that wait for their round go on waiting, in the new groups. Members of a group step
@@ -75,13 +76,13 @@ def count_anew(groups: Groups, state: State) -> None:
     num_pushed: dict[int, int] = {}
     levels: dict[int, int] = {}
     for number, group in enumerate(groups):
-        live = [worker for worker in group if holds(state["live"], worker)]
+        live = [worker for worker in group if contains(state["live"], worker)]
         if not live:
             continue
         clock = min(state["clocks"][worker] for worker in live)
         state["clocks"] |= dict.fromkeys(live, clock)
         num_live[number] = len(live)
-        num_pushed[number] = sum(holds(state["pushed"], worker) for worker in live)
+        num_pushed[number] = sum(contains(state["pushed"], worker) for worker in live)
         levels[clock] = levels.get(clock, 0) + len(live)
     state |= {"num_live": num_live, "num_pushed": num_pushed, "levels": levels}
     state |= {"blocked": 0, "blocked_above": -1, "closed": False}
@@ -145,44 +146,44 @@ class SyncRule:
 
     def init(self) -> State:
         """Return the state of an empty cluster."""
-        return empty_books()
+        return initial_state()
 
     def join(self, worker: int, state: State) -> State:
         """Announce a worker; it becomes live at its group's next round boundary."""
-        if not holds(state["live"], worker) and not holds(state["joining"], worker):
+        if not contains(state["live"], worker) and not contains(state["joining"], worker):
             bisect.insort(state["joining"], worker)
-            touch(self.group_of(worker), state)
+            mark_dirty(self.group_of(worker), state)
         return state
 
     def leave(self, worker: int, state: State) -> State:
         """Forget a worker; its clock no longer holds anybody back."""
         group = self.group_of(worker)
-        if holds(state["live"], worker):
+        if contains(state["live"], worker):
             state["num_live"][group] -= 1
-            move(state, state["clocks"][worker], None)
-        if holds(state["pushed"], worker):
+            move_clock(state, state["clocks"][worker], None)
+        if contains(state["pushed"], worker):
             state["num_pushed"][group] -= 1
         for field in ("live", "joining", "pushed", "held"):
             state[field] = [other for other in state[field] if other != worker]
         state["blocked"] = 0
-        touch(group, state)
+        mark_dirty(group, state)
         return state
 
     def push(self, worker: int, state: State) -> State:
         """Note that a live worker has handed in its update for this round."""
-        if not holds(state["pushed"], worker):
+        if not contains(state["pushed"], worker):
             bisect.insort(state["pushed"], worker)
             pushed = state["num_pushed"]
             pushed[self.group_of(worker)] = pushed.get(self.group_of(worker), 0) + 1
-            touch(self.group_of(worker), state)
+            mark_dirty(self.group_of(worker), state)
         return state
 
     def withdraw(self, worker: int, state: State) -> State:
         """Forget that a worker has handed in its update; its round waits for another one."""
-        if holds(state["pushed"], worker):
+        if contains(state["pushed"], worker):
             state["pushed"].remove(worker)
             state["num_pushed"][self.group_of(worker)] -= 1
-            touch(self.group_of(worker), state)
+            mark_dirty(self.group_of(worker), state)
         return state
 
     def close(self, state: State) -> State:
@@ -197,12 +198,12 @@ class SyncRule:
     def regroup(self, groups: Groups, state: State) -> tuple[SyncRule, State]:
         """Return the rule of other groups, and the state of the same workers in them."""
         rule = dataclasses.replace(self, groups=groups)
-        count_anew(rule.groups, state)
+        recount(rule.groups, state)
         return rule, state
 
     def is_live(self, worker: int, state: State) -> bool:
         """Return whether a round waits for the worker's push."""
-        return holds(state["live"], worker)
+        return contains(state["live"], worker)
 
     def goes_on(self, worker: int, state: State) -> bool:
         """Return whether a live worker may do its next round."""
@@ -219,7 +220,7 @@ class SyncRule:
         for number in state["touched"]:
             num_pushed = state["num_pushed"].get(number, 0)
             if num_pushed and num_pushed == state["num_live"].get(number, 0):
-                members = [w for w in self.groups[number] if holds(state["live"], w)]
+                members = [w for w in self.groups[number] if contains(state["live"], w)]
                 released.append(tuple(members))
                 self._finish_round(number, members, state)
                 num_pushed = 0
@@ -239,7 +240,7 @@ class SyncRule:
         for worker in workers:
             clock = state["clocks"][worker]
             state["clocks"][worker] = clock + 1
-            move(state, clock, clock + 1)
+            move_clock(state, clock, clock + 1)
             state["held"].append(worker)
 
     def _admit(self, number: int, state: State) -> None:
@@ -250,13 +251,13 @@ class SyncRule:
         """
         for worker in [each for each in state["joining"] if self.group_of(each) == number]:
             group = self.groups[number]
-            peer = next((peer for peer in group if holds(state["live"], peer)), None)
+            peer = next((peer for peer in group if contains(state["live"], peer)), None)
             own = max(state["clocks"].get(worker, 0), self.min_clock(state))
             state["clocks"][worker] = own if peer is None else state["clocks"][peer]
             state["joining"].remove(worker)
             bisect.insort(state["live"], worker)
             state["num_live"][number] = state["num_live"].get(number, 0) + 1
-            move(state, None, state["clocks"][worker])
+            move_clock(state, None, state["clocks"][worker])
             state["held"].append(worker)
 
     def _let_go(self, state: State) -> list[int]:

@@ -1,6 +1,7 @@
 """What a node tells those who watch it from outside: counters, gauges and histograms.
 
-Plain data: a role says what it counts, `thinwire.proto.metrics_server` says it in a language for machines.
+Plain data: a role says what it counts, `thinwire.proto.metrics_server` says it in a language for
+machines.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Values = Mapping[tuple[str, ...], float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Meter:
+class Instrument:
     """One meter, with a value for each combination of labels.
 
     Attributes:
@@ -34,27 +35,27 @@ class Meter:
 
 def counter(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
-) -> Meter:
+) -> Instrument:
     """Return a counter, or one for each value of a label."""
     return _figure("counter", name, text, value, label)
 
 
 def gauge(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
-) -> Meter:
+) -> Instrument:
     """Return a value that goes up and down, or one for each value of a label."""
     return _figure("gauge", name, text, value, label)
 
 
-def histogram(name: str, text: str, counts: Mapping[int, int]) -> Meter:
+def histogram(name: str, text: str, counts: Mapping[int, int]) -> Instrument:
     """Return how often each whole number was seen."""
     values: dict[tuple[str, ...], float] = {
         (str(number),): float(count) for number, count in counts.items()
     }
-    return Meter(name, "histogram", text, (), values)
+    return Instrument(name, "histogram", text, (), values)
 
 
-def since(meter: Meter, before: Meter | None) -> Meter:
+def since(meter: Instrument, before: Instrument | None) -> Instrument:
     """Return what a counter or a histogram has counted since; a gauge stays as it is.
 
     A node that was restarted from an older state counts again what the state does not hold. A
@@ -79,8 +80,8 @@ def _figure(
     text: str,
     value: float | Mapping[str, float],
     label: str | None,
-) -> Meter:
+) -> Instrument:
     if isinstance(value, Mapping):
         values: dict[tuple[str, ...], float] = {(each,): count for each, count in value.items()}
-        return Meter(name, kind, text, (label or "",), values)
-    return Meter(name, kind, text, (), {(): value})
+        return Instrument(name, kind, text, (label or "",), values)
+    return Instrument(name, kind, text, (), {(): value})

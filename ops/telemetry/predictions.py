@@ -33,7 +33,7 @@ class Prediction(Document):
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting(Document):
+class PredictionSetting(Document):
     """What a prediction holds for, besides the links and devices."""
 
     network: str
@@ -66,7 +66,7 @@ class WorkerLink(Document):
 
 
 @dataclasses.dataclass(frozen=True)
-class LeftOut(Document):
+class Excluded(Document):
     """A composition that was not predicted."""
 
     flags: list[str]
@@ -74,16 +74,16 @@ class LeftOut(Document):
 
 
 @dataclasses.dataclass(frozen=True)
-class Advice(Document):
+class Recommendation(Document):
     """The file."""
 
-    setting: Setting
+    setting: PredictionSetting
     given: list[str]  # flags of the run in question
     links: list[WorkerLink]
     ideal_samples_per_second: float  # every worker computes all the time
     rate: float  # share of that which the proposal had to reach
     predicted: list[Predicted]  # from true to lossy
-    left_out: list[LeftOut]
+    left_out: list[Excluded]
     proposal: int  # index in `predicted`
     reached: bool  # whether it reaches `rate`
     schema: int = _SCHEMA
@@ -95,14 +95,14 @@ def digest_of(method: Method) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def load(path: pathlib.Path) -> Advice:
+def load(path: pathlib.Path) -> Recommendation:
     """Read an Advisor's file.
 
     Raises:
         ConfigurationError: It cannot be read, or is none.
     """
     try:
-        advice = Advice.from_dict(parse_json(path.read_bytes()))
+        advice = Recommendation.from_dict(parse_json(path.read_bytes()))
         if advice.schema != _SCHEMA or advice.proposal >= len(advice.predicted):
             raise ValueError(f"schema {advice.schema}, proposal {advice.proposal}")
     except (OSError, ValueError) as error:
@@ -113,7 +113,7 @@ def load(path: pathlib.Path) -> Advice:
     return advice
 
 
-def of_run(run: Run) -> tuple[pathlib.Path, Advice] | None:
+def of_run(run: Run) -> tuple[pathlib.Path, Recommendation] | None:
     """Return the advice that a run is to be compared with: that of --advice or of its folder.
 
     Raises:
@@ -126,7 +126,7 @@ def of_run(run: Run) -> tuple[pathlib.Path, Advice] | None:
 
 
 def outcome(
-    advice: Advice, run: Run, status: RunStatus, summary: Mapping[str, Any]
+    advice: Recommendation, run: Run, status: RunStatus, summary: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a summary's block ``advice``.
 
@@ -179,11 +179,11 @@ def network_of(run: Run) -> str:
     return run.model.path or run.model.network
 
 
-def _setting_of(run: Run, status: RunStatus) -> Setting:
+def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
     """A Supervisor's own --batch_size is another one: what workers did tells."""
     samples = sum(worker.samples for worker in status.workers)
     steps = sum(worker.local_steps for worker in status.workers)
-    return Setting(
+    return PredictionSetting(
         network=network_of(run),
         dataset=run.data.dataset,
         batch_size=round(samples / steps) if steps else 0,
@@ -192,7 +192,7 @@ def _setting_of(run: Run, status: RunStatus) -> Setting:
     )
 
 
-def _difference(predicted: Setting, here: Setting) -> str:
+def _difference(predicted: PredictionSetting, here: PredictionSetting) -> str:
     """Return the first thing that is not as predicted, in words."""
     for name, value in predicted.to_dict().items():
         if (now := getattr(here, name)) != value:

@@ -34,7 +34,7 @@ MAX_BATCH_BYTES = 200 << 10
 _DECIMALS = 6  # of seconds
 
 
-class Row(NamedTuple):
+class RoundRecord(NamedTuple):
     """One round as the worker knows it. Seconds by the worker's monotonic clock."""
 
     num_iters: int  # the worker's exchange, from 1
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin(Document):
+class MeasuredBy(Document):
     """Who measured."""
 
     host: str
@@ -115,9 +115,9 @@ def phases_of(pacer: Pacer) -> tuple[str, ...]:
     )
 
 
-def pack(origin: Origin, rows: Iterable[Row]) -> list[str]:
+def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
     """Return the rows as documents of at most MAX_BATCH_BYTES; a row too long loses its steps."""
-    head = {**origin.to_dict(), "columns": list(Row._fields)}
+    head = {**origin.to_dict(), "columns": list(RoundRecord._fields)}
     start = _dumps(head)[:-1] + ',"rows":['
     batches: list[str] = []
     texts: list[str] = []
@@ -146,7 +146,7 @@ def unpack(text: str | bytes) -> list[Round]:
         raise ValueError("a batch of rounds has no columns and rows")
     if not all(isinstance(name, str) for name in columns):
         raise ValueError(f"the columns of a batch are {columns!a:.80}, expected names")
-    origin = Origin.from_dict(batch).to_dict()
+    origin = MeasuredBy.from_dict(batch).to_dict()
     return [Round.from_dict({**_named(columns, row), **origin}) for row in rows]
 
 
@@ -162,7 +162,7 @@ def _named(columns: Sequence[str], row: Any) -> dict[str, Any]:
     return dict(zip(columns, row, strict=True))
 
 
-def _plain(row: Row) -> list[Any]:
+def _plain(row: RoundRecord) -> list[Any]:
     return [_rounded(value) for value in row]
 
 

@@ -51,7 +51,7 @@ class ReleaseContext:
     held: Mapping[int, Float32] = dataclasses.field(default_factory=dict)
 
 
-class _Forgetful:
+class _StatelessWeighting:
     """A weighting without state."""
 
     needs_copies: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class _Forgetful:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unweighted(_Forgetful):
+class Unweighted(_StatelessWeighting):
     """Every update counts in full."""
 
     def weigh(
@@ -75,7 +75,7 @@ class Unweighted(_Forgetful):
 
 
 @dataclasses.dataclass(frozen=True)
-class Inverse(_Forgetful):
+class Inverse(_StatelessWeighting):
     """Scale an update by 1/Y, Y = max(1, T - v + 1), v the version it was computed at.
 
     Source: Jiang et al. (CCGrid 2019), Grouping-SGD's weight factor WF.

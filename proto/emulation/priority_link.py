@@ -59,7 +59,7 @@ class ClassCounts:
 
 
 @dataclasses.dataclass(slots=True)
-class Job:
+class Transmission:
     """Bytes that pass one after the other: a message, a train of datagrams, or background."""
 
     priority: int
@@ -92,15 +92,15 @@ class ClassQueue:
     """
 
     def __init__(self) -> None:
-        self.queue: collections.deque[Job] = collections.deque()
-        self.stream: collections.deque[Job] = collections.deque()
+        self.queue: collections.deque[Transmission] = collections.deque()
+        self.stream: collections.deque[Transmission] = collections.deque()
         self.has_message = False
         self.num_own = 0
         self.bounded_bytes = self.datagram_bytes = 0
         self.last_arrival = -math.inf
         self.counts = ClassCounts()
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Transmission) -> None:
         """Let a job wait."""
         self.num_own += job.own
         if not job.reliable:
@@ -119,7 +119,7 @@ class ClassQueue:
         job = self.queue[0]
         return min(job.left, TURN_BYTES) if job.reliable and len(self.queue) > 1 else job.left
 
-    def passed(self, job: Job, num_bytes: int) -> None:
+    def passed(self, job: Transmission, num_bytes: int) -> None:
         """Book what has passed of the job in service."""
         job.left -= num_bytes
         if not job.reliable:
@@ -128,7 +128,7 @@ class ClassQueue:
         if job.own:
             self.counts.bytes_on_wire += num_bytes
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: Transmission) -> None:
         """See the job in service off; the next message may enter the queue."""
         self.num_own -= job.own
         if job.reliable:
@@ -136,7 +136,7 @@ class ClassQueue:
             if self.stream:
                 self.queue.append(self.stream.popleft())
 
-    def remove(self, jobs: list[Job]) -> None:
+    def remove(self, jobs: list[Transmission]) -> None:
         """Let trains that have not begun wait no longer."""
         numbers = {id(job) for job in jobs}
         self.queue = collections.deque(job for job in self.queue if id(job) not in numbers)
@@ -277,7 +277,7 @@ class PriorityLink:
         self._random = np.random.default_rng(seed)  # drawn from as LinkModel does
         self._fates = np.random.default_rng([seed, 1])
         self._classes = [ClassQueue() for _ in range(BEST_EFFORT + 1)]
-        self._current: Job | None = None
+        self._current: Transmission | None = None
         self._turn_bytes = 0  # that the current job may pass now
         self._started = self._ends = -math.inf  # of its turn
         self._free_at = -math.inf  # when the next job may begin
@@ -321,7 +321,9 @@ class PriorityLink:
         resent, rounds = draw_losses(self._random, self._link.loss, num_bytes)
         parts = ((rounds * self._round_trip, None),)
         size = num_bytes + resent
-        self._add(Job(priority, SEGMENT_BYTES, size, item, parts, size, reliable=True), now)
+        self._add(
+            Transmission(priority, SEGMENT_BYTES, size, item, parts, size, reliable=True), now
+        )
 
     def offer_datagrams(self, now: float, priority: int, size: int, count: int, item: Any) -> int:
         """Put datagrams of one size on the link, all at once.
@@ -354,7 +356,7 @@ class PriorityLink:
             parts = tuple((extra, indices) for extra, indices in late if len(indices))
             num_bytes = unit * (stop - first)
             self.num_trains += 1
-            self._add(Job(priority, unit, num_bytes, item, parts, num_bytes), now)
+            self._add(Transmission(priority, unit, num_bytes, item, parts, num_bytes), now)
         return fitting
 
     def withdraw(self, now: float, unwanted: Callable[[Any], bool]) -> int:
@@ -415,7 +417,7 @@ class PriorityLink:
             priority, num_packets = self._link.background_class, background.take() // unit
             size = unit * self._fitting(priority, unit, num_packets, at)
             if size:
-                self._add(Job(priority, unit, size, total=size, own=False), at)
+                self._add(Transmission(priority, unit, size, total=size, own=False), at)
         self._serve(until)
         return until
 
@@ -428,11 +430,11 @@ class PriorityLink:
             taken -= min(self._turn_bytes, self._begun_bytes(current, now))
         return max(0, min(count, int((self._queue_bytes - taken) // unit)))
 
-    def _begun_bytes(self, job: Job, now: float) -> int:
+    def _begun_bytes(self, job: Transmission, now: float) -> int:
         """Bytes of the current job's packets that have begun."""
         return job.unit * math.ceil((now - self._started) * self._rate / job.unit)
 
-    def _add(self, job: Job, now: float) -> None:
+    def _add(self, job: Transmission, now: float) -> None:
         current = self._current
         if current is None and not any(one.queue for one in self._classes):
             self._free_at = max(self._free_at, now)
@@ -444,7 +446,7 @@ class PriorityLink:
                 self._interrupt(current, now)
         self._serve(now)
 
-    def _interrupt(self, job: Job, now: float) -> None:
+    def _interrupt(self, job: Transmission, now: float) -> None:
         """Let the current job go on later, unless the last packet of its turn has begun."""
         num_bytes = self._begun_bytes(job, now)
         if num_bytes < self._turn_bytes:
@@ -469,12 +471,12 @@ class PriorityLink:
             self._started = self._free_at
             self._ends = self._started + self._turn_bytes / self._rate
 
-    def _pass(self, job: Job, num_bytes: int) -> None:
+    def _pass(self, job: Transmission, num_bytes: int) -> None:
         self._classes[job.priority].passed(job, num_bytes)
         if not job.own:
             self._background.passed_bytes += num_bytes
 
-    def _end_turn(self, job: Job) -> None:
+    def _end_turn(self, job: Transmission) -> None:
         """Let the current job wait for its next turn, or send it on the rest of its way."""
         one = self._classes[job.priority]
         self._current, self._free_at = None, self._ends

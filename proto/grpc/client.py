@@ -193,7 +193,7 @@ class ClientStream:
         reason = trust.why_unreachable(channel, self._method)
         channel.close()
         if trust.is_distrust(reason):
-            raise trust.NotTrusted(
+            raise trust.UntrustedPeer(
                 f"{self.address} is not trusted: {reason}. Its certificate must name this address "
                 "and be of the authority in --tls_ca"
             )
@@ -209,7 +209,7 @@ class ClientStream:
     def _check_server(self) -> None:
         try:
             trust.check_server(self.address, self._credentials, self._nonce, self._answer)
-        except trust.NotTrusted:
+        except trust.UntrustedPeer:
             self.close(0.0)
             raise
 

@@ -104,9 +104,10 @@ def check_bind(
             )
         return
     what = (
-        "encrypted, but not authenticated" if protection.encrypted
+        "encrypted, but not authenticated"
+        if protection.encrypted
         else "neither encrypted nor authenticated"
-    )  # fmt: skip
+    )
     if not insecure:
         raise ConfigurationError(
             f"--{flag}={address} is reachable from other machines and the connection is {what}; "

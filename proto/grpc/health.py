@@ -1,7 +1,8 @@
 """Asks a PS, or a worker that listens to others, whether it takes work (grpc.health.v1).
 
-``python -m thinwire.proto.grpc.health HOST:PORT [--tls_ca CA [--tls_cert CERT --tls_key KEY]]`` writes the answer
-and exits with 0 for SERVING, 1 for NOT_SERVING, and 3 where nobody answers. A token is not needed.
+``python -m thinwire.proto.grpc.health HOST:PORT [--tls_ca CA [--tls_cert CERT --tls_key KEY]]``
+writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, and 3 where nobody answers. A
+token is not needed.
 
 grpc.health.v1 for whoever can connect: a shard's word on whether it takes work.
 
@@ -29,7 +30,7 @@ _EXIT_NOT_SERVING = 1
 _PATIENCE_SECONDS = 5.0
 
 
-class NoAnswer(Exception):
+class HealthCheckFailed(Exception):
     """Nobody tells; the message says why."""
 
 
@@ -51,7 +52,7 @@ def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CR
         )
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
     except grpc.RpcError as error:
-        raise NoAnswer(f"{error.code().name}: {error.details()}") from error
+        raise HealthCheckFailed(f"{error.code().name}: {error.details()}") from error
     finally:
         channel.close()
 
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         credentials = Credentials(*(b"" if path is None else path.read_bytes() for path in files))
         status = probe(given.address, given.seconds, credentials)
-    except (NoAnswer, OSError) as error:
+    except (HealthCheckFailed, OSError) as error:
         sys.stderr.write(f"{given.address}: {error}\n")
         return EXIT_UNREACHABLE
     sys.stdout.write(f"{status}\n")

@@ -38,8 +38,8 @@ from thinwire.proto.grpc.common import (
 )
 from thinwire.proto.grpc.health import HealthService
 from thinwire.proto.security import credentials as trust
-from thinwire.proto.security.connection_guard import Door
-from thinwire.proto.security.credentials import Evidence
+from thinwire.proto.security.connection_guard import ConnectionGuard
+from thinwire.proto.security.credentials import PeerEvidence
 
 
 class ServerStream:
@@ -53,7 +53,7 @@ class ServerStream:
         self,
         requests: Iterator[bytes],
         context: grpc.ServicerContext,
-        evidence: Evidence,
+        evidence: PeerEvidence,
     ) -> None:
         self._requests = requests
         self.evidence = evidence
@@ -185,7 +185,7 @@ class PortInUse(ConfigurationError):
     """The address cannot be listened on."""
 
 
-class Server:
+class GrpcServer:
     """A listening shard; made by `serve`."""
 
     def __init__(self, server: grpc.Server, port: int, health: HealthService) -> None:
@@ -206,7 +206,7 @@ class _Sessions:
     """Runs the handler of each Session and bounds their number."""
 
     def __init__(
-        self, handler: Callable[[ServerStream], None], max_streams: int, door: Door
+        self, handler: Callable[[ServerStream], None], max_streams: int, door: ConnectionGuard
     ) -> None:
         self._handler, self._door = handler, door
         self._room = threading.Semaphore(max_streams)
@@ -265,8 +265,8 @@ def serve(
     keepalive_seconds: float = 20.0,
     service: str = SERVICE,
     dscp: int | None = None,
-    door: Door | None = None,
-) -> Server:
+    door: ConnectionGuard | None = None,
+) -> GrpcServer:
     """Listen, and run ``handler`` in a thread of its own for each stream.
 
     The stream ends in good order when the handler returns. The health service says NOT_SERVING
@@ -295,7 +295,7 @@ def serve(
     server = grpc.server(
         executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
     )
-    door = door or Door()
+    door = door or ConnectionGuard()
     session = grpc.stream_stream_rpc_method_handler(_Sessions(handler, max_streams, door))
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
@@ -307,7 +307,7 @@ def serve(
     except RuntimeError as error:
         raise PortInUse(_why_not_bound(address, port)) from error
     server.start()
-    return Server(server, bound, health)
+    return GrpcServer(server, bound, health)
 
 
 def _why_not_bound(address: str, port: int) -> str:

@@ -15,16 +15,23 @@ from collections.abc import Callable, Sequence
 
 from absl import logging
 
-from thinwire.ops.failure_detector import Arrivals, Attempts, Backoff
+from thinwire.ops.failure_detector import Backoff, RetryDeadline, RtoEstimator
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.types import Link, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import versions
 from thinwire.proto.emulation.link import EmulatedSender
-from thinwire.proto.framing import Assembler, BytesLike, Malformed, chunk_bytes_for, frame, frames
+from thinwire.proto.framing import (
+    BytesLike,
+    Malformed,
+    MessageAssembler,
+    chunk_bytes_for,
+    frame,
+    frames,
+)
 from thinwire.proto.grpc import ClientStream, NoProgress, StreamLost, Unreachable
 from thinwire.proto.grpc.common import ChunkPace
-from thinwire.proto.security.credentials import NotTrusted, words_of
+from thinwire.proto.security.credentials import UntrustedPeer, words_of
 
 #: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
 _SLACK_BYTES = 4096
@@ -40,7 +47,7 @@ _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS = 3.0, 3.0
 _STALL_SECONDS = 1.0
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """The shard did not accept a Hello or a push."""
 
     def __init__(self, refusal: pb.Refusal) -> None:
@@ -66,7 +73,7 @@ def beat_seconds(lease_seconds: float) -> float:
     return min(_LONGEST_BEAT_SECONDS, lease_seconds / _BEATS_PER_LEASE)
 
 
-def rhythm(lease_seconds: float = 0.0) -> Arrivals:
+def rhythm(lease_seconds: float = 0.0) -> RtoEstimator:
     """Return what learns how often a shard is heard.
 
     It may be silent for two of its beats at least and for three leases at most; in between counts
@@ -76,7 +83,7 @@ def rhythm(lease_seconds: float = 0.0) -> Arrivals:
         lease_seconds: Of the run; 0: not known yet.
     """
     least = max(_LEAST_SILENCE_SECONDS, 2 * beat_seconds(lease_seconds))
-    return Arrivals(least, max(_MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE * lease_seconds))
+    return RtoEstimator(least, max(_MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE * lease_seconds))
 
 
 def chunk_bytes(emulated: Link, chunks: ChunkPace) -> int | Callable[[], int]:
@@ -86,7 +93,7 @@ def chunk_bytes(emulated: Link, chunks: ChunkPace) -> int | Callable[[], int]:
     return lambda: chunks.num_bytes
 
 
-class Session:
+class ClientSession:
     """One stream to one shard.
 
     Attributes:
@@ -110,7 +117,7 @@ class Session:
         link: EmulatedSender | None = None,
         dscp: int | None = None,
         credentials: Credentials = NO_CREDENTIALS,
-        arrivals: Arrivals | None = None,
+        arrivals: RtoEstimator | None = None,
     ) -> None:
         self.address = address
         self.arrivals = arrivals or rhythm()
@@ -119,7 +126,7 @@ class Session:
         given = hello.link
         emulated = Link(given.mbps, given.delay_ms, given.loss)
         self._chunk_bytes = chunk_bytes(emulated, self._stream.chunks)
-        self._assembler = Assembler(pb.ToClient, lambda message: max_payload_bytes)
+        self._assembler = MessageAssembler(pb.ToClient, lambda message: max_payload_bytes)
 
     @property
     def stream(self) -> ClientStream:
@@ -153,9 +160,9 @@ class Session:
         """
         try:
             self._stream.open(timeout_seconds, given_up)
-        except NotTrusted as error:
+        except UntrustedPeer as error:
             refusal = pb.Refusal(reason=pb.REASON_IDENTITY, message=str(error))
-            raise Refused(refusal) from error
+            raise RequestRejected(refusal) from error
         self._hello.proof = self._stream.prove(words_of(self._hello))
         self.say(pb.ToServer(hello=self._hello))
         deadline = time.monotonic() + _HELLO_TIMEOUT_SECONDS
@@ -164,7 +171,9 @@ class Session:
             if message.WhichOneof("body") == "welcome":
                 if why := versions.strange_fields(message.welcome, self.address):
                     self.close()
-                    raise Refused(pb.Refusal(reason=pb.REASON_PROTOCOL_VERSION, message=why))
+                    raise RequestRejected(
+                        pb.Refusal(reason=pb.REASON_PROTOCOL_VERSION, message=why)
+                    )
                 bounds = rhythm(message.welcome.lease_seconds)
                 self.arrivals.least_seconds = bounds.least_seconds
                 self.arrivals.most_seconds = bounds.most_seconds
@@ -172,7 +181,7 @@ class Session:
                 return message.welcome
             if message.WhichOneof("body") == "refusal":
                 self.close()
-                raise Refused(message.refusal)
+                raise RequestRejected(message.refusal)
 
     def say(self, message: pb.ToServer, counted: bool = False) -> None:
         """Queue a message without payload; `counted` if it belongs to training."""
@@ -294,16 +303,16 @@ class Dialler:
     def __init__(
         self,
         name: str,
-        make: Callable[[], Session],
+        make: Callable[[], ClientSession],
         closing: threading.Event,
         transient: tuple[int, ...] = _TRANSIENT,
     ) -> None:
         self._name, self._make = name, make
         self._closing, self._transient = closing, transient
-        self._attempts = Attempts(_FIRST_ATTEMPT_SECONDS, _FIRST_ATTEMPT_SECONDS)
+        self._attempts = RetryDeadline(_FIRST_ATTEMPT_SECONDS, _FIRST_ATTEMPT_SECONDS)
         self._longest_pause_seconds = _LONGEST_PAUSE_SECONDS
 
-    def dial(self, patience_seconds: float) -> tuple[Session, pb.Welcome]:
+    def dial(self, patience_seconds: float) -> tuple[ClientSession, pb.Welcome]:
         """Return a session that is welcome, and the welcome.
 
         Raises:
@@ -321,12 +330,12 @@ class Dialler:
                 if pauses.num_pauses:
                     logging.info("found %s", self._name)
                 return found
-            except (Unreachable, StreamLost, Refused) as error:
-                if isinstance(error, Refused) and error.retry_after_seconds > 0:
+            except (Unreachable, StreamLost, RequestRejected) as error:
+                if isinstance(error, RequestRejected) and error.retry_after_seconds > 0:
                     logging.warning("%s", error)
                     self._closing.wait(error.retry_after_seconds)
                     deadline = time.monotonic() + patience_seconds
-                elif isinstance(error, Refused) and error.reason not in self._transient:
+                elif isinstance(error, RequestRejected) and error.reason not in self._transient:
                     raise
                 if not pauses.num_pauses:
                     logging.info(
@@ -337,7 +346,9 @@ class Dialler:
                     raise Unreachable(f"{self._name}: {error}") from error
             self._closing.wait(pause)
 
-    def attempt(self, most_seconds: float = _FIRST_ATTEMPT_SECONDS) -> tuple[Session, pb.Welcome]:
+    def attempt(
+        self, most_seconds: float = _FIRST_ATTEMPT_SECONDS
+    ) -> tuple[ClientSession, pb.Welcome]:
         """Try once, for about so long at most.
 
         Raises:
@@ -348,7 +359,7 @@ class Dialler:
         timeout = min(self._attempts.timeout_seconds, max(0.5, most_seconds))
         try:
             welcome = session.open(timeout, self._closing.is_set)
-        except (Unreachable, StreamLost, Refused):
+        except (Unreachable, StreamLost, RequestRejected):
             session.close(0.0)
             if time.monotonic() - began >= timeout:
                 self._attempts.fail()

@@ -1,6 +1,7 @@
 """Makes the certificates of a run: an authority of its own, and one for each node.
 
-``python -m thinwire.proto.security.certificates --out certs --hosts 10.0.0.1,ps.example --shards 2 --workers 4``
+``python -m thinwire.proto.security.certificates --out certs --hosts 10.0.0.1,ps.example --shards 2
+--workers 4``
 
 The folder then holds ca.crt, ca.key, and ps-0.crt, ps-0.key, worker-1.crt ... supervisor-0.key.
 Every node needs ca.crt and its own two files; ca.key makes new certificates and belongs to nobody
@@ -37,7 +38,7 @@ _EARLIER = datetime.timedelta(hours=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Issued:
+class IssuedCertificate:
     """A certificate and its private key."""
 
     certificate: x509.Certificate
@@ -53,7 +54,7 @@ class Issued:
 
 
 @dataclasses.dataclass(frozen=True)
-class Holder:
+class CertificateHolder:
     """Whose certificate it is.
 
     Attributes:
@@ -69,7 +70,7 @@ class Holder:
     serves: bool = True
 
 
-def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[Holder]:
+def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[CertificateHolder]:
     """Return all nodes of a run.
 
     Args:
@@ -77,32 +78,40 @@ def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[Hol
         num_shards: PS shards.
         num_workers: Workers.
     """
-    shards = [Holder(f"ps-{j}", part_of_shard(j), tuple(hosts)) for j in range(num_shards)]
+    shards = [
+        CertificateHolder(f"ps-{j}", part_of_shard(j), tuple(hosts)) for j in range(num_shards)
+    ]
     workers = [
-        Holder(f"worker-{n}", part_of_worker(n), (server_name_of_worker(n),))
+        CertificateHolder(f"worker-{n}", part_of_worker(n), (server_name_of_worker(n),))
         for n in range(1, num_workers + 1)
     ]
-    return [*shards, *workers, Holder("supervisor-0", PART_OF_SUPERVISOR, serves=False)]
+    return [*shards, *workers, CertificateHolder("supervisor-0", PART_OF_SUPERVISOR, serves=False)]
 
 
-def authority(days: float) -> Issued:
+def authority(days: float) -> IssuedCertificate:
     """Return a new authority, which vouches for itself."""
     x509, _ = _library()
     key, name = _new_key(), _name("Thinwire run authority")
     usage = x509.KeyUsage(
-        key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        key_cert_sign=True,
+        crl_sign=True,
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = (
         _builder(name, name, key, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
-    return Issued(_signed(builder, key), key)
+    return IssuedCertificate(_signed(builder, key), key)
 
 
-def issue(by: Issued, holder: Holder, days: float) -> Issued:
+def issue(by: IssuedCertificate, holder: CertificateHolder, days: float) -> IssuedCertificate:
     """Return a new certificate of an authority."""
     x509, _ = _library()
     key, names = _new_key(), [x509.UniformResourceIdentifier(holder.part)]
@@ -116,10 +125,10 @@ def issue(by: Issued, holder: Holder, days: float) -> Issued:
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
     )
-    return Issued(_signed(builder, by.key), key)
+    return IssuedCertificate(_signed(builder, by.key), key)
 
 
-def make(folder: pathlib.Path, wanted: Sequence[Holder], days: float) -> list[str]:
+def make(folder: pathlib.Path, wanted: Sequence[CertificateHolder], days: float) -> list[str]:
     """Write an authority and certificates, but none that is there already.
 
     Returns:
@@ -141,7 +150,7 @@ def make(folder: pathlib.Path, wanted: Sequence[Holder], days: float) -> list[st
     return written
 
 
-def _authority_in(folder: pathlib.Path, days: float) -> tuple[Issued, list[str]]:
+def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate, list[str]]:
     x509, forms = _library()
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if not certificate.exists() and not key.exists():
@@ -153,10 +162,10 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[Issued, list[str]]
             "authority."
         )
     private: Any = forms.load_pem_private_key(key.read_bytes(), password=None)
-    return Issued(x509.load_pem_x509_certificate(certificate.read_bytes()), private), []
+    return IssuedCertificate(x509.load_pem_x509_certificate(certificate.read_bytes()), private), []
 
 
-def _write(folder: pathlib.Path, name: str, issued: Issued) -> list[str]:
+def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[str]:
     """Write a pair; nobody else may read the key, at no moment."""
     certificate, key = issued.pem()
     (folder / f"{name}.key").unlink(missing_ok=True)

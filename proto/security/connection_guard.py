@@ -57,7 +57,7 @@ class Rate:
         return None
 
 
-class Door:
+class ConnectionGuard:
     """Counts who comes, asks for their papers, and remembers why some were refused.
 
     Thread-safe.

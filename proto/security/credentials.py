@@ -1,8 +1,8 @@
 """TLS and the token: reads the files, opens protected channels, proves and judges who speaks.
 
 A certificate names its holder's part in a run by a URI among its subject's other names
-(`part_of_worker` and its like); see `thinwire.proto.security.certificates`, which makes them. The token is never
-sent: each side shows by an HMAC over fresh random numbers of both that it has it.
+(`part_of_worker` and its like); see `thinwire.proto.security.certificates`, which makes them. The
+token is never sent: each side shows by an HMAC over fresh random numbers of both that it has it.
 
 Reads certificates, keys and the token, and says at once what is wrong with them.
 """
@@ -36,7 +36,7 @@ _HUNG_UP = ("socket closed", "connection reset")
 _WHY_SECONDS = 0.2
 
 
-class NotTrusted(Exception):
+class UntrustedPeer(Exception):
     """The other end does not prove to be of this run, or does not take us for it."""
 
 
@@ -179,7 +179,7 @@ def _mac(
 
 
 @dataclasses.dataclass(frozen=True)
-class Evidence:
+class PeerEvidence:
     """What a server knows of a stream before its first message."""
 
     parts: tuple[str, ...] = ()  # that the client's certificate names
@@ -189,14 +189,14 @@ class Evidence:
 
 def meet(
     context: grpc.ServicerContext, credentials: Credentials
-) -> tuple[Evidence, tuple[tuple[str, bytes], ...]]:
+) -> tuple[PeerEvidence, tuple[tuple[str, bytes], ...]]:
     """Return what is known of a new call, and the metadata that answers it."""
     known = context.auth_context().get("peer_uri", ())
     parts = tuple(part.decode(errors="replace") for part in known)
     if not credentials.token:
-        return Evidence(parts), ()
+        return PeerEvidence(parts), ()
     given = {name: value for name, value in context.invocation_metadata() if name == NONCE}
-    evidence = Evidence(parts, given.get(NONCE, b""), new_nonce())
+    evidence = PeerEvidence(parts, given.get(NONCE, b""), new_nonce())
     answer: tuple[tuple[str, bytes], ...] = ((NONCE, evidence.server_nonce),)
     if len(evidence.client_nonce) == _NONCE_BYTES:
         proof = server_proof(credentials.token, evidence.client_nonce, evidence.server_nonce)
@@ -205,7 +205,7 @@ def meet(
 
 
 def refusal(
-    evidence: Evidence, credentials: Credentials, part: str, proof: bytes, words: Sequence[str]
+    evidence: PeerEvidence, credentials: Credentials, part: str, proof: bytes, words: Sequence[str]
 ) -> tuple[int, str] | None:
     """Judge who says to play a part.
 
@@ -256,7 +256,7 @@ def check_server(
         return theirs
     expected = server_proof(credentials.token, nonce, theirs)
     if not (theirs and hmac.compare_digest(expected, answer.get(PROOF, b""))):
-        raise NotTrusted(
+        raise UntrustedPeer(
             f"{address} does not prove that it has this run's token; give all nodes the same "
             "--token_file, or the same THINWIRE_TOKEN in their environment"
         )
@@ -270,7 +270,7 @@ _MAX_TURNS = 10  # of a handshake; TLS needs four
 
 
 @dataclasses.dataclass(frozen=True)
-class Files:
+class CredentialFiles:
     """Where a node's credentials are; None where a flag was not given."""
 
     certificate: str | None = None
@@ -279,7 +279,7 @@ class Files:
     token: str | None = None
 
 
-def read(files: Files, token_in_environment: str, part: str, serves: bool) -> Credentials:
+def read(files: CredentialFiles, token_in_environment: str, part: str, serves: bool) -> Credentials:
     """Return a node's credentials.
 
     Args:
@@ -306,7 +306,7 @@ def read(files: Files, token_in_environment: str, part: str, serves: bool) -> Cr
     return found
 
 
-def _check_together(files: Files, serves: bool) -> None:
+def _check_together(files: CredentialFiles, serves: bool) -> None:
     if bool(files.certificate) != bool(files.key):
         raise ConfigurationError(
             f"--tls_cert={files.certificate} and --tls_key={files.key}: expected both, or neither."
@@ -369,7 +369,7 @@ def _token(path: str | None, in_environment: str) -> bytes:
 # -- certificates ------------------------------------------------------------------------------
 
 
-def _check_certificate(files: Files, found: Credentials, part: str, serves: bool) -> None:
+def _check_certificate(files: CredentialFiles, found: Credentials, part: str, serves: bool) -> None:
     """Shake hands with oneself, as the others will do it.
 
     Raises:
@@ -401,7 +401,7 @@ def _check_certificate(files: Files, found: Credentials, part: str, serves: bool
         _check_chain(files, found, serves)
 
 
-def _check_chain(files: Files, found: Credentials, serves: bool) -> None:
+def _check_chain(files: CredentialFiles, found: Credentials, serves: bool) -> None:
     """Warn of a certificate that is not of the authority: others probably trust the same one."""
     contexts = _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -409,9 +409,11 @@ def _check_chain(files: Files, found: Credentials, serves: bool) -> None:
     except ssl.SSLCertVerificationError as error:
         logging.warning(
             "--tls_cert=%s does not stand the test of --tls_ca=%s (%s); nodes that trust that "
-            "authority alone will refuse this one", files.certificate, files.authority,
+            "authority alone will refuse this one",
+            files.certificate,
+            files.authority,
             error.verify_message,
-        )  # fmt: skip
+        )
 
 
 def _check_authority(path: str, authority: bytes) -> None:
@@ -423,7 +425,7 @@ def _check_authority(path: str, authority: bytes) -> None:
         ) from error
 
 
-def _context(files: Files, side: int) -> ssl.SSLContext:
+def _context(files: CredentialFiles, side: int) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -5,21 +5,21 @@ in at one end, buffers of received ones come out at the other, or do not.
 """
 
 from thinwire.proto.udp.connect import connect, pacing
-from thinwire.proto.udp.receiver import Owner, ReceivedCounts, UdpReceiver
-from thinwire.proto.udp.sender import Sending, UdpSender
+from thinwire.proto.udp.receiver import DatagramOwner, ReceiverCounts, UdpReceiver
+from thinwire.proto.udp.sender import UdpSender, UdpSettings
 from thinwire.proto.udp.sockets import SCHEMES, stream_dscp
-from thinwire.proto.udp.types import Batch, ChannelCounts, DatagramSender
+from thinwire.proto.udp.types import ChannelCounts, DatagramBatch, DatagramSender
 
 __all__ = [
     "SCHEMES",
-    "Batch",
     "ChannelCounts",
+    "DatagramBatch",
+    "DatagramOwner",
     "DatagramSender",
-    "Owner",
-    "ReceivedCounts",
-    "Sending",
+    "ReceiverCounts",
     "UdpReceiver",
     "UdpSender",
+    "UdpSettings",
     "connect",
     "pacing",
     "stream_dscp",

@@ -11,7 +11,7 @@ from absl import logging
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp import sockets as udp_sockets
-from thinwire.proto.udp.sender import Sending, SendingSocket, UdpSender
+from thinwire.proto.udp.sender import SendingSocket, UdpSender, UdpSettings
 
 #: A paced sender catches up so much after a late wake-up.
 _BURST_SECONDS = 4e-3
@@ -29,7 +29,7 @@ def pacing(mbps: float) -> TokenBucket | None:
 def connect(
     host: str,
     ports: Sequence[int],
-    sending: Sending,
+    sending: UdpSettings,
     bucket: TokenBucket | None = None,
     over: Over | None = None,
 ) -> UdpSender:

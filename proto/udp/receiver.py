@@ -25,7 +25,7 @@ from thinwire.proto.udp import sockets as udp_sockets
 _CALL_BYTES = 1 << 16
 
 
-class Run:
+class DatagramRun:
     """Datagrams of one size, one after the other; only the last may be shorter.
 
     Whoever takes them in does so in much less time for a hundred at once than one by one.
@@ -88,7 +88,7 @@ _ANCILLARY_BYTES = 64
 _JOIN_SECONDS = 5.0
 
 
-class Owner(Protocol):
+class DatagramOwner(Protocol):
     """Who is handed what arrives; all its methods run in the receiving thread."""
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
@@ -109,7 +109,7 @@ class Owner(Protocol):
 
 
 @dataclasses.dataclass
-class ReceivedCounts:
+class ReceiverCounts:
     """What one channel has received since the socket was bound."""
 
     datagrams: int = 0
@@ -127,7 +127,7 @@ class _Channel:
     def __init__(self, number: int, receiver: socket.socket, rejected: TokenBucket) -> None:
         self.number = number
         self.socket = receiver
-        self.counts = ReceivedCounts()
+        self.counts = ReceiverCounts()
         self.rejected = rejected
         self.rests_until: float | None = None
 
@@ -154,7 +154,7 @@ class UdpReceiver:
     Args:
         address: To bind; IPv4, IPv6 or a name.
         num_channels: 1..7.
-        owner: See `Owner`.
+        owner: See `DatagramOwner`.
         joining: Let the kernel join runs of datagrams into one buffer where it can.
         clock: Seconds; monotone.
         cpu_clock: Processor seconds of the calling thread.
@@ -168,7 +168,7 @@ class UdpReceiver:
         self,
         address: str,
         num_channels: int,
-        owner: Owner,
+        owner: DatagramOwner,
         joining: bool = True,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
@@ -187,7 +187,7 @@ class UdpReceiver:
             _Channel(number, each, TokenBucket(share, _REJECTED_BURST_SECONDS))
             for number, each in enumerate(sockets, 1)
         ]
-        self._run = Run(_ROUND_BYTES)
+        self._run = DatagramRun(_ROUND_BYTES)
         self._small_rounds = TokenBucket(_SMALL_ROUNDS_PER_SECOND, _FREE_SMALL_ROUNDS)
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -229,7 +229,7 @@ class UdpReceiver:
         with contextlib.suppress(OSError):  # full of earlier wake-ups, or closed
             self._wake_sender.send(b"!")
 
-    def counts(self) -> tuple[ReceivedCounts, ...]:
+    def counts(self) -> tuple[ReceiverCounts, ...]:
         """Return a copy of the counters, channel 1 first; after `close` the last ones."""
         for channel in self._channels:
             if channel.socket.fileno() >= 0:

@@ -18,7 +18,7 @@ from absl import logging
 
 from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp.sockets import SOL_UDP, UDP_SEGMENT
-from thinwire.proto.udp.types import Batch, ChannelCounts
+from thinwire.proto.udp.types import ChannelCounts, DatagramBatch
 
 #: Linux cuts one buffer into at most this many datagrams (newer versions: 128) ...
 MAX_SEGMENTS = 64
@@ -27,20 +27,20 @@ MAX_SEND_BYTES = 65_535 - 48
 
 
 @dataclasses.dataclass
-class Waiting:
+class QueuedBatch:
     """A batch of which some datagrams may have left already."""
 
-    batch: Batch
+    batch: DatagramBatch
     step: int
     num_taken: int = 0
     signed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class SendBurst:
     """Datagrams of one batch that are to leave in one system call."""
 
-    waiting: Waiting
+    waiting: QueuedBatch
     first: int
     count: int
 
@@ -61,7 +61,7 @@ class Outbox:
 
     def __init__(self, channels: int, max_late: int) -> None:
         self.counts = tuple(ChannelCounts() for _ in range(channels))
-        self._queues: tuple[collections.deque[Waiting], ...] = tuple(
+        self._queues: tuple[collections.deque[QueuedBatch], ...] = tuple(
             collections.deque() for _ in range(channels)
         )
         self._max_late = max_late
@@ -69,16 +69,16 @@ class Outbox:
     def __bool__(self) -> bool:
         return any(self._queues)
 
-    def put(self, batches: Sequence[Batch], step: int) -> None:
+    def put(self, batches: Sequence[DatagramBatch], step: int) -> None:
         """Queue batches of one step and drop what they make outdated."""
         for queue, counts in zip(self._queues, self.counts, strict=True):
             while queue and step - queue[0].step > self._max_late:
                 old = queue.popleft()
                 counts.outdated += old.batch.count - old.num_taken
         for batch in batches:
-            self._queues[batch.channel - 1].append(Waiting(batch, step))
+            self._queues[batch.channel - 1].append(QueuedBatch(batch, step))
 
-    def take(self, max_bytes: int) -> Piece | None:
+    def take(self, max_bytes: int) -> SendBurst | None:
         """Return the next datagrams, at least one and otherwise within ``max_bytes``."""
         queue = next(filter(None, self._queues), None)
         if queue is None:
@@ -86,7 +86,7 @@ class Outbox:
         waiting = queue[0]
         size = waiting.batch.size
         room = max(1, min(MAX_SEGMENTS, min(max_bytes, MAX_SEND_BYTES) // max(1, size)))
-        piece = Piece(
+        piece = SendBurst(
             waiting, waiting.num_taken, min(room, waiting.batch.count - waiting.num_taken)
         )
         waiting.num_taken += piece.count
@@ -94,7 +94,7 @@ class Outbox:
             queue.popleft()
         return piece
 
-    def put_back(self, piece: Piece, num_sent: int) -> None:
+    def put_back(self, piece: SendBurst, num_sent: int) -> None:
         """Undo taking a piece but for its first ``num_sent`` datagrams; before the next take."""
         piece.waiting.num_taken = piece.first + num_sent
         queue = self._queues[piece.waiting.batch.channel - 1]
@@ -130,7 +130,7 @@ class SendingSocket(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sending:
+class UdpSettings:
     """How one worker sends to one shard."""
 
     key: bytes = dataclasses.field(repr=False)  # signs the datagrams
@@ -161,7 +161,7 @@ class UdpSender:
     def __init__(
         self,
         sockets: Sequence[SendingSocket],
-        sending: Sending,
+        sending: UdpSettings,
         bucket: TokenBucket | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -188,7 +188,7 @@ class UdpSender:
         """Bytes of the largest datagram that passes; halved, once, if the path refuses it."""
         return self._mtu
 
-    def send(self, batches: Sequence[Batch], step: int) -> None:
+    def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
         """Queue batches of one step; see `DatagramSender.send`."""
         with self._changed:
             if not self._closed:
@@ -250,7 +250,7 @@ class UdpSender:
     def _piece_bytes(self) -> int:
         return MAX_SEND_BYTES if self._bucket is None else int(self._bucket.rate * _PIECE_SECONDS)
 
-    def _carry(self, piece: Piece) -> None:
+    def _carry(self, piece: SendBurst) -> None:
         """Send a piece, count it, put back or drop what the kernel did not take."""
         waiting = piece.waiting
         if not waiting.signed:
@@ -271,7 +271,7 @@ class UdpSender:
         if full:
             self._sleep(_RETRY_SECONDS)
 
-    def _transmit(self, piece: Piece) -> tuple[int, OSError | None]:
+    def _transmit(self, piece: SendBurst) -> tuple[int, OSError | None]:
         """Return how many datagrams went out, and what stopped the rest."""
         sender = self._sockets[piece.waiting.batch.channel - 1]
         size = piece.waiting.batch.size
@@ -296,7 +296,9 @@ class UdpSender:
             logging.warning("this path does not cut buffers into datagrams; they go one by one")
         return num_sent, None
 
-    def _settle(self, piece: Piece, num_sent: int, error: OSError, counts: ChannelCounts) -> bool:
+    def _settle(
+        self, piece: SendBurst, num_sent: int, error: OSError, counts: ChannelCounts
+    ) -> bool:
         """Keep or drop what was not sent; return whether the kernel wants a pause."""
         channel = piece.waiting.batch.channel
         if error.errno == errno.ECONNREFUSED:  # about an earlier datagram; this one was not sent
@@ -319,7 +321,7 @@ class UdpSender:
         self._warn(error)
         return False
 
-    def _keep(self, piece: Piece, num_sent: int) -> None:
+    def _keep(self, piece: SendBurst, num_sent: int) -> None:
         if not self._closed:
             self._outbox.put_back(piece, num_sent)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Batch(Protocol):
+class DatagramBatch(Protocol):
     """Datagrams of one size and one channel, one after the other in one buffer.
 
     They leave in as few system calls as the kernel allows.
@@ -59,7 +59,7 @@ class DatagramSender(Protocol):
     def failure(self) -> Exception | None:
         """What ended the sending before its time; nothing is sent any more."""
 
-    def send(self, batches: Sequence[Batch], step: int) -> None:
+    def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
         """Queue batches of one step behind earlier ones of their channels; never blocks.
 
         Batches of steps too far behind this one that still wait are dropped, and counted.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from thinwire.ps.core.core import PsCore
 
 
-def refuse_join(core: PsCore, join: events.Join, now: float) -> events.Refuse | None:
+def refuse_join(core: PsCore, join: events.Join, now: float) -> events.Reject | None:
     """Return why this life of a worker may not join; None where it may."""
     epoch = core.membership.epoch
     if not 1 <= join.worker <= core.config.nb_workers:
@@ -30,7 +30,7 @@ def member_of(core: PsCore, event: events.Pull | events.Push | events.Query) -> 
     return member if admitted else None
 
 
-def turn_away(core: PsCore, event: events.Pull | events.Push, step: int) -> events.Refuse:
+def turn_away(core: PsCore, event: events.Pull | events.Push, step: int) -> events.Reject:
     """Refuse what a worker that is no member asks, or sends as this step."""
     epoch = core.membership.epoch
     if (seconds := seconds_out(core, event.worker)) > 0:

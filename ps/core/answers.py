@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
-from thinwire.ops.downlink.types import Asked, Handed, Operation
+from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation
 from thinwire.ps.core import events
 from thinwire.ps.core.members import Member
 
@@ -19,13 +19,13 @@ def give(core: PsCore, workers: Iterable[int], now: float) -> list[events.Action
     Workers of which the down codec says so get the same arrays.
     """
     replies: list[events.Action] = []
-    gathered: dict[Hashable, Handed] = {}
+    gathered: dict[Hashable, ModelReply] = {}
     for worker in workers:
         member = core.members[worker]
         if member.question is None or not (member.free or core.stop_reason):
             continue
         (step, base), member.question = member.question, None
-        asked = Asked(worker, step, base, member.push_bytes)
+        asked = ModelRequest(worker, step, base, member.push_bytes)
         share = core.model.share_of(asked)
         handed = gathered.get(share) or core.model.gather(asked)
         gathered[share] = handed
@@ -40,13 +40,13 @@ def give(core: PsCore, workers: Iterable[int], now: float) -> list[events.Action
     return replies
 
 
-def observe(core: PsCore, event: events.Observe, now: float) -> list[events.Action]:
+def observe(core: PsCore, event: events.EvaluationPull, now: float) -> list[events.Action]:
     """Hand the whole model to somebody who only looks at it."""
-    whole = Handed(Operation.FULL, core.model.whole(), core.version, "full")
-    return [events.View(event.observer, reply_of(core, 0, 0, whole, now))]
+    whole = ModelReply(Operation.FULL, core.model.whole(), core.version, "full")
+    return [events.EvaluationReply(event.observer, reply_of(core, 0, 0, whole, now))]
 
 
-def reply_of(core: PsCore, worker: int, step: int, handed: Handed, now: float) -> events.Reply:
+def reply_of(core: PsCore, worker: int, step: int, handed: ModelReply, now: float) -> events.Reply:
     """Return what a worker, or an observer (0), is told besides what it is handed."""
     member = core.members.get(worker) or Member(asked_at=now)  # an observer has none
     return events.Reply(

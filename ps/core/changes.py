@@ -64,10 +64,10 @@ def publish(core: PsCore) -> list[events.Action]:
     return [events.NewEpoch(epoch_of(core, core.membership.epoch, live))]
 
 
-def epoch_of(core: PsCore, number: int, live: tuple[int, ...]) -> events.Epoch:
+def epoch_of(core: PsCore, number: int, live: tuple[int, ...]) -> events.MembershipEpoch:
     """Return an epoch with these live workers in words."""
     lives = tuple(core.membership.life_of(worker) for worker in live)
-    return events.Epoch(number, live, core.started, core.regrouping.formed, lives)
+    return events.MembershipEpoch(number, live, core.started, core.regrouping.formed, lives)
 
 
 def _check_start(core: PsCore, now: float) -> None:

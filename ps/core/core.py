@@ -171,17 +171,19 @@ class PsCore:
         diverged = event.cause == "diverged" and not self.sync_state["live"]
         return [*actions, *(ending.end(self, "diverged", now) if diverged else [])]
 
-    def _epoch(self, event: events.Epoch, now: float) -> list[events.Action]:
+    def _epoch(self, event: events.MembershipEpoch, now: float) -> list[events.Action]:
         self.started = self.started or event.started
         self.regrouping.hear(event, self.sync.groups)
         # Settle in any case: a push may have waited for just this number.
         return [*self.change(list(self.membership.follow(event, now)), now), *self.settle(now)]
 
-    def _unheard(self, event: events.Unheard, now: float) -> list[events.Action]:
+    def _unheard(self, event: events.WorkerUnreachable, now: float) -> list[events.Action]:
         return changes.expel(self, list(self.membership.miss(event.life)), now)
 
     def _note_presence(
-        self, event: events.Alive | events.Lost | events.Stalled, now: float
+        self,
+        event: events.WorkerAlive | events.WorkerDisconnected | events.ProcessStalled,
+        now: float,
     ) -> list[events.Action]:
         self.membership.note(event, now)
         return []
@@ -196,7 +198,7 @@ class PsCore:
         """Do what time has made due."""
         actions = changes.expel(self, list(self.membership.expire(now)), now)
         if missed := self.membership.missed(now):
-            actions.append(events.Missed(tuple(missed)))
+            actions.append(events.WorkersUnreachable(tuple(missed)))
         if self.deadlines.start_is_due(now):
             self.started = True
             actions += [*changes.publish(self), *self.settle(now)]
@@ -267,7 +269,7 @@ class PsCore:
         if self.version == self._snapshot_version and not force:
             return []
         self._snapshot_version = self.version
-        return [events.Snapshot(self.version, self.snapshot())]
+        return [events.SaveSnapshot(self.version, self.snapshot())]
 
     def snapshot(self) -> State:
         """Return all durable state as plain data; arrays are copies."""
@@ -283,14 +285,14 @@ class PsCore:
         events.Pull: _pull,
         events.Push: _push,
         events.Query: pacing_service.query,
-        events.Observe: answers.observe,
-        events.Alive: _note_presence,
-        events.Lost: _note_presence,
-        events.Stalled: _note_presence,
+        events.EvaluationPull: answers.observe,
+        events.WorkerAlive: _note_presence,
+        events.WorkerDisconnected: _note_presence,
+        events.ProcessStalled: _note_presence,
         events.Leave: _leave,
-        events.Epoch: _epoch,
-        events.Unheard: _unheard,
-        events.Refused: offences.refused,
+        events.MembershipEpoch: _epoch,
+        events.WorkerUnreachable: _unheard,
+        events.PushRejected: offences.refused,
         events.Stop: ending.stop,
         events.Tick: _tick,
         events.Failed: faults.put_out,

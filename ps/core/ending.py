@@ -41,5 +41,5 @@ def end(core: PsCore, reason: str, now: float) -> list[events.Action]:
     return [
         *answers.give(core, who, now),
         *core.snapshot_if_new(force=True),
-        events.Ended(reason),
+        events.RunEnded(reason),
     ]

@@ -82,21 +82,21 @@ class Query:
 
 
 @dataclasses.dataclass(frozen=True)
-class Observe:
+class EvaluationPull:
     """Somebody wants to look at the whole model (an evaluation pull)."""
 
     observer: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Alive:
+class WorkerAlive:
     """Anything was heard of a worker."""
 
     worker: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Lost:
+class WorkerDisconnected:
     """A worker's stream broke; it may come back before its lease ends."""
 
     worker: int
@@ -113,7 +113,7 @@ class Leave:
 
 
 @dataclasses.dataclass(frozen=True)
-class Formed:
+class GroupAssignment:
     """Groups formed while the run goes on."""
 
     epoch: int  # that they began with
@@ -122,18 +122,18 @@ class Formed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Epoch:
+class MembershipEpoch:
     """Shard 0 says who is live (to the other shards only)."""
 
     number: int
     live: tuple[int, ...]
     started: bool
-    formed: Formed | None = None  # the newest groups, if not those the run began with
+    formed: GroupAssignment | None = None  # the newest groups, if not those the run began with
     lives: tuple[int, ...] = ()  # the incarnation of each of `live`; () or 0: not known
 
 
 @dataclasses.dataclass(frozen=True)
-class Life:
+class WorkerIncarnation:
     """One life of a worker."""
 
     worker: int
@@ -141,14 +141,14 @@ class Life:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unheard:
+class WorkerUnreachable:
     """A following shard has not heard a live worker for a whole lease (to shard 0 only)."""
 
-    life: Life
+    life: WorkerIncarnation
 
 
 @dataclasses.dataclass(frozen=True)
-class Refused:
+class PushRejected:
     """A handler refused a push before it became an event; counted here."""
 
     worker: int
@@ -163,7 +163,7 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stalled:
+class ProcessStalled:
     """This process stood still for so long, and heard nobody meanwhile."""
 
     seconds: float
@@ -176,7 +176,7 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """The core did not handle the event before, which a worker caused; see `thinwire.ps.core.faults`."""
+    """The core did not handle the event before, which a worker caused; see `ps.core.faults`."""
 
     worker: int
     incarnation: int  # 0: the event did not say
@@ -186,8 +186,17 @@ class Failed:
 
 
 #: What workers cause.
-OfWorker = Join | Pull | Push | Query | Alive | Lost | Leave | Refused
-Event = OfWorker | Observe | Epoch | Unheard | Stop | Stalled | Tick | Failed
+OfWorker = Join | Pull | Push | Query | WorkerAlive | WorkerDisconnected | Leave | PushRejected
+Event = (
+    OfWorker
+    | EvaluationPull
+    | MembershipEpoch
+    | WorkerUnreachable
+    | Stop
+    | ProcessStalled
+    | Tick
+    | Failed
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +212,7 @@ class Welcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Refuse:
+class Reject:
     """A Hello (`step` 0) or a push is not accepted; `reason` names a Reason of the wire."""
 
     worker: int
@@ -249,7 +258,7 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
+class EvaluationReply:
     """Answers Observe."""
 
     observer: int
@@ -260,18 +269,18 @@ class View:
 class NewEpoch:
     """Membership changed; to be told to the other shards."""
 
-    epoch: Epoch
+    epoch: MembershipEpoch
 
 
 @dataclasses.dataclass(frozen=True)
-class Missed:
+class WorkersUnreachable:
     """Live workers have been silent on this shard for a whole lease; to be told to shard 0."""
 
-    lives: tuple[Life, ...]
+    lives: tuple[WorkerIncarnation, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Regrouped:
+class GroupsChanged:
     """Shard 0 has formed groups by the workers' speeds, in samples per second."""
 
     groups: tuple[tuple[int, ...], ...]
@@ -279,7 +288,7 @@ class Regrouped:
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class SaveSnapshot:
     """State to be written; the arrays are copies."""
 
     version: int
@@ -287,10 +296,21 @@ class Snapshot:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class RunEnded:
     """No more updates will be applied."""
 
     reason: str
 
 
-Action = Welcome | Refuse | Reply | Answer | View | NewEpoch | Missed | Regrouped | Snapshot | Ended
+Action = (
+    Welcome
+    | Reject
+    | Reply
+    | Answer
+    | EvaluationReply
+    | NewEpoch
+    | WorkersUnreachable
+    | GroupsChanged
+    | SaveSnapshot
+    | RunEnded
+)

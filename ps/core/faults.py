@@ -72,7 +72,7 @@ def _let_go(core: PsCore, worker: int, life: int, now: float) -> list[events.Act
         return core.change(list(core.membership.leave(worker, life)), now)
     if member is not None:
         admission.withdraw(core, member, worker)
-    return [events.Missed((events.Life(worker, life),))]
+    return [events.WorkersUnreachable((events.WorkerIncarnation(worker, life),))]
 
 
 def _answer_stuck(core: PsCore, now: float) -> list[events.Action]:

@@ -11,9 +11,16 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from thinwire.ops.failure_detector import Arrivals
+from thinwire.ops.failure_detector import RtoEstimator
 from thinwire.ops.types import State
-from thinwire.ps.core.events import Alive, Epoch, Join, Life, Lost, Stalled
+from thinwire.ps.core.events import (
+    Join,
+    MembershipEpoch,
+    ProcessStalled,
+    WorkerAlive,
+    WorkerDisconnected,
+    WorkerIncarnation,
+)
 
 #: A change of membership: ("join" | "leave", worker).
 Change = tuple[str, int]
@@ -22,7 +29,7 @@ NEVER_SECONDS = 1e18
 
 
 @dataclasses.dataclass(frozen=True)
-class Holder:
+class IdHolder:
     """Who keeps a worker from joining under its id."""
 
     peer: str
@@ -31,7 +38,7 @@ class Holder:
 
 
 @dataclasses.dataclass
-class Claim:
+class IncarnationClaim:
     """The life of a worker that said Hello here last."""
 
     incarnation: int
@@ -39,7 +46,7 @@ class Claim:
     peer: str
 
 
-class Follower:
+class FollowerMembership:
     """Shard 1..: membership is what shard 0's last epoch says.
 
     It keeps no leases, but tells shard 0 of live workers that it has not heard for as long as one:
@@ -61,10 +68,10 @@ class Follower:
         self.num_returned = 0
         self._live: tuple[int, ...] = ()
         self._named: dict[int, int] = {}  # live worker -> life that the epoch names
-        self._claims: dict[int, Claim] = {}
+        self._claims: dict[int, IncarnationClaim] = {}
         self._heard: dict[int, float] = {}  # live worker -> when, or since when it is told missing
 
-    def holder(self, join: Join, now: float) -> Holder | None:
+    def holder(self, join: Join, now: float) -> IdHolder | None:
         """Return who holds the id: a life that shard 0 has let in after the one that asks."""
         del now
         named = self._named.get(join.worker, join.incarnation)
@@ -72,11 +79,11 @@ class Follower:
             return None
         claim = self._claims.get(join.worker)
         known = claim is not None and claim.incarnation == named
-        return Holder(claim.peer if claim is not None and known else "another address")
+        return IdHolder(claim.peer if claim is not None and known else "another address")
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
         """Remember the life; membership itself comes by epoch."""
-        self._claims[join.worker] = Claim(join.incarnation, join.epoch, join.peer)
+        self._claims[join.worker] = IncarnationClaim(join.incarnation, join.epoch, join.peer)
         self.heard(join.worker, now)
         yield from ()
 
@@ -85,11 +92,11 @@ class Follower:
         if worker in self._heard:
             self._heard[worker] = now
 
-    def note(self, event: Alive | Lost | Stalled, now: float) -> None:
+    def note(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
         """Hear a worker, or excuse everybody's silence."""
-        if isinstance(event, Alive):
+        if isinstance(event, WorkerAlive):
             self.heard(event.worker, now)
-        elif isinstance(event, Stalled):  # nobody could be heard
+        elif isinstance(event, ProcessStalled):  # nobody could be heard
             for worker, when in self._heard.items():
                 self._heard[worker] = min(now, when + event.seconds)
 
@@ -103,19 +110,19 @@ class Follower:
         del now
         yield from ()
 
-    def miss(self, life: Life) -> Iterator[Change]:
+    def miss(self, life: WorkerIncarnation) -> Iterator[Change]:
         """Who is missed elsewhere is shard 0's concern."""
         del life
         yield from ()
 
-    def missed(self, now: float) -> list[Life]:
+    def missed(self, now: float) -> list[WorkerIncarnation]:
         """Return live workers that were silent here for a lease; each again after another one."""
         gone = [w for w, when in self._heard.items() if now - when >= self.lease_seconds]
         for worker in gone:
             self._heard[worker] = now
-        return [Life(worker, self.life_of(worker)) for worker in gone]
+        return [WorkerIncarnation(worker, self.life_of(worker)) for worker in gone]
 
-    def follow(self, epoch: Epoch, now: float) -> Iterator[Change]:
+    def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
         """Become what a newer epoch says.
 
         A worker whose life is another one leaves and joins: what the old one had said is void.
@@ -178,7 +185,15 @@ class Follower:
         return claim is not None and claim.incarnation != life
 
 
-__all__ = ["EPOCHS_PER_LIFE", "Change", "Coordinator", "Follower", "Holder", "Lease", "Membership"]
+__all__ = [
+    "EPOCHS_PER_LIFE",
+    "Change",
+    "Coordinator",
+    "FollowerMembership",
+    "IdHolder",
+    "Lease",
+    "Membership",
+]
 
 #: Epoch numbers reserved for one life of shard 0.
 EPOCHS_PER_LIFE = 1 << 16
@@ -195,8 +210,8 @@ class Lease:
     last_heard: float
     connected: bool = True
     suspected: bool = False  # silent for longer than it uses to be
-    arrivals: Arrivals = dataclasses.field(
-        default_factory=lambda: Arrivals(NEVER_SECONDS, NEVER_SECONDS)
+    arrivals: RtoEstimator = dataclasses.field(
+        default_factory=lambda: RtoEstimator(NEVER_SECONDS, NEVER_SECONDS)
     )
 
     @property
@@ -226,7 +241,7 @@ class Coordinator:
         self._seen: set[int] = set()
         self._first_end = math.inf  # nothing is due before: leases only grow longer
 
-    def holder(self, join: Join, now: float) -> Holder | None:
+    def holder(self, join: Join, now: float) -> IdHolder | None:
         """Return who keeps this worker from joining, if anybody.
 
         Who is not connected any more makes room at once; who is silent keeps its id until its lease
@@ -238,7 +253,7 @@ class Coordinator:
             return None
         silent = max(0.0, now - lease.last_heard)
         left = self.lease_seconds - silent if now >= lease.suspect_at else 0.0
-        return Holder(lease.peer, silent, max(0.0, left))
+        return IdHolder(lease.peer, silent, max(0.0, left))
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
         """Take in a worker that `holder` does not forbid."""
@@ -250,7 +265,7 @@ class Coordinator:
             lease.peer, lease.connected = join.peer, True
             self.heard(join.worker, now)
             return
-        arrivals = Arrivals(_LEAST_SILENCE * self.lease_seconds, self.lease_seconds, now)
+        arrivals = RtoEstimator(_LEAST_SILENCE * self.lease_seconds, self.lease_seconds, now)
         self.leases[join.worker] = Lease(join.incarnation, join.peer, now, arrivals=arrivals)
         self._look_at(now + arrivals.timeout_seconds)
         self.num_returned += join.worker in self._seen
@@ -268,9 +283,9 @@ class Coordinator:
                 lease.suspected = False
                 self._look_at(lease.suspect_at)
 
-    def note(self, event: Alive | Lost | Stalled, now: float) -> None:
+    def note(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
         """Renew a lease, suspect a worker whose stream broke, or excuse everybody's silence."""
-        if isinstance(event, Stalled):  # nobody could be heard
+        if isinstance(event, ProcessStalled):  # nobody could be heard
             for lease in self.leases.values():
                 lease.last_heard = min(now, lease.last_heard + event.seconds)
                 lease.arrivals.excuse(event.seconds, now)
@@ -278,7 +293,7 @@ class Coordinator:
         known = self.leases.get(event.worker)
         if known is None:
             return
-        if isinstance(event, Alive):
+        if isinstance(event, WorkerAlive):
             self.heard(event.worker, now)
             known.arrivals.beat(now)
         elif known.incarnation == event.incarnation:
@@ -294,8 +309,9 @@ class Coordinator:
         """Remove workers whose lease has run out; suspect those who are silent."""
         if now < self._first_end:
             return
-        ends = {worker: lease.last_heard + self.lease_seconds
-                for worker, lease in self.leases.items()}  # fmt: skip
+        ends = {
+            worker: lease.last_heard + self.lease_seconds for worker, lease in self.leases.items()
+        }
         self._first_end = math.inf
         for worker, lease in self.leases.items():
             lease.suspected = now >= min(lease.suspect_at, ends[worker])
@@ -305,18 +321,18 @@ class Coordinator:
             self.num_left += 1
             yield from self._remove(worker)
 
-    def miss(self, life: Life) -> Iterator[Change]:
+    def miss(self, life: WorkerIncarnation) -> Iterator[Change]:
         """Remove a worker that another shard has not heard for a whole lease."""
         if self.admits(life.worker, life.incarnation):
             self.num_left += 1
             yield from self._remove(life.worker)
 
-    def missed(self, now: float) -> list[Life]:
+    def missed(self, now: float) -> list[WorkerIncarnation]:
         """Who is silent here is removed here."""
         del now
         return []
 
-    def follow(self, epoch: Epoch, now: float) -> Iterator[Change]:
+    def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
         """Shard 0 follows nobody."""
         del epoch, now
         yield from ()
@@ -373,4 +389,4 @@ class Coordinator:
         yield ("leave", worker)
 
 
-Membership = Coordinator | Follower
+Membership = Coordinator | FollowerMembership

@@ -14,8 +14,8 @@ import numpy as np
 
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import own_entries, replicas
-from thinwire.ops.downlink.replicas import HandedOut
-from thinwire.ops.downlink.types import Asked, Handed, Operation, ShardView
+from thinwire.ops.downlink.replicas import BackupWeights
+from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import ServerUpdate
@@ -68,7 +68,7 @@ class ShardModel:
         self._weighting = method.weighting.init(len(theta))
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta)
-        self._handed_out = HandedOut()
+        self._handed_out = BackupWeights()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._seen = theta.view()  # what policies may look at
         self._seen.flags.writeable = False
@@ -137,18 +137,18 @@ class ShardModel:
         """
         raise ValueError(f"{len(update.values)} values without a round")
 
-    def share_of(self, asked: Asked) -> Hashable:
+    def share_of(self, asked: ModelRequest) -> Hashable:
         """Return what two questions have in common that may be given the same arrays."""
         return self.method.down_codec.share_of(asked, self._down)
 
-    def gather(self, asked: Asked) -> Handed:
+    def gather(self, asked: ModelRequest) -> ModelReply:
         """Return what a worker must be sent; the arrays are copies."""
         view = ShardView(self._seen, self.version, self.kernels, self._offsets)
         handed = self.method.down_codec.gather(asked, view, self._down)
         self._counts["copies"] = max(self._counts["copies"], len(self._down.get("held", ())))
         return handed
 
-    def hand_out(self, worker: int, handed: Handed) -> None:
+    def hand_out(self, worker: int, handed: ModelReply) -> None:
         """Note what a worker is being sent."""
         self._counts[handed.way] += 1
         self._counts["resyncs"] += handed.is_resync
@@ -326,12 +326,12 @@ class MirrorModel(ShardModel):
             np.copyto(self.theta, update.values)
             self._copied_version = self.version
 
-    def gather(self, asked: Asked) -> Handed:
+    def gather(self, asked: ModelRequest) -> ModelReply:
         """Send weights only to a worker that has none."""
         if asked.base_version is None:
-            return Handed(Operation.FULL, self.whole(), self.version, "full")
+            return ModelReply(Operation.FULL, self.whole(), self.version, "full")
         nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
-        return Handed(Operation.NONE, nothing, self.version, "delta")
+        return ModelReply(Operation.NONE, nothing, self.version, "delta")
 
     def restore(self, state: State) -> None:
         """Take back what `save` gave: whatever its weights were, they now are its version's."""

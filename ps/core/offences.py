@@ -29,7 +29,7 @@ def judge(core: PsCore, push: events.Push, member: Member, now: float) -> list[e
     return [told, *_offend(core, push.worker, OUTLIER, now)]
 
 
-def refused(core: PsCore, event: events.Refused, now: float) -> list[events.Action]:
+def refused(core: PsCore, event: events.PushRejected, now: float) -> list[events.Action]:
     """Hear of a push that was refused before it came here."""
     core.membership.heard(event.worker, now)
     core.accounts.reject(event.reason, event.worker)

@@ -53,8 +53,13 @@ class StateServer:
         ready = over
         if self._state is not None:
             finished_at = now - query.age_seconds
-            report = Report(query.worker, query.local_steps, query.step_seconds, finished_at,
-                            query.query_seconds)  # fmt: skip
+            report = Report(
+                query.worker,
+                query.local_steps,
+                query.step_seconds,
+                finished_at,
+                query.query_seconds,
+            )
             self._state = self._pacer.note(report, self._state)
             answer, self._state = self._pacer.answer(query.worker, members, now, self._state)
             ready = ready or answer

@@ -17,8 +17,8 @@ import numpy as np
 
 from thinwire.ops.aggregation import outliers
 from thinwire.ops.downlink.replicas import LastReply
-from thinwire.ops.downlink.types import Handed, Operation
-from thinwire.ops.failure_detector import Arrivals, Spread
+from thinwire.ops.downlink.types import ModelReply, Operation
+from thinwire.ops.failure_detector import MeanDeviation, RtoEstimator
 from thinwire.ops.optimizers import schedule
 from thinwire.ops.types import Block, CodedValues, Update
 from thinwire.ps.core import events, members
@@ -31,21 +31,46 @@ _TYPE, _OF = "type", "of"
 _RECORDS: dict[str, Any] = {
     each.__name__: each
     for each in (
-        *(events.Join, events.Pull, events.Push, events.Query, events.Observe, events.Alive),
-        *(events.Lost, events.Leave, events.Formed, events.Epoch, events.Refused, events.Stop),
-        *(events.Stalled, events.Tick, events.Life, events.Unheard, events.Failed),
+        *(
+            events.Join,
+            events.Pull,
+            events.Push,
+            events.Query,
+            events.EvaluationPull,
+            events.WorkerAlive,
+        ),
+        *(
+            events.WorkerDisconnected,
+            events.Leave,
+            events.GroupAssignment,
+            events.MembershipEpoch,
+            events.PushRejected,
+            events.Stop,
+        ),
+        *(
+            events.ProcessStalled,
+            events.Tick,
+            events.WorkerIncarnation,
+            events.WorkerUnreachable,
+            events.Failed,
+        ),
         *(Update, Block, CodedValues),
-        *(Handed, LastReply),
+        *(ModelReply, LastReply),
         *(schedule.Budget, schedule.Schedule, outliers.Guards),
-        *(members.Member, members.CoreConfig, core_membership.Lease, core_membership.Claim),
-        *(Arrivals, Spread),
+        *(
+            members.Member,
+            members.CoreConfig,
+            core_membership.Lease,
+            core_membership.IncarnationClaim,
+        ),
+        *(RtoEstimator, MeanDeviation),
         *(WorkerAccount, GroupAccount),
     )
 }
 _ENUMS: dict[str, Any] = {"Operation": Operation}
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a value as plain data; arrays are not copied.
 
     Fields that make no difference between two records are left out.
@@ -56,43 +81,43 @@ def plain(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, np.ndarray):
         return value
     if type(value) is list:
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     name = type(value).__name__
     if _RECORDS.get(name) is type(value):
         fields = (field.name for field in dataclasses.fields(value) if field.compare)
-        return {_TYPE: name, _OF: {field: plain(getattr(value, field)) for field in fields}}
+        return {_TYPE: name, _OF: {field: to_plain(getattr(value, field)) for field in fields}}
     if isinstance(value, enum.Enum) and _ENUMS.get(name) is type(value):
         return {_TYPE: name, _OF: value.value}
     if isinstance(value, Mapping):
         name = "Counter" if isinstance(value, collections.Counter) else "dict"
-        return {_TYPE: name, _OF: [[plain(key), plain(item)] for key, item in value.items()]}
+        return {_TYPE: name, _OF: [[to_plain(key), to_plain(item)] for key, item in value.items()]}
     if isinstance(value, collections.deque):
-        return {_TYPE: "deque", _OF: [plain(item) for item in value], "most": value.maxlen}
+        return {_TYPE: "deque", _OF: [to_plain(item) for item in value], "most": value.maxlen}
     if type(value) in (tuple, set):
         items = sorted(value) if type(value) is set else value
-        return {_TYPE: name, _OF: [plain(item) for item in items]}
+        return {_TYPE: name, _OF: [to_plain(item) for item in items]}
     raise TypeError(f"a {type(value).__name__} cannot be kept as plain data: {value!r:.80}")
 
 
-def made(value: Any) -> Any:
-    """Undo `plain`.
+def from_plain(value: Any) -> Any:
+    """Undo `to_plain`.
 
     Raises:
-        ValueError, KeyError, TypeError: It is not what `plain` gives.
+        ValueError, KeyError, TypeError: It is not what `to_plain` gives.
     """
     if isinstance(value, list):
-        return [made(item) for item in value]
+        return [from_plain(item) for item in value]
     if not isinstance(value, dict):
         return value
     name, content = value[_TYPE], value[_OF]
     if name in _RECORDS:
-        return _RECORDS[name](**{field: made(item) for field, item in content.items()})
+        return _RECORDS[name](**{field: from_plain(item) for field, item in content.items()})
     if name in _ENUMS:
         return _ENUMS[name](content)
     if name in ("dict", "Counter"):
-        pairs = {made(key): made(item) for key, item in content}
+        pairs = {from_plain(key): from_plain(item) for key, item in content}
         return collections.Counter(pairs) if name == "Counter" else pairs
-    items = [made(item) for item in content]
+    items = [from_plain(item) for item in content]
     if name == "deque":
         return collections.deque(items, maxlen=value["most"])
     if name in ("tuple", "set"):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from thinwire.ps.core.events import Failed, Join, Pull, Push, Refuse
-from thinwire.ps.core.membership import Holder
+from thinwire.ps.core.events import Failed, Join, Pull, Push, Reject
+from thinwire.ps.core.membership import IdHolder
 
 
-def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Refuse:
+def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Reject:
     """Refuse a worker number that this run does not have."""
     message = f"--id_worker={join.worker}: this run has workers 1..{nb_workers} (--nb_workers)."
-    return Refuse(join.worker, join.incarnation, "ID_RANGE", message, 0, epoch)
+    return Reject(join.worker, join.incarnation, "ID_RANGE", message, 0, epoch)
 
 
-def id_taken(join: Join, holder: Holder, epoch: int) -> Refuse:
+def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
     """Refuse a second live worker of the same number, naming the first.
 
     Where the first is silent it may be dead without our having heard of it: ask again then.
@@ -27,51 +27,51 @@ def id_taken(join: Join, holder: Holder, epoch: int) -> Refuse:
         )
     else:
         message += "give this one another id."
-    refusal = Refuse(join.worker, join.incarnation, "ID_TAKEN", message, 0, epoch)
+    refusal = Reject(join.worker, join.incarnation, "ID_TAKEN", message, 0, epoch)
     return dataclasses.replace(refusal, retry_after_seconds=holder.retry_after_seconds)
 
 
-def not_member(worker: int, incarnation: int, step: int, epoch: int) -> Refuse:
+def not_member(worker: int, incarnation: int, step: int, epoch: int) -> Reject:
     """Refuse a push (or, with step 0, a pull) of a worker that is not, or no longer, a member."""
     message = "the lease of this worker had run out; it must say Hello again."
-    return Refuse(worker, incarnation, "NOT_MEMBER", message, step, epoch)
+    return Reject(worker, incarnation, "NOT_MEMBER", message, step, epoch)
 
 
-def outlier(push: Push, why: str, epoch: int) -> Refuse:
+def outlier(push: Push, why: str, epoch: int) -> Reject:
     """Refuse an update that is too large; the worker takes the model and goes on."""
     message = f"the update of step {push.step} is an outlier: {why}; it was not applied."
-    return Refuse(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
+    return Reject(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
 
 
-def quarantined(asks: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Refuse:
+def quarantined(asks: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Reject:
     """Refuse whoever was put out; it may say Hello again when its term is over."""
     message = (
         f"worker {asks.worker} was put out for what it sent (--quarantine_after); it may come back "
         f"in {seconds:.3g} s."
     )
-    refusal = Refuse(asks.worker, asks.incarnation, "QUARANTINED", message, step, epoch)
+    refusal = Reject(asks.worker, asks.incarnation, "QUARANTINED", message, step, epoch)
     return dataclasses.replace(refusal, retry_after_seconds=seconds)
 
 
-def stale_generation(push: Push, version: int, generation: int, epoch: int) -> Refuse:
+def stale_generation(push: Push, version: int, generation: int, epoch: int) -> Reject:
     """Refuse an update of a model that this shard no longer has (or never had)."""
     message = (
         f"the update was computed at version {push.base_version} of generation {push.generation}; "
         f"this shard is at version {version} of generation {generation}. Pull again."
     )
-    return Refuse(push.worker, push.incarnation, "STALE_GENERATION", message, push.step, epoch)
+    return Reject(push.worker, push.incarnation, "STALE_GENERATION", message, push.step, epoch)
 
 
-def stale_epoch(push: Push, epoch: int) -> Refuse:
+def stale_epoch(push: Push, epoch: int) -> Reject:
     """Refuse a push from before the last change of its group, or of an epoch that nobody issued.
 
     It may be sent again at once.
     """
     message = f"membership epoch {push.epoch} is not this group's; send it again with {epoch}."
-    return Refuse(push.worker, push.incarnation, "STALE_EPOCH", message, push.step, epoch)
+    return Reject(push.worker, push.incarnation, "STALE_EPOCH", message, push.step, epoch)
 
 
-def fault(event: Failed, life: int, epoch: int) -> Refuse:
+def fault(event: Failed, life: int, epoch: int) -> Reject:
     """Refuse what the core could not handle; the worker is out, and may say Hello again."""
     message = (
         f"this shard could not handle what worker {event.worker} sent ({event.cause}), and has put "
@@ -79,4 +79,4 @@ def fault(event: Failed, life: int, epoch: int) -> Refuse:
         "log of this shard."
     )
     reason = "MALFORMED" if event.is_hello else "NOT_MEMBER"
-    return Refuse(event.worker, life, reason, message, event.step, epoch)
+    return Reject(event.worker, life, reason, message, event.step, epoch)

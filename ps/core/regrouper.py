@@ -53,9 +53,13 @@ class Regrouping:
         self._look_at = 0.0
         self._asked_for: tuple[Groups, int] = ((), 0)  # proposed, and how often in a row
         self._target: Groups | None = None  # shard 0: to be formed once everybody is at rest
-        self._awaited: collections.deque[events.Formed] = collections.deque()  # other shards
+        self._awaited: collections.deque[events.GroupAssignment] = (
+            collections.deque()
+        )  # other shards
         self._waits_for: dict[int, int] = {}  # worker -> step, of the first awaited
-        self.formed: events.Formed | None = None  # the newest, which other shards must know
+        self.formed: events.GroupAssignment | None = (
+            None  # the newest, which other shards must know
+        )
         self.num_formed = 0
         self._found: Mapping[int, float] = {}  # the speeds that the newest groups came from
 
@@ -89,7 +93,7 @@ class Regrouping:
 
     # -- changing ---------------------------------------------------------------------------
 
-    def hear(self, epoch: events.Epoch, current: Groups) -> None:
+    def hear(self, epoch: events.MembershipEpoch, current: Groups) -> None:
         """Take in what shard 0 says of groups (on the other shards)."""
         formed = epoch.formed
         if formed is None or (self.formed is not None and formed.epoch <= self.formed.epoch):
@@ -100,7 +104,7 @@ class Regrouping:
             return
         live = set(epoch.live)
         after = {worker: step for worker, step in formed.after.items() if worker in live}
-        self._awaited.append(events.Formed(formed.epoch, formed.groups, after))
+        self._awaited.append(events.GroupAssignment(formed.epoch, formed.groups, after))
         if alone:
             self._waits_for = after
 
@@ -164,12 +168,14 @@ class Regrouping:
         live = core.sync_state["live"]
         epoch = core.membership.begin_epoch()
         self._asked_for = ((), 0)
-        self.formed = events.Formed(epoch, groups, {w: core.members[w].last_step for w in live})
+        self.formed = events.GroupAssignment(
+            epoch, groups, {w: core.members[w].last_step for w in live}
+        )
         self._switch(core, self.formed)
         self.num_formed += 1
         everyone = tuple(sorted([*live, *core.sync_state["joining"]]))
         told = changes.epoch_of(core, epoch, everyone)
-        return [events.Regrouped(groups, self._found), events.NewEpoch(told)]
+        return [events.GroupsChanged(groups, self._found), events.NewEpoch(told)]
 
     def _catch_up(self, core: PsCore) -> list[events.Action] | None:
         """Change groups (other shards) once all pushes from before have come."""
@@ -184,7 +190,7 @@ class Regrouping:
         self._waits_for = {worker: step for worker, step in after.items() if worker in present}
         return []
 
-    def _switch(self, core: PsCore, formed: events.Formed) -> None:
+    def _switch(self, core: PsCore, formed: events.GroupAssignment) -> None:
         core.sync, core.sync_state = core.sync.regroup(formed.groups, core.sync_state)
         core.group_epochs = dict.fromkeys(range(len(formed.groups)), formed.epoch)
 
@@ -196,7 +202,7 @@ class Regrouping:
 
     def restore(self, groups: Groups, core: PsCore) -> None:
         """Go on with groups of an earlier life; the speeds are measured anew."""
-        formed = events.Formed(core.membership.epoch, groups, {})
+        formed = events.GroupAssignment(core.membership.epoch, groups, {})
         self._switch(core, formed)
         core.started = not core.sync.waits_for_start
         if core.membership.leads:  # another shard is to hear from shard 0 what holds now

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.types import State
-from thinwire.ps.core.plain import made, plain
+from thinwire.ps.core.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from thinwire.ps.core.core import PsCore
@@ -39,13 +39,13 @@ def save(core: PsCore) -> State:
     None of these arrays is ever changed, so that they may be written by another thread.
     """
     parts = {
-        path: {name: plain(value) for name, value in vars(part).items() if name not in fixed}
+        path: {name: to_plain(value) for name, value in vars(part).items() if name not in fixed}
         for path, part, fixed in _parts(core)
     }
     return {
         "parts": parts,
-        "groups": plain(core.sync.groups),
-        "model": plain(core.model.save_under_way()),
+        "groups": to_plain(core.sync.groups),
+        "model": to_plain(core.model.save_under_way()),
     }
 
 
@@ -53,9 +53,9 @@ def restore(core: PsCore, state: State) -> None:
     """Bring a core that has its durable state back to exactly where it was."""
     for path, part, _ in _parts(core):
         for name, value in state["parts"][path].items():
-            setattr(part, name, made(value))
-    core.sync = dataclasses.replace(core.sync, groups=made(state["groups"]))
-    core.model.restore_under_way(made(state["model"]))
+            setattr(part, name, from_plain(value))
+    core.sync = dataclasses.replace(core.sync, groups=from_plain(state["groups"]))
+    core.model.restore_under_way(from_plain(state["model"]))
 
 
 def _parts(core: PsCore) -> Iterator[tuple[str, Any, tuple[str, ...]]]:

@@ -11,10 +11,11 @@ from absl import logging
 
 from thinwire.ops.persistence.documents import Document
 from thinwire.ops.routing import counters as bookkeeping
-from thinwire.ops.routing.counters import Books, SentCounts, total
-from thinwire.ops.routing.reassembler import Assembled
+from thinwire.ops.routing.counters import ReassemblyCounters, SentCounts, total
+from thinwire.ops.routing.reassembler import ReassembledStep
 
-#: Why datagrams that are of no session are dropped, besides what `thinwire.ps.datagrams.receiver` finds.
+#: Why datagrams that are of no session are dropped, besides what `thinwire.ps.datagrams.receiver`
+#: finds.
 BY_THE_KERNEL = "kept out by the kernel"
 EMPTY = "empty"
 #: A report of a following shard has room for so many workers, each apart.
@@ -23,7 +24,7 @@ _TOGETHER = 0  # no worker has this id
 
 
 @dataclasses.dataclass(frozen=True)
-class Received(Document):
+class DatagramCounts(Document):
     """What one shard has received since the run began.
 
     Attributes:
@@ -31,35 +32,37 @@ class Received(Document):
         dropped: Datagrams of no session, by reason.
     """
 
-    workers: dict[int, Books] = dataclasses.field(default_factory=dict)
+    workers: dict[int, ReassemblyCounters] = dataclasses.field(default_factory=dict)
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def beside(self, reason: str, count: int) -> Received:
+    def beside(self, reason: str, count: int) -> DatagramCounts:
         """Return this with so many more datagrams dropped."""
         dropped = self.dropped | {reason: self.dropped.get(reason, 0) + count}
-        return Received(self.workers, _known(dropped))
+        return DatagramCounts(self.workers, _known(dropped))
 
-    def in_short(self) -> Received:
+    def in_short(self) -> DatagramCounts:
         """Return this for another shard; with very many workers only their sum, as worker 0."""
         if len(self.workers) <= _MOST_WORKERS_TOLD:
             return self
-        return Received({_TOGETHER: _sum(self.workers.values())}, self.dropped)
+        return DatagramCounts({_TOGETHER: _sum(self.workers.values())}, self.dropped)
 
-    def whole(self) -> Books:
+    def whole(self) -> ReassemblyCounters:
         """Return the books of all workers in one."""
         return _sum(self.workers.values())
 
 
-def received(sessions: Iterable[tuple[int, Books]], dropped: Mapping[str, int]) -> Received:
+def received(
+    sessions: Iterable[tuple[int, ReassemblyCounters]], dropped: Mapping[str, int]
+) -> DatagramCounts:
     """Add up sessions (worker, books); books may be written to afterwards."""
-    of: dict[int, list[Books]] = {}
+    of: dict[int, list[ReassemblyCounters]] = {}
     for worker, books in sessions:
         of.setdefault(worker, []).append(books)
     workers = {worker: _sum(of[worker]) for worker in sorted(of)}
-    return Received(workers, _known(dropped))
+    return DatagramCounts(workers, _known(dropped))
 
 
-def _sum(books: Iterable[Books]) -> Books:
+def _sum(books: Iterable[ReassemblyCounters]) -> ReassemblyCounters:
     whole = total(books, bookkeeping.empty(0))
     return dataclasses.replace(whole, dropped=_known(whole.dropped))
 
@@ -72,7 +75,7 @@ def _known(dropped: Mapping[str, int]) -> dict[str, int]:
 
 
 def block(
-    shards: Sequence[Received], sent: Mapping[int, SentCounts], channels: int
+    shards: Sequence[DatagramCounts], sent: Mapping[int, SentCounts], channels: int
 ) -> dict[str, Any]:
     """Return the figures of the whole run, as docs/FIGURES.md explains them.
 
@@ -86,7 +89,7 @@ def block(
     dropped = collections.Counter(books.dropped)
     for each in shards:
         dropped.update(each.dropped)
-    by_worker: dict[int, list[Books]] = {}
+    by_worker: dict[int, list[ReassemblyCounters]] = {}
     for shard in shards:
         for worker, each in shard.workers.items():
             by_worker.setdefault(worker, []).append(each)
@@ -114,7 +117,7 @@ def block(
     }
 
 
-def _ratios(books: Books) -> dict[str, Any]:
+def _ratios(books: ReassemblyCounters) -> dict[str, Any]:
     pushes, used = books.num_closed, books.num_late_used
     return {
         "pushes": pushes,
@@ -125,7 +128,7 @@ def _ratios(books: Books) -> dict[str, Any]:
     }
 
 
-def _losses(books: Books) -> dict[str, int]:
+def _losses(books: ReassemblyCounters) -> dict[str, int]:
     numbers = range(len(books.num_announced))
     return {
         "announced": sum(books.num_announced),
@@ -135,7 +138,7 @@ def _losses(books: Books) -> dict[str, int]:
     }
 
 
-def _channel(number: int, books: Books, sent: SentCounts) -> dict[str, int]:
+def _channel(number: int, books: ReassemblyCounters, sent: SentCounts) -> dict[str, int]:
     stream = {
         "channel": number,
         "blocks": _at(sent.blocks, number),
@@ -154,7 +157,7 @@ def _channel(number: int, books: Books, sent: SentCounts) -> dict[str, int]:
     }
 
 
-def _worker(worker: int, books: Books, sent: SentCounts) -> dict[str, Any]:
+def _worker(worker: int, books: ReassemblyCounters, sent: SentCounts) -> dict[str, Any]:
     return {
         "id": worker,
         **_ratios(books),
@@ -164,12 +167,12 @@ def _worker(worker: int, books: Books, sent: SentCounts) -> dict[str, Any]:
     }
 
 
-def lost(books: Books) -> int:
+def lost(books: ReassemblyCounters) -> int:
     """Return how many datagrams were announced and never came."""
     return _losses(books)["lost"]
 
 
-def _lost(books: Books, channel: int) -> int:
+def _lost(books: ReassemblyCounters, channel: int) -> int:
     came = _at(books.num_arrived, channel) + _at(books.num_late, channel)
     return max(0, _at(books.num_announced, channel) - came)
 
@@ -186,7 +189,7 @@ def _mean(sum_of: float, count: int) -> float | None:
 # -- a line a step ---------------------------------------------------------------------------
 
 
-def tell(worker: int, assembled: Assembled, books: Books) -> None:
+def tell(worker: int, assembled: ReassembledStep, books: ReassemblyCounters) -> None:
     """Log a closed step, as --dgt_info asks."""
     dropped = ", ".join(f"{reason} {count}" for reason, count in _known(books.dropped).items())
     logging.info(

@@ -12,8 +12,8 @@ from thinwire.ops.routing.datagram_format import HEADER, MAGIC
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.udp import UdpReceiver
 from thinwire.ps.core import events
-from thinwire.ps.datagrams.counters import BY_THE_KERNEL, EMPTY, Received
-from thinwire.ps.datagrams.receiver import Receptions
+from thinwire.ps.datagrams.counters import BY_THE_KERNEL, EMPTY, DatagramCounts
+from thinwire.ps.datagrams.receiver import DatagramReceiver
 from thinwire.ps.wire.push_decoder import PushDecoder
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class DatagramPort:
         decoder: PushDecoder,
         sizes: list[int],
         put: Callable[[events.Event | Callable[[], None]], None],
-        say_no: Callable[[events.Refuse], None],
+        say_no: Callable[[events.Reject], None],
     ) -> None:
         self._core, self._put, self._say_no = core, put, say_no
         self._router = core.model.method.router
         self._receiver: UdpReceiver | None = None
         # Of receivers that have failed: kept out by the kernel, and without a byte.
         self._kept_out = self._empty = 0
-        self.receptions = Receptions(
+        self.receptions = DatagramReceiver(
             decoder, sizes, self._router, put, self._refuse, lambda: put(_take_a_turn)
         )
 
@@ -84,7 +84,7 @@ class DatagramPort:
         self.receptions.introduce(worker, incarnation, self.ports, welcome)
         self._admit()
 
-    def received(self) -> Received:
+    def received(self) -> DatagramCounts:
         """Return what was counted so far (any thread)."""
         kept_out, empty = _not_handed_over(self._receiver)
         known = self.receptions.received().beside(BY_THE_KERNEL, self._kept_out + kept_out)
@@ -119,7 +119,7 @@ class DatagramPort:
             self._receiver.admit(_START, _SESSION_AT, numbers)
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
-        """Take what a socket has received; see `thinwire.proto.udp.receiver.Owner`."""
+        """Take what a socket has received; see `thinwire.proto.udp.receiver.DatagramOwner`."""
         del channel
         return self.receptions.take(data, size)
 
@@ -140,9 +140,9 @@ class DatagramPort:
         def refuse() -> None:
             incarnation = self._core.members[worker].incarnation
             epoch = self._core.membership.epoch
-            self._say_no(events.Refuse(worker, incarnation, "NON_FINITE", message, step, epoch))
+            self._say_no(events.Reject(worker, incarnation, "NON_FINITE", message, step, epoch))
 
-        self._put(events.Refused(worker, "non_finite"))
+        self._put(events.PushRejected(worker, "non_finite"))
         self._put(refuse)
 
 

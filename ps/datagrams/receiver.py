@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thinwire.ops.routing.base import Manifest, Transport
-from thinwire.ops.routing.counters import Books
-from thinwire.ops.routing.datagram_format import HEADER, MAGIC, VERSION, Session
-from thinwire.ops.routing.reassembler import Assembled, Assembler
+from thinwire.ops.routing.counters import ReassemblyCounters
+from thinwire.ops.routing.datagram_format import HEADER, MAGIC, VERSION, DatagramSession
+from thinwire.ops.routing.reassembler import ReassembledStep, Reassembler
 from thinwire.ops.types import Update
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
 from thinwire.ps.datagrams import counters as datagrams_counters
-from thinwire.ps.datagrams.counters import Received
-from thinwire.ps.datagrams.sessions import Head, Reception, Sessions
-from thinwire.ps.wire.push_decoder import Contents, NonFinite, PushDecoder
+from thinwire.ps.datagrams.counters import DatagramCounts
+from thinwire.ps.datagrams.sessions import PendingPush, Sessions, WorkerReassembly
+from thinwire.ps.wire.push_decoder import DecodedPush, NonFinite, PushDecoder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +60,7 @@ def num_ours(heads: NDArray[np.void]) -> int:
     return int(((heads["magic"] == MAGIC) & (heads["version"] == VERSION)).sum())
 
 
-class Losses:
+class InjectedLoss:
     """Loses datagrams on purpose.
 
     Args:
@@ -83,7 +83,7 @@ class Losses:
 _NO_LIFE = 0
 
 
-class Receptions:
+class DatagramReceiver:
     """Sessions of one shard's workers; thread-safe.
 
     Attributes:
@@ -113,12 +113,12 @@ class Receptions:
     ) -> None:
         self._decoder = decoder
         self._deliver, self._refuse, self._wake = deliver, refuse, wake
-        self._losses: Losses | None = None
+        self._losses: InjectedLoss | None = None
         self._clock = clock
         self._lock = threading.RLock()  # whom pushes are delivered to may ask back
-        self._sessions = Sessions(lambda session: Assembler(session, sizes, router), entropy)
+        self._sessions = Sessions(lambda session: Reassembler(session, sizes, router), entropy)
         self._dropped: collections.Counter[str] = collections.Counter()
-        self.on_closed: Callable[[int, Assembled, Books], None] | None = None
+        self.on_closed: Callable[[int, ReassembledStep, ReassemblyCounters], None] | None = None
 
     def obey(self, transport: Transport) -> None:
         """Lose and tell what a run's settings ask for."""
@@ -127,11 +127,11 @@ class Receptions:
 
     def lose(self, rate: float, seed: int) -> None:
         """Lose this fraction of what `take` gets on purpose from now on."""
-        self._losses = Losses(rate, seed) if rate else None
+        self._losses = InjectedLoss(rate, seed) if rate else None
 
     # -- sessions ---------------------------------------------------------------------------
 
-    def open(self, worker: int, incarnation: int) -> Session:
+    def open(self, worker: int, incarnation: int) -> DatagramSession:
         """Return the session of a life of a worker; an earlier life's ends."""
         with self._lock:
             return self._sessions.open(worker, incarnation)
@@ -212,7 +212,7 @@ class Receptions:
                     taken += self._feed(reception, data[start * size : stop * size], size)
         return taken
 
-    def _feed(self, reception: Reception, data: memoryview, size: int) -> int:
+    def _feed(self, reception: WorkerReassembly, data: memoryview, size: int) -> int:
         """Hand datagrams of a session on; return how many were genuine and not here before."""
         books, now = reception.assembler.books, self._clock()
         before = books.num_new
@@ -245,7 +245,7 @@ class Receptions:
             self._deliver(dataclasses.replace(event, incarnation=incarnation))
 
     def _mark(
-        self, reception: Reception, push: pb.Push, contents: Contents, manifest: Manifest
+        self, reception: WorkerReassembly, push: pb.Push, contents: DecodedPush, manifest: Manifest
     ) -> None:
         now = self._clock()
         assembler = reception.assembler
@@ -257,7 +257,7 @@ class Receptions:
             elif not push.more:
                 if reception.refusal is not None:  # whatever it says now, it was refused
                     raise NonFinite(reception.refusal)
-                reception.head = Head(push, contents.aux, contents.num_bytes)
+                reception.head = PendingPush(push, contents.aux, contents.num_bytes)
                 self._finish(reception, again)
             return
         reception.hear(push, contents.aux, contents.num_bytes)
@@ -286,14 +286,14 @@ class Receptions:
             for reception in self._sessions:
                 self._settle(reception, now)
 
-    def _settle(self, reception: Reception, now: float) -> None:
+    def _settle(self, reception: WorkerReassembly, now: float) -> None:
         assembled = reception.assembler.close(now)
         if assembled is not None:
             if self.on_closed is not None:
                 self.on_closed(reception.worker, assembled, reception.assembler.books)
             self._finish(reception, assembled)
 
-    def _finish(self, reception: Reception, assembled: Assembled) -> None:
+    def _finish(self, reception: WorkerReassembly, assembled: ReassembledStep) -> None:
         head = reception.head
         if head is None:
             return
@@ -327,17 +327,17 @@ class Receptions:
 
     # -- books ------------------------------------------------------------------------------
 
-    def books(self) -> list[tuple[int, Books]]:
+    def books(self) -> list[tuple[int, ReassemblyCounters]]:
         """Return the books of all sessions, by worker."""
         with self._lock:
             return self._sessions.books()
 
-    def received(self) -> Received:
+    def received(self) -> DatagramCounts:
         """Return a copy of all that was counted."""
         with self._lock:
             return datagrams_counters.received(self.books(), self._dropped)
 
-    def restore(self, before: Received) -> None:
+    def restore(self, before: DatagramCounts) -> None:
         """Go on counting from an earlier life of the shard."""
         with self._lock:
             self._sessions.add_books(before.workers.items())

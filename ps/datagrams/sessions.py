@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from thinwire.ops.routing.counters import Books
-from thinwire.ops.routing.datagram_format import Session
-from thinwire.ops.routing.reassembler import Assembled, Assembler
+from thinwire.ops.routing.counters import ReassemblyCounters
+from thinwire.ops.routing.datagram_format import DatagramSession
+from thinwire.ops.routing.reassembler import ReassembledStep, Reassembler
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 
@@ -19,7 +19,7 @@ _SESSION_BYTES, _KEY_BYTES = 8, 32
 
 
 @dataclasses.dataclass
-class Head:
+class PendingPush:
     """What the stream has brought of the push that is being put together."""
 
     push: pb.Push  # the newest message of it
@@ -28,14 +28,14 @@ class Head:
 
 
 @dataclasses.dataclass
-class Reception:
+class WorkerReassembly:
     """One life of one worker."""
 
     worker: int
     incarnation: int
-    session: Session
-    assembler: Assembler
-    head: Head | None = None
+    session: DatagramSession
+    assembler: Reassembler
+    head: PendingPush | None = None
     closed_step: int = 0  # of the newest whole push
     refusal: str | None = None  # why that was not finite
     outcome: pb.Reception | None = None  # of its datagrams
@@ -48,9 +48,9 @@ class Reception:
         before = self.head
         goes_on = before is not None and before.push.step == push.step and before.push.more
         total = num_bytes + (before.num_bytes if before and goes_on else 0)
-        self.head = Head(push, aux, total)
+        self.head = PendingPush(push, aux, total)
 
-    def end(self, assembled: Assembled) -> int:
+    def end(self, assembled: ReassembledStep) -> int:
         """Hear that the push is whole; return how many bytes came in datagrams since the last."""
         self.head = self.refusal = None
         books = self.assembler.books
@@ -71,22 +71,24 @@ class Sessions:
     """
 
     def __init__(
-        self, assemble: Callable[[Session], Assembler], entropy: Callable[[int], bytes]
+        self, assemble: Callable[[DatagramSession], Reassembler], entropy: Callable[[int], bytes]
     ) -> None:
         self._assemble, self._entropy = assemble, entropy
-        self._by_worker: dict[int, Reception] = {}
-        self._by_number: dict[int, Reception] = {}
-        self._closed: dict[int, Books] = {}  # worker -> of all its sessions that have ended
+        self._by_worker: dict[int, WorkerReassembly] = {}
+        self._by_number: dict[int, WorkerReassembly] = {}
+        self._closed: dict[
+            int, ReassemblyCounters
+        ] = {}  # worker -> of all its sessions that have ended
 
-    def __iter__(self) -> Iterator[Reception]:
+    def __iter__(self) -> Iterator[WorkerReassembly]:
         """Go through the open ones."""
         return iter(list(self._by_worker.values()))
 
-    def of_worker(self, worker: int) -> Reception | None:
+    def of_worker(self, worker: int) -> WorkerReassembly | None:
         """Return a worker's; it may be of an earlier life."""
         return self._by_worker.get(worker)
 
-    def of_number(self, number: int) -> Reception | None:
+    def of_number(self, number: int) -> WorkerReassembly | None:
         """Return the one that datagrams with this number belong to."""
         return self._by_number.get(number)
 
@@ -94,15 +96,15 @@ class Sessions:
         """Return the numbers of all."""
         return list(self._by_number)
 
-    def open(self, worker: int, incarnation: int) -> Session:
+    def open(self, worker: int, incarnation: int) -> DatagramSession:
         """Return the session of a life of a worker; an earlier life's ends."""
         found = self._by_worker.get(worker)
         if found is not None and found.incarnation == incarnation:
             return found.session
         self.close(worker)
         number = int.from_bytes(self._entropy(_SESSION_BYTES), "little")
-        session = Session(number, self._entropy(_KEY_BYTES), worker)
-        opened = Reception(worker, incarnation, session, self._assemble(session))
+        session = DatagramSession(number, self._entropy(_KEY_BYTES), worker)
+        opened = WorkerReassembly(worker, incarnation, session, self._assemble(session))
         self._by_worker[worker] = self._by_number[number] = opened
         return session
 
@@ -123,11 +125,11 @@ class Sessions:
                 found.append(reception.worker)
         return found
 
-    def books(self) -> list[tuple[int, Books]]:
+    def books(self) -> list[tuple[int, ReassemblyCounters]]:
         """Return the books of all, by worker: the open ones', and those of closed ones in one."""
         return [*self._closed.items(), *((each.worker, each.assembler.books) for each in self)]
 
-    def add_books(self, books: Iterable[tuple[int, Books]]) -> None:
+    def add_books(self, books: Iterable[tuple[int, ReassemblyCounters]]) -> None:
         """Count those of closed sessions; they are added up, for there may be any number."""
         for worker, each in books:
             before = self._closed.get(worker)

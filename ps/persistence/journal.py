@@ -32,7 +32,7 @@ from thinwire.ops.types import State
 from thinwire.ps.core import events, faults, soft_state
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence import journal_format
-from thinwire.ps.persistence.journal_format import Coder, CutShort, Damaged
+from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
 
 #: A snapshot is due when the journal is so many times as large as the model ...
 _MODELS = 4
@@ -47,7 +47,7 @@ class JournalFailed(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class JournalPosition:
     """A place in a journal: a file, and how many bytes of it."""
 
     number: int
@@ -81,11 +81,11 @@ def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
         with open(path, "rb") as file:
             data = file.read(most_bytes)
     except OSError as error:
-        raise Damaged(f"cannot be read: {error.strerror or error}") from error
+        raise DamagedRecord(f"cannot be read: {error.strerror or error}") from error
     if len(data) < len(_MAGIC) and _MAGIC.startswith(data):
-        raise CutShort(f"ends after {len(data)} bytes, before its head")
+        raise TruncatedRecord(f"ends after {len(data)} bytes, before its head")
     if data[: len(_MAGIC)] != _MAGIC:
-        raise Damaged(f"begins with {data[: len(_MAGIC)]!r}, expected {_MAGIC!r}")
+        raise DamagedRecord(f"begins with {data[: len(_MAGIC)]!r}, expected {_MAGIC!r}")
     return memoryview(data)[len(_MAGIC) :]
 
 
@@ -114,15 +114,15 @@ class Journal:
     def __init__(
         self,
         folder: pathlib.Path,
-        coder: Coder,
+        coder: EventCoder,
         model_bytes: int,
-        after: Place | None = None,
+        after: JournalPosition | None = None,
         create: Callable[[pathlib.Path], BinaryIO] = _create,
     ) -> None:
         self.folder, self._coder, self._create = folder, coder, create
         self._most_bytes = max(LEAST_BYTES, _MODELS * model_bytes)
         self._file: BinaryIO | None = None
-        self._place = after or Place(0, 0)
+        self._place = after or JournalPosition(0, 0)
         self.num_records = 0
         self.num_bytes = 0  # of all files
 
@@ -148,14 +148,14 @@ class Journal:
         self.close()
         after = dataclasses.asdict(self._place) if self._place.number else None
         number = max([self._place.number, *numbers(self.folder)]) + 1
-        self._place = Place(number, 0)
+        self._place = JournalPosition(number, 0)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._file = self._create(path_of(self.folder, number))
         except OSError as error:
             raise self._failure(error) from error
         self._write([_MAGIC])
-        self._place = Place(number, 0)
+        self._place = JournalPosition(number, 0)
         self._write(journal_format.head({"after": after, "settings": settings}))
         return number
 
@@ -187,7 +187,7 @@ class Journal:
         except OSError as error:
             raise self._failure(error) from error
         self.num_bytes += size
-        self._place = Place(self._place.number, self._place.offset + size)
+        self._place = JournalPosition(self._place.number, self._place.offset + size)
 
     def _failure(self, error: OSError) -> JournalFailed:
         path = path_of(self.folder, self._place.number)
@@ -204,28 +204,28 @@ _CHECKSUM = struct.Struct("<I")  # CRC-32 of the values
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class HighWaterMark:
     """The last version of one life of a shard."""
 
     generation: int
     version: int
 
 
-def read(folder: pathlib.Path) -> Mark | None:
+def read(folder: pathlib.Path) -> HighWaterMark | None:
     """Return what was written last; None where nothing was, or it is damaged."""
     try:
         data = (folder / _REACHED_NAME).read_bytes()
         (checksum,) = _CHECKSUM.unpack(data[_VALUES.size :])
         values = data[: _VALUES.size]
-        return Mark(*_VALUES.unpack(values)) if zlib.crc32(values) == checksum else None
+        return HighWaterMark(*_VALUES.unpack(values)) if zlib.crc32(values) == checksum else None
     except (OSError, struct.error):
         return None
 
 
-class Reached:
+class HighWaterLog:
     """Writes the marks of one life of a shard (writer thread)."""
 
-    def __init__(self, folder: pathlib.Path, mark: Mark) -> None:
+    def __init__(self, folder: pathlib.Path, mark: HighWaterMark) -> None:
         """Begin at `mark`, which is not written: nothing has been applied in this life."""
         self._folder, self._generation, self._version = folder, mark.generation, mark.version
         self._descriptor: int | None = None
@@ -247,8 +247,10 @@ class Reached:
             path = self._folder / _REACHED_NAME
             logging.error(
                 "cannot write %s: %s. Updates that are lost when this PS dies are then counted "
-                "only as far as workers have seen them.", path, error.strerror or error,
-            )  # fmt: skip
+                "only as far as workers have seen them.",
+                path,
+                error.strerror or error,
+            )
 
     def close(self) -> None:
         """Write nothing more."""
@@ -288,7 +290,7 @@ class JournaledCore:
         self.failure: JournalFailed | None = None
         self.about: dict[str, Any] = {}
         self.recovered: State = {"replayed": 0, "cuts": []}
-        self.reached: Reached | None = None
+        self.reached: HighWaterLog | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._settings: State = {}
         self._writes = self._ends = False
@@ -310,7 +312,7 @@ class JournaledCore:
         if self.reached is not None:
             self.reached.note(self.core.version)
         if self.journal is not None and self._writes and self.journal.is_due:
-            actions.append(events.Snapshot(self.core.version, self.core.snapshot()))
+            actions.append(events.SaveSnapshot(self.core.version, self.core.snapshot()))
         return actions
 
     def _write(self, event: events.Event, now: float) -> None:

@@ -26,7 +26,7 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
-from thinwire.ps.core.plain import made, plain
+from thinwire.ps.core.plain import from_plain, to_plain
 from thinwire.ps.service.connections import blocks_of
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
@@ -46,15 +46,15 @@ _NOT_WRITTEN_HERE = (
 )
 
 
-class Damaged(ValueError):
+class DamagedRecord(ValueError):
     """A record is not what was written; the message says how."""
 
 
-class CutShort(Damaged):
+class TruncatedRecord(DamagedRecord):
     """The data end before the record does."""
 
 
-class Coder:
+class EventCoder:
     """Codes and decodes the events of one shard."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Coder:
     def code(self, event: events.Event, now: float) -> list[Any]:
         """Return the pieces of the record of an event that is handled at `now`."""
         if not isinstance(event, events.Push):
-            return framed([_BODY.pack(now, _EVENT), _json(plain(event))])
+            return framed([_BODY.pack(now, _EVENT), _json(to_plain(event))])
         message, pieces = event.coded or self._coded(event)
         head = message.SerializeToString()
         described = _PUSH.pack(event.worker, event.num_bytes, len(head))
@@ -111,10 +111,10 @@ class Coder:
             if kind == _EVENT:
                 return _event(json.loads(bytes(body[_BODY.size :]))), now
         except _NOT_WRITTEN_HERE as error:
-            raise Damaged(f"{type(error).__name__}: {error}") from error
+            raise DamagedRecord(f"{type(error).__name__}: {error}") from error
         except (DecodeError, Malformed, NonFinite) as error:
-            raise Damaged(f"no push of this shard: {error}") from error
-        raise Damaged(f"a record of kind {kind}; expected an event")
+            raise DamagedRecord(f"no push of this shard: {error}") from error
+        raise DamagedRecord(f"a record of kind {kind}; expected an event")
 
     def _push(self, content: memoryview) -> events.Push:
         worker, num_bytes, head_bytes = _PUSH.unpack_from(content)
@@ -126,7 +126,7 @@ class Coder:
 
 
 def _event(content: Any) -> events.Event:
-    event = made(content)
+    event = from_plain(content)
     if not isinstance(event, events.Event):
         raise TypeError(f"a {type(event).__name__} is no event")
     return event
@@ -156,9 +156,9 @@ def content_of_head(body: memoryview) -> dict[str, Any]:
         _, kind = _BODY.unpack_from(body)
         content = json.loads(bytes(body[_BODY.size :]))
     except (struct.error, ValueError, RecursionError) as error:
-        raise Damaged(f"no head: {error}") from error
+        raise DamagedRecord(f"no head: {error}") from error
     if kind != _HEAD or not isinstance(content, dict):
-        raise Damaged(f"the first record is of kind {kind}; expected a head")
+        raise DamagedRecord(f"the first record is of kind {kind}; expected a head")
     return content
 
 
@@ -171,15 +171,17 @@ def bodies(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     at = 0
     while at < len(data):
         if at + _FRAME.size > len(data):
-            raise CutShort(f"the last record is cut short: {len(data) - at} bytes of it are here")
+            raise TruncatedRecord(
+                f"the last record is cut short: {len(data) - at} bytes of it are here"
+            )
         length, checksum = _FRAME.unpack_from(data, at)
         body = data[at + _FRAME.size : at + _FRAME.size + length]
         if len(body) < length:
-            raise CutShort(
+            raise TruncatedRecord(
                 f"the last record is cut short: {len(body)} of {length} bytes of it are here"
             )
         if length < _BODY.size or zlib.crc32(body, zlib.crc32(data[at : at + 4])) != checksum:
-            raise Damaged("a record's checksum does not match its bytes")
+            raise DamagedRecord("a record's checksum does not match its bytes")
         at += _FRAME.size + length
         yield at, body
 

@@ -17,9 +17,9 @@ from thinwire.ops.run.settings import END_REASONS, Run, limit_of
 from thinwire.ops.types import EncodeContext, ModelSpec, TensorSpec
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.persistence.journal import Mark, Reached
-from thinwire.ps.persistence.journal_format import Coder
-from thinwire.ps.persistence.replay import MakeCore, Settings
+from thinwire.ps.persistence.journal import HighWaterLog, HighWaterMark
+from thinwire.ps.persistence.journal_format import EventCoder
+from thinwire.ps.persistence.replay import MakeCore, ReplaySettings
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.service.server import ShardServer
 
@@ -63,7 +63,7 @@ def _sample(spec: ModelSpec) -> ModelSpec:
 LARGEST_FRACTION = 0.1
 
 
-class Keeping:
+class JournalPolicy:
     """Decides once, at the start, by the method alone.
 
     Args:
@@ -75,7 +75,7 @@ class Keeping:
     """
 
     def __init__(
-        self, run: Run, choice: str, saved: SavedShard, coder: Coder, spec: ModelSpec
+        self, run: Run, choice: str, saved: SavedShard, coder: EventCoder, spec: ModelSpec
     ) -> None:
         self._run, self._saved, self._coder = run, saved, coder
         self.about: dict[str, Any] = {"flag": choice, "on": choice == "on"}
@@ -100,14 +100,14 @@ class Keeping:
         """Let the server write a journal, if one is to be kept, from its next snapshot on."""
         journaled, config = server.journaled, server.core.config
         self._count_lost(server.core)
-        mark = Mark(config.generation, server.core.version)
-        journaled.reached = Reached(self._saved.folder, mark)
+        mark = HighWaterMark(config.generation, server.core.version)
+        journaled.reached = HighWaterLog(self._saved.folder, mark)
         journaled.about, journaled.recovered = self.about, self.recovered
         if not self.about["on"]:
             return
         server.decoder.keeps_coded = True
         limits = {reason: limit_of(self._run, reason) for reason in END_REASONS}
-        settings = Settings(config, server.lease_seconds, limits).to_plain()
+        settings = ReplaySettings(config, server.lease_seconds, limits).to_plain()
         model_bytes = server.core.model.theta.nbytes
         journaled.write_to(self._saved.new_journal(self._coder, model_bytes), settings)
 

@@ -14,10 +14,10 @@ from thinwire.ops.types import State
 from thinwire.ps.core import events, soft_state
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.plain import made, plain
+from thinwire.ps.core.plain import from_plain, to_plain
 from thinwire.ps.persistence import journal, journal_format
-from thinwire.ps.persistence.journal import Place
-from thinwire.ps.persistence.journal_format import Coder, CutShort, Damaged
+from thinwire.ps.persistence.journal import JournalPosition
+from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
 
 _LARGEST_HEAD_BYTES = 1 << 20
 #: Makes a core that has been told nothing: (its settings, seconds of a lease) -> core.
@@ -25,7 +25,7 @@ MakeCore = Callable[[CoreConfig, float], PsCore]
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class ReplaySettings:
     """What a life's core was made with; the head of each of its files says so."""
 
     config: CoreConfig
@@ -34,19 +34,21 @@ class Settings:
 
     def to_plain(self) -> State:
         """Return plain data without arrays."""
-        return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {
+            field.name: to_plain(getattr(self, field.name)) for field in dataclasses.fields(self)
+        }
 
     @staticmethod
-    def of(content: State) -> Settings:
+    def of(content: State) -> ReplaySettings:
         """Return what `to_plain` gave.
 
         Raises:
             Damaged: It is something else.
         """
         try:
-            return Settings(**{name: made(value) for name, value in content.items()})
+            return ReplaySettings(**{name: from_plain(value) for name, value in content.items()})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Damaged(f"settings: {type(error).__name__}: {error}") from error
+            raise DamagedRecord(f"settings: {type(error).__name__}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Replayed:
     """How far a journal has brought a snapshot."""
 
     core: State  # durable
-    place: Place  # where it ends
+    place: JournalPosition  # where it ends
     num_records: int
     generation: int  # the highest one that this shard ever had
     limits: dict[str, float | None]  # of the last life
@@ -69,21 +71,21 @@ class _Unhandled(Exception):
         self.num_records = num_records  # before it
 
 
-class _Files:
+class _RecordReader:
     """The records of a journal from one file on, one after the other."""
 
     def __init__(self, folder: pathlib.Path, first: int) -> None:
         self._folder = folder
-        self.heads: dict[int, _Head] = {}
+        self.heads: dict[int, _FileHeader] = {}
         self._broken: dict[int, str] = {}  # number -> why its head cannot be read
         for number in journal.numbers(folder):
             try:
                 self.heads[number] = _head(folder, number)
-            except CutShort:  # it was begun, and nobody was told anything after that
+            except TruncatedRecord:  # it was begun, and nobody was told anything after that
                 continue
-            except Damaged as error:
+            except DamagedRecord as error:
                 self._broken[number] = f"cannot be read ({error})"
-        self.place = Place(first, 0)  # where the newest record ends
+        self.place = JournalPosition(first, 0)  # where the newest record ends
         self.is_head = False
 
     def records(self) -> Iterator[memoryview]:
@@ -106,13 +108,13 @@ class _Files:
 
     def _records_of(self, number: int, stop: int | None) -> Iterator[memoryview]:
         data = journal.contents(journal.path_of(self._folder, number))
-        self.place = Place(number, 0)
+        self.place = JournalPosition(number, 0)
         for end, body in journal_format.bodies(data[:stop]):
             self.is_head = self.place.offset == 0
             yield body
-            self.place = Place(number, end)
+            self.place = JournalPosition(number, end)
         if stop is not None and len(data) < stop:
-            raise Damaged(f"ends at byte {len(data)}, and the next file goes on from {stop}")
+            raise DamagedRecord(f"ends at byte {len(data)}, and the next file goes on from {stop}")
 
     def _refuse_more(self, last: int) -> None:
         """Say so where there are later files, and no way from the last one to them."""
@@ -120,18 +122,20 @@ class _Files:
             after = self.heads[number].after if number in self.heads else None
             leads = f"goes on from file {after.number}" if after else "begins anew"
             name = journal.path_of(self._folder, number).name
-            raise Damaged(f"the journal ends here, and {name} {self._broken.get(number, leads)}")
+            raise DamagedRecord(
+                f"the journal ends here, and {name} {self._broken.get(number, leads)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Head:
+class _FileHeader:
     """A file's first record."""
 
-    after: Place | None  # what it goes on from
-    settings: Settings
+    after: JournalPosition | None  # what it goes on from
+    settings: ReplaySettings
 
     @staticmethod
-    def of(body: memoryview) -> _Head:
+    def of(body: memoryview) -> _FileHeader:
         """Read the record.
 
         Raises:
@@ -139,13 +143,13 @@ class _Head:
         """
         content = journal_format.content_of_head(body)
         try:
-            after = Place(**content["after"]) if content["after"] else None
-            return _Head(after, Settings.of(content["settings"]))
+            after = JournalPosition(**content["after"]) if content["after"] else None
+            return _FileHeader(after, ReplaySettings.of(content["settings"]))
         except (KeyError, TypeError) as error:
-            raise Damaged(f"head: {type(error).__name__}: {error}") from error
+            raise DamagedRecord(f"head: {type(error).__name__}: {error}") from error
 
 
-def _head(folder: pathlib.Path, number: int) -> _Head:
+def _head(folder: pathlib.Path, number: int) -> _FileHeader:
     """Return a file's head.
 
     Raises:
@@ -153,14 +157,19 @@ def _head(folder: pathlib.Path, number: int) -> _Head:
     """
     data = journal.contents(journal.path_of(folder, number), 2 * _LARGEST_HEAD_BYTES)
     if (claimed := int.from_bytes(data[:4], "little")) > _LARGEST_HEAD_BYTES:
-        raise Damaged(f"a head of {claimed} bytes")
+        raise DamagedRecord(f"a head of {claimed} bytes")
     for _, body in journal_format.bodies(data):
-        return _Head.of(body)
-    raise CutShort("there is no head")
+        return _FileHeader.of(body)
+    raise TruncatedRecord("there is no head")
 
 
 def replay(
-    folder: pathlib.Path, snapshot: State, soft: State, first: int, make: MakeCore, coder: Coder
+    folder: pathlib.Path,
+    snapshot: State,
+    soft: State,
+    first: int,
+    make: MakeCore,
+    coder: EventCoder,
 ) -> Replayed:
     """Tell a core again what it was told after a snapshot.
 
@@ -175,7 +184,7 @@ def replay(
     most, damage = None, None
     while True:
         try:
-            found = _attempt(_Files(folder, first), (snapshot, soft), make, coder, most)
+            found = _attempt(_RecordReader(folder, first), (snapshot, soft), make, coder, most)
         except _Unhandled as error:
             logging.error("%s", error.__cause__, exc_info=error.__cause__)
             cause = error.__cause__
@@ -193,7 +202,11 @@ def _told(folder: pathlib.Path, found: Replayed, damage: str | None) -> str | No
 
 
 def _attempt(
-    files: _Files, start: tuple[State, State], make: MakeCore, coder: Coder, most: int | None
+    files: _RecordReader,
+    start: tuple[State, State],
+    make: MakeCore,
+    coder: EventCoder,
+    most: int | None,
 ) -> Replayed:
     """Replay all, or at most so many records."""
     core: PsCore | None = None
@@ -203,7 +216,7 @@ def _attempt(
         for body in files.records():
             if files.is_head:
                 held = _handle(core, held, count)
-                settings = _Head.of(body).settings
+                settings = _FileHeader.of(body).settings
                 core = _enter(core, settings, start, make)
                 continue
             if core is None or count == most:
@@ -213,7 +226,7 @@ def _attempt(
                 _handle(core, held, count)
             held = event, now
             count += 1
-    except Damaged as error:
+    except DamagedRecord as error:
         damage = str(error)
     _handle(core, held, count)
     state = core.snapshot() if core is not None else start[0]
@@ -243,7 +256,7 @@ def _handle(core: PsCore | None, held: tuple[Any, float] | None, count: int) -> 
 
 
 def _enter(
-    core: PsCore | None, settings: Settings, start: tuple[State, State], make: MakeCore
+    core: PsCore | None, settings: ReplaySettings, start: tuple[State, State], make: MakeCore
 ) -> PsCore:
     """Return the core that a file is about."""
     if core is not None and core.config.generation == settings.config.generation:

@@ -17,10 +17,10 @@ from thinwire.ops.run.settings import Run, is_finished, limit_of
 from thinwire.ops.types import ConfigurationError, ModelSpec, State
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence import journal
-from thinwire.ps.persistence.journal import Journal, Place
-from thinwire.ps.persistence.journal_format import Coder
+from thinwire.ps.persistence.journal import Journal, JournalPosition
+from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, Replayed, replay
 
 
@@ -132,9 +132,9 @@ class SavedShard:
         return {int(worker): count for worker, count in saved.items()}
 
     @property
-    def datagrams(self) -> Received:
+    def datagrams(self) -> DatagramCounts:
         """What was received in datagrams."""
-        return Received.from_dict(self._found.get("datagrams", {}) if self._found else {})
+        return DatagramCounts.from_dict(self._found.get("datagrams", {}) if self._found else {})
 
     @property
     def recovered(self) -> State:
@@ -167,7 +167,7 @@ class SavedShard:
         mark = self._mark if self._found else None
         return mark.version if mark is not None and mark.generation >= found else None
 
-    def replay(self, make: MakeCore, coder: Coder) -> Replayed | None:
+    def replay(self, make: MakeCore, coder: EventCoder) -> Replayed | None:
         """Bring what was found up to what a journal says; None where there is none.
 
         Args:
@@ -190,9 +190,9 @@ class SavedShard:
         """Get ready to write."""
         self._saver = Saver(self._checkpoints, self._cut)
 
-    def new_journal(self, coder: Coder, model_bytes: int) -> Journal:
+    def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
         """Return a journal that goes on from the one that was found."""
-        end: Place | None = self._replayed.place if self._replayed is not None else None
+        end: JournalPosition | None = self._replayed.place if self._replayed is not None else None
         return Journal(self.folder, coder, model_bytes, end)
 
     def _cut(self, state: State) -> None:
@@ -211,7 +211,7 @@ class SavedShard:
         run_id: str,
         bytes_down: dict[int, int],
         reports: dict[tuple[int, int], str],
-        datagrams: Received,
+        datagrams: DatagramCounts,
         begun: State | None = None,
     ) -> None:
         """Have this state written soon; never blocks.
@@ -223,7 +223,8 @@ class SavedShard:
             bytes_down: Bytes sent to each worker.
             reports: The newest document of each (role, id).
             datagrams: What was received so.
-            begun: What `thinwire.ps.persistence.journal` says of the journal that goes on from here, if one does.
+            begun: What `thinwire.ps.persistence.journal` says of the journal that goes on from
+            here, if one does.
         """
         self._saver.put(
             version,

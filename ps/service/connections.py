@@ -24,7 +24,7 @@ from thinwire.proto.framing import frame, frames
 from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.session import chunk_bytes
 from thinwire.ps.core import events
-from thinwire.ps.datagrams.receiver import Receptions
+from thinwire.ps.datagrams.receiver import DatagramReceiver
 
 
 class Connection:
@@ -117,7 +117,7 @@ def reply_frames(
     return frames(message, pieces, connection.chunk_bytes)
 
 
-class Replies:
+class ReplySender:
     """Turns the Reply actions of one batch into sends; equal updates are coded once."""
 
     def __init__(
@@ -125,7 +125,7 @@ class Replies:
         layout: ShardLayout,
         generation: int,
         members: Callable[[], list[pb.Member]],
-        receptions: Receptions | None,
+        receptions: DatagramReceiver | None,
     ) -> None:
         """Start a batch; `members` says, when the first reply goes out, who does the next round."""
         self._layout, self._generation = layout, generation
@@ -147,7 +147,7 @@ class Replies:
 
 
 @dataclasses.dataclass
-class Traffic:
+class ClosedTraffic:
     """Training bytes that went to one worker over streams that are closed."""
 
     closed_bytes: int = 0
@@ -162,7 +162,7 @@ class Connections:
         self.observers: dict[int, Connection] = {}
         self.had_supervisor = False  # one that evaluates was connected
         self.was_evaluated = False  # and one of them left in good order
-        self._traffic: dict[int, Traffic] = {}
+        self._traffic: dict[int, ClosedTraffic] = {}
         self._peer_addresses: dict[int, str] = {}  # of the newest life of each worker
         self._numbers = 0
         self._lock = threading.Lock()
@@ -232,10 +232,10 @@ class Connections:
 
     def restore_bytes_down(self, totals: dict[int, int]) -> None:
         """Go on counting from an earlier life of the shard."""
-        self._traffic = {worker: Traffic(count) for worker, count in totals.items()}
+        self._traffic = {worker: ClosedTraffic(count) for worker, count in totals.items()}
 
     def _close(self, connection: Connection) -> None:
-        traffic = self._traffic.setdefault(connection.id, Traffic())
+        traffic = self._traffic.setdefault(connection.id, ClosedTraffic())
         traffic.closed_bytes += connection.stream.bytes_sent
         connection.stream.close()
 

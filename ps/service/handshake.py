@@ -13,7 +13,7 @@ from thinwire.ops.types import Link, ModelSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
-from thinwire.proto.security.connection_guard import Door, Limits
+from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
 
 if TYPE_CHECKING:
     from thinwire.proto.grpc import ServerStream
@@ -118,9 +118,9 @@ _ASKING = ("pull", "push")
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 
 
-def door_of(run: Run) -> Door:
+def door_of(run: Run) -> ConnectionGuard:
     """Return the door of a run's shard; all its clients may be of one address."""
-    return Door(run.credentials, Limits(streams_per_address=_streams_of(run)))
+    return ConnectionGuard(run.credentials, Limits(streams_per_address=_streams_of(run)))
 
 
 def most_streams(run: Run) -> int:

@@ -17,9 +17,15 @@ from thinwire.ops.types import ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.proto.grpc.session import Dialler, Refused, Session, payload_limit, rhythm
+from thinwire.proto.grpc.session import (
+    ClientSession,
+    Dialler,
+    RequestRejected,
+    payload_limit,
+    rhythm,
+)
 from thinwire.ps.core import events
-from thinwire.ps.wire.epochs import epoch_of
+from thinwire.ps.wire.epochs import decode_epoch
 from thinwire.ps.wire.reports import is_last
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ _SPENT = ("iter_max", "epochs")
 _LOOK_SECONDS = 0.05
 
 
-class Leader:
+class LeaderClient:
     """A following shard's view of shard 0."""
 
     def __init__(
@@ -57,13 +63,15 @@ class Leader:
         """
         self._is_wanted = is_wanted
         self._hello, self._put, self._report = hello, put, report
-        self._session: Session | None = None
+        self._session: ClientSession | None = None
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._has_reported_end, self._lease_seconds = False, 0.0
         limit, arrivals = payload_limit(layout), rhythm()
         self._dialler = Dialler(
             f"shard 0 at {address}",
-            lambda: Session(address, hello, limit, credentials=credentials, arrivals=arrivals),
+            lambda: ClientSession(
+                address, hello, limit, credentials=credentials, arrivals=arrivals
+            ),
             self._closing,
             (pb.REASON_STARTING,),
         )
@@ -99,7 +107,7 @@ class Leader:
         if session is not None:
             session.say(pb.ToServer(halt=pb.Halt(cause=cause)))
 
-    def miss(self, missed: events.Missed) -> None:
+    def miss(self, missed: events.WorkersUnreachable) -> None:
         """Tell shard 0 of workers that are not heard here."""
         session = self._session
         if session is not None:
@@ -143,7 +151,7 @@ class Leader:
                 logging.error("%s", failure)
                 if self._is_wanted():
                     continue
-            except Refused as failure:
+            except RequestRejected as failure:
                 logging.error("%s", failure)
             self.lost_for_good = True
             self._put(events.Stop("interrupted"))
@@ -155,7 +163,7 @@ class Leader:
             message, _ = self._session.listen()
             body = message.WhichOneof("body")
             if body == "membership":
-                self._put(epoch_of(message.membership))
+                self._put(decode_epoch(message.membership))
             elif body == "halt":
                 self.halted = message.halt.cause
                 self._end_in_time(events.Stop(message.halt.cause))

@@ -12,19 +12,19 @@ from absl import logging
 from thinwire.ops.sync.groups import format_groups, uneven
 from thinwire.ops.types import Kind, ShardLayout, State
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.grpc import Server, ServerStream, serve
+from thinwire.proto.grpc import GrpcServer, ServerStream, serve
 from thinwire.proto.grpc.session import beat_seconds
-from thinwire.proto.security.connection_guard import Door
+from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.udp import stream_dscp
 from thinwire.ps.core import events
 from thinwire.ps.core.claims import ClaimBounds
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.port import DatagramPort
 from thinwire.ps.persistence.journal import JournaledCore
-from thinwire.ps.service.connections import Connection, Connections, Observers, Replies
+from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
 from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.stream_reader import StreamReader
-from thinwire.ps.wire.epochs import message_of
+from thinwire.ps.wire.epochs import encode_epoch
 from thinwire.ps.wire.push_decoder import PushDecoder
 
 _STATUS_INTERVAL_SECONDS = 1.0
@@ -63,7 +63,7 @@ class ShardServer:
         self.core, self.layout, self.share = core, layout, share
         self.journaled = JournaledCore(core)
         self.save, self.lease_seconds = save, lease_seconds
-        self.max_streams, self.door = max_streams, Door()
+        self.max_streams, self.door = max_streams, ConnectionGuard()
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         model, self.bounds = core.model, bounds or ClaimBounds.of(core.model.method)
         self.decoder = PushDecoder(layout, model.kind, model.kernels, core.aux.size, self.bounds)
@@ -77,11 +77,11 @@ class ShardServer:
         self.document = "{}"  # what Welcome tells supervisors and shards of the run
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
         self.observers = Observers(self.connections)
-        self.on_groups: Callable[[events.Regrouped], None] | None = None
-        self.on_missed: Callable[[events.Missed], None] | None = None
+        self.on_groups: Callable[[events.GroupsChanged], None] | None = None
+        self.on_missed: Callable[[events.WorkersUnreachable], None] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection that said Hello
         self._due = [time.monotonic()] * 2
-        self.server: Server | None = None
+        self.server: GrpcServer | None = None
 
     def listen(self, bind: str, port: int, marks: str = "off") -> int:
         """Start to listen; return the port.
@@ -121,7 +121,7 @@ class ShardServer:
 
         def lose() -> None:
             if self.connections.drop_worker(connection):
-                lost = events.Lost(connection.id, connection.incarnation)
+                lost = events.WorkerDisconnected(connection.id, connection.incarnation)
                 self._dispatch(self.journaled.handle(lost, time.monotonic()))
 
         self.queue.put(lose)
@@ -148,7 +148,7 @@ class ShardServer:
                 item = events.Tick()
             now = time.monotonic()
             if now - before > _STALL_SECONDS:  # what was heard meanwhile still is in the queue
-                self._dispatch(self.journaled.handle(events.Stalled(now - before), now))
+                self._dispatch(self.journaled.handle(events.ProcessStalled(now - before), now))
             before = now
             if callable(item):
                 item()
@@ -177,13 +177,13 @@ class ShardServer:
     def _dispatch(self, actions: list[events.Action]) -> None:
         generation = self.core.config.generation
         receptions = self.datagrams.receptions if self.datagrams is not None else None
-        replies = Replies(self.layout, generation, self._members, receptions)
+        replies = ReplySender(self.layout, generation, self._members, receptions)
         for action in actions:
             if isinstance(action, events.Reply):
                 connection = self.connections.workers.get(action.worker)
                 if connection is not None:
                     replies.send(action, connection)
-            elif isinstance(action, events.View):
+            elif isinstance(action, events.EvaluationReply):
                 observer = self.connections.observers.get(action.observer)
                 if observer is not None:
                     replies.send(action.reply, observer, counted=False)
@@ -224,7 +224,7 @@ class ShardServer:
                 self.datagrams.introduce(action.worker, action.incarnation, welcome)
         return pb.ToClient(welcome=welcome)
 
-    def _refuse(self, action: events.Refuse) -> None:
+    def _refuse(self, action: events.Reject) -> None:
         refusal = pb.Refusal(
             reason=pb.Reason.Value(f"REASON_{action.reason}"),
             message=action.message,
@@ -259,25 +259,25 @@ class ShardServer:
             self.queue.put(self.datagrams.end_sessions)  # after all epochs that come together
         if self.core.stop_reason is None:  # at the end everybody leaves
             logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
-        self.observers.tell_epoch(message_of(epoch, self.core.sync.groups))
+        self.observers.tell_epoch(encode_epoch(epoch, self.core.sync.groups))
 
-    def _missed(self, action: events.Missed) -> None:
+    def _missed(self, action: events.WorkersUnreachable) -> None:
         workers = [life.worker for life in action.lives]
         logging.info("not heard here for %g s: workers %s", self.lease_seconds, workers)
         if self.on_missed is not None:
             self.on_missed(action)
 
-    def _regrouped(self, action: events.Regrouped) -> None:
+    def _regrouped(self, action: events.GroupsChanged) -> None:
         logging.info("groups by speed: %s", format_groups(action.groups))
         if warning := uneven(action.groups):
             logging.warning("%s", warning)
         if self.on_groups is not None:
             self.on_groups(action)
 
-    def _snapshot(self, action: events.Snapshot) -> None:
+    def _snapshot(self, action: events.SaveSnapshot) -> None:
         self.save(action.version, action.state)
 
-    def _ended(self, action: events.Ended) -> None:
+    def _ended(self, action: events.RunEnded) -> None:
         logging.info("run ended at version %d: %s", self.core.version, action.reason)
         self.observers.publish_status()
         for connection in self.connections.everyone():
@@ -287,11 +287,11 @@ class ShardServer:
 
     _actions: ClassVar[dict[type, Any]] = {
         events.Welcome: _welcome,
-        events.Refuse: _refuse,
+        events.Reject: _refuse,
         events.Answer: _answer,
         events.NewEpoch: _new_epoch,
-        events.Missed: _missed,
-        events.Regrouped: _regrouped,
-        events.Snapshot: _snapshot,
-        events.Ended: _ended,
+        events.WorkersUnreachable: _missed,
+        events.GroupsChanged: _regrouped,
+        events.SaveSnapshot: _snapshot,
+        events.RunEnded: _ended,
     }

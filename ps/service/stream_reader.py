@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.proto import framing, versions
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import Assembler, Malformed
+from thinwire.proto.framing import Malformed, MessageAssembler
 from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.session import payload_limit
 from thinwire.proto.security.connection_guard import Rate
@@ -53,7 +53,7 @@ class StreamReader:
         self.rate = Rate(server.door.limits)
         self._renewed_at = 0.0
         limit = payload_limit(server.layout, server.core.aux.size)
-        self.assembler = Assembler(pb.ToServer, lambda message: limit)
+        self.assembler = MessageAssembler(pb.ToServer, lambda message: limit)
 
     def read(self) -> None:
         """Handle frames until the stream ends; then say that it is lost."""
@@ -153,10 +153,10 @@ class StreamReader:
             else:
                 beside.receptions.mark(worker, push, payload)
         except NonFinite as error:
-            self.server.queue.put(events.Refused(worker, "non_finite"))
+            self.server.queue.put(events.PushRejected(worker, "non_finite"))
             self._complain(pb.REASON_NON_FINITE, str(error), push.step)
         except Malformed as error:
-            self.server.queue.put(events.Refused(worker, "malformed"))
+            self.server.queue.put(events.PushRejected(worker, "malformed"))
             self._complain(pb.REASON_MALFORMED, f"push of step {push.step}: {error}", push.step)
 
     def _datagrams(self, datagrams: pb.Datagrams, payload: memoryview) -> None:
@@ -182,8 +182,8 @@ class StreamReader:
         """Hear whom a following shard misses."""
         del payload
         for member in heartbeat.unheard:
-            life = events.Life(member.worker, member.incarnation)
-            self.server.queue.put(events.Unheard(life))
+            life = events.WorkerIncarnation(member.worker, member.incarnation)
+            self.server.queue.put(events.WorkerUnreachable(life))
 
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
         del payload
@@ -216,7 +216,7 @@ class StreamReader:
 
     def _observe(self, pull: pb.Pull, payload: memoryview) -> None:
         del pull, payload
-        self.server.queue.put(events.Observe(self.number))
+        self.server.queue.put(events.EvaluationPull(self.number))
 
     def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
         del payload
@@ -244,7 +244,7 @@ class StreamReader:
         now = time.monotonic()
         if now - self._renewed_at >= self.server.lease_seconds / _RENEWALS_PER_LEASE:
             self._renewed_at = now
-            self.server.queue.put(events.Alive(connection.id))
+            self.server.queue.put(events.WorkerAlive(connection.id))
 
     def _complain(self, reason: int, message: str, step: int = 0) -> None:
         message = message[:_LONGEST_COMPLAINT]

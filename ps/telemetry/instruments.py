@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 from thinwire.ops.run.settings import Run
-from thinwire.ops.telemetry.instruments import Meter, counter, gauge, histogram
+from thinwire.ops.telemetry.instruments import Instrument, counter, gauge, histogram
 from thinwire.proto import metrics_server
 from thinwire.proto.metrics_server import MetricsPort
-from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.datagrams.counters import DatagramCounts
 
 if TYPE_CHECKING:
     from thinwire.ps.core.core import PsCore
     from thinwire.ps.service.server import ShardServer
-    from thinwire.ps.telemetry.status import StatusBoard
+    from thinwire.ps.telemetry.status import StatusReporter
 
 #: Whoever asks again so soon gets the same meters: the writer thread has other work.
 _FRESH_SECONDS = 1.0
@@ -40,8 +40,8 @@ class ShardMeters:
     def __init__(
         self,
         server: ShardServer,
-        board: StatusBoard,
-        received: Callable[[], Received | None],
+        board: StatusReporter,
+        received: Callable[[], DatagramCounts | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server, self._board, self._received, self._clock = server, board, received, clock
@@ -53,7 +53,7 @@ class ShardMeters:
         """Let them be read, if the run has a port for that; see `thinwire.proto.metrics_server`."""
         return metrics_server.open_port(run, node, self.read)
 
-    def read(self) -> list[Meter]:
+    def read(self) -> list[Instrument]:
         """Return the meters of this moment, or the last ones if the writer has no time."""
         with self._lock:
             asked = self._asked
@@ -80,7 +80,7 @@ class ShardMeters:
         if asked is not None:
             asked.set()
 
-    def _look(self) -> list[Meter]:
+    def _look(self) -> list[Instrument]:
         core, server = self._server.core, self._server
         return [
             *_model_meters(core),
@@ -91,7 +91,7 @@ class ShardMeters:
         ]
 
 
-def _model_meters(core: PsCore) -> list[Meter]:
+def _model_meters(core: PsCore) -> list[Instrument]:
     accounts = core.accounts
     pushes = sum(account.pushes for account in accounts.workers.values())
     return [
@@ -99,35 +99,48 @@ def _model_meters(core: PsCore) -> list[Meter]:
         counter("updates", "Updates applied by this process.", core.version),
         counter("pushes", "Pushes of workers merged into these.", pushes),
         counter("samples", "Examples behind these.", core.samples),
-        counter("rejected_pushes", "Pushes that never reached the model.",
-                dict(accounts.rejected), "reason"),
+        counter(
+            "rejected_pushes",
+            "Pushes that never reached the model.",
+            dict(accounts.rejected),
+            "reason",
+        ),
         counter("replies", "Replies that carried weights.", accounts.num_replies),
-        counter("lost_updates", "Updates of this shard that restarts undid.",
-                accounts.lost_updates),
-        histogram("staleness", "Updates between a push's base and its merging.",
-                  accounts.staleness),
-        counter("held_seconds", "How long replies were held back, all together.",
-                accounts.groups.wait_seconds),
+        counter(
+            "lost_updates", "Updates of this shard that restarts undid.", accounts.lost_updates
+        ),
+        histogram(
+            "staleness", "Updates between a push's base and its merging.", accounts.staleness
+        ),
+        counter(
+            "held_seconds",
+            "How long replies were held back, all together.",
+            accounts.groups.wait_seconds,
+        ),
         gauge("learning_rate", "Scheduled learning rate.", core.model.learning_rate),
         gauge("generation", "Restarts of this shard.", core.config.generation),
         gauge("run_ended", "1 once the run has ended.", core.stop_reason is not None),
-    ]  # fmt: skip
+    ]
 
 
-def _membership_meters(core: PsCore, states: dict[int, str]) -> list[Meter]:
+def _membership_meters(core: PsCore, states: dict[int, str]) -> list[Instrument]:
     membership = core.membership
     known = dict.fromkeys(("waiting", "training", "suspect", "left", "done"), 0)
     return [
-        gauge("workers", "Workers that have been here, by state.",
-              known | collections.Counter(states.values()), "state"),
+        gauge(
+            "workers",
+            "Workers that have been here, by state.",
+            known | collections.Counter(states.values()),
+            "state",
+        ),
         gauge("workers_expected", "Workers that this run may have.", core.config.nb_workers),
         gauge("membership_epoch", "Number of the membership.", membership.epoch),
         counter("workers_lost", "Workers whose lease ran out.", membership.num_left),
         counter("workers_returned", "Workers that joined again.", membership.num_returned),
-    ]  # fmt: skip
+    ]
 
 
-def _server_meters(server: ShardServer) -> list[Meter]:
+def _server_meters(server: ShardServer) -> list[Instrument]:
     connections = server.connections
     everyone = connections.everyone()
     workers = len(connections.workers)
@@ -139,27 +152,34 @@ def _server_meters(server: ShardServer) -> list[Meter]:
     streams = {"workers": workers, "others": len(everyone) - workers}
     return [
         counter("bytes_sent", "Training bytes on the wire, framing included.", sent, "direction"),
-        gauge("queue_length", "What waits: events for the writer thread, replies for clients.",
-              queues, "queue"),
+        gauge(
+            "queue_length",
+            "What waits: events for the writer thread, replies for clients.",
+            queues,
+            "queue",
+        ),
         gauge("streams", "Open streams of clients.", streams, "of"),
         counter("refused_peers", "Clients refused or cut off.", server.door.refused, "reason"),
-    ]  # fmt: skip
+    ]
 
 
-def _journal_meters(server: ShardServer) -> list[Meter]:
+def _journal_meters(server: ShardServer) -> list[Instrument]:
     journaled = server.journaled
     meters = [gauge("journal_on", "1 where a journal is kept.", journaled.journal is not None)]
     if (journal := journaled.journal) is not None:
         meters += [
             counter("journal_events", "Events written down.", journal.num_records),
             counter("journal_bytes", "Bytes written down.", journal.num_bytes),
-            gauge("journal_lag_bytes", "Bytes since the last snapshot, to be replayed if the PS "
-                  "died now.", journal.bytes_since_snapshot),
-        ]  # fmt: skip
+            gauge(
+                "journal_lag_bytes",
+                "Bytes since the last snapshot, to be replayed if the PS died now.",
+                journal.bytes_since_snapshot,
+            ),
+        ]
     return meters
 
 
-def _datagram_meters(received: Received | None) -> list[Meter]:
+def _datagram_meters(received: DatagramCounts | None) -> list[Instrument]:
     if received is None:
         return []
     books = received.whole()
@@ -171,8 +191,13 @@ def _datagram_meters(received: Received | None) -> list[Meter]:
     }
     dropped = collections.Counter(books.dropped) + collections.Counter(received.dropped)
     return [
-        counter("datagrams", "Datagrams of closed pushes; lost is announced less arrived and "
-                "late.", fates, "fate"),
-        counter("datagrams_dropped", "Datagrams that came and were not used.", dict(dropped),
-                "reason"),
-    ]  # fmt: skip
+        counter(
+            "datagrams",
+            "Datagrams of closed pushes; lost is announced less arrived and late.",
+            fates,
+            "fate",
+        ),
+        counter(
+            "datagrams_dropped", "Datagrams that came and were not used.", dict(dropped), "reason"
+        ),
+    ]

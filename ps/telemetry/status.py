@@ -15,7 +15,7 @@ from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams import counters as datagrams_counters
-from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.wire import reports as wire_reports
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class StatusSources:
     """What the core knows nothing of; each is asked for whenever it is wanted.
 
     Attributes:
@@ -37,7 +37,7 @@ class Beside:
     awaits: Callable[[], bool] = bool
 
 
-class StatusBoard:
+class StatusReporter:
     """Puts together what supervisors, summaries and following shards are told."""
 
     def __init__(
@@ -46,12 +46,12 @@ class StatusBoard:
         spec: ModelSpec,
         core: PsCore,
         server: ShardServer,
-        received: Callable[[], Received | None] = lambda: None,
-        beside: Beside | None = None,
+        received: Callable[[], DatagramCounts | None] = lambda: None,
+        beside: StatusSources | None = None,
     ) -> None:
         """Look at `core`, `server`, `received` and `beside` whenever asked (writer thread)."""
         self._run, self._spec, self._core, self._server = run, spec, core, server
-        self._received, self._beside = received, beside or Beside()
+        self._received, self._beside = received, beside or StatusSources()
 
     def about(self) -> dict[str, Any]:
         """Return what does not change during a run, for Welcome."""

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from absl import logging
 
-from thinwire.ops.routing.counters import Books
+from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ops.telemetry.tensorboard import ScalarFile
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.datagrams.counters import Received, lost
+from thinwire.ps.datagrams.counters import DatagramCounts, lost
 
 _INTERVAL_SECONDS = 2.0
 
@@ -26,7 +26,7 @@ class _Reading:
     version: int
     pushes: int
     staleness: int  # sum over these pushes
-    datagrams: Books | None  # of all workers; None: there are none
+    datagrams: ReassemblyCounters | None  # of all workers; None: there are none
 
 
 class PsScalars:
@@ -37,7 +37,7 @@ class PsScalars:
         directory: pathlib.Path,
         core: PsCore,
         bytes_down: Callable[[], dict[int, int]],
-        received: Callable[[], Received | None] = lambda: None,
+        received: Callable[[], DatagramCounts | None] = lambda: None,
     ) -> None:
         """Look at all of these; they must bear being read beside the writer thread."""
         self._file = ScalarFile(directory)
@@ -89,7 +89,9 @@ class PsScalars:
             logging.warning("no more TensorBoard scalars of this shard: %s", error)
 
 
-def _of_datagrams(before: Books | None, now: Books | None) -> dict[str, float | None]:
+def _of_datagrams(
+    before: ReassemblyCounters | None, now: ReassemblyCounters | None
+) -> dict[str, float | None]:
     """Return means over the pushes since `before`, and what was lost over all."""
     if before is None or now is None:
         return {}

@@ -8,7 +8,7 @@ from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
 
 
-def message_of(epoch: events.Epoch, groups: Groups) -> pb.Membership:
+def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership:
     """Return the message for an epoch; `groups` are those in force."""
     named, formed = epoch.lives or [0] * len(epoch.live), epoch.formed
     lives = dict(zip(epoch.live, named, strict=True))
@@ -27,7 +27,7 @@ def message_of(epoch: events.Epoch, groups: Groups) -> pb.Membership:
     )
 
 
-def epoch_of(message: pb.Membership) -> events.Epoch:
+def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     """Return what the message says.
 
     Raises:
@@ -41,10 +41,10 @@ def epoch_of(message: pb.Membership) -> events.Epoch:
         lives |= zip(group.workers, given, strict=True)
     live = tuple(sorted(lives))
     named = tuple(lives[worker] for worker in live)
-    return events.Epoch(message.epoch, live, message.started, _formed_of(message), named)
+    return events.MembershipEpoch(message.epoch, live, message.started, _formed_of(message), named)
 
 
-def _formed_of(message: pb.Membership) -> events.Formed | None:
+def _formed_of(message: pb.Membership) -> events.GroupAssignment | None:
     if not message.formed:
         return None
     if any(len(group.workers) != len(group.steps) for group in message.formed):
@@ -56,10 +56,10 @@ def _formed_of(message: pb.Membership) -> events.Formed | None:
         if step
     }
     groups = tuple(tuple(group.workers) for group in message.formed)
-    return events.Formed(message.formed_epoch, groups, after)
+    return events.GroupAssignment(message.formed_epoch, groups, after)
 
 
-def _group_of(group: tuple[int, ...], formed: events.Formed) -> pb.Group:
+def _group_of(group: tuple[int, ...], formed: events.GroupAssignment) -> pb.Group:
     """Steps travel plus one: a live worker may have taken none."""
     steps = [formed.after[worker] + 1 if worker in formed.after else 0 for worker in group]
     return pb.Group(workers=group, steps=steps)

@@ -36,7 +36,7 @@ class NonFinite(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Contents:
+class DecodedPush:
     """What one Push message holds, checked but for finiteness."""
 
     blocks: list[Block]
@@ -93,7 +93,7 @@ class PushDecoder:
         push.ClearField("payload")  # it is in the other argument as well
         return dataclasses.replace(event, coded=(push, (payload,)))
 
-    def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> Contents:
+    def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> DecodedPush:
         """Check and decode one message, but for finiteness.
 
         Args:
@@ -116,7 +116,7 @@ class PushDecoder:
         plain = None
         if self._is_plain(push.blocks):
             plain = Update(None, np.frombuffer(payload, "<f4"))  # as it lies there: no copy
-        return Contents(blocks, aux, len(payload), plain)
+        return DecodedPush(blocks, aux, len(payload), plain)
 
     def event(
         self,

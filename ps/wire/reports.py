@@ -8,7 +8,7 @@ from thinwire.ops.persistence.documents import parse_json
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.telemetry import run_status
 from thinwire.ps.core.claims import MOST_COUNTED
-from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.datagrams.counters import DatagramCounts
 
 #: Fields a worker counts itself; the rest of its line is what the shard saw.
 _OWN_FIELDS = (
@@ -43,12 +43,12 @@ def sent(text: str) -> SentCounts | None:
         return None
 
 
-def received(text: str) -> Received:
+def received(text: str) -> DatagramCounts:
     """Take what came in datagrams from a following shard's report."""
     try:
-        return Received.from_dict(parse_json(text)["datagrams"])
+        return DatagramCounts.from_dict(parse_json(text)["datagrams"])
     except (ValueError, KeyError, TypeError):
-        return Received()
+        return DatagramCounts()
 
 
 def counts(text: str, name: str) -> dict[str, int]:

@@ -1,8 +1,9 @@
 """Between our rounds and ESync's own log files.
 
-``python -m thinwire.supervisor.esync_logs.convert export RUN DIR`` writes ``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``,
-``import DIR/NETWORK/MODE RUN`` makes a run directory of such files, and
-``summary DIR/NETWORK/MODE`` puts them into one JSON file. TensorFlow is not needed.
+``python -m thinwire.supervisor.esync_logs.convert export RUN DIR`` writes
+``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``, ``import DIR/NETWORK/MODE RUN`` makes a run directory
+of such files, and ``summary DIR/NETWORK/MODE`` puts them into one JSON file. TensorFlow is not
+needed.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from thinwire.ops.telemetry.run_status import (
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import format as esync_logs_format
 from thinwire.supervisor.esync_logs import runs as esync_logs_runs
-from thinwire.supervisor.esync_logs.format import Logged
+from thinwire.supervisor.esync_logs.format import DeviceLog
 from thinwire.supervisor.metrics_log import (
     EVALUATION_KIND,
     METRICS_FILE,
     evaluations_in,
     read_lines,
 )
-from thinwire.supervisor.report.__main__ import EXIT_CONFIGURATION, Parser
+from thinwire.supervisor.report.__main__ import EXIT_CONFIGURATION, ReportArguments
 
 
 def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
@@ -120,7 +121,7 @@ def write_summary(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _read(folder: pathlib.Path) -> list[Logged]:
+def _read(folder: pathlib.Path) -> list[DeviceLog]:
     try:
         return esync_logs_format.read_mode(folder)
     except (ValueError, OSError) as error:
@@ -129,7 +130,7 @@ def _read(folder: pathlib.Path) -> list[Logged]:
         ) from error
 
 
-def _status(run: esync_logs_runs.Measured, logged: Sequence[Logged]) -> RunStatus:
+def _status(run: esync_logs_runs.MeasuredRun, logged: Sequence[DeviceLog]) -> RunStatus:
     """Return the end of a run of which only its logs are left."""
     workers = [
         WorkerMetrics(
@@ -164,7 +165,9 @@ def _status(run: esync_logs_runs.Measured, logged: Sequence[Logged]) -> RunStatu
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; return the exit code."""
-    parser = Parser(prog="python -m thinwire.supervisor.esync_logs.convert", description=__doc__)
+    parser = ReportArguments(
+        prog="python -m thinwire.supervisor.esync_logs.convert", description=__doc__
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     actions: dict[str, tuple[Any, tuple[str, ...], str]] = {
         "export": (export, ("RUN", "DIR"), "write a run as ESync's own log files"),

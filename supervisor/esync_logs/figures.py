@@ -1,9 +1,9 @@
 """ESync's five figures, from any runs that were measured.
 
-``python -m thinwire.supervisor.esync_logs.figures RUN [RUN...] --out DIR`` draws accuracy against time (IID and not),
-data throughput, traffic and computing-time ratio, each as PNG and CSV, and writes how much sooner
-than SSGD each run reached a target accuracy. A RUN is a --run_dir, or NETWORK/MODE of ESync's own
-log files. No display and no TensorFlow are needed.
+``python -m thinwire.supervisor.esync_logs.figures RUN [RUN...] --out DIR`` draws accuracy against
+time (IID and not), data throughput, traffic and computing-time ratio, each as PNG and CSV, and
+writes how much sooner than SSGD each run reached a target accuracy. A RUN is a --run_dir, or
+NETWORK/MODE of ESync's own log files. No display and no TensorFlow are needed.
 
 The pictures of the drawer: ESync's five figures, in the colours and lines of its paper.
 """
@@ -21,9 +21,9 @@ from typing import Any
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import runs as esync_logs_runs
-from thinwire.supervisor.esync_logs.runs import Measured, Point
+from thinwire.supervisor.esync_logs.runs import EvaluationPoint, MeasuredRun
 from thinwire.supervisor.report import figures
-from thinwire.supervisor.report.__main__ import EXIT_CONFIGURATION, Parser
+from thinwire.supervisor.report.__main__ import EXIT_CONFIGURATION, ReportArguments
 from thinwire.supervisor.report.figures import THEMES, Theme
 
 _THEME: Theme = THEMES["light"]
@@ -51,10 +51,10 @@ _SPARE_COLOURS = ("#6b4fbb", "#8a6d00", "#c9382b", "#4aa8d8", "#667085")
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
+class StyledRun:
     """A run with its name and style in the figures."""
 
-    run: Measured
+    run: MeasuredRun
     label: str
     style: Style
 
@@ -69,7 +69,7 @@ class Bar:
     mark: float | None = None
 
 
-def show(runs: Sequence[Measured]) -> list[Shown]:
+def show(runs: Sequence[MeasuredRun]) -> list[StyledRun]:
     """Give every run a name and a style; runs of one method and split are told apart by folder."""
     spare = itertools.cycle(_SPARE_COLOURS)
     others = {
@@ -82,7 +82,7 @@ def show(runs: Sequence[Measured]) -> list[Shown]:
     shown = []
     for run, (name, non_iid) in zip(runs, kinds, strict=True):
         alone = kinds.count((name, non_iid)) == 1
-        shown.append(Shown(run, name if alone else f"{name} ({run.name})", styles[run.method]))
+        shown.append(StyledRun(run, name if alone else f"{name} ({run.name})", styles[run.method]))
     return shown
 
 
@@ -100,7 +100,7 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def accuracy_picture(
-    shown: Sequence[Shown], smooth: int, standalone: float | None, target: float
+    shown: Sequence[StyledRun], smooth: int, standalone: float | None, target: float
 ) -> bytes:
     """Draw accuracy against time: the trailing mean in full, what was measured behind it.
 
@@ -234,7 +234,7 @@ def draw(
     return rows
 
 
-def first_at(points: Sequence[Point], target: float, window: int = 1) -> float | None:
+def first_at(points: Sequence[EvaluationPoint], target: float, window: int = 1) -> float | None:
     """Return when the mean of the last ``window`` evaluations first reached the target; or None.
 
     A mean over fewer evaluations does not count.
@@ -246,16 +246,31 @@ def first_at(points: Sequence[Point], target: float, window: int = 1) -> float |
     return None
 
 
-SPEEDUP_HEAD = ("run", "method", "split", "target", "seconds", "speedup", "seconds_mean3",
-                "speedup_mean3")  # fmt: skip
+SPEEDUP_HEAD = (
+    "run",
+    "method",
+    "split",
+    "target",
+    "seconds",
+    "speedup",
+    "seconds_mean3",
+    "speedup_mean3",
+)
 _ACCURACY_HEAD = ("run", "method", "seconds", "round", "accuracy", "smoothed")
 _THROUGHPUT_HEAD = ("run", "method", "split", "samples", "seconds", "samples_per_second")
-_TRAFFIC_HEAD = ("run", "method", "split", "up_mb_per_second", "down_mb_per_second",
-                 "mb_per_second", "traffic_est")  # fmt: skip
+_TRAFFIC_HEAD = (
+    "run",
+    "method",
+    "split",
+    "up_mb_per_second",
+    "down_mb_per_second",
+    "mb_per_second",
+    "traffic_est",
+)
 _RATIO_HEAD = ("run", "method", "split", "host", "device", "rank", "rounds", "orig", "strict")
 
 
-def speedup_rows(shown: Sequence[Shown], target: float) -> list[list[Any]]:
+def speedup_rows(shown: Sequence[StyledRun], target: float) -> list[list[Any]]:
     """Return for each run when it reached the target, and how much sooner than SSGD that was."""
     rows = []
     for each in shown:
@@ -269,7 +284,7 @@ def speedup_rows(shown: Sequence[Shown], target: float) -> list[list[Any]]:
 
 
 def _baseline(
-    shown: Sequence[Shown], non_iid: bool, target: float, window: int
+    shown: Sequence[StyledRun], non_iid: bool, target: float, window: int
 ) -> float | str | None:
     """Return when the first SSGD run of this split got there; text where there is none."""
     for each in shown:
@@ -292,15 +307,15 @@ def _known(value: float | None) -> Any:
     return NOT_REACHED if value is None else round(value, 3)
 
 
-def _who(each: Shown) -> list[Any]:
+def _who(each: StyledRun) -> list[Any]:
     return [each.run.name, each.style.name, "non-IID" if each.run.non_iid else "IID"]
 
 
-def _label(each: Shown) -> str:
+def _label(each: StyledRun) -> str:
     return f"{each.label}, non-IID" if each.run.non_iid else each.label
 
 
-def _accuracy_rows(shown: Sequence[Shown], smooth: int) -> list[list[Any]]:
+def _accuracy_rows(shown: Sequence[StyledRun], smooth: int) -> list[list[Any]]:
     rows = []
     for each in shown:
         smoothed = trailing_mean([point.accuracy for point in each.run.points], smooth)
@@ -310,7 +325,7 @@ def _accuracy_rows(shown: Sequence[Shown], smooth: int) -> list[list[Any]]:
     return rows
 
 
-def _throughput_rows(shown: Sequence[Shown]) -> list[list[Any]]:
+def _throughput_rows(shown: Sequence[StyledRun]) -> list[list[Any]]:
     return [
         [
             *_who(each),
@@ -322,7 +337,7 @@ def _throughput_rows(shown: Sequence[Shown]) -> list[list[Any]]:
     ]
 
 
-def _throughput_picture(shown: Sequence[Shown]) -> bytes:
+def _throughput_picture(shown: Sequence[StyledRun]) -> bytes:
     rates = [(each, each.run.samples_per_second) for each in shown]
     bars = [
         Bar(_label(each), ((rate, each.style.colour, 1.0),), f"{rate:,.0f}") for each, rate in rates
@@ -330,7 +345,7 @@ def _throughput_picture(shown: Sequence[Shown]) -> bytes:
     return bar_picture(bars, "Data throughput (samples/s, all workers)")
 
 
-def _rates(each: Shown) -> tuple[float | None, float | None]:
+def _rates(each: StyledRun) -> tuple[float | None, float | None]:
     """Return megabytes per second up and down; None where they were not measured."""
     run = each.run
     if run.bytes_up is None or run.bytes_down is None or not run.seconds:
@@ -338,7 +353,7 @@ def _rates(each: Shown) -> tuple[float | None, float | None]:
     return run.bytes_up / 1e6 / run.seconds, run.bytes_down / 1e6 / run.seconds
 
 
-def _traffic_rows(shown: Sequence[Shown]) -> list[list[Any]]:
+def _traffic_rows(shown: Sequence[StyledRun]) -> list[list[Any]]:
     rows = []
     for each in shown:
         up, down = _rates(each)
@@ -348,7 +363,7 @@ def _traffic_rows(shown: Sequence[Shown]) -> list[list[Any]]:
     return rows
 
 
-def _traffic_picture(shown: Sequence[Shown]) -> bytes:
+def _traffic_picture(shown: Sequence[StyledRun]) -> bytes:
     bars = []
     for each in shown:
         up, down = _rates(each)
@@ -361,7 +376,7 @@ def _traffic_picture(shown: Sequence[Shown]) -> bytes:
     return bar_picture(bars, "Traffic, all workers (MB/s)", legend, "traffic_est (one way, MiB/s)")
 
 
-def _ratio_rows(shown: Sequence[Shown]) -> list[list[Any]]:
+def _ratio_rows(shown: Sequence[StyledRun]) -> list[list[Any]]:
     return [
         [
             *_who(each),
@@ -374,7 +389,7 @@ def _ratio_rows(shown: Sequence[Shown]) -> list[list[Any]]:
     ]
 
 
-def _ratio_picture(shown: Sequence[Shown]) -> bytes:
+def _ratio_picture(shown: Sequence[StyledRun]) -> bytes:
     bars = []
     for each in shown:
         for device in each.run.devices:
@@ -417,13 +432,19 @@ def _standalone(text: str | None) -> float | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the runs named on the command line; return the exit code."""
-    parser = Parser(prog="python -m thinwire.supervisor.esync_logs.figures", description=__doc__)
+    parser = ReportArguments(
+        prog="python -m thinwire.supervisor.esync_logs.figures", description=__doc__
+    )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("figures"))
     parser.add_argument("--speedup_target", type=float, default=0.8, help="accuracy (%(default)s)")
     parser.add_argument("--standalone", help="run, or accuracy, of one device alone")
-    parser.add_argument("--smooth", type=int, default=_TRAILING,
-                        help="evaluations in the mean that is drawn (%(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--smooth",
+        type=int,
+        default=_TRAILING,
+        help="evaluations in the mean that is drawn (%(default)s)",
+    )
     options = parser.parse_args(arguments)
     if not 0 < options.speedup_target <= 1:
         parser.error(f"--speedup_target={options.speedup_target}: expected above 0, at most 1")

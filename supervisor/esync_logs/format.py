@@ -42,7 +42,7 @@ _DECIMALS = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class Logged:
+class DeviceLog:
     """One device's rounds as its files have them."""
 
     host: str
@@ -123,14 +123,14 @@ def write_device(folder: pathlib.Path, documents: Iterable[Mapping[str, Any]]) -
     return count
 
 
-def read_mode(folder: pathlib.Path) -> list[Logged]:
+def read_mode(folder: pathlib.Path) -> list[DeviceLog]:
     """Read all devices of ``BASE/NETWORK/MODE``, in order of host and device.
 
     Raises:
         OSError: A file cannot be read.
         ValueError: A file is not one of these, or there is none at all.
     """
-    found: list[Logged] = []
+    found: list[DeviceLog] = []
     for host in _folders(folder):
         for device in _folders(host):
             documents = list(_read_device(device))
@@ -141,7 +141,7 @@ def read_mode(folder: pathlib.Path) -> list[Logged]:
     return found
 
 
-def summarise_mode(devices: Iterable[Logged]) -> dict[str, dict[str, dict[str, list[Any]]]]:
+def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """Return host -> device -> lists over rounds.
 
     ``accuracy_list`` has only rounds that were evaluated; ``evaluations`` says which they were:
@@ -193,7 +193,7 @@ def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
         number += 1
 
 
-def _logged(host: str, device: str, rank: int, documents: Sequence[dict[str, Any]]) -> Logged:
+def _logged(host: str, device: str, rank: int, documents: Sequence[dict[str, Any]]) -> DeviceLog:
     rounds, accuracies = [], {}
     for position, document in enumerate(documents):
         where = f"{host}/{device}/iter-{position + 1}.txt"
@@ -223,7 +223,7 @@ def _logged(host: str, device: str, rank: int, documents: Sequence[dict[str, Any
         rounds.append(Round.from_dict(values, where))
         if accuracy:
             accuracies[position] = accuracy
-    return Logged(host, device, rounds, accuracies)
+    return DeviceLog(host, device, rounds, accuracies)
 
 
 def _folders(folder: pathlib.Path) -> list[pathlib.Path]:

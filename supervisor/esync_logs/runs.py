@@ -13,7 +13,7 @@ from thinwire.ops.telemetry.round_trace import Round
 from thinwire.ops.telemetry.run_status import standing
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import format as esync_logs_format
-from thinwire.supervisor.esync_logs.format import Logged
+from thinwire.supervisor.esync_logs.format import DeviceLog
 from thinwire.supervisor.metrics_log import METRICS_FILE, evaluations_in, read_lines, read_rounds
 
 SUMMARY_FILE = "summary.json"
@@ -31,7 +31,7 @@ NUM_PARAMETERS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class EvaluationPoint:
     """One evaluation. Time, round and accuracy stay together: not every round is evaluated."""
 
     seconds: float
@@ -40,7 +40,7 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
+class WorkerTotals:
     """Totals of one worker."""
 
     host: str
@@ -64,7 +64,7 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """One run."""
 
     name: str  # of its folder
@@ -72,8 +72,8 @@ class Measured:
     network: str
     non_iid: bool
     num_parameters: int  # 0: not known
-    points: list[Point]
-    devices: list[Device]
+    points: list[EvaluationPoint]
+    devices: list[WorkerTotals]
     bytes_up: int | None  # None: not measured
     bytes_down: int | None
 
@@ -97,7 +97,7 @@ class Measured:
         return pushes * 4 * self.num_parameters / (1 << 20) / self.seconds
 
 
-def load(path: pathlib.Path) -> Measured:
+def load(path: pathlib.Path) -> MeasuredRun:
     """Read a run directory, or ``BASE/NETWORK/MODE`` of ESync's own logs.
 
     Raises:
@@ -129,11 +129,11 @@ def final_accuracy(path: pathlib.Path) -> float:
         ) from error
 
 
-def of_logs(path: pathlib.Path, logged: Sequence[Logged]) -> Measured:
+def of_logs(path: pathlib.Path, logged: Sequence[DeviceLog]) -> MeasuredRun:
     """Return what a folder of ESync's own logs says."""
     mode, network = path.resolve().name, path.resolve().parent.name
     stem = mode.removesuffix(esync_logs_format.NON_IID_SUFFIX)
-    return Measured(
+    return MeasuredRun(
         name=mode,
         method=esync_logs_format.METHODS.get(stem, stem),
         network=network,
@@ -146,11 +146,11 @@ def of_logs(path: pathlib.Path, logged: Sequence[Logged]) -> Measured:
     )
 
 
-def points_of(logged: Sequence[Logged]) -> list[Point]:
+def points_of(logged: Sequence[DeviceLog]) -> list[EvaluationPoint]:
     """Return the evaluations in a folder of logs, in order of time."""
     return sorted(
         (
-            Point(each.rounds[at].total_time, each.rounds[at].num_iters, accuracy)
+            EvaluationPoint(each.rounds[at].total_time, each.rounds[at].num_iters, accuracy)
             for each in logged
             for at, accuracy in each.accuracies.items()
         ),
@@ -188,27 +188,30 @@ def is_non_iid(run_dir: pathlib.Path, summary: dict[str, Any]) -> bool:
     return partition not in _EVEN_PARTITIONS
 
 
-def _load_run(run_dir: pathlib.Path) -> Measured:
+def _load_run(run_dir: pathlib.Path) -> MeasuredRun:
     summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
     if not isinstance(summary, dict):
         raise ValueError(f"{SUMMARY_FILE} holds no object")
     lines, _ = read_lines(run_dir / METRICS_FILE)
-    return Measured(
+    return MeasuredRun(
         name=run_dir.resolve().name,
         method=str(summary["method"]),
         network=str(summary.get("network", "")),
         non_iid=is_non_iid(run_dir, summary),
         num_parameters=int(summary["num_parameters"]),
-        points=[Point(e.seconds, e.version, e.accuracy) for e in standing(evaluations_in(lines))],
+        points=[
+            EvaluationPoint(e.seconds, e.version, e.accuracy)
+            for e in standing(evaluations_in(lines))
+        ],
         devices=[_device(rounds) for rounds in rounds_by_worker(run_dir).values()],
         bytes_up=summary.get("bytes_up"),
         bytes_down=summary.get("bytes_down"),
     )
 
 
-def _device(rounds: Sequence[Round]) -> Device:
+def _device(rounds: Sequence[Round]) -> WorkerTotals:
     last = rounds[-1]
-    return Device(
+    return WorkerTotals(
         host=last.host,
         device=last.device,
         rank=last.rank,

@@ -1,7 +1,7 @@
 """Reports of finished runs: pictures and one self-contained page.
 
-``python -m thinwire.supervisor.report.__main__ RUN [RUN...] [--output FILE]`` compares runs. TensorFlow is not
-needed: everything comes from summary.json and metrics.jsonl.
+``python -m thinwire.supervisor.report.__main__ RUN [RUN...] [--output FILE]`` compares runs.
+TensorFlow is not needed: everything comes from summary.json and metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OBJECTS = ("seams", "time_to_accuracy", "staleness", "rejected_pushes", "member
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """What a report needs to know of one run."""
 
     name: str
@@ -44,7 +44,7 @@ class Run:
     staleness: Histogram
 
 
-def load_run(run_dir: str | os.PathLike[str]) -> Run:
+def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
     """Read a run's summary.json and metrics.jsonl.
 
     Raises:
@@ -68,7 +68,7 @@ def load_run(run_dir: str | os.PathLike[str]) -> Run:
             f"{run_dir} cannot be read as a run: {error}. Expected {SUMMARY_FILE} and "
             f"{METRICS_FILE} as this version of Thinwire writes them."
         ) from error
-    return Run(run_dir.resolve().name, summary, evaluations, staleness)
+    return ReportedRun(run_dir.resolve().name, summary, evaluations, staleness)
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
@@ -123,7 +123,7 @@ def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
     return names
 
 
-def curve_pictures(runs: Sequence[Run]) -> list[page.Picture]:
+def curve_pictures(runs: Sequence[ReportedRun]) -> list[page.Picture]:
     """Draw accuracy against time, updates and bytes, all runs in each."""
     costs = {
         "accuracy_seconds": (report_figures.SECONDS, "Accuracy against time", _seconds),
@@ -148,7 +148,7 @@ def curve_pictures(runs: Sequence[Run]) -> list[page.Picture]:
     return pictures
 
 
-def run_pictures(run: Run) -> list[page.Picture]:
+def run_pictures(run: ReportedRun) -> list[page.Picture]:
     """Draw what belongs to one run alone."""
     themes = report_figures.THEMES.items()
     delays = {key: report_figures.staleness_figure(run.staleness, theme) for key, theme in themes}
@@ -211,7 +211,7 @@ def _write(path: pathlib.Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-class Parser(argparse.ArgumentParser):
+class ReportArguments(argparse.ArgumentParser):
     """Ends with the exit code that every role uses for a bad flag."""
 
     def error(self, message: str) -> NoReturn:
@@ -221,7 +221,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the runs named on the command line; return the exit code."""
-    parser = Parser(
+    parser = ReportArguments(
         prog="python -m thinwire.supervisor.report.__main__", description="Compare finished runs."
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's --run_dir")

@@ -71,8 +71,10 @@ def test_a_grid_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
         file.write("\n")
     assert dgt.main(command) == 0
     assert [(one.arm, one.k) for one in played] == [
-        ("reliable", ""), ("marked", "1"), *(("diff", k) for k in ARMS["diff"].ks)
-    ]  # fmt: skip
+        ("reliable", ""),
+        ("marked", "1"),
+        *(("diff", k) for k in ARMS["diff"].ks),
+    ]
     assert set(dgt.read(results)) == set(played)
 
 
@@ -84,8 +86,9 @@ def test_commands_are_printed(capsys):
 
 
 def test_the_table_sets_arms_beside_the_reliable_one():
-    reliable, marked = (case("mnist_cnn", "free", *arm) for arm in (("reliable", ""),
-                                                                    ("marked", "1")))  # fmt: skip
+    reliable, marked = (
+        case("mnist_cnn", "free", *arm) for arm in (("reliable", ""), ("marked", "1"))
+    )
     crowded = case("mnist_cnn", "congested", "reliable", "")
     diff = case("mnist_cnn", "congested", "diff", "0.5")
     rising = [0.1 * number for number in range(12)]

@@ -38,8 +38,11 @@ class Machine:
             raise running.Diverged(f"diverged in {harness.ROOT}/ps")
         rates = curves.Rates(10.0, 20.0, 1.0, 1.0)
         point = curves.Point(5.0, 50.0, 1.0, 1.0, 0.9)
-        return {"samples_per_second": 640.0, "rates": dataclasses.asdict(rates),
-                "curve": [dataclasses.asdict(point)]}  # fmt: skip
+        return {
+            "samples_per_second": 640.0,
+            "rates": dataclasses.asdict(rates),
+            "curve": [dataclasses.asdict(point)],
+        }
 
     def measure(self, path, *names, links=("none",), rates=(0.01,)):
         settings = harness.settings(names, links, rates, 1, 60.0, 600.0, (0.8,))

@@ -15,13 +15,19 @@ def texts(path):
 
 
 def test_bars_go_from_quick_to_slow_and_say_what_is_computed(tmp_path):
-    records = [record("torch DDP"), record("torch DDP", "100", 128.0, reached=0),
-               record("thinwire dgs"), record("thinwire dgs", "100", reached=45.0),
-               record("MXNet dist_sync", "100", reached=0)]  # fmt: skip
+    records = [
+        record("torch DDP"),
+        record("torch DDP", "100", 128.0, reached=0),
+        record("thinwire dgs"),
+        record("thinwire dgs", "100", reached=45.0),
+        record("MXNet dist_sync", "100", reached=0),
+    ]
     found = picture.bars(records)
     # 800 steps at two a second.
     assert [(bar.name, bar.text) for bar in found] == [
-        ("thinwire dgs", "45 s"), ("torch DDP", "400 s (computed)")]  # fmt: skip
+        ("thinwire dgs", "45 s"),
+        ("torch DDP", "400 s (computed)"),
+    ]
     assert [bar.is_ours for bar in found] == [True, False]
     target = tmp_path / "peers.svg"
     picture.draw(found, target)

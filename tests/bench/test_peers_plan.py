@@ -48,10 +48,17 @@ def test_rates_are_tuned_in_turn_and_then_the_best_is_used():
     assert {run.learning_rate for run in made[4:]} == {0.1}
     rest = [(run.round, run.link, run.contender) for run in made[4:]]
     assert rest == [
-        (1, "100", "dense"), (1, "100", "sparse"), (1, "10", "dense"), (1, "10", "sparse"),
-        (2, "none", "dense"), (2, "none", "sparse"), (2, "100", "dense"), (2, "100", "sparse"),
-        (2, "10", "dense"), (2, "10", "sparse"),
-    ]  # fmt: skip
+        (1, "100", "dense"),
+        (1, "100", "sparse"),
+        (1, "10", "dense"),
+        (1, "10", "sparse"),
+        (2, "none", "dense"),
+        (2, "none", "sparse"),
+        (2, "100", "dense"),
+        (2, "100", "sparse"),
+        (2, "10", "dense"),
+        (2, "10", "sparse"),
+    ]
 
 
 def test_lengths_follow_what_is_known():

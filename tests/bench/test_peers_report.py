@@ -28,8 +28,10 @@ def rows(records, *links):
 
 
 def test_a_line_has_medians_and_spread():
-    records = [record("torch DDP", samples=speed, number=n)
-               for n, speed in enumerate((1000.0, 1300.0, 1200.0), 1)]  # fmt: skip
+    records = [
+        record("torch DDP", samples=speed, number=n)
+        for n, speed in enumerate((1000.0, 1300.0, 1200.0), 1)
+    ]
     head, line = report.cells(records, ["none"], TARGETS)
     assert len(head) == len(line)
     assert line[:6] == ["none", "torch DDP", "0.01", "3", "1,200", "1,000 to 1,300"]
@@ -45,8 +47,12 @@ def test_computed_figures_are_marked_and_missing_ones_said():
 
 
 def test_dense_ours_is_held_against_each_peer_without_a_limit():
-    records = [record("thinwire asgd", samples=1500.0), record("thinwire dgs", samples=1700.0),
-               record("torch DDP", samples=1600.0), record("MXNet dist_sync")]  # fmt: skip
+    records = [
+        record("thinwire asgd", samples=1500.0),
+        record("thinwire dgs", samples=1700.0),
+        record("torch DDP", samples=1600.0),
+        record("MXNet dist_sync"),
+    ]
     found = rows(records, "none")
     assert found["thinwire asgd / torch DDP, samples/s, no limit"].met is False
     assert found["thinwire asgd / MXNet dist_sync, samples/s, no limit"].met is True

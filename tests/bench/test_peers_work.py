@@ -90,8 +90,9 @@ def test_every_contender_has_workers_in_their_places_and_one_that_leads(name, tm
 
 def test_ours_can_emulate_its_link(tmp_path):
     for name in OURS:
-        commands = [node.command for node in over_emulated_link(name, 10.0).nodes(
-            task(tmp_path), lab())]  # fmt: skip
+        commands = [
+            node.command for node in over_emulated_link(name, 10.0).nodes(task(tmp_path), lab())
+        ]
         assert sum("--link_mbps=10" in command for command in commands) == 3
     with pytest.raises(KeyError):
         over_emulated_link("torch DDP", 10.0)

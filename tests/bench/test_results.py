@@ -10,10 +10,17 @@ from bench.__main__ import PARTS, documents, present
 from bench.table import Row
 
 FACTS = {
-    "date": "2026-01-02 03:04 UTC", "cores": 2, "processor": "a processor", "memory_gib": 24,
-    "system": "Linux", "congestion_control": "cubic", "versions": {"keras": "3"},
-    "commit": "abc", "dirty": True, "load_before": 0.1,
-}  # fmt: skip
+    "date": "2026-01-02 03:04 UTC",
+    "cores": 2,
+    "processor": "a processor",
+    "memory_gib": 24,
+    "system": "Linux",
+    "congestion_control": "cubic",
+    "versions": {"keras": "3"},
+    "commit": "abc",
+    "dirty": True,
+    "load_before": 0.1,
+}
 ROWS = {
     "loop": [Row("good", 1.0, "ms", 1.0, 1.0, 2.0, "lower", spread="0.90 to 1.10")],
     "links": [Row("bad | worse", 1.0, "ms", 1.0, 3.0, 2.0, "lower", "a note")],

@@ -9,9 +9,18 @@ from bench.simulator import steady
 
 def line(seconds, version, pushes, stop_reason=None):
     workers = [{"pushes": count} for count in pushes]
-    return json.dumps({"kind": "status", "seconds": seconds, "version": version, "nb_workers": 2,
-                       "workers": workers, "bytes_up": 100 * version, "bytes_down": 7 * version,
-                       "stop_reason": stop_reason})  # fmt: skip
+    return json.dumps(
+        {
+            "kind": "status",
+            "seconds": seconds,
+            "version": version,
+            "nb_workers": 2,
+            "workers": workers,
+            "bytes_up": 100 * version,
+            "bytes_down": 7 * version,
+            "stop_reason": stop_reason,
+        }
+    )
 
 
 def test_start_and_end_are_left_out():

@@ -25,7 +25,7 @@ from thinwire.ops.telemetry import run_status
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.proto.grpc.session import Refused, Session
+from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.proto.security import certificates
 
 #: Small, so that a run takes seconds; snapshots come fast, so that many kills meet one.
@@ -203,10 +203,13 @@ class Cast:
         """
         awake, failure = Awake(25.0), ""
         while (left := seconds - awake()) > 0:
-            hello = pb.Hello(protocol_version=messages.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR,
-                             num_shards=self.nb_ps)  # fmt: skip
+            hello = pb.Hello(
+                protocol_version=messages.PROTOCOL_VERSION,
+                role=pb.ROLE_SUPERVISOR,
+                num_shards=self.nb_ps,
+            )
             address = f"127.0.0.1:{self.ports[0]}"
-            session = Session(address, hello, 1 << 28, credentials=self._own_credentials())
+            session = ClientSession(address, hello, 1 << 28, credentials=self._own_credentials())
             try:
                 session.open(min(5.0, left))
                 while (message := session.receive(20.0)[0]).WhichOneof("body") != "report":
@@ -215,7 +218,7 @@ class Cast:
                     session.say(pb.ToServer(halt=pb.Halt(cause="max_seconds")))
                 session.say(pb.ToServer(leave=pb.Leave(cause="seen enough")))
                 return run_status.RunStatus.from_json(message.report.document)
-            except (StreamLost, Unreachable, Refused) as error:
+            except (StreamLost, Unreachable, RequestRejected) as error:
                 failure = str(error)
                 time.sleep(0.2)
             finally:

@@ -29,10 +29,10 @@ from thinwire.ps.core import soft_state
 from thinwire.ps.core.averages import AuxMean
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.persistence import journal, journal_format
-from thinwire.ps.persistence.journal_format import Coder
-from thinwire.ps.persistence.replay import Replayed, Settings, replay
+from thinwire.ps.persistence.journal_format import EventCoder
+from thinwire.ps.persistence.replay import Replayed, ReplaySettings, replay
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 
@@ -114,7 +114,9 @@ class Witness:
             cores.append(self._core(state, config, lease_seconds))
             return cores[-1]
 
-        coder = Coder(self._layout(state), self._run.method, self._kernels, _aux_of(state).size)
+        coder = EventCoder(
+            self._layout(state), self._run.method, self._kernels, _aux_of(state).size
+        )
         come = replay(folder, state["core"], state["soft"], state["journal"], make, coder)
         self.num_events += come.num_records
         return Found(cores[-1], come)
@@ -132,7 +134,7 @@ class Witness:
         """
         head = journal.contents(journal.path_of(self.folder, first["journal"]))
         _, body = next(journal_format.bodies(head))
-        settings = Settings.of(journal_format.content_of_head(body)["settings"])
+        settings = ReplaySettings.of(journal_format.content_of_head(body)["settings"])
         expected = self._core(first, settings.config, settings.lease_seconds)
         expected.restore(found.core.snapshot())
         assert settings.config.generation > found.core.config.generation
@@ -161,7 +163,7 @@ class Witness:
         method, layout = self._run.method, self._layout(state)
         rule, member = method.sync, Coordinator(config.nb_workers, lease_seconds)
         if self.number:
-            rule, member = SyncRule(rule.groups), Follower(config.nb_workers)  # type: ignore[assignment]
+            rule, member = SyncRule(rule.groups), FollowerMembership(config.nb_workers)  # type: ignore[assignment]
         theta = np.zeros(layout.size, np.float32)
         return PsCore(config, method, theta, self._kernels, member, rule, _aux_of(state))
 
@@ -184,7 +186,7 @@ def tear(folder: pathlib.Path, dice: Any, cut: bool) -> str:
     data = newest.read_bytes()
     try:
         ends = [0, *(end for end, _ in journal_format.bodies(journal.contents(newest)))]
-    except journal_format.Damaged:
+    except journal_format.DamagedRecord:
         return "by the kill itself"
     if len(ends) < 3:
         return ""

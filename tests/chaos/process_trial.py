@@ -99,8 +99,11 @@ class Trial:
             self._progress_of_run(steps)
             return
         told = self.cast.hearing.told
-        pairs = [(worker, shard) for worker in range(1, self.cast.nb_workers + 1)
-                 for shard in range(self.cast.nb_ps)]  # fmt: skip
+        pairs = [
+            (worker, shard)
+            for worker in range(1, self.cast.nb_workers + 1)
+            for shard in range(self.cast.nb_ps)
+        ]
         before = {pair: len(told[pair].steps) for pair in pairs}
 
         def enough() -> bool:
@@ -152,9 +155,17 @@ class Trial:
         first = self._revive(witness, name)
         witness.check_return(found, first, lost)
         self.kills.append(
-            Kill(plan, shard, found.core.version, found.replayed.num_records,
-                 self.ledger.num_told, compared, torn, time.monotonic() - started)
-        )  # fmt: skip
+            Kill(
+                plan,
+                shard,
+                found.core.version,
+                found.replayed.num_records,
+                self.ledger.num_told,
+                compared,
+                torn,
+                time.monotonic() - started,
+            )
+        )
         return self.kills[-1]
 
     def _kill(self, fault: Fault, shard: int, dice: random.Random) -> None:

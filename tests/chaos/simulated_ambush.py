@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from thinwire.ps.core import events
-from thinwire.simulator.links import Connection
-from thinwire.simulator.messages import Part, Replied
+from thinwire.simulator.links import SimulatedConnection
+from thinwire.simulator.messages import ReplyInFlight, StreamPart
 
 
 def let_be(what: Any, name: str) -> None:
@@ -18,7 +18,9 @@ def let_be(what: Any, name: str) -> None:
     vars(what).pop(name, None)
 
 
-def at_push(connection: Connection, act: Callable[[Connection, int, Any], None]) -> None:
+def at_push(
+    connection: SimulatedConnection, act: Callable[[SimulatedConnection, int, Any], None]
+) -> None:
     """Do something to the next push of a connection instead of delivering it.
 
     Args:
@@ -29,7 +31,7 @@ def at_push(connection: Connection, act: Callable[[Connection, int, Any], None])
     done: list[bool] = []
 
     def waylay(number: int, event: Any) -> None:
-        is_push = isinstance(event, events.Push | Part)  # with datagrams it comes in parts
+        is_push = isinstance(event, events.Push | StreamPart)  # with datagrams it comes in parts
         if done or not is_push or number != connection.number:
             deliver(number, event)
             return
@@ -40,13 +42,13 @@ def at_push(connection: Connection, act: Callable[[Connection, int, Any], None])
     connection._deliver = waylay  # type: ignore[method-assign]
 
 
-def at_answer(connection: Connection, act: Callable[[Connection], None]) -> None:
+def at_answer(connection: SimulatedConnection, act: Callable[[SimulatedConnection], None]) -> None:
     """Do something as soon as the next answer to a push on a connection is on its way."""
     port = connection.shard.ports[connection.worker]
     ear, done = port.ear, []
 
     def waylay(stream: int, message: Any) -> Callable[[], None]:
-        if not done and isinstance(message, Replied) and message.step:
+        if not done and isinstance(message, ReplyInFlight) and message.step:
             done.append(True)
             port.ear = ear
             act(connection)

@@ -36,7 +36,7 @@ from thinwire.simulator import devices
 from thinwire.simulator.flags import SimulatorFlags
 from thinwire.simulator.simulation import Simulation
 from thinwire.simulator.storage import Keeps
-from thinwire.worker.flags import Device
+from thinwire.worker.flags import EmulatedDevice
 
 _HOUR = 3600.0
 _LEASE_SECONDS = 600.0
@@ -62,17 +62,27 @@ class Day(Simulation):
         chosen = method("adacomp", given.workers, compression_rate=0.3)
         self.seconds = given.hours * _HOUR
         run = run_of(
-            chosen, given.workers, nb_ps=given.shards, iter_max=1 << 40, run_dir=folder,
-            seed=given.seed + 1, lease_seconds=_LEASE_SECONDS,
-            checkpoint_interval_seconds=_SNAPSHOT_SECONDS, keep_checkpoints=2,
-        )  # fmt: skip
+            chosen,
+            given.workers,
+            nb_ps=given.shards,
+            iter_max=1 << 40,
+            run_dir=folder,
+            seed=given.seed + 1,
+            lease_seconds=_LEASE_SECONDS,
+            checkpoint_interval_seconds=_SNAPSHOT_SECONDS,
+            keep_checkpoints=2,
+        )
         own = SimulatorFlags(
-            devices=(Device(Link(1.0, 20.0), 1.0, 0.0),) * given.workers,
+            devices=(EmulatedDevice(Link(1.0, 20.0), 1.0, 0.0),) * given.workers,
             step_times=devices.parse_speeds(f"lognormal:{given.step_seconds:g},0.3", given.workers),
             outages=devices.parse_outages("", given.workers),
             servers=(IDEAL,) * given.shards,
-            threads=1, clip_norm=0.0, measure="off", start_timeout_seconds=600.0, settings={},
-        )  # fmt: skip
+            threads=1,
+            clip_norm=0.0,
+            measure="off",
+            start_timeout_seconds=600.0,
+            settings={},
+        )
         self.disks = tuple(FaultyDisk() for _ in range(given.shards))
         trainer: Any = ToyTrainer(run.seed)
         trainer.problem = self.problem = Softmax(examples=20 * given.workers)

@@ -13,13 +13,13 @@ from unittest import mock
 from thinwire.ops.persistence import checkpoint
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import State
-from thinwire.simulator.storage import Disk, Killed
+from thinwire.simulator.storage import SimulatedDisk, SimulatedKill
 
 #: How far a snapshot may have come when the process dies.
 STAGES = ("empty", "arrays", "manifest", "unnamed", "unpruned", "saved")
 
 
-class FaultyDisk(Disk):
+class FaultyDisk(SimulatedDisk):
     """Works until it is told not to.
 
     Attributes:
@@ -45,13 +45,13 @@ class FaultyDisk(Disk):
         with _dying_at(stage) if stage else contextlib.nullcontext():
             try:
                 super().save(checkpoints, version, state)
-            except Killed:
+            except SimulatedKill:
                 if stage == "unpruned":  # it has its name
                     self.on_saved(state)
                 raise
         self.on_saved(state)
         if stage == "saved":
-            raise Killed
+            raise SimulatedKill
 
     def check(self) -> None:
         if self.is_full:
@@ -71,7 +71,7 @@ class FaultyFile:
             if disk.tear_after < len(data):
                 self._file.write(data[: disk.tear_after])
                 disk.tear_after = None
-                raise Killed
+                raise SimulatedKill
             disk.tear_after -= len(data)
         return self._file.write(data)
 
@@ -89,14 +89,14 @@ def _dying_at(stage: str) -> Iterator[None]:
     def arrays(path, found):
         if stage == "arrays":
             path.write_bytes(b"\x5a" * 100)
-        raise Killed
+        raise SimulatedKill
 
     def manifest(path, content):
         path.write_bytes(json.dumps(content).encode()[:-40])
-        raise Killed
+        raise SimulatedKill
 
     def die(*arguments):
-        raise Killed
+        raise SimulatedKill
 
     where = {
         "empty": (checkpoint, "_write_arrays", arrays),

@@ -12,9 +12,9 @@ from tests.chaos.simulated_ambush import at_answer, at_push, let_be
 from tests.chaos.simulated_disk import STAGES
 from tests.chaos.simulated_run import LEASE_SECONDS, ChaoticRun
 from thinwire.ps.core import events
-from thinwire.simulator.links import Connection
+from thinwire.simulator.links import SimulatedConnection
 from thinwire.simulator.shard import SimulatedShard
-from thinwire.simulator.storage import Killed
+from thinwire.simulator.storage import SimulatedKill
 from thinwire.simulator.worker import SimulatedWorker
 
 _NO_DISK = "a simulated worker keeps nothing: it comes back as one without a checkpoint"
@@ -67,7 +67,7 @@ class Striker:
     def _worker(self) -> SimulatedWorker:
         return self.run.workers[int(self.rng.integers(len(self.run.workers)))]
 
-    def _connections(self) -> list[Connection]:
+    def _connections(self) -> list[SimulatedConnection]:
         """Return those of the victim: all of them, or (a worker's) perhaps one alone."""
         if self.plan.victim is Victim.WORKER:
             found = self._worker().streams.connections
@@ -108,7 +108,7 @@ class Striker:
             if not before:
                 handle(event, now)
             self._come_back(shard)
-            raise Killed
+            raise SimulatedKill
 
         shard.journaled.handle = deadly  # type: ignore[method-assign]
 
@@ -228,11 +228,11 @@ class Striker:
         for connection in self._connections():
             at_push(connection, self._come_late)
 
-    def _snap(self, connection: Connection) -> None:
+    def _snap(self, connection: SimulatedConnection) -> None:
         self.struck = True
         connection.snap()
 
-    def _come_late(self, connection: Connection, number: int, event: Any) -> None:
+    def _come_late(self, connection: SimulatedConnection, number: int, event: Any) -> None:
         self.struck = True
         shard, raced = connection.shard, self._chance()
         late = self.run.clock.now + self._seconds() / 10

@@ -21,8 +21,8 @@ from thinwire.simulator import devices
 from thinwire.simulator.flags import SimulatorFlags
 from thinwire.simulator.shard import SimulatedShard
 from thinwire.simulator.simulation import Simulation
-from thinwire.simulator.storage import Keeps, Killed
-from thinwire.worker.flags import Device
+from thinwire.simulator.storage import Keeps, SimulatedKill
+from thinwire.worker.flags import EmulatedDevice
 
 LEASE_SECONDS = 2.0
 #: Virtual: by then every run has ended, faults and patience included ...
@@ -60,19 +60,29 @@ class ChaoticRun(Simulation):
         self.case = case
         chosen = method(case.name, case.nb_workers, **dict(case.choices))
         run = run_of(
-            chosen, case.nb_workers, nb_ps=case.nb_ps, iter_max=case.iter_max,
-            lease_seconds=LEASE_SECONDS, checkpoint_interval_seconds=0.9, run_dir=folder,
-            seed=case.seed, keep_checkpoints=2,
-        )  # fmt: skip
+            chosen,
+            case.nb_workers,
+            nb_ps=case.nb_ps,
+            iter_max=case.iter_max,
+            lease_seconds=LEASE_SECONDS,
+            checkpoint_interval_seconds=0.9,
+            run_dir=folder,
+            seed=case.seed,
+            keep_checkpoints=2,
+        )
         link = Link(0.5, 20.0)
         steps = ",".join(str(0.2 + 0.13 * number) for number in range(case.nb_workers))
         own = SimulatorFlags(
-            devices=(Device(link, 1.0, 0.0),) * case.nb_workers,
+            devices=(EmulatedDevice(link, 1.0, 0.0),) * case.nb_workers,
             step_times=devices.parse_speeds(steps, case.nb_workers),
             outages=devices.parse_outages("", case.nb_workers),
             servers=(IDEAL,) * case.nb_ps,
-            threads=1, clip_norm=0.0, measure="off", start_timeout_seconds=600.0, settings={},
-        )  # fmt: skip
+            threads=1,
+            clip_norm=0.0,
+            measure="off",
+            start_timeout_seconds=600.0,
+            settings={},
+        )
         self.disks = tuple(FaultyDisk() for _ in range(case.nb_ps))
         keeps = Keeps(case.journal, self.disks)
         super().__init__(run, own, ToyTrainer(case.seed), dataset(), KERNELS, keeps)
@@ -117,8 +127,11 @@ class ChaoticRun(Simulation):
 
     def _listen_to(self, worker: Any) -> None:
         streams, tell, settle, replied = (
-            worker.streams, worker.streams.tell, worker.streams.settle, worker.replied,
-        )  # fmt: skip
+            worker.streams,
+            worker.streams.tell,
+            worker.streams.settle,
+            worker.replied,
+        )
 
         def noted_tell(shard: int, event: Any, sizes: list[int], counted: bool) -> None:
             if isinstance(event, events.Push):
@@ -235,7 +248,7 @@ class ChaoticRun(Simulation):
             if shard.listens:
                 try:
                     shard.observe()
-                except Killed:
+                except SimulatedKill:
                     shard.kill()
         self.num_observations += 1
 

@@ -93,8 +93,12 @@ class Soak:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given, self._out = given, given.out
-        self._flags = (f"--method={given.method}", "--dataset=fashion_mnist_sample",
-                       "--journal=on", "--reconnect_timeout_seconds=120")  # fmt: skip
+        self._flags = (
+            f"--method={given.method}",
+            "--dataset=fashion_mnist_sample",
+            "--journal=on",
+            "--reconnect_timeout_seconds=120",
+        )
         self._samples: dict[tuple[str, int], list[Sample]] = {}
 
     def run(self) -> Outcome:

@@ -76,9 +76,14 @@ def growth(name: str, samples: Sequence[Sample], run_seconds: float) -> Growth |
         return statistics.median(values[0]), statistics.median(values[1])
 
     return Growth(
-        name, lived, both("mib"), both("files"), both("threads"), _slope(warm) * 3600,
+        name,
+        lived,
+        both("mib"),
+        both("files"),
+        both("threads"),
+        _slope(warm) * 3600,
         lived >= _LEAST_PART * run_seconds,
-    )  # fmt: skip
+    )
 
 
 def _slope(samples: Sequence[Sample]) -> float:

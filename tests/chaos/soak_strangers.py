@@ -11,7 +11,7 @@ from collections.abc import Callable
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.proto.grpc.session import Refused, Session
+from thinwire.proto.grpc.session import ClientSession, RequestRejected
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
@@ -39,10 +39,10 @@ def _introduce(port: int, dice: random.Random) -> Callable[[], None]:
         run_id=dice.choice(("another", "")),
         num_shards=dice.choice((1, 2, 5)),
     )
-    session = Session(f"127.0.0.1:{port}", hello, 1 << 20)
+    session = ClientSession(f"127.0.0.1:{port}", hello, 1 << 20)
 
     def speak() -> None:
-        with contextlib.suppress(Refused, StreamLost, Unreachable):
+        with contextlib.suppress(RequestRejected, StreamLost, Unreachable):
             session.open(5.0)
 
     thread = threading.Thread(target=speak, name="stranger", daemon=True)

@@ -104,9 +104,9 @@ def test_a_push_that_is_applied_twice_is_found(monkeypatch):
     from thinwire.ps.core import durable
 
     save = durable.save
-    monkeypatch.setattr(durable, "save", lambda core: {
-        **save(core), "steps": dict.fromkeys(save(core)["steps"], 0)
-    })  # fmt: skip
+    monkeypatch.setattr(
+        durable, "save", lambda core: {**save(core), "steps": dict.fromkeys(save(core)["steps"], 0)}
+    )
     monkeypatch.setattr(
         "thinwire.ps.core.admission.usable_base", lambda core, event: event.base_version
     )

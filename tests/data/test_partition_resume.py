@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.data.choices import PARTITIONS
-from thinwire.data.loading import Shard, take_shard, take_shards
+from thinwire.data.loading import TrainingShard, take_shard, take_shards
 from thinwire.data.registry import Dataset
 from thinwire.ops.run.settings import DataChoice
 from thinwire.ops.types import ConfigurationError
@@ -39,13 +39,13 @@ def make_run(folder: Path, kind: str, batch_size: int) -> types.SimpleNamespace:
     return types.SimpleNamespace(data=choice, seed=5, batch_size=batch_size, nb_workers=4)
 
 
-def take(folder: Path, kind: str, id_worker: int = 2, batch_size: int = 16) -> Shard:
+def take(folder: Path, kind: str, id_worker: int = 2, batch_size: int = 16) -> TrainingShard:
     """Take a shard of four as a worker of such a run would."""
     run = make_run(folder, kind, batch_size)
     return take_shard(run, dataset(), id_worker, nb_workers=4)
 
 
-def draw(shard: Shard, count: int) -> list[list[float]]:
+def draw(shard: TrainingShard, count: int) -> list[list[float]]:
     return [shard.images[shard.cursor.next()].ravel().tolist() for _ in range(count)]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.data import partition
-from thinwire.data.partition import Rule
+from thinwire.data.partition import PartitionRule
 from thinwire.data.pipeline.cursor import Cursor
 from thinwire.ops.types import ConfigurationError
 
@@ -19,24 +19,24 @@ def labels_of(shards: list[np.ndarray]) -> list[set[int]]:
 
 
 def test_two_workers_get_half_the_classes_each() -> None:
-    shards = partition.split(LABELS, Rule("class", 2, seed=0))
+    shards = partition.split(LABELS, PartitionRule("class", 2, seed=0))
     assert labels_of(shards) == [{0, 1, 2, 3, 4}, {5, 6, 7, 8, 9}]
 
 
 def test_six_workers_get_one_and_two_thirds_classes_each() -> None:
-    shards = partition.split(LABELS, Rule("class", 6, seed=0))
+    shards = partition.split(LABELS, PartitionRule("class", 6, seed=0))
     assert labels_of(shards) == [{0, 1}, {1, 2, 3}, {3, 4}, {5, 6}, {6, 7, 8}, {8, 9}]
     assert partition.label_counts(LABELS[shards[0]]) == {0: 600, 1: 400}
 
 
 def test_class_keeps_the_stored_order_within_a_label() -> None:
-    shards = partition.split(LABELS, Rule("class", 4, seed=9))
+    shards = partition.split(LABELS, PartitionRule("class", 4, seed=9))
     expected = sorted(range(len(LABELS)), key=lambda position: (LABELS[position], position))
     assert np.concatenate(shards).tolist() == expected
 
 
 def test_original_order_gives_batches_of_one_class_each_epoch_alike() -> None:
-    (shard, *_) = partition.split(LABELS, Rule("class", 2, seed=0))
+    (shard, *_) = partition.split(LABELS, PartitionRule("class", 2, seed=0))
     cursor = Cursor(shard, 60, seed=1, shuffle=False)
     epochs = [np.array([cursor.next() for _ in range(50)]) for _ in range(2)]
     np.testing.assert_array_equal(epochs[0], epochs[1])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from thinwire.data import partition as data_partition
 from thinwire.data.choices import PARTITIONS
-from thinwire.data.partition import Rule
+from thinwire.data.partition import PartitionRule
 from thinwire.ops.types import ConfigurationError
 
 EQUAL = ("iid", "contiguous", "class")
@@ -31,7 +31,7 @@ def problems(draw):
     alpha = draw(st.sampled_from([1e-3, 0.1, 0.5, 10.0, 1e6]))
     cuts = np.linspace(0, 1, nb_workers + 1)
     lines = draw(st.permutations(list(itertools.pairwise(cuts))))
-    return labels, Rule(partition, nb_workers, seed, lines, alpha, batch_size)
+    return labels, PartitionRule(partition, nb_workers, seed, lines, alpha, batch_size)
 
 
 @settings(max_examples=100, deadline=None)
@@ -65,53 +65,61 @@ def test_another_process_finds_the_same(partition: str) -> None:
         "sys.stdout.write(str(zlib.crc32(b''.join(s.tobytes() for s in shards))))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
         env={"PYTHONHASHSEED": "7", "PATH": ""},
-    )  # fmt: skip
-    shards = data_partition.split(np.arange(99) % 7, Rule(partition, 3, 5, batch_size=4))
+    )
+    shards = data_partition.split(np.arange(99) % 7, PartitionRule(partition, 3, 5, batch_size=4))
     assert int(done.stdout) == zlib.crc32(b"".join(shard.tobytes() for shard in shards))
 
 
 def test_iid_mixes_and_follows_the_seed() -> None:
     labels = np.zeros(1000, dtype=np.int32)
-    first = data_partition.split(labels, Rule("iid", 2, seed=1))[0]
+    first = data_partition.split(labels, PartitionRule("iid", 2, seed=1))[0]
     assert 200 < (first < 500).sum() < 300
-    np.testing.assert_array_equal(first, data_partition.split(labels, Rule("iid", 2, seed=1))[0])
-    assert (first != data_partition.split(labels, Rule("iid", 2, seed=2))[0]).any()
+    np.testing.assert_array_equal(
+        first, data_partition.split(labels, PartitionRule("iid", 2, seed=1))[0]
+    )
+    assert (first != data_partition.split(labels, PartitionRule("iid", 2, seed=2))[0]).any()
 
 
 def test_contiguous_holds_the_original_blocks() -> None:
-    shards = data_partition.split(np.zeros(11), Rule("contiguous", 3, seed=0))
+    shards = data_partition.split(np.zeros(11), PartitionRule("contiguous", 3, seed=0))
     expected = [[0, 1, 2, 9], [3, 4, 5, 10], [6, 7, 8]]  # 9 and 10: the tail ESync never uses
     assert [shard.tolist() for shard in shards] == expected
-    for rank, shard in enumerate(data_partition.split(np.zeros(60), Rule("contiguous", 6, seed=1))):
+    for rank, shard in enumerate(
+        data_partition.split(np.zeros(60), PartitionRule("contiguous", 6, seed=1))
+    ):
         assert shard.tolist() == list(range(rank * 10, (rank + 1) * 10))
 
 
 def test_contiguous_keeps_files_whole() -> None:
     offsets = np.array([0, 5, 7, 10, 20, 21])
-    shards = data_partition.split(np.zeros(21), Rule("contiguous", 2, seed=0), offsets)
+    shards = data_partition.split(np.zeros(21), PartitionRule("contiguous", 2, seed=0), offsets)
     assert [shard.tolist() for shard in shards] == [list(range(10)), list(range(10, 21))]
     with pytest.raises(ConfigurationError, match="5 training files"):
-        data_partition.split(np.zeros(21), Rule("contiguous", 6, seed=0), offsets)
+        data_partition.split(np.zeros(21), PartitionRule("contiguous", 6, seed=0), offsets)
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_more_workers_than_examples(partition: str) -> None:
     lines = [(worker / 10, (worker + 1) / 10) for worker in range(10)]
     with pytest.raises(ConfigurationError, match="9 training examples .* 10 workers"):
-        data_partition.split(np.zeros(9), Rule(partition, 10, 0, lines))
+        data_partition.split(np.zeros(9), PartitionRule(partition, 10, 0, lines))
 
 
 @pytest.mark.parametrize("id_worker", [0, 3, -1])
 def test_id_out_of_range(id_worker: int) -> None:
     with pytest.raises(ConfigurationError, match="--id_worker"):
-        data_partition.shard(np.zeros(9), id_worker, Rule("iid", 2, 0))
+        data_partition.shard(np.zeros(9), id_worker, PartitionRule("iid", 2, 0))
 
 
 def test_unknown_partition() -> None:
     with pytest.raises(ConfigurationError, match="iid, contiguous, class, dirichlet, file"):
-        data_partition.split(np.zeros(9), Rule("nonsense", 2, 0))
+        data_partition.split(np.zeros(9), PartitionRule("nonsense", 2, 0))
 
 
 def test_label_counts() -> None:

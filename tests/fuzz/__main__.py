@@ -64,19 +64,32 @@ def _fuzz(name: str, seconds: float, seed: int) -> bool:
         (seeds / f"{number:04d}").write_bytes(content)
     known = [str(folder / name) for folder in (CORPUS, CRASHES) if (folder / name).is_dir()]
     command = [
-        sys.executable, "-m", "tests.fuzz.guided", name,
-        f"-max_total_time={max(1, round(seconds))}", f"-max_len={target.longest}",
-        f"-timeout={_TIMEOUT_SECONDS}", f"-artifact_prefix={place}/", f"-seed={seed}",
-        "-print_final_stats=1", "-rss_limit_mb=4096", str(found), str(seeds), *known,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "tests.fuzz.guided",
+        name,
+        f"-max_total_time={max(1, round(seconds))}",
+        f"-max_len={target.longest}",
+        f"-timeout={_TIMEOUT_SECONDS}",
+        f"-artifact_prefix={place}/",
+        f"-seed={seed}",
+        "-print_final_stats=1",
+        "-rss_limit_mb=4096",
+        str(found),
+        str(seeds),
+        *known,
+    ]
     sys.stdout.write(f"{name}: {target.about}, {seconds:g} s\n")
     sys.stdout.flush()
     log = place / "log.txt"
     with log.open("wb") as output, in_memory() as files:  # a fuzzer's process cleans up nothing
         ended = subprocess.run(
-            command, stdout=output, stderr=subprocess.STDOUT, check=False,
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
             env={**os.environ, FOLDER_VARIABLE: files},
-        )  # fmt: skip
+        )
     lines = log.read_text(errors="replace").splitlines()
     told = [line for line in lines if line.startswith("Done ") or "exec/s" in line][-2:]
     sys.stdout.write("".join(f"  {line.strip()}\n" for line in told))

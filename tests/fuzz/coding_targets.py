@@ -29,9 +29,17 @@ def block(data: bytes) -> None:
     values = source.rest()
     with contextlib.suppress(WireError):
         found = decode_block(
-            0, count, coding, parameter, memoryview(index), dtype, scale,
-            memoryview(values), size, value_coding,
-        )  # fmt: skip
+            0,
+            count,
+            coding,
+            parameter,
+            memoryview(index),
+            dtype,
+            scale,
+            memoryview(values),
+            size,
+            value_coding,
+        )
         assert found.size == size and found.values.data.size <= max(size, 1)
         if isinstance(found, LowRankBlock | RangedBlock):
             return
@@ -44,10 +52,17 @@ def block(data: bytes) -> None:
 def _code_again(found: Any) -> None:
     coded = IndexChooser().encode(found)
     again = decode_block(
-        0, coded.count, coded.coding, coded.coding_parameter, memoryview(coded.index_bytes),
-        coded.value_dtype, coded.scale, memoryview(coded.value_bytes), found.size,
+        0,
+        coded.count,
+        coded.coding,
+        coded.coding_parameter,
+        memoryview(coded.index_bytes),
+        coded.value_dtype,
+        coded.scale,
+        memoryview(coded.value_bytes),
+        found.size,
         coded.value_coding,
-    )  # fmt: skip
+    )
     assert again.values.data.tobytes() == found.values.data.tobytes()
     full = found.indices is None or found.indices.size == found.size
     assert full or (again.indices == found.indices).all()

@@ -62,9 +62,11 @@ def adacomp(data: bytes) -> None:
 
 def _adacomp_seeds() -> list[bytes]:
     return [
-        b"\0\1\2\3", b"\1" + bytes(8), b"\1" + idx.header((2, 2, 2)) + bytes(8),
+        b"\0\1\2\3",
+        b"\1" + bytes(8),
+        b"\1" + idx.header((2, 2, 2)) + bytes(8),
         b"\2" + idx.header((1, 3, 3, 3)) + bytes(27),
-    ]  # fmt: skip
+    ]
 
 
 # -- CIFAR-10 ------------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ def index_file(data: bytes) -> None:
     else:
         columns = [np.frombuffer(piece[: len(piece) // 8 * 8], "<i8") for piece in source.pieces()]
         columns += [np.zeros(0, np.int64)] * 4
-        found = tfrecords.Index(*columns[:4])
+        found = tfrecords.RecordIndex(*columns[:4])
         path = FOLDER.path / "kept.npz"
         tfrecords._save(path, state, found)
     known = tfrecords._load(path, state)
@@ -177,7 +179,7 @@ def _index_seeds() -> list[bytes]:
     columns = [np.array(column, "<i8").tobytes() for column in ([5], [10], [1], [0, 1])]
     path, state = FOLDER.path / "seed.npz", [("train-00000-of-00001", 100, 5)]
     arrays = [np.frombuffer(column, "<i8") for column in columns]
-    tfrecords._save(path, state, tfrecords.Index(*arrays))
+    tfrecords._save(path, state, tfrecords.RecordIndex(*arrays))
     return [b"\0" + joined(columns), b"\1" + path.read_bytes()]
 
 

@@ -24,8 +24,8 @@ from tests.ops.datagram_samples import (
     sparse_part,
 )
 from thinwire.ops.routing import datagram_format as form
-from thinwire.ops.routing.base import Announced, Encoding, Manifest, Unreliable
-from thinwire.ops.routing.reassembler import Assembler
+from thinwire.ops.routing.base import AnnouncedDatagrams, Manifest, UnreliableBlocks, ValueEncoding
+from thinwire.ops.routing.reassembler import Reassembler
 from thinwire.ops.types import Block, CodedValues
 
 _WORDS = form.HEADER_BYTES // 4
@@ -39,9 +39,9 @@ MOST_CALLS = 60
 def templates() -> tuple[bytes, ...]:
     """Return datagrams of every encoding, dense and sparse, that are right for the session."""
     values = np.linspace(-1, 1, SIZES[0], dtype=np.float32)
-    parts: list[Unreliable] = []
-    for encoding in Encoding:
-        data = values if encoding is Encoding.FLOAT32 else np.arange(SIZES[0]) % 16
+    parts: list[UnreliableBlocks] = []
+    for encoding in ValueEncoding:
+        data = values if encoding is ValueEncoding.FLOAT32 else np.arange(SIZES[0]) % 16
         coded = data.astype(form.VALUE_DTYPES[encoding])
         parts.append(dense_part(0, coded, [0, 1], [1, 2], encoding))
     indices = np.arange(0, 64, 4)
@@ -60,7 +60,7 @@ def datagram(data: bytes) -> None:
     if mends & 1 and len(body) >= form.FRAME_BYTES:
         size = max(form.FRAME_BYTES, len(body) // count)
         _mend(body, size, mends)
-    assembler = Assembler(SESSION, SIZES, Rules())
+    assembler = Reassembler(SESSION, SIZES, Rules())
     assembler.feed(memoryview(bytes(body)), size, 0.0)
     if size:
         _check_books(assembler, -(-len(body) // size))
@@ -82,7 +82,7 @@ def _mend(body: bytearray, size: int, mends: int) -> None:
         form.sign(memoryview(body)[start : start + size], size, KEY)
 
 
-def _check_books(assembler: Assembler, num_fed: int) -> None:
+def _check_books(assembler: Reassembler, num_fed: int) -> None:
     """Every datagram is in the books: as one that fits, or by the reason why it was dropped."""
     books = assembler.books
     early = ("short", "magic", "version", "session", "tag", "encoding", "channel", "bounds")
@@ -117,13 +117,22 @@ class _Steps:
 
     def __init__(self, source: Reader) -> None:
         self.source = source
-        self.assembler = Assembler(SESSION, SIZES, source.choice(_RULES))
+        self.assembler = Reassembler(SESSION, SIZES, source.choice(_RULES))
         self.now, self.num_fed = 0.0, 0
 
     def run(self) -> None:
         """Do what the bytes say."""
-        verbs = (self._feed, self._feed, self._feed, self._mark, self._mark, self._end, self._close,
-                 self._wait, self._again)  # fmt: skip
+        verbs = (
+            self._feed,
+            self._feed,
+            self._feed,
+            self._mark,
+            self._mark,
+            self._end,
+            self._close,
+            self._wait,
+            self._again,
+        )
         for _ in range(MOST_CALLS):
             if not self.source:
                 break
@@ -161,7 +170,7 @@ class _Steps:
         step, announced = self._step(), []
         for channel in range(1, 1 + source.number() % (CHANNELS + 2)):
             first = source.interesting() % 2**32
-            announced.append(Announced(channel, first, source.interesting() % 200))
+            announced.append(AnnouncedDatagrams(channel, first, source.interesting() % 200))
         manifest = Manifest(tuple(announced), 0.5, 8, source.number(), source.number(), 0)
         slots = range(len(SIZES)) if slot == len(SIZES) else (slot,)
         blocks = [self._block(each) for each in slots]

@@ -27,9 +27,9 @@ from thinwire.ops.run.directory import rounds_of
 from thinwire.ops.telemetry import predictions
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.core import events
-from thinwire.ps.core.plain import plain
+from thinwire.ps.core.plain import to_plain
 from thinwire.ps.persistence import journal, journal_format
-from thinwire.ps.persistence.journal_format import Damaged
+from thinwire.ps.persistence.journal_format import DamagedRecord
 from thinwire.supervisor import metrics_log
 from thinwire.supervisor.esync_logs import runs as esync_logs_runs
 from thinwire.supervisor.esync_logs.format import read_mode
@@ -68,7 +68,7 @@ def record(data: bytes) -> None:
     """Read records: as they lie there, or with checksums that are right."""
     source = Reader(data)
     if source.number() % 2:
-        with contextlib.suppress(Damaged):
+        with contextlib.suppress(DamagedRecord):
             for _, body in journal_format.bodies(memoryview(source.rest())):
                 _decode(body)
         return
@@ -77,10 +77,10 @@ def record(data: bytes) -> None:
 
 
 def _decode(body: memoryview) -> None:
-    with contextlib.suppress(Damaged):
+    with contextlib.suppress(DamagedRecord):
         event, now = _run().coders[0].decode(body)
         assert isinstance(now, float) and type(event).__module__ == events.__name__
-    with contextlib.suppress(Damaged):
+    with contextlib.suppress(DamagedRecord):
         journal_format.content_of_head(body)
 
 
@@ -90,11 +90,15 @@ def _event(value: Any, now: float = 1.0) -> bytes:
 
 def _record_seeds() -> list[bytes]:
     others = (
-        events.Alive(1), events.Lost(1, 1000), events.Leave(1, 1000, "done"), events.Tick(),
-        events.Query(1, 1000, 2, 1, 0.1, 0.0, 0.0), events.Stop("iter_max"),
-        events.Epoch(3, (1,), True, events.Formed(3, ((1,), (2,)), {1: 4})),
-    )  # fmt: skip
-    bodies = [*_records(), *(_event(plain(each)) for each in others)]
+        events.WorkerAlive(1),
+        events.WorkerDisconnected(1, 1000),
+        events.Leave(1, 1000, "done"),
+        events.Tick(),
+        events.Query(1, 1000, 2, 1, 0.1, 0.0, 0.0),
+        events.Stop("iter_max"),
+        events.MembershipEpoch(3, (1,), True, events.GroupAssignment(3, ((1,), (2,)), {1: 4})),
+    )
+    bodies = [*_records(), *(_event(to_plain(each)) for each in others)]
     framed = b"".join(bytes(p) for body in _records() for p in journal_format.framed([body]))
     return [b"\1" + framed, *(b"\0" + joined([body]) for body in bodies)]
 
@@ -124,7 +128,7 @@ def journal_file(data: bytes) -> None:
 
 def _journal_seeds() -> list[bytes]:
     whole = bytes(range(len(_records())))
-    return [whole, whole + b"\xf0" + joined([_event(plain(events.Tick()))]), b"\0\xd0\1\x20\0"]
+    return [whole, whole + b"\xf0" + joined([_event(to_plain(events.Tick()))]), b"\0\xd0\1\x20\0"]
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
@@ -186,8 +190,12 @@ def _folder_with(name: str, content: bytes) -> pathlib.Path:
 
 def _saved_seeds() -> list[bytes]:
     given = {
-        "schema": 1, "proposal": 0, "predicted": [], "test_accuracy": 0.9, "machine": "x",
-    }  # fmt: skip
+        "schema": 1,
+        "proposal": 0,
+        "predicted": [],
+        "test_accuracy": 0.9,
+        "machine": "x",
+    }
     return [json.dumps(given).encode(), b'{"test_accuracy": null}', b"[" * 5000]
 
 

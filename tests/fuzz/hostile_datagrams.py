@@ -19,7 +19,7 @@ from tests.fuzz.target import watched
 from tests.ps.port import Port, Talker
 from thinwire.ops.routing import datagram_format as form
 from thinwire.ops.routing.base import Transport
-from thinwire.worker.core.messages import Outgoing
+from thinwire.worker.core.messages import PushRequest
 
 _HOST = "127.0.0.1"
 _CHOICES = {"overrides": {"sync": "asp"}, "dgt_wait_ms": 3_600_000.0, "dgt_block_size": 8}
@@ -47,9 +47,16 @@ class _Sender:
         self._own: list[bytes] = []
         self.sent = 0
         self._kinds: list[Callable[[], bytes]] = [
-            self._noise, self._noise, self._stranger, self._repeated, self._changed, self._cut,
-            self._forged, self._nonsense, self._nonsense,
-        ]  # fmt: skip
+            self._noise,
+            self._noise,
+            self._stranger,
+            self._repeated,
+            self._changed,
+            self._cut,
+            self._forged,
+            self._nonsense,
+            self._nonsense,
+        ]
 
     def close(self) -> None:
         """Send no more."""
@@ -200,7 +207,7 @@ def _gradient(number: int) -> np.ndarray:
     return np.random.default_rng(number).normal(size=28).astype(np.float32)
 
 
-def _split(worker: Talker, outgoing: Outgoing) -> list[bytes]:
+def _split(worker: Talker, outgoing: PushRequest) -> list[bytes]:
     """Return the genuine datagrams of an exchange, one by one."""
     return [
         data[start : start + size]

@@ -20,7 +20,7 @@ from tests.proto.samples import samples
 from tests.supervisor.samples import make_status, make_worker
 from thinwire.flags.run import read_run
 from thinwire.ops.methods.method import Method
-from thinwire.ops.routing.base import Encoding, Routed, Unreliable
+from thinwire.ops.routing.base import Routed, UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.telemetry import round_trace, run_status
 from thinwire.ops.types import ConfigurationError, Link
@@ -29,10 +29,10 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc import StreamLost
 from thinwire.ps.wire import reports
-from thinwire.ps.wire.epochs import epoch_of
-from thinwire.supervisor.evaluator import Viewer
+from thinwire.ps.wire.epochs import decode_epoch
+from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.worker.client.exchange import Exchange
-from thinwire.worker.collective.mailbox import Mailbox, Member, RoundName
+from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, RoundId
 from thinwire.worker.collective.peers import PeerLost, _Conversation
 from thinwire.worker.collective.replica import Replica
 from thinwire.worker.collective.service import PeerServer
@@ -63,11 +63,18 @@ def _exchange(chosen: int) -> Exchange:
 
 def _routed() -> Routed:
     """Return an update of which two blocks went in datagrams."""
-    part = Unreliable(
-        slot=0, size=16, block_entries=8, blocks=np.array([0, 1]),
-        channels=np.array([1, 1], np.uint8), encoding=Encoding.FLOAT32, indices=None,
-        data=np.ones(16, np.float32), scales=np.ones(2, np.float32), lows=np.zeros(2, np.float32),
-    )  # fmt: skip
+    part = UnreliableBlocks(
+        slot=0,
+        size=16,
+        block_entries=8,
+        blocks=np.array([0, 1]),
+        channels=np.array([1, 1], np.uint8),
+        encoding=ValueEncoding.FLOAT32,
+        indices=None,
+        data=np.ones(16, np.float32),
+        scales=np.ones(2, np.float32),
+        lows=np.zeros(2, np.float32),
+    )
     return Routed((), (part,), 0.5, 2)
 
 
@@ -112,7 +119,7 @@ def _core(flag: str, aux_size: int, exchange: Exchange) -> WorkerCore:
 
 def _look(message: pb.Reply) -> None:
     """Let a Supervisor have it, too."""
-    viewer = Viewer(SPEC, _exchange(0).layouts, 3, in_step=False)
+    viewer = ModelFetcher(SPEC, _exchange(0).layouts, 3, in_step=False)
     replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
     answer = message, memoryview(message.payload)
     session = types.SimpleNamespace(say=lambda asked: replies.put(answer), address="127.0.0.1:1")
@@ -143,7 +150,7 @@ def membership(data: bytes) -> None:
     message = pb.Membership()
     if parsed(message, data):
         with contextlib.suppress(Malformed):
-            epoch_of(message)
+            decode_epoch(message)
 
 
 def _membership_seeds() -> list[bytes]:
@@ -176,10 +183,10 @@ def documents(data: bytes) -> None:
 
 
 def _document_seeds() -> list[bytes]:
-    origin = round_trace.Origin("host", "cpu", 0, "life")
-    row = round_trace.Row(
+    origin = round_trace.MeasuredBy("host", "cpu", 0, "life")
+    row = round_trace.RoundRecord(
         1, 8, 0.5, 1, 0, 1, 0, 0.25, 100, 100, 0.0, 0.1, {round_trace.ENCODE: 0.1}, None
-    )  # fmt: skip
+    )
     whole = make_status(40)
     texts = {
         0: [whole.to_json()],
@@ -221,7 +228,7 @@ class _Wire:
 
 def _replica() -> Replica:
     made = Replica(np.zeros(28, np.float32), _method("ssgd"), KERNELS)
-    made.fetched(RoundName(0, 3), np.ones(28, np.float32))
+    made.fetched(RoundId(0, 3), np.ones(28, np.float32))
     return made
 
 
@@ -244,20 +251,20 @@ def holding(data: bytes) -> None:
     """Ask a peer for its model; take over what it hands out."""
     source = Reader(data)
     conversation = object.__new__(_Conversation)
-    conversation.member = Member(2, 7, "127.0.0.1:1")
+    conversation.member = CollectiveMember(2, 7, "127.0.0.1:1")
     conversation.stream = _Wire(list(source.pieces()))  # type: ignore[assignment]
     conversation._assembler = _assembler()
     with contextlib.suppress(PeerLost):
         answer = conversation.receive(1.0)
         assert answer is not None
         with contextlib.suppress(ValueError):  # Neighbours calls it a mistake of configuration
-            _replica().adopt(answer[1], RoundName(0, 4))
+            _replica().adopt(answer[1], RoundId(0, 4))
 
 
 def _assembler() -> Any:
-    from thinwire.proto.framing import Assembler
+    from thinwire.proto.framing import MessageAssembler
 
-    return Assembler(peers.FromPeer, lambda message: 1 << 12)
+    return MessageAssembler(peers.FromPeer, lambda message: 1 << 12)
 
 
 def _holding_seeds() -> list[bytes]:
@@ -270,14 +277,19 @@ def _holding_seeds() -> list[bytes]:
 
 TARGETS = {
     "reply": Target(
-        "replies, as workers and the Supervisor take them", reply, _reply_seeds,
-        message=pb.Reply, head=2,
+        "replies, as workers and the Supervisor take them",
+        reply,
+        _reply_seeds,
+        message=pb.Reply,
+        head=2,
     ),
     "membership": Target(
-        "epochs, as following shards take them", membership, _membership_seeds,
+        "epochs, as following shards take them",
+        membership,
+        _membership_seeds,
         message=pb.Membership,
     ),
     "documents": Target("documents of metrics and rounds", documents, _document_seeds),
     "peers": Target("what peers tell a worker", peers_of, _peer_seeds),
     "holding": Target("what a peer hands out", holding, _holding_seeds),
-}  # fmt: skip
+}

@@ -100,7 +100,7 @@ class _Talk:
         if self.source.number() % 4:
             self.port.receptions.keep([1])
         else:
-            self.port.queue.append(events.Lost(2, self.rogue.incarnation))
+            self.port.queue.append(events.WorkerDisconnected(2, self.rogue.incarnation))
             self.rogue = self.port.join(2, self.rogue.incarnation + 1)
 
 
@@ -134,7 +134,9 @@ def reception(data: bytes) -> None:
 
 TARGETS = {
     "reception": Target(
-        "sessions, marks and datagrams before a core", reception,
-        lambda: [bytes([0, 6, 1, 0, 2, 1, 0]), bytes(range(64))], longest=512,
+        "sessions, marks and datagrams before a core",
+        reception,
+        lambda: [bytes([0, 6, 1, 0, 2, 1, 0]), bytes(range(64))],
+        longest=512,
     ),
-}  # fmt: skip
+}

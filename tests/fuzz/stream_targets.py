@@ -115,10 +115,21 @@ class _Program:
     def run(self) -> None:
         """Do what the bytes say."""
         verbs = (
-            self._hello, self._push, self._push, self._odd_push, self._pull, self._query,
-            self._small, self._chunked, self._raw, self._datagrams, self._spoilt, self._again,
-            self._connection, self._time,
-        )  # fmt: skip
+            self._hello,
+            self._push,
+            self._push,
+            self._odd_push,
+            self._pull,
+            self._query,
+            self._small,
+            self._chunked,
+            self._raw,
+            self._datagrams,
+            self._spoilt,
+            self._again,
+            self._connection,
+            self._time,
+        )
         for _ in range(_MOST_VERBS):
             if not self.source:
                 break
@@ -178,12 +189,15 @@ class _Program:
         source = self.source
         return [
             pb.Block(
-                slot=source.number() % 4, count=source.interesting() % 2**32,
-                coding=source.number() % 9, coding_parameter=source.number(),
-                index_bytes=source.number(), value_dtype=source.number() % 5,
+                slot=source.number() % 4,
+                count=source.interesting() % 2**32,
+                coding=source.number() % 9,
+                coding_parameter=source.number(),
+                index_bytes=source.number(),
+                value_dtype=source.number() % 5,
             )
             for _ in range(source.number() % 4)
-        ]  # fmt: skip
+        ]
 
     def _pull(self) -> None:
         source = self.source
@@ -195,9 +209,12 @@ class _Program:
         source = self.source
         query = pb.Query(
             incarnation=source.choice((self.abuse.world.life, *_LIVES)),
-            step=source.interesting() % 2**64, local_steps=source.number(),
-            step_seconds=source.real(), age_seconds=source.real(), query_seconds=0.0,
-        )  # fmt: skip
+            step=source.interesting() % 2**64,
+            local_steps=source.number(),
+            step_seconds=source.real(),
+            age_seconds=source.real(),
+            query_seconds=0.0,
+        )
         self.abuse.say(self._who(), frame(query=query))
 
     def _small(self) -> None:

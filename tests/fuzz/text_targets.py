@@ -96,7 +96,9 @@ def credentials(data: bytes) -> None:
     for path in paths.values():
         os.chmod(path, 0o600)
     with contextlib.suppress(ConfigurationError):
-        security_credentials.read(security_credentials.Files(**paths), "", part_of_shard(0), serves)
+        security_credentials.read(
+            security_credentials.CredentialFiles(**paths), "", part_of_shard(0), serves
+        )
 
 
 def _credential_seeds() -> list[bytes]:

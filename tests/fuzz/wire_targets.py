@@ -15,9 +15,9 @@ from thinwire.ops.wire.blocks import IndexCoding
 from thinwire.proto import messages
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import Assembler, Malformed
+from thinwire.proto.framing import Malformed, MessageAssembler
 from thinwire.proto.security.credentials import words_of
-from thinwire.ps.persistence.journal_format import Coder, bodies
+from thinwire.ps.persistence.journal_format import EventCoder, bodies
 from thinwire.ps.service import handshake
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
@@ -37,7 +37,7 @@ def framing(data: bytes) -> None:
     """Feed frames of one stream until one of them ends it."""
     source = Reader(data)
     envelope = source.choice(ENVELOPES)
-    assembler = Assembler(envelope, lambda header: LARGEST_PAYLOAD_BYTES)
+    assembler = MessageAssembler(envelope, lambda header: LARGEST_PAYLOAD_BYTES)
     with contextlib.suppress(Malformed):
         for frame in source.pieces():
             complete = assembler.feed(frame)
@@ -63,14 +63,14 @@ def _framing_seeds() -> list[bytes]:
 SHARDS = (("asgd", 0), ("adacomp", 0), ("esync", 3), ("dgs", 0))
 
 
-def _decoders() -> list[tuple[PushDecoder, Coder, Kind, int]]:
+def _decoders() -> list[tuple[PushDecoder, EventCoder, Kind, int]]:
     made = []
     for name, aux in SHARDS:
         chosen = method(name, compression_rate=0.25)
         (layout,) = chosen.placement.place(SPEC, 1)
         decoder = PushDecoder(layout, chosen.kind, KERNELS, aux)
         decoder.keeps_coded = True
-        made.append((decoder, Coder(layout, chosen, KERNELS, aux), chosen.kind, aux))
+        made.append((decoder, EventCoder(layout, chosen, KERNELS, aux), chosen.kind, aux))
     return made
 
 
@@ -193,10 +193,14 @@ def hello(data: bytes) -> None:
 
 def _hello_seeds() -> list[bytes]:
     mine = pb.Hello(
-        protocol_version=1, role=pb.ROLE_WORKER, id=2, num_shards=1,
-        fingerprint=messages.settings_of(_FINGERPRINT), model=messages.tensors_of(SPEC),
+        protocol_version=1,
+        role=pb.ROLE_WORKER,
+        id=2,
+        num_shards=1,
+        fingerprint=messages.settings_of(_FINGERPRINT),
+        model=messages.tensors_of(SPEC),
         link=pb.EmulatedLink(mbps=100, delay_ms=2.5, loss=0.01, seed=9),
-    ).SerializeToString()  # fmt: skip
+    ).SerializeToString()
     sampled = samples()["to_server_hello"].hello.SerializeToString()
     return [bytes([mends]) + one for mends in (0, 7) for one in (mine, sampled)]
 

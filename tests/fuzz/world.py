@@ -24,7 +24,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.service.stream_reader import StreamReader
-from thinwire.worker.client.datagrams import DatagramLeg
+from thinwire.worker.client.datagrams import DatagramChannel
 from thinwire.worker.client.messages import sealed_messages
 from thinwire.worker.core.messages import ShardReply
 
@@ -37,9 +37,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "asgd": {},
     "esync": {"max_local_steps": 1, "overrides": {"sync": "asp"}},
     "dgt": {
-        "overrides": {"sync": "asp"}, "dgt_block_size": 8, "dgt_k": 0.0, "dgt_wait_ms": 1000.0,
+        "overrides": {"sync": "asp"},
+        "dgt_block_size": 8,
+        "dgt_k": 0.0,
+        "dgt_wait_ms": 1000.0,
     },
-}  # fmt: skip
+}
 #: Modules that read the time.
 _TIMED = (
     "thinwire.ps.service.server",
@@ -104,10 +107,10 @@ class Honest:
         self._say(frame(hello=world.shard.hello(id=HONEST, incarnation=HONEST_LIFE)))
         self.welcome, _ = self.client.last("welcome")
         router = self.run.method.router
-        self.leg: DatagramLeg | None = None
+        self.leg: DatagramChannel | None = None
         if router.uses_datagrams:
             transport = Transport(dgt_transport="grpc")
-            self.leg = DatagramLeg(HONEST, router.channels, transport, router.marks_slots, None)
+            self.leg = DatagramChannel(HONEST, router.channels, transport, router.marks_slots, None)
             self.leg.opened("peer:1", self.welcome)
         self._say(frame(pull=pb.Pull()))
         self._take(0)
@@ -145,9 +148,18 @@ class Honest:
         payload = payload[: len(payload) - 4 * reply.aux_count]
         blocks = messages.blocks_from_message(reply.blocks, payload, sizes)
         self.worker.core.finish(
-            [ShardReply(Operation(reply.operation), blocks, reply.version, reply.generation,
-                        reply.learning_rate, reply.samples, reply.stop)]
-        )  # fmt: skip
+            [
+                ShardReply(
+                    Operation(reply.operation),
+                    blocks,
+                    reply.version,
+                    reply.generation,
+                    reply.learning_rate,
+                    reply.samples,
+                    reply.stop,
+                )
+            ]
+        )
         assert self.worker.core.base.tobytes() == self.run.theta.tobytes()
 
 

@@ -4,14 +4,14 @@ import dataclasses
 
 import numpy as np
 
-from thinwire.ops.routing.base import Encoding, Manifest, Unreliable
-from thinwire.ops.routing.datagram_format import Session
-from thinwire.ops.routing.packetizer import Sealed, Sealer
-from thinwire.ops.routing.reassembler import Assembler
+from thinwire.ops.routing.base import Manifest, UnreliableBlocks, ValueEncoding
+from thinwire.ops.routing.datagram_format import DatagramSession
+from thinwire.ops.routing.packetizer import Packetizer, SealedStep
+from thinwire.ops.routing.reassembler import Reassembler
 from thinwire.ops.types import Block, CodedValues, RangedBlock
 
 KEY = bytes(range(32))
-SESSION = Session(0x0123456789ABCDEF, KEY, 5)
+SESSION = DatagramSession(0x0123456789ABCDEF, KEY, 5)
 ENTRIES = 16  # of a block
 CHANNELS = 3
 SIZES = [100, 16, 5, 64]  # of slots; blocks: 7 (the last short), 1, 1 (short), 4
@@ -34,9 +34,11 @@ def num_blocks(size):
     return -(-size // ENTRIES)
 
 
-def dense_part(slot, values, blocks, channels, encoding=Encoding.FLOAT32, scales=None, lows=None):
+def dense_part(
+    slot, values, blocks, channels, encoding=ValueEncoding.FLOAT32, scales=None, lows=None
+):
     count = num_blocks(len(values))
-    return Unreliable(
+    return UnreliableBlocks(
         slot=slot,
         size=len(values),
         block_entries=ENTRIES,
@@ -62,7 +64,7 @@ class Step:
     """What one push holds and how it travels: the first of a slot's blocks in datagrams."""
 
     values: list  # per slot [size] float32
-    sealed: Sealed
+    sealed: SealedStep
     blocks: list  # reliable ones
     manifest: Manifest
     step: int
@@ -129,7 +131,7 @@ def sparse_block(slot, size, indices, values):
 
 def new_pair(sizes, **rules):
     """Return both ends of a session."""
-    return Sealer(SESSION, MTU, CHANNELS), Assembler(SESSION, sizes, Rules(**rules))
+    return Packetizer(SESSION, MTU, CHANNELS), Reassembler(SESSION, sizes, Rules(**rules))
 
 
 def dropped(assembler):

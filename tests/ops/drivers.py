@@ -5,10 +5,10 @@ import random
 import numpy as np
 
 from tests.harness import method
-from thinwire.ops.downlink.types import Asked
+from thinwire.ops.downlink.types import ModelRequest
 from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.optimizers.schedule import Budget, Schedule
-from thinwire.ops.routing.base import Lost, RouteContext
+from thinwire.ops.routing.base import LostEntries, RouteContext
 from thinwire.ops.sharding.split import place_tensors, split_packet
 from thinwire.ops.types import (
     Block,
@@ -48,9 +48,15 @@ def composed(seam, name):
     name, _, variant = name.partition("+")
     groups = ((1, 3), (2,)) if (seam, name) == ("sync", "gsp") else None
     return method(
-        "asgd", nb_workers=WORKERS, compression_rate=0.3, local_steps=3, window=4, groups=groups,
-        overrides={seam: name}, **VARIANTS.get(variant, {}),
-    )  # fmt: skip
+        "asgd",
+        nb_workers=WORKERS,
+        compression_rate=0.3,
+        local_steps=3,
+        window=4,
+        groups=groups,
+        overrides={seam: name},
+        **VARIANTS.get(variant, {}),
+    )
 
 
 def policy_of(seam, name):
@@ -144,10 +150,10 @@ def lost_of(routed):
         start = int(part.blocks[-1]) * part.block_entries
         stop = start + part.block_entries
         if part.indices is None:
-            lost.append(Lost(part.slot, np.array([[start, stop]])))
+            lost.append(LostEntries(part.slot, np.array([[start, stop]])))
         else:
             there = (part.indices >= start) & (part.indices < stop)
-            lost.append(Lost(part.slot, None, part.indices[there]))
+            lost.append(LostEntries(part.slot, None, part.indices[there]))
     return lost
 
 
@@ -197,9 +203,9 @@ class OnShard(Driver):
         state.samples += 8 * len(kept)
         worker = 1 + number % WORKERS  # it was answered `WORKERS` turns ago, at that version
         asked = (
-            Asked(9, 0, None),
-            Asked(8, number, state.version),
-            Asked(worker, number, max(0, number - WORKERS)),
+            ModelRequest(9, 0, None),
+            ModelRequest(8, number, state.version),
+            ModelRequest(worker, number, max(0, number - WORKERS)),
         )
         gathered = [state.gather(question) for question in asked]
         state.hand_out(worker, gathered[-1])

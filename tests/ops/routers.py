@@ -6,7 +6,7 @@ import numpy as np
 
 from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.kernels.numpy_ops import dequantise, from_levels
-from thinwire.ops.routing.base import Encoding, Lost, RouteContext
+from thinwire.ops.routing.base import LostEntries, RouteContext, ValueEncoding
 from thinwire.ops.types import Block, CodedValues, RangedBlock, ShardLayout, Slice
 from thinwire.ops.wire import blocks as wire_blocks
 from thinwire.ops.wire.low_rank import expanded
@@ -67,7 +67,7 @@ def parts_of(part):
 
 def value_of(part, data, low, scale):
     """The definition of each encoding."""
-    if part.encoding in (Encoding.UINT16, Encoding.UINT8, Encoding.UINT4):
+    if part.encoding in (ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4):
         return from_levels(data, low, scale)
     assert low == 0
     dtype = part.encoding.name.lower()
@@ -94,9 +94,9 @@ def lost_of(routed, arrives):
             continue
         if part.indices is None:
             ranges = np.array([[at[0], at[-1] + 1] for at in gone])
-            lost.append(Lost(part.slot, ranges))
+            lost.append(LostEntries(part.slot, ranges))
         else:
-            lost.append(Lost(part.slot, None, np.sort(np.concatenate(gone))))
+            lost.append(LostEntries(part.slot, None, np.sort(np.concatenate(gone))))
     return lost
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.ops.failure_detector import Arrivals, Attempts, Backoff, Spread
+from thinwire.ops.failure_detector import Backoff, MeanDeviation, RetryDeadline, RtoEstimator
 
 SECONDS = st.floats(1e-3, 1e3)
 
@@ -21,7 +21,7 @@ def plain_rfc_6298(samples):
 
 
 def spread_of(samples):
-    spread = Spread()
+    spread = MeanDeviation()
     for sample in samples:
         spread.add(sample)
     return spread
@@ -42,7 +42,7 @@ def test_a_vector_by_hand():
 
 
 def listening(period, count=40, least=2.0, most=30.0):
-    arrivals = Arrivals(least, most)
+    arrivals = RtoEstimator(least, most)
     arrivals.begin(100.0)
     for beat in range(count):
         arrivals.beat(100.0 + period * beat)
@@ -50,7 +50,7 @@ def listening(period, count=40, least=2.0, most=30.0):
 
 
 def test_nothing_is_known_before_two_beats():
-    arrivals = Arrivals(2.0, 30.0)
+    arrivals = RtoEstimator(2.0, 30.0)
     arrivals.begin(5.0)
     assert arrivals.deadline == 35.0
     arrivals.beat(6.0)
@@ -112,7 +112,7 @@ def test_who_stood_still_has_heard_nobody():
 
 @given(st.lists(st.tuples(st.sampled_from(("beat", "hear", "alarm", "begin")), SECONDS)))
 def test_deadlines_keep_to_their_bounds_and_replay_to_the_same_bits(history):
-    once, again, now = Arrivals(1.0, 20.0), Arrivals(1.0, 20.0), 0.0
+    once, again, now = RtoEstimator(1.0, 20.0), RtoEstimator(1.0, 20.0), 0.0
     for what, seconds in history:
         now += seconds
         for arrivals in (once, again):
@@ -127,7 +127,7 @@ def test_deadlines_keep_to_their_bounds_and_replay_to_the_same_bits(history):
 
 @given(SECONDS, st.integers(2, 60))
 def test_a_regular_peer_is_never_suspected(period, count):
-    arrivals = Arrivals(2.5 * period, 10 * period)
+    arrivals = RtoEstimator(2.5 * period, 10 * period)
     arrivals.begin(0.0)
     for beat in range(count):
         assert beat * period <= arrivals.deadline
@@ -135,7 +135,7 @@ def test_a_regular_peer_is_never_suspected(period, count):
 
 
 def test_attempts_grow_with_failures_and_follow_what_succeeds():
-    attempts = Attempts(2.0, 15.0)
+    attempts = RetryDeadline(2.0, 15.0)
     assert attempts.timeout_seconds == 2.0
     for expected in (4.0, 8.0, 15.0, 15.0):
         attempts.fail()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.ops.aggregation.merge import mean_update
-from thinwire.ops.collectives import REGISTRY, Part, Reduction, Send
+from thinwire.ops.collectives import REGISTRY, CollectivePart, Reduction, SendPart
 from thinwire.ops.types import Update
 
 MEMBERS = range(1, 10)
@@ -109,7 +109,7 @@ def test_powers_of_two_send_no_more_than_the_ring_in_fewer_steps(name, count):
     network = Network(name, some_buffers(count, 840 * 8))
     network.run()
     assert set(network.sent.values()) == {2 * 840 * 8 * (count - 1) // count}
-    sends = [step for step in REGISTRY[name](0, count, 840) if isinstance(step, Send)]
+    sends = [step for step in REGISTRY[name](0, count, 840) if isinstance(step, SendPart)]
     assert len(sends) == 2 * (count.bit_length() - 1)
 
 
@@ -149,7 +149,7 @@ def test_both_ends_of_every_part_agree(name, count):
     for member in range(count):
         numbers = collections.Counter()
         for step in REGISTRY[name](member, count, 100):
-            is_send = isinstance(step, Send)
+            is_send = isinstance(step, SendPart)
             pair = (member, step.peer) if is_send else (step.peer, member)
             (sent if is_send else received).append((*pair, numbers[pair], step.entries))
             numbers[pair] += 1
@@ -164,7 +164,7 @@ def test_a_range_to_be_sent_is_not_written_before_its_receiver_has_it():
             for member in range(count):
                 given_away = []
                 for step in REGISTRY[name](member, count, 64):
-                    if isinstance(step, Send):
+                    if isinstance(step, SendPart):
                         given_away.append(step.entries)
                     elif step.adds:
                         assert not any(
@@ -177,8 +177,8 @@ def test_a_part_of_another_length_is_refused():
     reduction = Reduction(REGISTRY["ring"](0, 2, 10), np.zeros(10, np.float32))
     with pytest.raises(ValueError, match="no part is awaited"):
         reduction.take(np.zeros(5, np.float32))
-    assert reduction.outgoing() == [Part(1, 0, (0, 5))]
-    assert reduction.awaited == Part(1, 0, (5, 10))
+    assert reduction.outgoing() == [CollectivePart(1, 0, (0, 5))]
+    assert reduction.awaited == CollectivePart(1, 0, (5, 10))
     with pytest.raises(ValueError, match="a part of 4 entries from member 1"):
         reduction.take(np.zeros(4, np.float32))
     np.testing.assert_array_equal(reduction.buffer, np.zeros(10))

@@ -167,9 +167,13 @@ def test_policy_modules_import_neither_tensorflow_nor_numpy():
         "    assert not heavy, f'{module} imports {heavy}'\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *modules], cwd=ROOT, capture_output=True, text=True,
-        timeout=30, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, *modules],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -13,8 +13,8 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import (
     INLINE_BYTES,
     MAX_MESSAGE_BYTES,
-    Assembler,
     Malformed,
+    MessageAssembler,
     frame,
     frames,
 )
@@ -37,7 +37,7 @@ def new_reply() -> pb.ToClient:
 
 
 def assembler_for(message, limit=1 << 30):
-    return Assembler(type(message), lambda header: limit)
+    return MessageAssembler(type(message), lambda header: limit)
 
 
 def noise(size: int, seed: int = 0) -> bytes:
@@ -168,7 +168,7 @@ def _push(payload_bytes: int, payload: bytes = b"") -> bytes:
     ],
 )
 def test_violations_are_malformed(sent, words):
-    assembler = Assembler(pb.ToServer, lambda header: 100)
+    assembler = MessageAssembler(pb.ToServer, lambda header: 100)
     with pytest.raises(Malformed, match=words):
         for data in sent:
             assembler.feed(data)
@@ -180,7 +180,7 @@ def test_the_limit_may_refuse_before_anything_is_allocated():
 
     header, *_ = frames(new_push(), [noise(INLINE_BYTES + 1)])
     with pytest.raises(Malformed, match="step 7"):
-        Assembler(pb.ToServer, refuse).feed(header)
+        MessageAssembler(pb.ToServer, refuse).feed(header)
 
 
 def test_what_does_not_fit_is_an_error_of_the_sender():

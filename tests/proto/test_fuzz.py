@@ -6,7 +6,7 @@ from tests.proto.samples import samples
 from tests.proto.test_convert import SIZES, through_a_message
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import Assembler, Malformed, frames
+from thinwire.proto.framing import Malformed, MessageAssembler, frames
 
 NUM_MESSAGES = 100_000
 LARGEST_PAYLOAD_BYTES = 4096
@@ -68,7 +68,7 @@ def test_only_malformed_is_raised():
     generator = random.Random(20)
     starts = seeds()
     outcomes = {"message": 0, "pending": 0, "malformed": 0, "blocks": 0}
-    assembler = Assembler(pb.ToServer, lambda header: LARGEST_PAYLOAD_BYTES)
+    assembler = MessageAssembler(pb.ToServer, lambda header: LARGEST_PAYLOAD_BYTES)
     for number in range(NUM_MESSAGES):
         if number % 10 == 0:
             data = generator.randbytes(generator.randrange(100))
@@ -92,6 +92,6 @@ def test_only_malformed_is_raised():
                 outcomes["blocks"] += 1
         except Malformed:
             outcomes["malformed"] += 1
-            assembler = Assembler(pb.ToServer, lambda header: LARGEST_PAYLOAD_BYTES)
+            assembler = MessageAssembler(pb.ToServer, lambda header: LARGEST_PAYLOAD_BYTES)
     assert sum(outcomes.values()) - outcomes["blocks"] >= NUM_MESSAGES
     assert min(outcomes.values()) > NUM_MESSAGES / 100, outcomes

@@ -66,9 +66,12 @@ def test_totals_begin_with_the_process_and_gauges_do_not():
     version = [1000]
 
     def read():
-        return [counter("updates", "", version[0]), gauge("model_version", "", version[0]),
-                counter("rejected", "", {"stale": version[0]}, "reason"),
-                histogram("staleness", "", {1: version[0]})]  # fmt: skip
+        return [
+            counter("updates", "", version[0]),
+            gauge("model_version", "", version[0]),
+            counter("rejected", "", {"stale": version[0]}, "reason"),
+            histogram("staleness", "", {1: version[0]}),
+        ]
 
     with listening(read) as port:  # restored from a snapshot
         version[0] = 1003

@@ -15,9 +15,9 @@ from thinwire.proto import versions
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.common import SERVICE
 from thinwire.proto.grpc.server import serve
-from thinwire.proto.grpc.session import Refused, Session
+from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.proto.messages import PROTOCOL_VERSION
-from thinwire.proto.security.connection_guard import Door
+from thinwire.proto.security.connection_guard import ConnectionGuard
 
 WAIT_SECONDS = 20.0
 #: Field 1020 with one byte, as it stands inside of a message: nobody has it today.
@@ -36,7 +36,7 @@ def said_to(shard, *frames):
 @pytest.mark.parametrize(("theirs", "age"), [(PROTOCOL_VERSION + 6, "newer"), (0, "older")])
 def test_another_version_is_refused_by_name_whatever_else_its_hello_says(theirs, age, caplog):
     shard = Shard()
-    shard.server.door = Door(Credentials(token=TOKEN))  # proofs may be others there
+    shard.server.door = ConnectionGuard(Credentials(token=TOKEN))  # proofs may be others there
     hello = bytes([0x08, theirs]) + UNKNOWN
     with caplog.at_level("WARNING", logger="absl"):
         stream = said_to(shard, inside(1, hello), frame(pull=pb.Pull()))
@@ -94,7 +94,7 @@ def opened_at(*frames, service=SERVICE):
 
     server = serve("127.0.0.1", 0, handler, 4, service=service)
     hello = pb.Hello(protocol_version=PROTOCOL_VERSION)
-    session = Session(f"127.0.0.1:{server.port}", hello, 1 << 20)
+    session = ClientSession(f"127.0.0.1:{server.port}", hello, 1 << 20)
     try:
         yield session
     finally:
@@ -105,14 +105,17 @@ def opened_at(*frames, service=SERVICE):
 def test_a_client_hears_what_an_older_ps_says_and_ends():
     words = "protocol_version: this PS speaks 1, the client 2, which is newer"
     refusal = pb.ToClient(refusal=pb.Refusal(reason=pb.REASON_PROTOCOL_VERSION, message=words))
-    with opened_at(refusal.SerializeToString()) as session, pytest.raises(Refused) as caught:
+    with (
+        opened_at(refusal.SerializeToString()) as session,
+        pytest.raises(RequestRejected) as caught,
+    ):
         session.open(WAIT_SECONDS)
     assert str(caught.value) == words
     assert cli._exit_code(caught.value) == EXIT_REFUSED
 
 
 def test_a_welcome_with_unknown_fields_is_not_believed():
-    with opened_at(inside(1, UNKNOWN)) as session, pytest.raises(Refused, match="1020"):
+    with opened_at(inside(1, UNKNOWN)) as session, pytest.raises(RequestRejected, match="1020"):
         session.open(WAIT_SECONDS)
 
 

@@ -9,7 +9,7 @@ from thinwire.ops.types import Update
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
 
 #: Values of an outlier.
 HUGE = [1e6] * 4
@@ -32,8 +32,11 @@ def join(core, worker, now=0.0, incarnation=None):
 
 def push(core, worker, step, base, indices=None, values=None, now=0.0, generation=0, samples=1):
     """Push a worker's update, ones if nothing else is said; return what the core does."""
-    values = np.ones(len(core.model.theta) if indices is None else len(indices), np.float32) \
-        if values is None else np.asarray(values, np.float32)  # fmt: skip
+    values = (
+        np.ones(len(core.model.theta) if indices is None else len(indices), np.float32)
+        if values is None
+        else np.asarray(values, np.float32)
+    )
     update = Update(None if indices is None else np.asarray(indices, np.int64), values)
     epoch = core.membership.epoch
     event = events.Push(worker, worker, step, base, generation, epoch, update, samples, 1, 1.0)
@@ -49,10 +52,13 @@ def guarded(chosen, leads=True, **guards):
     """A shard with guards, which never lets anybody go."""
     nb_workers = sum(len(group) for group in chosen.sync.groups)
     settings = CoreConfig(
-        Budget(1000), Schedule(0.1), nb_workers, snapshot_interval_seconds=1e9,
+        Budget(1000),
+        Schedule(0.1),
+        nb_workers,
+        snapshot_interval_seconds=1e9,
         guards=Guards(**guards),
-    )  # fmt: skip
-    member = Coordinator(nb_workers, 1e6) if leads else Follower(nb_workers)
+    )
+    member = Coordinator(nb_workers, 1e6) if leads else FollowerMembership(nb_workers)
     return PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, member, chosen.sync)
 
 
@@ -67,4 +73,4 @@ def pull(core, worker, now=0.0):
 
 
 def reasons(actions):
-    return [each.reason for each in of(events.Refuse, actions)]
+    return [each.reason for each in of(events.Reject, actions)]

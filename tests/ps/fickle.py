@@ -74,8 +74,13 @@ class World:
             self.be_born(number)
 
     def new_core(self):
-        config = CoreConfig(Budget(10**6), Schedule(0.1), self.nb_workers, self.generation,
-                            offsets=self.layouts[0].offsets)  # fmt: skip
+        config = CoreConfig(
+            Budget(10**6),
+            Schedule(0.1),
+            self.nb_workers,
+            self.generation,
+            offsets=self.layouts[0].offsets,
+        )
         lead = Coordinator(self.nb_workers, LEASE_SECONDS)
         return PsCore(config, self.method, self.initial.copy(), KERNELS, lead, self.method.sync)
 
@@ -84,7 +89,7 @@ class World:
     def be_born(self, number):
         """A new process takes a worker's place."""
         if number in self.lives:
-            self.feed(events.Lost(number, self.lives[number].incarnation))
+            self.feed(events.WorkerDisconnected(number, self.lives[number].incarnation))
         self.incarnations += 1
         life = self.lives[number] = Life(self, number, self.incarnations)
         life.core.step = self.hello(number, reconnects=False).last_step
@@ -101,11 +106,11 @@ class World:
         for other in self.lives:
             if other != number:
                 self.now += LEASE_SECONDS / 2
-                self.feed(events.Alive(other))
+                self.feed(events.WorkerAlive(other))
         self.now += LEASE_SECONDS
         for other in self.lives:
             if other != number:
-                self.feed(events.Alive(other))
+                self.feed(events.WorkerAlive(other))
         self.feed(events.Tick())
 
     def save(self):
@@ -124,7 +129,7 @@ class World:
         """Fetch the model; so does a worker whose push is of another generation."""
         pull = events.Pull(number, self.lives[number].incarnation, None, 0)
         actions = self.feed(pull)
-        if any(isinstance(each, events.Refuse) for each in actions):
+        if any(isinstance(each, events.Reject) for each in actions):
             self.hello(number, reconnects=True)
             actions = self.feed(pull)
         for _ in range(num_lost):
@@ -152,10 +157,10 @@ class World:
         push = self.decoder.decode(number, message.push, payload)
         while True:
             actions = self.feed(dataclasses.replace(push, epoch=self.core.membership.epoch))
-            refused = {each.reason for each in actions if isinstance(each, events.Refuse)}
+            refused = {each.reason for each in actions if isinstance(each, events.Reject)}
             if refused == {"NOT_MEMBER"} or (num_lost > 0 and not refused):
                 num_lost -= not refused
-                self.feed(events.Lost(number, life.incarnation))
+                self.feed(events.WorkerDisconnected(number, life.incarnation))
                 self.hello(number, reconnects=True)
             elif refused == {"STALE_GENERATION"}:
                 return self.pull(number)

@@ -9,8 +9,8 @@ from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ps.core import durable, events, soft_state
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence.journal import Journal
-from thinwire.ps.persistence.journal_format import Coder
-from thinwire.ps.persistence.replay import Settings, replay
+from thinwire.ps.persistence.journal_format import EventCoder
+from thinwire.ps.persistence.replay import ReplaySettings, replay
 
 
 class JournaledRun(MiniRun):
@@ -21,7 +21,7 @@ class JournaledRun(MiniRun):
         self.journals = []
         super().__init__(chosen, **choices)
         self.coders = [
-            Coder(layout, chosen, KERNELS, core.aux.size)
+            EventCoder(layout, chosen, KERNELS, core.aux.size)
             for layout, core in zip(self.layouts, self.shards, strict=True)
         ]
         self.journals = [
@@ -33,7 +33,7 @@ class JournaledRun(MiniRun):
     def save(self):
         """Every shard writes a snapshot."""
         for shard, (core, journal) in enumerate(zip(self.shards, self.journals, strict=True)):
-            number = journal.begin(Settings(core.config, 10.0, {}).to_plain())
+            number = journal.begin(ReplaySettings(core.config, 10.0, {}).to_plain())
             state = {"core": core.snapshot(), "soft": soft_state.save(core), "journal": number}
             Checkpoints(self.folder / str(shard), keep=99).save(core.version, state)
 
@@ -46,8 +46,9 @@ class JournaledRun(MiniRun):
     def fresh(self, shard, config, lease_seconds):
         """Return a core that has been told nothing."""
         core = self._shard(shard, np.zeros(28, np.float32))
-        again = type(core)(config, self.chosen, core.model.theta, KERNELS, core.membership,
-                           core.sync, core.aux)  # fmt: skip
+        again = type(core)(
+            config, self.chosen, core.model.theta, KERNELS, core.membership, core.sync, core.aux
+        )
         if hasattr(again.membership, "lease_seconds"):
             again.membership.lease_seconds = lease_seconds
         return again
@@ -61,8 +62,9 @@ class JournaledRun(MiniRun):
             cores.append(self.fresh(shard, config, lease_seconds))
             return cores[-1]
 
-        come = replay(folder, found["core"], found["soft"], found["journal"], make,
-                      self.coders[shard])  # fmt: skip
+        come = replay(
+            folder, found["core"], found["soft"], found["journal"], make, self.coders[shard]
+        )
         return come, cores[-1] if cores else None
 
     def restart(self, shard=0):

@@ -76,8 +76,13 @@ class Liar:
         if choice < 14:
             yield self._bad_push(life)
         elif choice == 14:
-            yield frame(pull=pb.Pull(base_version=self._number(), has_base=True,
-                                     generation=self.dice.choice((0, 1, 2**32 - 1))))  # fmt: skip
+            yield frame(
+                pull=pb.Pull(
+                    base_version=self._number(),
+                    has_base=True,
+                    generation=self.dice.choice((0, 1, 2**32 - 1)),
+                )
+            )
         elif choice == 15:
             yield self._report()
         elif choice == 16:
@@ -91,17 +96,25 @@ class Liar:
 
     def _query(self, life):
         seconds = [self.dice.choice((0.0, 0.1, -1.0, 1e300, math.nan, math.inf)) for _ in range(3)]
-        return frame(query=pb.Query(
-            incarnation=self.dice.choice((life, FOREIGN_LIFE)), step=self._number(),
-            local_steps=self.dice.choice((0, 1, 2**32 - 1)), step_seconds=seconds[0],
-            age_seconds=seconds[1], query_seconds=seconds[2],
-        ))  # fmt: skip
+        return frame(
+            query=pb.Query(
+                incarnation=self.dice.choice((life, FOREIGN_LIFE)),
+                step=self._number(),
+                local_steps=self.dice.choice((0, 1, 2**32 - 1)),
+                step_seconds=seconds[0],
+                age_seconds=seconds[1],
+                query_seconds=seconds[2],
+            )
+        )
 
     def _bad_push(self, life):
         """A push that is right but for one thing, or of a wrong life and anything at all."""
         dice = self.dice
-        right = {"incarnation": life, "epoch": self.shard.core.membership.epoch,
-                 "kind": self.shard.kind}  # fmt: skip
+        right = {
+            "incarnation": life,
+            "epoch": self.shard.core.membership.epoch,
+            "kind": self.shard.kind,
+        }
         dense = [pb.Block(slot=0, count=24), pb.Block(slot=1, count=4)]
         finite = np.float32([0.5, -0.5]).tobytes()
         match dice.randrange(9):
@@ -134,11 +147,16 @@ class Liar:
         if dice.random() < 0.3:
             return push_frame(incarnation=FOREIGN_LIFE, epoch=self.shard.core.membership.epoch)
         return push_frame(
-            self._any_blocks(), dice.randbytes(dice.randrange(150)), incarnation=FOREIGN_LIFE,
-            step=self._number(), base_version=self._number(), epoch=dice.getrandbits(32),
-            generation=dice.choice((0, 1, 2**32 - 1)), samples=dice.getrandbits(32),
+            self._any_blocks(),
+            dice.randbytes(dice.randrange(150)),
+            incarnation=FOREIGN_LIFE,
+            step=self._number(),
+            base_version=self._number(),
+            epoch=dice.getrandbits(32),
+            generation=dice.choice((0, 1, 2**32 - 1)),
+            samples=dice.getrandbits(32),
             loss=dice.choice((0.1, math.nan)),
-        )  # fmt: skip
+        )
 
     def _any_blocks(self):
         dice = self.dice
@@ -184,11 +202,18 @@ class Liar:
         dice = self.dice
         text = dice.choice(
             (
-                "", "[]", "{}", "NaN", "[" * 50_000, '{"id": 2, "bytes_up": 1e999}',
-                f'{{"id": 2, "bytes_up": {10**400}}}', '{"id": 2, "compute_seconds": -Infinity}',
-                '{"id": 2, "bytes_up": 3}', '{"rejected": {"x": 1}, "bytes_down": {"1": 1e99}}',
+                "",
+                "[]",
+                "{}",
+                "NaN",
+                "[" * 50_000,
+                '{"id": 2, "bytes_up": 1e999}',
+                f'{{"id": 2, "bytes_up": {10**400}}}',
+                '{"id": 2, "compute_seconds": -Infinity}',
+                '{"id": 2, "bytes_up": 3}',
+                '{"rejected": {"x": 1}, "bytes_down": {"1": 1e99}}',
             )
-        )  # fmt: skip
+        )
         return frame(report=pb.Report(document=text))
 
     def _number(self):

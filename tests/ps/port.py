@@ -10,9 +10,9 @@ from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.datagrams.port import DatagramPort
-from thinwire.worker.client.datagrams import DatagramLeg
+from thinwire.worker.client.datagrams import DatagramChannel
 from thinwire.worker.client.messages import push_messages
-from thinwire.worker.core.messages import Outgoing
+from thinwire.worker.core.messages import PushRequest
 
 #: Two entries a block, two of the toy's seven fat blocks reliable: all else is in datagrams.
 SMALL = {"dgt_block_size": 8, "dgt_k": 0.0}
@@ -51,7 +51,7 @@ class Port:
         for action in actions:
             if isinstance(action, events.Reply):
                 self.replies.append(action)
-            elif isinstance(action, events.Refuse):
+            elif isinstance(action, events.Reject):
                 self.refusals.append(action)
             elif isinstance(action, events.Welcome):
                 self.welcomes[action.incarnation] = welcome = pb.Welcome()
@@ -90,7 +90,7 @@ class Talker:
     def __init__(self, port, number, incarnation, welcome):
         self.port, self.number, self.incarnation = port, number, incarnation
         router = port.run.method.router
-        self.leg = DatagramLeg(
+        self.leg = DatagramChannel(
             number, router.channels, Transport(dgt_transport="grpc"), router.marks_slots, None
         )
         self.leg.opened("peer:1", welcome)
@@ -107,7 +107,7 @@ class Talker:
         )
         return outgoing if step is None else dataclasses.replace(outgoing, step=step)
 
-    def messages(self, outgoing: Outgoing, **fields):
+    def messages(self, outgoing: PushRequest, **fields):
         """Return (push, payload) of what the stream brings."""
         sealed = self.leg.seal(outgoing.step, outgoing.routed[0])
         epoch = self.port.core.membership.epoch
@@ -123,25 +123,25 @@ class Talker:
             found.append((message.push, memoryview(payload)))
         return found
 
-    def datagrams(self, outgoing: Outgoing):
+    def datagrams(self, outgoing: PushRequest):
         """Return [(data, size)] of the exchange, signed."""
         self.leg.seal(outgoing.step, outgoing.routed[0])
         return [(bytes(each.datagrams.data), each.datagrams.size) for each in self.leg.after()]
 
-    def send(self, outgoing: Outgoing):
+    def send(self, outgoing: PushRequest):
         """Send the datagrams of an exchange."""
         return sum(
             self.port.receptions.take(memoryview(data), size)
             for data, size in self.datagrams(outgoing)
         )
 
-    def mark(self, outgoing: Outgoing, **fields):
+    def mark(self, outgoing: PushRequest, **fields):
         """Send the reliable part of an exchange, and let the writer thread have its turn."""
         for push, payload in self.messages(outgoing, **fields):
             self.port.receptions.mark(self.number, push, payload)
         self.port.turn()
 
-    def push(self, outgoing: Outgoing):
+    def push(self, outgoing: PushRequest):
         self.send(outgoing)
         self.mark(outgoing)
 

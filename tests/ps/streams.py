@@ -11,12 +11,12 @@ from thinwire.ops.types import Block, CodedValues, Kind
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages as proto_messages
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import Assembler
+from thinwire.proto.framing import MessageAssembler
 from thinwire.proto.grpc.common import ChunkPace
 from thinwire.ps.service.handshake import identity
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.service.stream_reader import StreamReader
-from thinwire.ps.telemetry.status import Beside, StatusBoard
+from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 
 HONEST, ROGUE = 1, 2
 
@@ -29,7 +29,7 @@ class Stream:
         self.peer, self.lost, self.bytes_sent, self.num_read = "fuzz", False, 0, 0
         self.closed, self.introduced, self.num_waiting = False, False, 0
         self.chunks = ChunkPace()
-        self._assembler = Assembler(pb.ToClient, lambda message: 1 << 20)
+        self._assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 20)
         self.received = []
 
     def incoming(self):
@@ -78,8 +78,8 @@ class Shard:
         about = types.SimpleNamespace(
             method=self.run.method, nb_workers=2, nb_ps=1, seed=1, iter_max=10**6
         )
-        beside = Beside(lambda: self.server.door.refused, self.server.journaled.summary)
-        self.board = StatusBoard(about, SPEC, self.core, self.server, beside=beside)
+        beside = StatusSources(lambda: self.server.door.refused, self.server.journaled.summary)
+        self.board = StatusReporter(about, SPEC, self.core, self.server, beside=beside)
         self.server.observers.on_status = self.board.document
         self.server.open_for(mine, "{}")
 
@@ -125,7 +125,16 @@ def push_frame(blocks=None, values=b"", **fields):
     if blocks is None:
         blocks, values = _usual_update()
     push = pb.Push(
-        **{"step": 1, "samples": 8, "local_steps": 1, "loss": 0.5, "blocks": blocks,
-           "payload": values, "payload_bytes": len(values), "epoch": 1, **fields}
-    )  # fmt: skip
+        **{
+            "step": 1,
+            "samples": 8,
+            "local_steps": 1,
+            "loss": 0.5,
+            "blocks": blocks,
+            "payload": values,
+            "payload_bytes": len(values),
+            "epoch": 1,
+            **fields,
+        }
+    )
     return frame(push=push)

@@ -8,7 +8,7 @@ import pytest
 from tests.command_line import run_of
 from tests.harness import SPEC
 from thinwire.ps import role as ps_role
-from thinwire.ps.core.membership import Coordinator, Follower
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.role import CoreMaker
 
 TWO = ("--nb_workers=3", "--nb_ps=2", "--ps_hosts=localhost:1,localhost:2", "--kernels=numpy")
@@ -57,7 +57,9 @@ def test_leave_to_go_on_and_the_time_limit_are_shard_0_s_alone():
     first, other = (maker_of(number, "--method=ssp", "--max_seconds=9") for number in (0, 1))
     leads = first.make(first.config(saved(), 60.0), 7.0)
     follows = other.make(other.config(saved(), 60.0), 7.0)
-    assert isinstance(leads.membership, Coordinator) and isinstance(follows.membership, Follower)
+    assert isinstance(leads.membership, Coordinator) and isinstance(
+        follows.membership, FollowerMembership
+    )
     assert leads.membership.lease_seconds == follows.membership.lease_seconds == 7.0
     assert leads.sync.bound is not None and follows.sync.bound is None
     assert (leads.config.max_seconds, follows.config.max_seconds) == (9, None)

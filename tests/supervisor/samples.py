@@ -80,15 +80,31 @@ def make_evaluation(version: int, best: float = 0.85, **changes) -> Evaluation:
 
 #: What a run says of its datagrams, in its status as in its summary.
 DATAGRAMS = {
-    "pushes": 160, "k": 0.5, "fresh": 0.932, "fill": 0.95, "lateness": 1.25,
-    "announced": 1200, "arrived": 1100, "late": 60, "lost": 40, "incomplete": 3, "late_used": 55,
+    "pushes": 160,
+    "k": 0.5,
+    "fresh": 0.932,
+    "fill": 0.95,
+    "lateness": 1.25,
+    "announced": 1200,
+    "arrived": 1100,
+    "late": 60,
+    "lost": 40,
+    "incomplete": 3,
+    "late_used": 55,
     "blocks": {"all": 5000, "reliable": 2500, "skipped": 0, "dropped": 0, "non_finite": 1},
     "channels": [
         {"channel": 0, "blocks": 2500, "bytes_sent": 7_000_000},
         {
-            "channel": 1, "blocks": 2499, "bytes_sent": 1_765_432, "datagrams_sent": 1201,
-            "datagrams_received": 1160, "bytes_received": 1_700_000, "announced": 1200,
-            "arrived": 1100, "late": 60, "lost": 40,
+            "channel": 1,
+            "blocks": 2499,
+            "bytes_sent": 1_765_432,
+            "datagrams_sent": 1201,
+            "datagrams_received": 1160,
+            "bytes_received": 1_700_000,
+            "announced": 1200,
+            "arrived": 1100,
+            "late": 60,
+            "lost": 40,
         },
     ],
     "dropped": {"duplicate": 7, "unknown session": 2},
@@ -96,13 +112,22 @@ DATAGRAMS = {
     "fallen_back": [2],
     "workers": [
         {
-            "id": number, "pushes": 40, "k": 0.5, "fresh": 0.9 + number / 100, "fill": 0.97,
-            "lateness": None, "announced": 300, "arrived": 280, "late": 10, "lost": 10,
-            "datagrams_sent": 301, "fallen_back": number == 2,
+            "id": number,
+            "pushes": 40,
+            "k": 0.5,
+            "fresh": 0.9 + number / 100,
+            "fill": 0.97,
+            "lateness": None,
+            "announced": 300,
+            "arrived": 280,
+            "late": 10,
+            "lost": 10,
+            "datagrams_sent": 301,
+            "fallen_back": number == 2,
         }
         for number in (1, 2, 3)
     ],
-}  # fmt: skip
+}
 
 
 def write_run(run_dir: pathlib.Path, best: float = 0.85, **changes) -> pathlib.Path:

@@ -76,8 +76,12 @@ def test_where_there_are_datagrams_their_ratios_are_shown():
     lines = drawn(render(Progress(status))).splitlines()
     assert lines[1].split()[-3:] == ["waited", "fresh", "fill"]
     rows = {line.split()[0]: line.split()[-2:] for line in lines[2:6]}
-    assert rows == {"1": ["0.91", "0.97"], "2": ["0.92", "0.97"], "3": ["0.93", "0.97"],
-                    "4": ["-", "-"]}  # fmt: skip
+    assert rows == {
+        "1": ["0.91", "0.97"],
+        "2": ["0.92", "0.97"],
+        "3": ["0.93", "0.97"],
+        "4": ["-", "-"],
+    }
 
 
 def test_where_there_are_none_there_is_no_column():

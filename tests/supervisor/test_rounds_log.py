@@ -4,11 +4,11 @@ import pytest
 
 from tests.ops.telemetry.test_rounds import row
 from thinwire.ops.run.directory import rounds_of
-from thinwire.ops.telemetry.round_trace import Origin, pack
+from thinwire.ops.telemetry.round_trace import MeasuredBy, pack
 from thinwire.supervisor.metrics_log import RoundsLog, read_rounds
 
-LIFE = Origin("alpha", "cpu", 0, "00000001")
-NEXT_LIFE = Origin("alpha", "cpu", 0, "00000002")
+LIFE = MeasuredBy("alpha", "cpu", 0, "00000001")
+NEXT_LIFE = MeasuredBy("alpha", "cpu", 0, "00000002")
 
 
 def batch(*numbers, life=LIFE):

@@ -72,8 +72,11 @@ def test_a_training_step_sums_rows_and_leaves_frozen_variables_out():
     model = build()
     shared = SharedModel.of(model)
     assert [tensor.path.rpartition("/")[0] for tensor in shared.spec.tensors] == [
-        "edges/rows", "edges/scale", "edges/logits", "edges/logits"
-    ]  # fmt: skip
+        "edges/rows",
+        "edges/scale",
+        "edges/logits",
+        "edges/logits",
+    ]
     assert shared.spec.tensors[1].size == 1
     flat = np.empty(shared.spec.num_parameters, np.float32)
     TrainStep(shared).gradients(ROWS, LABELS, flat)

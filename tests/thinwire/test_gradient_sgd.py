@@ -9,7 +9,7 @@ from tests.thinwire.toy import build, gradients_of, serving, trained
 from thinwire import GradientSGD, RunOver, init_server
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable
-from thinwire.proto.grpc.session import Refused
+from thinwire.proto.grpc.session import RequestRejected
 
 BATCHES = [np.arange(16) + 16 * number for number in range(8)]
 
@@ -134,9 +134,9 @@ def test_gradients_of_every_shape():
 def test_another_model_or_nobody_is_refused():
     with serving(mode="asgd") as (_, found):
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, name="logits")])
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRejected):
             GradientSGD(model, args=found)
-        with pytest.raises(Refused, match="codec"):
+        with pytest.raises(RequestRejected, match="codec"):
             GradientSGD(build(), args=found, mode="adacomp")
     found["reconnect_timeout_seconds"] = 0.5
     with pytest.raises(Unreachable):

@@ -8,7 +8,7 @@ import pytest
 from tests.thinwire import toy
 from thinwire import PS, Worker, init_server
 from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import Owner, owner_of
+from thinwire.ops.run.lock import LockOwner, owner_of
 from thinwire.ops.types import ConfigurationError
 
 IN_USE = "checkpoints/{} is in use .*PS 0, pid"
@@ -48,7 +48,7 @@ def test_a_server_that_is_never_started_frees_its_directory(tmp_path):
 def test_a_second_worker_is_refused(tmp_path):
     examples = np.zeros((20, 6), np.float32), np.zeros(20, np.int32)
     with (
-        lock_of(tmp_path, "Worker", 1).take(Owner.here("PS", 0)),
+        lock_of(tmp_path, "Worker", 1).take(LockOwner.here("PS", 0)),
         pytest.raises(ConfigurationError, match=IN_USE.format("worker-1")),
     ):
         Worker(examples, settings(tmp_path), toy.build(), batch_size=5)

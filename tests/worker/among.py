@@ -21,10 +21,10 @@ from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.service.handshake import identity
 from thinwire.ps.service.server import ShardServer
 from thinwire.worker.client.exchange import Heartbeat
-from thinwire.worker.client.pacing_client import Asker
-from thinwire.worker.client.shard_client import Halted
+from thinwire.worker.client.pacing_client import PacingClient
+from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.flags import Device, WorkerFlags
+from thinwire.worker.flags import EmulatedDevice, WorkerFlags
 from thinwire.worker.trainer import exchange_for
 
 LEASE_SECONDS = 2.0  # of a machine that does other work as well
@@ -57,11 +57,17 @@ class Shard:
         )
         self.port = self.server.listen("127.0.0.1", port)
         self.run = types.SimpleNamespace(
-            method=method, nb_workers=self.nb_workers, nb_ps=1, seed=1, iter_max=iter_max,
-            addresses=(f"127.0.0.1:{self.port}",), reconnect_timeout_seconds=20.0,
-            data=DataChoice("toy", None, "unit", "iid", None), transport=Transport(),
+            method=method,
+            nb_workers=self.nb_workers,
+            nb_ps=1,
+            seed=1,
+            iter_max=iter_max,
+            addresses=(f"127.0.0.1:{self.port}",),
+            reconnect_timeout_seconds=20.0,
+            data=DataChoice("toy", None, "unit", "iid", None),
+            transport=Transport(),
             credentials=NO_CREDENTIALS,
-        )  # fmt: skip
+        )
         self.closing = threading.Event()
         self.server.open_for(
             identity("run", 0, 1, generation, fingerprint.fingerprint(self.run), SPEC, []), "{}"
@@ -88,7 +94,9 @@ class WorkerThread(threading.Thread):
         super().__init__(daemon=True)
         self.number, self.on_round = number, on_round or (lambda worker: None)
         self.closing = threading.Event()
-        own = WorkerFlags(number, 1, 0.0, "off", Device(Link(), 1.0, 0.0), sync_every=sync_every)
+        own = WorkerFlags(
+            number, 1, 0.0, "off", EmulatedDevice(Link(), 1.0, 0.0), sync_every=sync_every
+        )
         self.core = WorkerCore(SPEC, shard.layouts, shard.method, KERNELS, [1, number])
         self.exchange = exchange_for(shard.run, own, self.core, self.closing)
         self.batches = np.random.default_rng([1, number, 7])
@@ -98,7 +106,7 @@ class WorkerThread(threading.Thread):
     def run(self):
         try:
             self._train()
-        except (Unreachable, Halted, Diverged) as error:
+        except (Unreachable, ShardGone, Diverged) as error:
             self.error = error
 
     def _train(self):
@@ -106,7 +114,10 @@ class WorkerThread(threading.Thread):
         self.core.step = welcome.last_applied_step
         heartbeat = Heartbeat(self.exchange, LEASE_SECONDS, lambda: "{}", lambda: [])
         core, cause = self.core, "done"
-        asker, seconds = Asker(core.method.pacer, self.exchange.shards[0]), 0.02 * self.number
+        asker, seconds = (
+            PacingClient(core.method.pacer, self.exchange.shards[0]),
+            0.02 * self.number,
+        )
         try:
             core.finish(self.exchange.pull())
             asker.begin_round(core.step + 1, seconds)

@@ -2,7 +2,7 @@
 
 import types
 
-from thinwire.worker.trainer import Participant
+from thinwire.worker.trainer import WorkerSession
 
 
 class Line:
@@ -20,8 +20,12 @@ class Line:
 
 def test_it_says_farewell_everywhere_before_it_closes_anything():
     log = []
-    part = Participant.__new__(Participant)
+    part = WorkerSession.__new__(WorkerSession)
     part.exchange = types.SimpleNamespace(shards=[Line(log, 0), Line(log, 1)])
     part._cut()
-    assert log == [(0, "leave", "interrupted"), (1, "leave", "interrupted"),
-                   (0, "close"), (1, "close")]  # fmt: skip
+    assert log == [
+        (0, "leave", "interrupted"),
+        (1, "leave", "interrupted"),
+        (0, "close"),
+        (1, "close"),
+    ]

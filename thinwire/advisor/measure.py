@@ -160,7 +160,7 @@ _FASTEST_MBPS = 1e6  # what was measured above is the clock, not a link
 
 
 @dataclasses.dataclass(frozen=True)
-class Coding:
+class CodingCosts:
     """Seconds that coding, decoding and applying take of an exchange of the two runs."""
 
     dense: float
@@ -177,7 +177,7 @@ class _Kind:
 
 
 def worker_link(
-    worker: int, dense: Sequence[Round], sparse: Sequence[Round], coding: Coding
+    worker: int, dense: Sequence[Round], sparse: Sequence[Round], coding: CodingCosts
 ) -> WorkerLink:
     """Return what one worker's device and link do.
 

@@ -24,17 +24,23 @@ from absl import flags
 from thinwire.data.loading import take_shards
 from thinwire.flags.run import read_run
 from thinwire.ops.run.settings import Run
-from thinwire.ops.telemetry.predictions import Advice, LeftOut, Predicted, Prediction, WorkerLink
+from thinwire.ops.telemetry.predictions import (
+    Excluded,
+    Predicted,
+    Prediction,
+    Recommendation,
+    WorkerLink,
+)
 from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.ops.types import ConfigurationError, Link, State
 from thinwire.simulator.devices import StepTime
-from thinwire.simulator.flags import Server, SimulatorFlags
+from thinwire.simulator.flags import ShardSpeed, SimulatorFlags
 from thinwire.simulator.links import Pipe
 from thinwire.simulator.messages import Step
 from thinwire.simulator.simulation import Simulation
 from thinwire.simulator.trainer import Trainer
 from thinwire.worker.core.core import aligned
-from thinwire.worker.flags import Device
+from thinwire.worker.flags import EmulatedDevice
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -87,7 +93,7 @@ class GradientPool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class ProgressPoint:
     """Totals at one moment, in virtual seconds."""
 
     seconds: float
@@ -141,12 +147,13 @@ class Predictor:
 
     def _play(
         self, run: Run, links: Sequence[WorkerLink], coding_seconds: float, pushes: int
-    ) -> tuple[Mark, Mark]:
+    ) -> tuple[ProgressPoint, ProgressPoint]:
         """Let a run happen; return two moments at which an update had just been applied."""
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
-        simulation = Simulation(run, _settings(run, links, devices), self._pool, self._dataset,
-                                self._bodies)  # type: ignore[arg-type]  # fmt: skip
+        simulation = Simulation(
+            run, _settings(run, links, devices), self._pool, self._dataset, self._bodies
+        )  # type: ignore[arg-type]
         _set_down_links(simulation, links, devices)
         watch = _Watch(simulation, pushes * run.nb_workers)
         simulation.play(watch.look, lambda: len(watch.marks) == 2)
@@ -162,7 +169,7 @@ class _Watch:
     """Waits for the two moments between which rates are taken."""
 
     def __init__(self, simulation: Simulation, pushes: int) -> None:
-        self.marks: list[Mark] = []
+        self.marks: list[ProgressPoint] = []
         self._simulation = simulation
         self._core = simulation.shards[0].core
         self._limits = (pushes // 2, pushes)
@@ -178,10 +185,10 @@ class _Watch:
         if pushes >= self._limits[len(self.marks)] or time.monotonic() > self._deadline:
             self.marks.append(self._mark(now, pushes))
 
-    def _mark(self, now: float, pushes: int) -> Mark:
+    def _mark(self, now: float, pushes: int) -> ProgressPoint:
         simulation = self._simulation
         reports = [WorkerMetrics.from_json(worker.report()) for worker in simulation.workers]
-        return Mark(
+        return ProgressPoint(
             seconds=now,
             core_seconds=time.process_time(),
             updates=self._version,
@@ -197,18 +204,20 @@ def _numbers(run: Run) -> range:
     return range(1, run.nb_workers + 1)
 
 
-def _device(link: WorkerLink, coding_seconds: float) -> Device:
+def _device(link: WorkerLink, coding_seconds: float) -> EmulatedDevice:
     """Coding is part of each exchange, so it is half of it on the way there and half back."""
     one_way = (link.round_trip_seconds + coding_seconds) / 2
-    return Device(Link(link.up_mbps, 1e3 * one_way), 1.0, 0.0)
+    return EmulatedDevice(Link(link.up_mbps, 1e3 * one_way), 1.0, 0.0)
 
 
-def _settings(run: Run, links: Sequence[WorkerLink], devices: Sequence[Device]) -> SimulatorFlags:
+def _settings(
+    run: Run, links: Sequence[WorkerLink], devices: Sequence[EmulatedDevice]
+) -> SimulatorFlags:
     return SimulatorFlags(
         devices=tuple(devices),
         step_times=tuple(StepTime("constant", (link.step_seconds,)) for link in links),
         outages=(),
-        servers=(Server(0.0, 0.0),) * run.nb_ps,
+        servers=(ShardSpeed(0.0, 0.0),) * run.nb_ps,
         threads=0,
         clip_norm=0.0,
         measure="off",
@@ -218,7 +227,7 @@ def _settings(run: Run, links: Sequence[WorkerLink], devices: Sequence[Device]) 
 
 
 def _set_down_links(
-    simulation: Simulation, links: Sequence[WorkerLink], devices: Sequence[Device]
+    simulation: Simulation, links: Sequence[WorkerLink], devices: Sequence[EmulatedDevice]
 ) -> None:
     """Replies have a rate of their own, shared by the shards by what they hold."""
     total = sum(shard.layout.size for shard in simulation.shards)
@@ -272,7 +281,7 @@ CANDIDATES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class RunnableCandidate:
     """A candidate that can be run with the given flags."""
 
     candidate: Candidate
@@ -284,7 +293,7 @@ def trials(
     folder: pathlib.Path,
     candidates: tuple[Candidate, ...] = CANDIDATES,
     given: flags.FlagValues = FLAGS,
-) -> tuple[list[Trial], list[LeftOut]]:
+) -> tuple[list[RunnableCandidate], list[Excluded]]:
     """Return the candidates that the given flags leave open, and why the others are out.
 
     Args:
@@ -301,9 +310,9 @@ def trials(
             _refuse_contradiction(candidate, given)
             run = compose(candidate.flags, folder, given)
             settled = compose((*candidate.flags, *candidate.settled), folder, given)
-            kept.append(Trial(candidate, run, settled))
+            kept.append(RunnableCandidate(candidate, run, settled))
         except ConfigurationError as error:
-            left_out.append(LeftOut(list(candidate.flags), " ".join(str(error).split())[:900]))
+            left_out.append(Excluded(list(candidate.flags), " ".join(str(error).split())[:900]))
     if not kept:
         raise ConfigurationError(
             "no composition that an Advisor knows goes with the given flags, which all stay as "
@@ -365,18 +374,18 @@ def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[
     return fastest[0], False
 
 
-def command_of(advice: Advice, path: pathlib.Path) -> str:
+def command_of(advice: Recommendation, path: pathlib.Path) -> str:
     """Return the command line that is proposed; the run will compare itself with `path`."""
     flags = [*advice.given, *advice.predicted[advice.proposal].flags, f"--advice={path}"]
     return shlex.join(["python", "main.py", "--type_node=Cluster", *flags])
 
 
-def told(advice: Advice, path: pathlib.Path) -> str:
+def told(advice: Recommendation, path: pathlib.Path) -> str:
     """Return the whole advice as text; it is kept at `path`."""
     return "\n".join([*_lines(advice), "", *_verdict(advice), command_of(advice, path)]) + "\n"
 
 
-def _lines(advice: Advice) -> Iterator[str]:
+def _lines(advice: Recommendation) -> Iterator[str]:
     yield "worker  step ms  up Mbit/s  down Mbit/s  round trip ms  rounds"
     for link in advice.links:
         yield (
@@ -400,7 +409,7 @@ def _lines(advice: Advice) -> Iterator[str]:
         yield f"  not predicted: {' '.join(out.flags)}: {out.why}"
 
 
-def _verdict(advice: Advice) -> Iterator[str]:
+def _verdict(advice: Recommendation) -> Iterator[str]:
     if advice.reached:
         yield (
             f"Proposed (*): the first in this list, which goes from true to lossy, that reaches "

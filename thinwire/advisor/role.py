@@ -10,8 +10,8 @@ from absl import flags, logging
 from thinwire.advisor import flags as advisor_flags
 from thinwire.advisor import measure, predict
 from thinwire.advisor.measure import ProbeFailed
-from thinwire.advisor.predict import GradientPool, Predictor, Trial
-from thinwire.data.loading import load_chosen
+from thinwire.advisor.predict import GradientPool, Predictor, RunnableCandidate
+from thinwire.data.loading import load_dataset
 from thinwire.launcher.role import given_flags
 from thinwire.models.flat_model import SharedModel, has_gpu
 from thinwire.ops.kernels.base import load_kernels
@@ -52,7 +52,7 @@ def main(run: Run) -> int:
     rows = [_predict(predictor, trial, measured) for trial in trials]
     ideal = predict.ideal_samples_per_second(measured, run.batch_size)
     number, reached = predict.propose(rows, ideal, own.rate)
-    found = predictions.Advice(
+    found = predictions.Recommendation(
         _setting_of(run), given, measured, ideal, own.rate, rows, left_out, number, reached
     )
     write_json_atomically(path, found.to_dict())
@@ -87,7 +87,7 @@ def _predictor(run: Run, pushes: int) -> Predictor:
     own = worker_flags.read(run.nb_workers)
     limit_threads(own.threads)
     shared = SharedModel(run.model, run.seed)
-    dataset = load_chosen(run.data, run.model, shared.user_module, run.seed, parts=("train",))
+    dataset = load_dataset(run.data, run.model, shared.user_module, run.seed, parts=("train",))
     trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
     bodies = load_kernels(run.kernels, on_gpu=has_gpu(run))
     return Predictor(GradientPool(run, trainer, dataset), dataset, bodies, pushes)
@@ -96,7 +96,7 @@ def _predictor(run: Run, pushes: int) -> Predictor:
 def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions.WorkerLink]:
     """Return what every worker's device and link do."""
     folder = run.run_dir / "advice"
-    coding = measure.Coding(
+    coding = measure.CodingCosts(
         dense=predictor.coding_seconds(measure.composition(measure.DENSE, folder)),
         sparse=predictor.coding_seconds(measure.composition(measure.SPARSE, folder)),
     )
@@ -109,7 +109,7 @@ def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions
 
 
 def _predict(
-    predictor: Predictor, trial: Trial, measured: list[predictions.WorkerLink]
+    predictor: Predictor, trial: RunnableCandidate, measured: list[predictions.WorkerLink]
 ) -> predictions.Predicted:
     coding_seconds = predictor.coding_seconds(trial.settled)
     prediction = predictor.predict(trial.settled, measured, coding_seconds)
@@ -119,8 +119,8 @@ def _predict(
     return predictions.Predicted(flags_of_it, digest, prediction, coding_seconds)
 
 
-def _setting_of(run: Run) -> predictions.Setting:
-    return predictions.Setting(
+def _setting_of(run: Run) -> predictions.PredictionSetting:
+    return predictions.PredictionSetting(
         network=predictions.network_of(run),
         dataset=run.data.dataset,
         batch_size=run.batch_size,

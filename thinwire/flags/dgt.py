@@ -9,17 +9,20 @@ from absl import flags, logging
 
 from thinwire.ops.routing import dgt
 from thinwire.ops.routing.base import CLASSES, TRANSPORTS, Transport
-from thinwire.ops.run.flags import Rule, Topic, choice, integer, number, switch
+from thinwire.ops.run.flags import FlagRule, Topic, choice, integer, number, switch
 from thinwire.ops.types import ConfigurationError
 
-_IS_BLOCK = Rule(lambda size: size % 4 == 0, "must be a multiple of 4, the bytes of a float32")
-_IS_BITS = Rule(lambda bits: bits in dgt.LOW_BITS, "must be 32, 16, 8 or 4")
+_IS_BLOCK = FlagRule(lambda size: size % 4 == 0, "must be a multiple of 4, the bytes of a float32")
+_IS_BITS = FlagRule(lambda bits: bits in dgt.LOW_BITS, "must be 32, 16, 8 or 4")
 
 TOPIC = Topic(
     "DGT: blocks that contribute little travel in datagrams (--router=dgt)",
     (
         integer(
-            "dgt_channels", 3, "Channels for datagrams; 0: all is reliable.", low=0,
+            "dgt_channels",
+            3,
+            "Channels for datagrams; 0: all is reliable.",
+            low=0,
             high=dgt.MAX_CHANNELS,
         ),
         number("dgt_k", 0.8, "Fraction of blocks that are reliable.", low=0.0, high=1.0),
@@ -32,7 +35,10 @@ TOPIC = Topic(
         ),
         integer("dgt_block_size", 4096, "Bytes of a block of float32.", low=4, rule=_IS_BLOCK),
         number(
-            "dgt_alpha", 0.3, "Weight of the past in the contribution of a block.", low=0.0,
+            "dgt_alpha",
+            0.3,
+            "Weight of the past in the contribution of a block.",
+            low=0.0,
             high=1.0,
         ),
         choice(
@@ -65,7 +71,10 @@ TOPIC = Topic(
         ),
         integer("dgt_max_late", 5, "Most steps that a block may be late.", low=0),
         number(
-            "dgt_late_decay", 1.0, "Factor on late blocks, for each step of lateness.", low=0.0,
+            "dgt_late_decay",
+            1.0,
+            "Factor on late blocks, for each step of lateness.",
+            low=0.0,
             high=1.0,
         ),
         switch(
@@ -79,7 +88,10 @@ TOPIC = Topic(
             dgt.MARKERS,
         ),
         number(
-            "dgt_loss_ema", 0.0, "Weight of the past in the loss that k follows.", low=0.0,
+            "dgt_loss_ema",
+            0.0,
+            "Weight of the past in the loss that k follows.",
+            low=0.0,
             high=0.9999,
         ),
         choice(
@@ -97,7 +109,10 @@ TOPIC = Topic(
         ),
         choice("dgt_dscp", "cs", "How priorities are marked in IP headers.", CLASSES),
         number(
-            "dgt_pace_mbps", 0.0, "Rate of a worker's datagrams; 0: no limit.", low=0.0,
+            "dgt_pace_mbps",
+            0.0,
+            "Rate of a worker's datagrams; 0: no limit.",
+            low=0.0,
             high=1_000_000.0,
         ),
         number(
@@ -118,7 +133,7 @@ TOPIC = Topic(
         ),
         number("dgt_fallback_fill", 0.01, "Fewer than this fraction.", low=0.0, high=1.0),
     ),
-)  # fmt: skip
+)
 
 
 _ON_OFF = {"0": "false", "1": "true"}

@@ -6,45 +6,75 @@ import sys
 
 from absl import flags
 
-from thinwire.ops.run.flags import Rule, Topic, choice, integer, number, words
+from thinwire.ops.run.flags import FlagRule, Topic, choice, integer, number, words
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
 FLAGS = flags.FLAGS
 
-_IS_NAME = Rule(lambda text: bool(text.strip()), "must not be empty")
+_IS_NAME = FlagRule(lambda text: bool(text.strip()), "must not be empty")
 
 TOPICS = (
     Topic(
         "Cluster: where nodes run",
         (
-            choice("launcher", None, "How a Cluster starts its nodes. Default: ssh where "
-                   "--hosts_file is given, else local.", ("local", "ssh", "ray")),
-            words("hosts_file", None, "A host a line, fast to slow: [user@]host[:port] [slots=q].",
-                  rule=_IS_NAME),
-            words("sync_dst_dir", None, "Copy the code to this folder of every host and run it "
-                  "there; without it the code must be at the same path everywhere.",
-                  rule=_IS_NAME),
-            words("interface", None, "Where a PS listens: the name of an interface of its host, or "
-                  "an address. Default: the address that the hosts file names.", rule=_IS_NAME),
+            choice(
+                "launcher",
+                None,
+                "How a Cluster starts its nodes. Default: ssh where "
+                "--hosts_file is given, else local.",
+                ("local", "ssh", "ray"),
+            ),
+            words(
+                "hosts_file",
+                None,
+                "A host a line, fast to slow: [user@]host[:port] [slots=q].",
+                rule=_IS_NAME,
+            ),
+            words(
+                "sync_dst_dir",
+                None,
+                "Copy the code to this folder of every host and run it "
+                "there; without it the code must be at the same path everywhere.",
+                rule=_IS_NAME,
+            ),
+            words(
+                "interface",
+                None,
+                "Where a PS listens: the name of an interface of its host, or "
+                "an address. Default: the address that the hosts file names.",
+                rule=_IS_NAME,
+            ),
             words("ssh_options", "", "More options for ssh, such as '-i key -J gateway'."),
             words("remote_python", None, "Python of the hosts. Default: the launcher's path."),
-            words("ray_address", None, "Ray cluster to use, or 'local'. Default: RAY_ADDRESS, "
-                  "else a Ray of this machine."),
+            words(
+                "ray_address",
+                None,
+                "Ray cluster to use, or 'local'. Default: RAY_ADDRESS, else a Ray of this machine.",
+            ),
         ),
     ),
     Topic(
         "Cluster: workers that die",
         (
-            integer("restart_workers", 0, "Start a worker that dies again, at most so often "
-                    "within --restart_window_seconds each; 0 never does. Pauses before it grow "
-                    "from 1 s to 30 s. One that ended well, was refused, interrupted or diverged "
-                    "is left alone.", low=0),
-            number("restart_window_seconds", 600.0, "After so long without a death the restarts "
-                   "of a worker are counted anew.", low=1.0),
+            integer(
+                "restart_workers",
+                0,
+                "Start a worker that dies again, at most so often "
+                "within --restart_window_seconds each; 0 never does. Pauses before it grow "
+                "from 1 s to 30 s. One that ended well, was refused, interrupted or diverged "
+                "is left alone.",
+                low=0,
+            ),
+            number(
+                "restart_window_seconds",
+                600.0,
+                "After so long without a death the restarts of a worker are counted anew.",
+                low=1.0,
+            ),
         ),
     ),
-)  # fmt: skip
+)
 #: What is logged of a worker's end with --restart_workers.
 AGAIN = "%s died (code %d); starting it again in %g s"
 NOT_AGAIN = (

@@ -19,7 +19,16 @@ from thinwire.ops.optimizers.local import SLOT_FATES
 from thinwire.ops.optimizers.server import OPTIMIZERS
 from thinwire.ops.pacing import pacers
 from thinwire.ops.routing.registry import ROUTERS
-from thinwire.ops.run.flags import Rule, Topic, above_zero, choice, integer, number, switch, words
+from thinwire.ops.run.flags import (
+    FlagRule,
+    Topic,
+    above_zero,
+    choice,
+    integer,
+    number,
+    switch,
+    words,
+)
 from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.types import VALUE_DTYPES
 from thinwire.ops.weighting.base import WEIGHTINGS
@@ -234,8 +243,8 @@ CODEC = Topic(
 )
 
 
-_IS_FRACTION = Rule(lambda value: 0 < value < 0.5, "must be above 0 and below 0.5")
-_IS_FACTOR = Rule(lambda value: value == 0 or value > 1, "must be 0 (off) or above 1")
+_IS_FRACTION = FlagRule(lambda value: 0 < value < 0.5, "must be above 0 and below 0.5")
+_IS_FACTOR = FlagRule(lambda value: value == 0 or value > 1, "must be 0 (off) or above 1")
 
 GUARDS = Topic(
     "Guards against faulty devices",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from thinwire.ops.run.flags import Rule, Topic, comma_list, integer, words
+from thinwire.ops.run.flags import FlagRule, Topic, comma_list, integer, words
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
@@ -36,7 +36,7 @@ TOPICS = (
                 "info",
                 "What is logged, on the console and in --run_dir: debug, info, warning or error; "
                 "of a role or a node others, such as warning,ps=info,worker-3=debug.",
-                Rule(
+                FlagRule(
                     lambda entries: all(_is_level(entry) for entry in entries),
                     f"takes levels ({', '.join(LEVELS)}), each of all nodes or, as in ps=debug "
                     "and worker-3=debug, of a role or a node",
@@ -54,7 +54,7 @@ TOPICS = (
                 "metrics_host",
                 "127.0.0.1",
                 "Address that --metrics_port listens at. Whoever reaches it reads the figures.",
-                rule=Rule(lambda host: bool(host.strip()), "must not be empty"),
+                rule=FlagRule(lambda host: bool(host.strip()), "must not be empty"),
             ),
         ),
     ),

@@ -1,4 +1,5 @@
-"""Registers the flags of all rooms, and reads those of a run as a whole into one thinwire.ops.run.settings.Run.
+"""Registers the flags of all rooms, and reads those of a run as a whole into one
+thinwire.ops.run.settings.Run.
 
 The flags of a run as a whole, the same on every node: one line a flag.
 """
@@ -28,8 +29,8 @@ from thinwire.ops.methods.validation import check_shards
 from thinwire.ops.optimizers.schedule import Schedule, parse_drops
 from thinwire.ops.run.flags import (
     ARE_NUMBERS_OR_NONE,
+    FlagRule,
     Option,
-    Rule,
     Topic,
     above_zero,
     choice,
@@ -51,7 +52,7 @@ FLAGS = flags.FLAGS
 _ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
 #: Roles that write a summary, and the one that starts them; others may lack --advice's file.
 _ROLES_THAT_RECORD = ("Supervisor", "Cluster", "Simulator", "Standalone")
-_IS_FINITE = Rule(math.isfinite, "must be a finite number")  # a bound lets NaN through
+_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")  # a bound lets NaN through
 
 
 def define(*topics: Topic, flag_values: flags.FlagValues = FLAGS) -> None:
@@ -87,7 +88,7 @@ def _define(topic: str, option: Option, flag_values: flags.FlagValues) -> None:
         _enforce(option.name, option.rule, flag_values)
 
 
-def _enforce(name: str, rule: Rule, flag_values: flags.FlagValues) -> None:
+def _enforce(name: str, rule: FlagRule, flag_values: flags.FlagValues) -> None:
     flags.register_validator(
         name,
         lambda value: value is None or rule.holds(value),
@@ -269,7 +270,7 @@ def _groups_of_file(given: flags.FlagValues) -> Groups:
     return parse_groups_file(text, given.groups_file)
 
 
-_IS_DEVICE = Rule(
+_IS_DEVICE = FlagRule(
     lambda device: re.fullmatch(r"auto|cpu|gpu:\d+", device) is not None,
     "must be auto, cpu or gpu:N",
 )

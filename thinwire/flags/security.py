@@ -7,10 +7,10 @@ import os
 from absl import flags
 
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials, Protection
-from thinwire.ops.run.flags import Rule, Topic, words
+from thinwire.ops.run.flags import FlagRule, Topic, words
 from thinwire.ops.types import ConfigurationError
 
-_IS_PATH = Rule(lambda path: bool(path.strip()), "must not be empty")
+_IS_PATH = FlagRule(lambda path: bool(path.strip()), "must not be empty")
 
 TOPIC = Topic(
     "Who may connect",
@@ -74,9 +74,11 @@ def credentials(given: flags.FlagValues) -> Credentials:
     }
     paths = [given[name].value and given[name].value.replace("{node}", node) for name in NAMES]
     return trust.read(
-        trust.Files(*paths), in_environment, parts[given.type_node],
+        trust.CredentialFiles(*paths),
+        in_environment,
+        parts[given.type_node],
         serves=given.type_node == "PS",
-    )  # fmt: skip
+    )
 
 
 def protection(given: flags.FlagValues) -> Protection:

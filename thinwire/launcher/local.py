@@ -24,7 +24,7 @@ from thinwire.launcher import watchdog
 from thinwire.launcher.role import MAIN, Node, environment, threads_of
 from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
 
-KEEPER = pathlib.Path(watchdog.__file__).resolve()
+WATCHDOG = pathlib.Path(watchdog.__file__).resolve()
 #: A launcher on another host that has been silent for so long is taken for gone ...
 SILENCE_SECONDS = 60.0
 #: ... and on the same one never, not even while it is stopped: the system closes a dead one's pipe.
@@ -66,17 +66,17 @@ def exit_code(code: int) -> int:
     return code if code <= 128 or code == EXIT_INTERRUPTED else 128 - code
 
 
-def start_here(node: Node, *more_flags: str) -> KeptProcess:
+def start_here(node: Node, *more_flags: str) -> SupervisedProcess:
     """Start a node on the launching host; it speaks for itself."""
     command = [sys.executable, str(MAIN), *node.flags, *more_flags]
     kept = keeper_command(
-        sys.executable, str(KEEPER), command, announce=False, silence_seconds=_NO_SILENCE_SECONDS
+        sys.executable, str(WATCHDOG), command, announce=False, silence_seconds=_NO_SILENCE_SECONDS
     )
-    return KeptProcess(kept, None)
+    return SupervisedProcess(kept, None)
 
 
-class KeptProcess:
-    """A command under a keeper, reached through a pipe or ssh; see `thinwire.launcher.role.Process`."""
+class SupervisedProcess:
+    """A command under a keeper, reached through a pipe or ssh; see `launcher.role.Process`."""
 
     def __init__(self, command: Sequence[str], label: str | None) -> None:
         """Start it.
@@ -187,7 +187,7 @@ class LocalLauncher:
         self.addresses = _choose_addresses(run.addresses)
         self._threads = threads_of(os.cpu_count() or 1, run.nb_workers)
 
-    def start(self, node: Node) -> KeptProcess:
+    def start(self, node: Node) -> SupervisedProcess:
         """Start a node; it ends with the cluster, whichever way that ends."""
         return start_here(node, f"--worker_threads={self._threads}")
 

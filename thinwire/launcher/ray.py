@@ -20,9 +20,9 @@ from absl import flags
 
 from thinwire.flags import launch, security
 from thinwire.launcher import watchdog
-from thinwire.launcher.local import KeptProcess, exit_code, keeper_command, start_here
+from thinwire.launcher.local import SupervisedProcess, exit_code, keeper_command, start_here
 from thinwire.launcher.role import Node, threads_of
-from thinwire.launcher.ssh import code_place
+from thinwire.launcher.ssh import code_deployment
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
@@ -37,7 +37,7 @@ _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class ActorLocation:
     """Where an actor came to be."""
 
     ray_node: str
@@ -171,7 +171,7 @@ class RayLauncher:
 
     def _prepare(self, run: Run) -> None:
         self._overwrite = ["--overwrite"] if run.overwrite else []
-        self._code, self._python = code_place(), launch.remote_python()
+        self._code, self._python = code_deployment(), launch.remote_python()
         roles = [("PS", shard) for shard in range(run.nb_ps)]
         roles += [("Worker", worker) for worker in range(1, run.nb_workers + 1)]
         make = self._ray.remote(_actor_class()).options(
@@ -179,28 +179,35 @@ class RayLauncher:
         )
         self._actors = {role: make.remote() for role in roles}
         answers = self._get([actor.find.remote() for actor in self._actors.values()])
-        self._found = {role: Found(*each) for role, each in zip(roles, answers, strict=True)}
+        self._found = {
+            role: ActorLocation(*each) for role, each in zip(roles, answers, strict=True)
+        }
         demand_token([*self._found.values()])
         self._workers = collections.Counter(
             found.ray_node for (role, _), found in self._found.items() if role == "Worker"
         )
         shards = [self._found["PS", shard] for shard in range(run.nb_ps)]
-        self.addresses = run.addresses if FLAGS.ps_hosts else tuple(
-            host_and_port(each.address, FLAGS.port + shard if FLAGS.port else each.free_port)
-            for shard, each in enumerate(shards)
-        )  # fmt: skip
+        self.addresses = (
+            run.addresses
+            if FLAGS.ps_hosts
+            else tuple(
+                host_and_port(each.address, FLAGS.port + shard if FLAGS.port else each.free_port)
+                for shard, each in enumerate(shards)
+            )
+        )
         for address in dict.fromkeys(each.address for each in shards):
             check_bind(address, FLAGS.insecure, security.protection(FLAGS))
         if self._code.archive is not None:
             one_each = {found.ray_node: role for role, found in self._found.items()}
             archive = self._ray.put(self._code.archive)
             folder = self._code.folder
-            self._get([self._actors[role].unpack.remote(folder, archive)
-                       for role in one_each.values()])  # fmt: skip
+            self._get(
+                [self._actors[role].unpack.remote(folder, archive) for role in one_each.values()]
+            )
         self._started: list[RayProcess] = []
-        self._supervisor: KeptProcess | None = None
+        self._supervisor: SupervisedProcess | None = None
 
-    def start(self, node: Node) -> RayProcess | KeptProcess:
+    def start(self, node: Node) -> RayProcess | SupervisedProcess:
         """Start a node."""
         if node.role == "Supervisor":
             self._supervisor = start_here(node)
@@ -208,8 +215,14 @@ class RayLauncher:
         found = self._found[node.role, node.number]
         threads = threads_of(found.num_cpus, self._workers[found.ray_node])
         own = [f"--ip_PS={found.address}"] if node.role == "PS" else []
-        command = [self._python, self._code.main, *node.flags, *self._code.flags, *own,
-                   f"--worker_threads={threads}"]  # fmt: skip
+        command = [
+            self._python,
+            self._code.main,
+            *node.flags,
+            *self._code.flags,
+            *own,
+            f"--worker_threads={threads}",
+        ]
         if not node.num_restarts:  # who comes back goes on
             command += self._overwrite
         kept = keeper_command(self._python, self._code.keeper, command, announce=False)
@@ -249,7 +262,7 @@ def prepare(run: Run) -> RayLauncher:
     return RayLauncher(run)
 
 
-def demand_token(found: Sequence[Found]) -> None:
+def demand_token(found: Sequence[ActorLocation]) -> None:
     """Refuse a token that only the launcher has: Ray passes no environment on, and must not.
 
     What Ray passes on, its dashboard shows.

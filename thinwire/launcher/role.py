@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from absl import flags, logging
 
 from thinwire.flags import launch, observability
-from thinwire.launcher.run_locks import make_room
+from thinwire.launcher.run_locks import claim_run_directory
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -98,9 +98,22 @@ LAUNCHERS = {
     "ray": "thinwire.launcher.ray",
 }
 #: Flags that each child gets a value of its own for, or none.
-_OWN_FLAGS = ("type_node", "id_worker", "id_ps", "ip_PS", "port", "ps_hosts", "nb_ps", "run_dir",
-              "overwrite", "flagfile", "batch_size", "linger_seconds",
-              "worker_threads", "metrics_port")  # fmt: skip
+_OWN_FLAGS = (
+    "type_node",
+    "id_worker",
+    "id_ps",
+    "ip_PS",
+    "port",
+    "ps_hosts",
+    "nb_ps",
+    "run_dir",
+    "overwrite",
+    "flagfile",
+    "batch_size",
+    "linger_seconds",
+    "worker_threads",
+    "metrics_port",
+)
 _KILL_AFTER_SECONDS = 20.0
 _TURN_SECONDS = 0.1
 #: Children have a session of their own: what ends us must be passed on, a closed terminal too.
@@ -178,10 +191,13 @@ def main(run: Run) -> int:
     """
     devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
     name = launch.check()
-    make_room(run)
+    claim_run_directory(run)
     if finished := finished_summary(run):
-        logging.info("this run is finished (%s); see %s, or --overwrite it", finished,
-                     run.run_dir / "report" / "index.html")  # fmt: skip
+        logging.info(
+            "this run is finished (%s); see %s, or --overwrite it",
+            finished,
+            run.run_dir / "report" / "index.html",
+        )
         return EXIT_DONE
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
     try:

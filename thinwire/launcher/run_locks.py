@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from thinwire.launcher.watchdog import GRACE_SECONDS
 from thinwire.ops.run.directory import clear, lock_of, node_locks
-from thinwire.ops.run.lock import DirectoryLock, Owner
+from thinwire.ops.run.lock import DirectoryLock, LockOwner
 from thinwire.ops.run.settings import Run
 
 #: Nodes of a Cluster that was killed are ended by their keepers, which may take them this long.
 PATIENCE_SECONDS = GRACE_SECONDS + 5.0
 
 
-def make_room(
+def claim_run_directory(
     run: Run,
     patience_seconds: float = PATIENCE_SECONDS,
     clock: Callable[[], float] = time.monotonic,
@@ -32,7 +32,7 @@ def make_room(
     Raises:
         ConfigurationError: A process goes on writing there.
     """
-    owner, deadline = Owner.here("Cluster", 0), clock() + patience_seconds
+    owner, deadline = LockOwner.here("Cluster", 0), clock() + patience_seconds
     with contextlib.ExitStack() as held:
         for lock in _locks(run):
             if lock.path.exists():  # else nobody has ever locked it

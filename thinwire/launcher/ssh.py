@@ -31,7 +31,7 @@ from absl import flags, logging
 
 from thinwire.flags import launch, security
 from thinwire.launcher.hosts import Host, parse_hosts, place
-from thinwire.launcher.local import KEEPER, KeptProcess, keeper_command, start_here
+from thinwire.launcher.local import WATCHDOG, SupervisedProcess, keeper_command, start_here
 from thinwire.launcher.role import MAIN, Node, threads_of
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
@@ -42,9 +42,19 @@ Result = TypeVar("Result")
 _PROBE = pathlib.Path(__file__).resolve().parent / "host_probe.py"
 _PROBE_MARK = "thinwire-probe "
 #: After the user's own options: the first value of an option counts.
-_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5",
-            "-o", "SendEnv=THINWIRE_TOKEN",  # for hosts that accept it
-            "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")  # fmt: skip
+_OPTIONS = (
+    "-T",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=5",
+    "-o",
+    "SendEnv=THINWIRE_TOKEN",  # for hosts that accept it
+    "-o",
+    "ServerAliveInterval=15",
+    "-o",
+    "ServerAliveCountMax=3",
+)
 _PROBE_SECONDS = 30.0
 _COPY_SECONDS = 600.0
 _AT_ONCE = 16  # hosts
@@ -53,7 +63,7 @@ _NOT_FOUND = (126, 127)  # what shells say of a program they cannot run
 
 
 @dataclasses.dataclass(frozen=True)
-class Probed:
+class ProbedHost:
     """What a host has."""
 
     num_cpus: int
@@ -107,13 +117,19 @@ class Ssh:
         """Return the name that stands behind an alias of ssh's configuration."""
         asked = subprocess.run(
             ["ssh", "-G", *self._arguments(host), "--", host.target],
-            capture_output=True, text=True, check=False, timeout=_PROBE_SECONDS,
-        )  # fmt: skip
-        found = [line.split(" ", 1)[1] for line in asked.stdout.splitlines()
-                 if line.startswith("hostname ")]  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PROBE_SECONDS,
+        )
+        found = [
+            line.split(" ", 1)[1]
+            for line in asked.stdout.splitlines()
+            if line.startswith("hostname ")
+        ]
         return found[0] if found else host.name
 
-    def probe(self, host: Host, python: str, interface: str) -> Probed:
+    def probe(self, host: Host, python: str, interface: str) -> ProbedHost:
         """Ask a host what it has.
 
         Args:
@@ -136,7 +152,7 @@ class Ssh:
                 f"--interface={interface} has no IPv4 address there; it has "
                 f"{', '.join(found['interfaces'])}"
             )
-        return Probed(found["cpus"], found["address"])
+        return ProbedHost(found["cpus"], found["address"])
 
     def unpack(self, host: Host, archive: bytes, folder: str) -> None:
         """Unpack a .tar.gz into a folder of a host, which is made; raises HostFailed."""
@@ -191,7 +207,7 @@ _SENT = "sent"
 
 
 @dataclasses.dataclass(frozen=True)
-class CodePlace:
+class CodeDeployment:
     """The code on a host."""
 
     folder: str  # where nodes run; relative: to the home directory
@@ -201,14 +217,14 @@ class CodePlace:
     archive: bytes | None  # .tar.gz to unpack in `folder`; None: it is there already
 
 
-def code_place() -> CodePlace:
+def code_deployment() -> CodeDeployment:
     """Return where hosts have the code, as --sync_dst_dir says.
 
     Raises:
         ConfigurationError: A folder that a host would not find, or a file that is missing here.
     """
     if FLAGS.sync_dst_dir is None:
-        return CodePlace(os.getcwd(), str(MAIN), str(KEEPER), (), None)
+        return CodeDeployment(os.getcwd(), str(MAIN), str(WATCHDOG), (), None)
     folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
     if not folder or folder.startswith(("~", "-")):
         raise ConfigurationError(
@@ -217,7 +233,9 @@ def code_place() -> CodePlace:
         )
     files = _named_files()
     flags_there = tuple(f"--{name}={_place(name, path)}" for name, path in files.items())
-    return CodePlace(folder, MAIN.name, f"thinwire/launcher/{KEEPER.name}", flags_there, pack(files))
+    return CodeDeployment(
+        folder, MAIN.name, f"thinwire/launcher/{WATCHDOG.name}", flags_there, pack(files)
+    )
 
 
 def _named_files() -> dict[str, pathlib.Path]:
@@ -248,7 +266,7 @@ def pack(files: dict[str, pathlib.Path]) -> bytes:
         for room in ROOMS:
             archive.add(MAIN.parent / room, room, filter=_member)
         for name, path in files.items():
-            archive.add(path, _place(name, path), filter=_nobodys)
+            archive.add(path, _place(name, path), filter=_strip_owner)
     return buffer.getvalue()
 
 
@@ -257,10 +275,10 @@ def _member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     parts = pathlib.PurePosixPath(info.name).parts
     if "__pycache__" in parts or any(part.startswith(".") for part in parts):
         return None
-    return _nobodys(info)
+    return _strip_owner(info)
 
 
-def _nobodys(info: tarfile.TarInfo) -> tarfile.TarInfo:
+def _strip_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
     """Forget who owns a file here."""
     info.uid = info.gid = 0
     info.uname = info.gname = ""
@@ -286,7 +304,7 @@ class SshLauncher:
         self._overwrite = ["--overwrite"] if run.overwrite else []
         self._ssh = Ssh(_ssh_options())
         self._placement = place(_read_hosts(), run.nb_ps, run.nb_workers)
-        self._code = code_place()
+        self._code = code_deployment()
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
         hosts = self._placement.hosts
@@ -297,10 +315,10 @@ class SshLauncher:
         if self._code.archive is not None:
             archive, folder = self._code.archive, self._code.folder
             on_all(hosts, lambda host: self._ssh.unpack(host, archive, folder))
-        self._started: list[tuple[Host, KeptProcess]] = []
-        self._supervisor: KeptProcess | None = None
+        self._started: list[tuple[Host, SupervisedProcess]] = []
+        self._supervisor: SupervisedProcess | None = None
 
-    def start(self, node: Node) -> KeptProcess:
+    def start(self, node: Node) -> SupervisedProcess:
         """Start a node.
 
         Raises:
@@ -310,12 +328,13 @@ class SshLauncher:
             self._supervisor = start_here(node)
             return self._supervisor
         host = self._host_of(node)
-        self._started = [(at, each) for at, each in self._started if each.poll() is None or not
-                         node.num_restarts]  # fmt: skip
+        self._started = [
+            (at, each) for at, each in self._started if each.poll() is None or not node.num_restarts
+        ]
         for earlier, process in self._started:  # sshd drops those that knock all at once
             if earlier == host:
                 _demand_start(earlier, process)
-        process = KeptProcess(
+        process = SupervisedProcess(
             self._ssh.command(host, self._line(node, host)), f"{node.name}@{host}"
         )
         self._started.append((host, process))
@@ -348,8 +367,14 @@ class SshLauncher:
         workers = sum(each == host for each in self._placement.workers)
         threads = threads_of(self._probed[host].num_cpus, workers)
         own = [f"--ip_PS={self._binds[node.number]}"] if node.role == "PS" else []
-        command = [self._python, self._code.main, *node.flags, *self._code.flags, *own,
-                   f"--worker_threads={threads}"]  # fmt: skip
+        command = [
+            self._python,
+            self._code.main,
+            *node.flags,
+            *self._code.flags,
+            *own,
+            f"--worker_threads={threads}",
+        ]
         if not node.num_restarts:  # who comes back goes on
             command += self._overwrite
         kept = keeper_command(self._python, self._code.keeper, command)
@@ -401,8 +426,11 @@ class SshLauncher:
                     f"--interface={bind} is the address of one host, and {len(set(shards))} hosts "
                     "have a PS; give the interface's name, or 0.0.0.0 for all addresses."
                 )
-            strangers = [each for each in self._placement.hosts if each.name != host.name
-                         and not is_loopback(each.name)]  # fmt: skip
+            strangers = [
+                each
+                for each in self._placement.hosts
+                if each.name != host.name and not is_loopback(each.name)
+            ]
             if is_loopback(bind) and strangers:
                 raise ConfigurationError(
                     f"{_where(host)}: its PS would listen on {bind}, where {strangers[0]} cannot "
@@ -434,7 +462,7 @@ def _ssh_options() -> list[str]:
         ) from error
 
 
-def _demand_start(host: Host, process: KeptProcess) -> None:
+def _demand_start(host: Host, process: SupervisedProcess) -> None:
     """Wait until a node runs.
 
     Raises:

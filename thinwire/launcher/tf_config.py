@@ -36,7 +36,7 @@ _FIRST = ("chief", "master")  # the worker before all others
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ClusterPosition:
     """A node's place in the cluster; None: the variable does not say."""
 
     role: str | None  # --type_node
@@ -45,7 +45,7 @@ class Place:
     nb_workers: int
 
 
-def parse(text: str) -> Place | None:
+def parse(text: str) -> ClusterPosition | None:
     """Read the variable's value.
 
     Args:
@@ -72,7 +72,7 @@ def parse(text: str) -> Place | None:
         raise _bad(f"it names {first} chiefs; expected at most one")
     role, number = _task(config.get("task"), cluster, first)
     workers = first + len(cluster.get("worker", ()))
-    return Place(role, number, cluster.get("ps", ()), workers)
+    return ClusterPosition(role, number, cluster.get("ps", ()), workers)
 
 
 def _bad(what: str) -> ConfigurationError:
@@ -149,7 +149,7 @@ def fill(values: flags.FlagValues, text: str) -> None:
             logging.info("--%s=%s, from TF_CONFIG", name, value)
 
 
-def _settings(values: flags.FlagValues, place: Place) -> dict[str, Any]:
+def _settings(values: flags.FlagValues, place: ClusterPosition) -> dict[str, Any]:
     """Return flag -> value as TF_CONFIG has it."""
     found: dict[str, Any] = {}
     if place.role is not None:

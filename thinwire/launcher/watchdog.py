@@ -32,7 +32,7 @@ _READ_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
 
 
-class Keeper:
+class Watchdog:
     """One command and what holds it."""
 
     def __init__(self, command: list[str], silence_seconds: float) -> None:
@@ -100,7 +100,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 def main(arguments: list[str]) -> int:
     """Keep the command that the arguments name."""
     silence_seconds, manner, *command = arguments
-    keeper = Keeper(command, float(silence_seconds))
+    keeper = Watchdog(command, float(silence_seconds))
     if manner == "announce":
         sys.stdout.write(f"{STARTED}\n")
         sys.stdout.flush()

@@ -12,8 +12,8 @@ from thinwire.simulator.streams import Streams
 from thinwire.worker.client.pacing_client import PATIENCE
 
 
-class SimulatedAsker:
-    """What `thinwire.worker.client.pacing_client.Asker` is to a real worker, without waiting.
+class SimulatedPacingClient:
+    """What `worker.client.pacing_client.PacingClient` is to a real worker, without waiting.
 
     Says at once "train on" for pacers that never ask.
     """

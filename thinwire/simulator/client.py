@@ -16,11 +16,11 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.ps.core import events
 from thinwire.simulator.clock import Clock
-from thinwire.simulator.links import ClassPipe, Connection, Pipe, sizes_on_wire
-from thinwire.simulator.messages import Replied
+from thinwire.simulator.links import ClassPipe, Pipe, SimulatedConnection, sizes_on_wire
+from thinwire.simulator.messages import ReplyInFlight
 from thinwire.simulator.shard import Port, SimulatedShard
-from thinwire.simulator.wording import Spoken, Wording
-from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.simulator.wording import EncodedMessage, PushEncoder
+from thinwire.worker.core.messages import PushRequest, ShardReply
 
 if TYPE_CHECKING:
     from thinwire.simulator.streams import Streams
@@ -50,7 +50,7 @@ class SimulatedClient:
         self,
         streams: Streams,
         shard: SimulatedShard,
-        wording: Wording,
+        wording: PushEncoder,
         up: Pipe | ClassPipe,
         down: Link,
         seed: int,
@@ -59,7 +59,9 @@ class SimulatedClient:
         self._streams, self._shard, self._clock = streams, shard, clock
         self._wording, self._leg = wording, wording.leg
         rng = np.random.default_rng([_ENTROPY, seed, shard.number])
-        self.connection = Connection(streams.number, shard, up, clock, down.delay_ms / 1e3, rng)
+        self.connection = SimulatedConnection(
+            streams.number, shard, up, clock, down.delay_ms / 1e3, rng
+        )
         pipe = Pipe(down, seed + 1 + shard.number)
         self._port = Port(self._ear, pipe, wording.chunk_bytes, self.connection)
         shard.ports[streams.number] = self._port
@@ -67,7 +69,7 @@ class SimulatedClient:
 
     def begin_life(self) -> None:
         """Belong to another life of the worker: nothing is open or asked."""
-        self._make: Callable[[], list[Spoken]] | None = None  # makes the open question
+        self._make: Callable[[], list[EncodedMessage]] | None = None  # makes the open question
         self._is_outlier = False  # the newest push was refused for its size
         self._wording.begin_life()
         self._port.chooser = IndexChooser()
@@ -97,15 +99,15 @@ class SimulatedClient:
         pull = events.Pull(self._streams.number, self._streams.incarnation, None, 0)
         self._ask(0, lambda: [(pull, _PULL_SIZES)])
 
-    def push(self, outgoing: Outgoing) -> None:
+    def push(self, outgoing: PushRequest) -> None:
         """Hand in the shard's part of an exchange."""
         self._is_outlier = False
         self._ask(outgoing.step, functools.partial(self._push, outgoing))
 
-    def _push(self, outgoing: Outgoing) -> list[Spoken]:
+    def _push(self, outgoing: PushRequest) -> list[EncodedMessage]:
         return self._wording.push(outgoing, self._streams.incarnation, self._streams.epoch)
 
-    def _ask(self, step: int, make: Callable[[], list[Spoken]]) -> None:
+    def _ask(self, step: int, make: Callable[[], list[EncodedMessage]]) -> None:
         """Put a question that stays open until it is answered.
 
         Args:
@@ -149,13 +151,13 @@ class SimulatedClient:
     def _answer(self, answer: events.Answer) -> None:
         self._streams.listener.answered(answer)
 
-    def _reply(self, replied: Replied) -> None:
+    def _reply(self, replied: ReplyInFlight) -> None:
         if self.is_asking and replied.step == self.step:
             self._streams.note_epoch(replied.epoch)
             reply = self._with_losses(replied)
             self._settle(dataclasses.replace(reply, refused=self._is_outlier))
 
-    def _with_losses(self, replied: Replied) -> ShardReply:
+    def _with_losses(self, replied: ReplyInFlight) -> ShardReply:
         if self._leg is None or not replied.step:
             return replied.reply
         lost = self._leg.heard(replied.reception or pb.Reception())
@@ -167,7 +169,7 @@ class SimulatedClient:
 
     # -- what is refused --------------------------------------------------------------------
 
-    def _refusal(self, refusal: events.Refuse) -> None:
+    def _refusal(self, refusal: events.Reject) -> None:
         if self.is_asking and refusal.step not in (self.step, 0):
             return
         streams, remedy = self._streams, self._remedies.get(refusal.reason)
@@ -180,24 +182,24 @@ class SimulatedClient:
             self.hello(reconnects=True)
             streams.listener.answered(None)
 
-    def _send_with_epoch(self, refusal: events.Refuse) -> None:
+    def _send_with_epoch(self, refusal: events.Reject) -> None:
         self._streams.note_epoch(refusal.epoch)
         self._ask_again()
 
-    def _hello_again(self, refusal: events.Refuse) -> None:
+    def _hello_again(self, refusal: events.Reject) -> None:
         del refusal
         self.hello(reconnects=True)
 
-    def _pull_again(self, refusal: events.Refuse) -> None:
+    def _pull_again(self, refusal: events.Reject) -> None:
         del refusal
         self.pull()
 
-    def _pull_for_outlier(self, refusal: events.Refuse) -> None:
+    def _pull_for_outlier(self, refusal: events.Reject) -> None:
         del refusal
         self._is_outlier = True
         self.pull()
 
-    def _come_back(self, refusal: events.Refuse) -> None:
+    def _come_back(self, refusal: events.Reject) -> None:
         """Say Hello again when the term is over, if this life lasts so long."""
         life = self._streams.incarnation
 
@@ -207,15 +209,15 @@ class SimulatedClient:
 
         self._clock.at(self._clock.now + refusal.retry_after_seconds, come_back)
 
-    def _do_without(self, refusal: events.Refuse) -> None:
+    def _do_without(self, refusal: events.Reject) -> None:
         del refusal
         self._settle(None)
 
     _handlers: ClassVar[dict[type, Any]] = {
         events.Welcome: _welcome,
-        events.Refuse: _refusal,
+        events.Reject: _refusal,
         events.Answer: _answer,
-        Replied: _reply,
+        ReplyInFlight: _reply,
     }
     _remedies: ClassVar[dict[str, Any]] = {
         "STALE_EPOCH": _send_with_epoch,

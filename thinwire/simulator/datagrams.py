@@ -17,14 +17,14 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.emulation.priority_link import HEADER_BYTES, PacketArrival
 from thinwire.proto.emulation.uplink import class_of_channel
 from thinwire.proto.token_bucket import TokenBucket
-from thinwire.proto.udp.sender import MAX_SEND_BYTES, Outbox, Piece, Sending
-from thinwire.proto.udp.types import Batch, ChannelCounts
+from thinwire.proto.udp.sender import MAX_SEND_BYTES, Outbox, SendBurst, UdpSettings
+from thinwire.proto.udp.types import ChannelCounts, DatagramBatch
 from thinwire.ps.core import events
-from thinwire.ps.datagrams.receiver import Receptions
+from thinwire.ps.datagrams.receiver import DatagramReceiver
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.links import ClassPipe
-from thinwire.simulator.messages import Datagrams, Part
+from thinwire.simulator.messages import Datagrams, StreamPart
 
 if TYPE_CHECKING:
     from thinwire.simulator.shard import SimulatedShard
@@ -55,7 +55,7 @@ class SimulatedSender:
         self,
         clock: Clock,
         pipe: ClassPipe,
-        sending: Sending,
+        sending: UdpSettings,
         channels: int,
         deliver: Deliver,
         bucket: TokenBucket | None = None,
@@ -75,7 +75,7 @@ class SimulatedSender:
         """Bytes of the largest datagram that passes."""
         return self._sending.mtu
 
-    def send(self, batches: Sequence[Batch], step: int) -> None:
+    def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
         """Queue batches of one step; see `DatagramSender.send`."""
         if not self._closed:
             self._outbox.put(batches, step)
@@ -118,7 +118,7 @@ class SimulatedSender:
         self._waits = False
         self._run()
 
-    def _carry(self, piece: Piece) -> None:
+    def _carry(self, piece: SendBurst) -> None:
         waiting = piece.waiting
         batch = waiting.batch
         if not waiting.signed:
@@ -166,7 +166,7 @@ class SimulatedDatagramPort:
     def begin_life(self) -> None:
         """Belong to another life of the shard: nothing is open."""
         shard = self._shard
-        self.receptions = Receptions(
+        self.receptions = DatagramReceiver(
             self._decoder,
             [piece.size for piece in shard.layout.slices],
             shard.core.model.method.router,
@@ -182,7 +182,7 @@ class SimulatedDatagramPort:
         """Tell a worker where its datagrams go, and what signs them."""
         self.receptions.introduce(worker, incarnation, self._ports, welcome)
 
-    def take(self, arrived: Part | Datagrams) -> None:
+    def take(self, arrived: StreamPart | Datagrams) -> None:
         """Take in what has come in a stream."""
         if isinstance(arrived, Datagrams):
             message = arrived.message
@@ -191,7 +191,7 @@ class SimulatedDatagramPort:
         try:
             self.receptions.mark(arrived.worker, arrived.push, arrived.payload)
         except NonFinite:
-            self._shard.arrive(events.Refused(arrived.worker, "non_finite"))
+            self._shard.arrive(events.PushRejected(arrived.worker, "non_finite"))
 
     def end_sessions(self) -> None:
         """End those of workers that have gone."""
@@ -200,4 +200,4 @@ class SimulatedDatagramPort:
     def _refuse(self, worker: int, step: int, message: str) -> None:
         """Refuse a push that turned out not to be finite when it was whole."""
         del step, message
-        self._shard.arrive(events.Refused(worker, "non_finite"))
+        self._shard.arrive(events.PushRejected(worker, "non_finite"))

@@ -21,7 +21,7 @@ _FLAG = "sim_step_seconds"
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class Distribution:
     """A distribution: what it is made of, and how one value is drawn."""
 
     parameters: tuple[str, ...]
@@ -30,10 +30,10 @@ class Shape:
 
 #: Name in --sim_step_seconds -> distribution. A lognormal's mean is that of the seconds.
 SHAPES = {
-    "constant": Shape(("seconds",), lambda rng, v: v[0]),
-    "uniform": Shape(("low", "high"), lambda rng, v: float(rng.uniform(v[0], v[1]))),
-    "exponential": Shape(("mean",), lambda rng, v: float(rng.exponential(v[0]))),
-    "lognormal": Shape(
+    "constant": Distribution(("seconds",), lambda rng, v: v[0]),
+    "uniform": Distribution(("low", "high"), lambda rng, v: float(rng.uniform(v[0], v[1]))),
+    "exponential": Distribution(("mean",), lambda rng, v: float(rng.exponential(v[0]))),
+    "lognormal": Distribution(
         ("mean", "sigma"),
         lambda rng, v: float(v[0] * math.exp(v[1] * rng.standard_normal() - v[1] ** 2 / 2)),
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.ops.types import ConfigurationError, State
 
 if TYPE_CHECKING:
-    from thinwire.data.loading import Shard
+    from thinwire.data.loading import TrainingShard
     from thinwire.ops.types import Float32
     from thinwire.simulator.messages import Step
     from thinwire.simulator.trainer import Trainer
@@ -35,7 +35,9 @@ class GarbageTrainer:
         """Return what stays on the worker."""
         return self._inner.local_of(number)
 
-    def step(self, weights: Float32, statistics: Float32, shard: Shard, local: State) -> Step:
+    def step(
+        self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
+    ) -> Step:
         """Compute the next mini-batch's gradient for nothing; see Trainer.step."""
         import numpy as np
 

@@ -15,7 +15,7 @@ from thinwire.simulator import devices as simulator_devices
 from thinwire.simulator import faulty_gradients
 from thinwire.simulator.devices import Outage, StepTime
 from thinwire.worker import flags as worker_flags
-from thinwire.worker.flags import Device
+from thinwire.worker.flags import EmulatedDevice
 
 FLAGS = flags.FLAGS
 _DEFAULT_STEP = "0.1"
@@ -63,7 +63,7 @@ TOPICS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Server:
+class ShardSpeed:
     """What one shard can do."""
 
     seconds_per_push: float
@@ -74,10 +74,10 @@ class Server:
 class SimulatorFlags:
     """What is simulated."""
 
-    devices: tuple[Device, ...]  # of each worker
+    devices: tuple[EmulatedDevice, ...]  # of each worker
     step_times: tuple[StepTime, ...]  # of each worker, before --slowdown and --step_seconds
     outages: tuple[Outage, ...]
-    servers: tuple[Server, ...]  # of each shard
+    servers: tuple[ShardSpeed, ...]  # of each shard
     threads: int
     clip_norm: float
     measure: str  # a value of --measure
@@ -121,7 +121,7 @@ def read(run: Run) -> SimulatorFlags:
         devices=devices,
         step_times=simulator_devices.parse_speeds(text, run.nb_workers),
         outages=simulator_devices.parse_outages(FLAGS.sim_failures, run.nb_workers),
-        servers=tuple(Server(*row) for row in zip(seconds, mbps, strict=True)),
+        servers=tuple(ShardSpeed(*row) for row in zip(seconds, mbps, strict=True)),
         threads=own.threads,
         clip_norm=own.clip_norm,
         measure=own.measure,
@@ -137,7 +137,7 @@ def read(run: Run) -> SimulatorFlags:
     )
 
 
-def _step_seconds_of(devices: tuple[Device, ...]) -> str:
+def _step_seconds_of(devices: tuple[EmulatedDevice, ...]) -> str:
     """Return what stands for --sim_step_seconds when it is not given."""
     floors = [device.step_seconds for device in devices]
     if min(floors) <= 0:

@@ -204,7 +204,7 @@ _LAST_BACKOFF_SECONDS = 5.0
 _LEAST_PROGRESS_SECONDS = 10.0
 
 
-class Connection:
+class SimulatedConnection:
     """The newest stream, what both ends know of it, and dialling until there is one.
 
     Attributes:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StreamPart:
     """What the stream brings of a push that also has datagrams."""
 
     worker: int
@@ -35,11 +35,11 @@ class Datagrams:
 
 
 #: What may arrive at a shard.
-Delivery = events.Event | Part | Datagrams
+Delivery = events.Event | StreamPart | Datagrams
 
 
 @dataclasses.dataclass(frozen=True)
-class Replied:
+class ReplyInFlight:
     """A reply on its way to a worker."""
 
     step: int  # 0 answers a pull
@@ -50,7 +50,7 @@ class Replied:
 
 def replied(
     action: events.Reply, generation: int, blocks: Sequence[Block], came: pb.Reception | None
-) -> Replied:
+) -> ReplyInFlight:
     """Return a reply of the core as a worker decodes it.
 
     Args:
@@ -72,7 +72,7 @@ def replied(
         held_seconds=action.held_seconds,
         staleness=action.staleness,
     )
-    return Replied(action.step, action.epoch, reply, came)
+    return ReplyInFlight(action.step, action.epoch, reply, came)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.telemetry import run_status
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.telemetry.status import StatusBoard
+from thinwire.ps.telemetry.status import StatusReporter
 from thinwire.simulator.simulation import Simulation
 from thinwire.supervisor.dashboard import Dashboard
 from thinwire.supervisor.flags import SupervisorFlags
@@ -30,7 +30,7 @@ _LIVE_SECONDS = 0.5  # of this machine, on a terminal
 _SHARE_OF_WORK = 50  # showing takes at most one part in so many of the time
 
 
-class Records:
+class SimulationRecords:
     """What the Supervisor of a real run keeps. Evaluations take no virtual time.
 
     Args:
@@ -45,7 +45,7 @@ class Records:
     ) -> None:
         self._run, self._own, self._recorder, self._simulation = run, own, recorder, simulation
         self._boards = [
-            StatusBoard(run, simulation.spec, shard.core, shard, shard.received)  # type: ignore[arg-type]
+            StatusReporter(run, simulation.spec, shard.core, shard, shard.received)  # type: ignore[arg-type]
             for shard in simulation.shards
         ]
         self.dashboard = Dashboard()

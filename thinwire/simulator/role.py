@@ -15,14 +15,14 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from thinwire.data.loading import load_chosen
+from thinwire.data.loading import load_dataset
 from thinwire.models.flat_model import SharedModel, has_gpu
 from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Run, finished_summary
 from thinwire.ops.run.signals import heard_by
 from thinwire.ops.types import ConfigurationError
 from thinwire.simulator import flags as simulator_flags
-from thinwire.simulator.records import Records
+from thinwire.simulator.records import SimulationRecords
 from thinwire.simulator.simulation import Simulation
 from thinwire.simulator.trainer import Trainer
 from thinwire.supervisor import flags as supervisor_flags
@@ -46,7 +46,7 @@ def main(run: Run) -> int:
             logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
             return EXIT_DONE
     shared = SharedModel(run.model, run.seed)
-    dataset = load_chosen(run.data, run.model, shared.user_module, run.seed)
+    dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)
     bodies = load_kernels(run.kernels, on_gpu=has_gpu(run))
     trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
     simulation = Simulation(run, own, trainer, dataset, bodies)
@@ -54,11 +54,11 @@ def main(run: Run) -> int:
     anew = dataclasses.replace(run, batch_size=max(run.batch_size, 500), overwrite=True)
     evaluated = SharedModel(run.model, run.seed)  # apart: batch statistics stay as on a Supervisor
     recorder = Recorder(anew, evaluated, dataset.test_images, dataset.test_labels)
-    records = Records(run, supervisor_flags.read(), recorder, simulation)
+    records = SimulationRecords(run, supervisor_flags.read(), recorder, simulation)
     return _play(simulation, records)
 
 
-def _play(simulation: Simulation, records: Records) -> int:
+def _play(simulation: Simulation, records: SimulationRecords) -> int:
     """Let the run happen; Ctrl-C ends it with its records written."""
     interrupted: list[int] = []
 

@@ -21,16 +21,16 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import STOP_REASON, JournaledCore
 from thinwire.ps.service.connections import SharedBlocks, blocks_of, reply_frames
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.datagrams import SimulatedDatagramPort
-from thinwire.simulator.flags import Server
-from thinwire.simulator.links import Connection, Pipe, carry, sizes_on_wire
-from thinwire.simulator.messages import Datagrams, Delivery, Part, replied
-from thinwire.simulator.storage import KeptShard, Killed
+from thinwire.simulator.flags import ShardSpeed
+from thinwire.simulator.links import Pipe, SimulatedConnection, carry, sizes_on_wire
+from thinwire.simulator.messages import Datagrams, Delivery, StreamPart, replied
+from thinwire.simulator.storage import SimulatedKill, StoredShard
 
 _SEEK_SECONDS = 1.0  # between two attempts of a following shard to reach shard 0
 
@@ -42,7 +42,7 @@ class Port:
     ear: Callable[[int, Any], Callable[[], None]]  # (stream, message) -> what delivers it
     down: Pipe
     chunk_bytes: int
-    connection: Connection
+    connection: SimulatedConnection
     chooser: IndexChooser = dataclasses.field(default_factory=IndexChooser)
     stream: int | None = None  # the one that the worker was welcomed on, while it stands
     incarnation: int = 0  # of the worker that was
@@ -73,11 +73,11 @@ class ShardLife:
         self.ports: dict[int, Port] = {}
         self.followers: list[Any] = []
         self.leader: Any = None
-        self.kept: KeptShard | None = None
+        self.kept: StoredShard | None = None
         self.life, self.alive, self.is_open, self.skew = 0, True, True, 0.0
         self._asleep_until = 0.0
         self._tick_at: float | None = None
-        self._epoch: events.Epoch | None = None  # newest, which followers are told
+        self._epoch: events.MembershipEpoch | None = None  # newest, which followers are told
 
     def handle(self, event: events.Event) -> None:
         """Let the core handle an event now; do what it says."""
@@ -107,7 +107,7 @@ class ShardLife:
         if self.alive and life == self.life:
             try:
                 call()
-            except Killed:
+            except SimulatedKill:
                 self.kill()
 
     def kill(self) -> None:
@@ -151,7 +151,7 @@ class ShardLife:
             logging.error("shard %d cannot begin: %s", self.number, error)
             self.kill()
             return
-        except Killed:
+        except SimulatedKill:
             self.kill()
             return
         if self.leader is not None and self.leader._epoch is not None:
@@ -159,7 +159,7 @@ class ShardLife:
         for shard in self.followers:  # they find shard 0 again
             shard.follow(self._epoch)
 
-    def follow(self, epoch: events.Epoch | None) -> None:
+    def follow(self, epoch: events.MembershipEpoch | None) -> None:
         """Hear of an epoch from shard 0."""
         if epoch is not None and not self._waits(functools.partial(self.follow, epoch)):
             self.handle(epoch)
@@ -168,7 +168,7 @@ class ShardLife:
         """Stand still for so long, as a stopped process does; what comes meanwhile waits."""
         until = self.clock.now + seconds
         self._asleep_until = until
-        wake = functools.partial(self.handle, events.Stalled(seconds))
+        wake = functools.partial(self.handle, events.ProcessStalled(seconds))
         self.clock.at(until, functools.partial(self.if_it_lives, self.life, wake))
         for port in self.ports.values():
             port.connection.expect_progress(until)
@@ -177,7 +177,7 @@ class ShardLife:
         """Find that so much time has passed unseen by the shard's own clock."""
         self.skew += seconds
         self._tick_at = None
-        self.handle(events.Stalled(seconds))
+        self.handle(events.ProcessStalled(seconds))
 
     def finish(self) -> None:
         """Leave a last snapshot behind, if the disk takes it, and end."""
@@ -188,7 +188,7 @@ class ShardLife:
             self._save_at_once()
         except ConfigurationError as error:
             logging.error("what the run ended with cannot be saved: %s", error)
-        except Killed:
+        except SimulatedKill:
             pass
         self.alive = self.is_open = False
 
@@ -233,14 +233,14 @@ class SimulatedShard(ShardLife):
     """
 
     def __init__(
-        self, number: int, core: PsCore, layout: ShardLayout, server: Server, clock: Clock
+        self, number: int, core: PsCore, layout: ShardLayout, server: ShardSpeed, clock: Clock
     ) -> None:
         """Start idle."""
         super().__init__(number, core, clock)
         self.layout = layout
         self.reports: dict[tuple[int, int], str] = {}
         self.on_end: Callable[[str], None] | None = None
-        self.on_groups: Callable[[events.Regrouped], None] | None = None
+        self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.identity = types.SimpleNamespace(run_id=RUN_ID)
         self.door = types.SimpleNamespace(refused={})  # where nobody uninvited comes
         self.decoder: PushDecoder | None = None
@@ -257,7 +257,7 @@ class SimulatedShard(ShardLife):
         """Put pushes together from now on; `decoder` is that of the shard's pushes."""
         self.datagrams = SimulatedDatagramPort(self, decoder, transport)
 
-    def received(self) -> Received | None:
+    def received(self) -> DatagramCounts | None:
         """Return what has come in datagrams; None where the method sends none."""
         return self.datagrams.receptions.received() if self.datagrams is not None else None
 
@@ -291,13 +291,13 @@ class SimulatedShard(ShardLife):
         if self._waits(functools.partial(self.lose, worker, stream)) or port.stream != stream:
             return
         port.stream = None
-        self.arrive(events.Lost(worker, port.incarnation))
+        self.arrive(events.WorkerDisconnected(worker, port.incarnation))
 
     def arrive(self, event: Delivery) -> None:
         """Take in what has passed the network; an event waits while the shard is busy."""
         if self._waits(functools.partial(self.arrive, event)):
             return
-        if isinstance(event, Part | Datagrams):
+        if isinstance(event, StreamPart | Datagrams):
             if self.datagrams is not None:
                 self.datagrams.take(event)
             return
@@ -318,18 +318,18 @@ class SimulatedShard(ShardLife):
         try:
             for action in self.journaled.handle(event, self.now):
                 self._actions[type(action)](self, action, coded)
-        except Killed:
+        except SimulatedKill:
             self.kill()
             return
-        if isinstance(event, events.Refused):  # judged before it reached the core
+        if isinstance(event, events.PushRejected):  # judged before it reached the core
             self._say(_not_finite(event, self.core.membership.epoch), coded)
         self.set_alarm()
 
     def observe(self) -> events.Reply:
         """Return the whole model, as an evaluation pull gets it."""
         views = []
-        for action in self.journaled.handle(events.Observe(0), self.now):
-            if isinstance(action, events.View):
+        for action in self.journaled.handle(events.EvaluationPull(0), self.now):
+            if isinstance(action, events.EvaluationReply):
                 views.append(action.reply)
             else:
                 self._actions[type(action)](self, action, {})
@@ -411,12 +411,12 @@ class SimulatedShard(ShardLife):
         sizes = sizes_on_wire([frame(pb.ToClient(answer=answer))])
         self.tell(action.worker, action, sizes, counted=True)
 
-    def _refusal(self, action: events.Refuse, coded: Any) -> None:
+    def _refusal(self, action: events.Reject, coded: Any) -> None:
         if action.reason == "OUTLIER" and self.datagrams is not None:
             self.datagrams.receptions.drop(action.worker, action.step)
         self._say(action, coded)
 
-    def _say(self, action: events.Welcome | events.Refuse, coded: Any) -> None:
+    def _say(self, action: events.Welcome | events.Reject, coded: Any) -> None:
         port = self.ports[action.worker]
         hello = port.hellos.pop(action.incarnation, None)
         if isinstance(action, events.Welcome):
@@ -430,35 +430,35 @@ class SimulatedShard(ShardLife):
         for shard in self.followers:
             shard.follow(action.epoch)
 
-    def _missed(self, action: events.Missed, coded: Any) -> None:
+    def _missed(self, action: events.WorkersUnreachable, coded: Any) -> None:
         """Tell shard 0 of workers that are not heard here."""
         if self.leader is not None:
             for life in action.lives:
-                self.leader.arrive(events.Unheard(life))
+                self.leader.arrive(events.WorkerUnreachable(life))
 
-    def _ended(self, action: events.Ended, coded: Any) -> None:
+    def _ended(self, action: events.RunEnded, coded: Any) -> None:
         if self.on_end is not None:
             self.on_end(action.reason)
 
-    def _regrouped(self, action: events.Regrouped, coded: Any) -> None:
+    def _regrouped(self, action: events.GroupsChanged, coded: Any) -> None:
         if self.on_groups is not None:
             self.on_groups(action)
 
-    def _snapshot(self, action: events.Snapshot, coded: Any) -> None:
+    def _snapshot(self, action: events.SaveSnapshot, coded: Any) -> None:
         self.save(action.version, action.state)
 
     _actions: ClassVar[dict[type, Any]] = {
         events.Reply: _reply,
         events.Answer: _answer,
         events.Welcome: _say,
-        events.Refuse: _refusal,
+        events.Reject: _refusal,
         events.NewEpoch: _new_epoch,
-        events.Missed: _missed,
-        events.Ended: _ended,
-        events.Regrouped: _regrouped,
-        events.Snapshot: _snapshot,
+        events.WorkersUnreachable: _missed,
+        events.RunEnded: _ended,
+        events.GroupsChanged: _regrouped,
+        events.SaveSnapshot: _snapshot,
     }
 
 
-def _not_finite(event: events.Refused, epoch: int) -> events.Refuse:
-    return events.Refuse(event.worker, 0, "NON_FINITE", "the update is not finite", 0, epoch)
+def _not_finite(event: events.PushRejected, epoch: int) -> events.Reject:
+    return events.Reject(event.worker, 0, "NON_FINITE", "the update is not finite", 0, epoch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from thinwire.data.loading import Shard, take_shards
+from thinwire.data.loading import TrainingShard, take_shards
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions
@@ -22,16 +22,16 @@ from thinwire.ps.core.averages import AuxMean
 from thinwire.ps.core.claims import ClaimBounds
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.membership import Coordinator, Follower
-from thinwire.ps.persistence.journal_format import Coder
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
+from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.faulty_gradients import trainer_of
 from thinwire.simulator.flags import SimulatorFlags
 from thinwire.simulator.shard import SimulatedShard
-from thinwire.simulator.storage import Keeps, KeptShard
+from thinwire.simulator.storage import Keeps, StoredShard
 from thinwire.simulator.streams import Streams
-from thinwire.simulator.worker import Equipment, SimulatedWorker
+from thinwire.simulator.worker import SimulatedWorker, WorkerSetup
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.telemetry.round_trace import REGISTRY
 
@@ -143,7 +143,7 @@ class Simulation:
     def _note_end(self, reason: str) -> None:
         self.end = reason
 
-    def _note_groups(self, found: events.Regrouped) -> None:
+    def _note_groups(self, found: events.GroupsChanged) -> None:
         run = self._run
         logging.info(
             "groups by speed from %.3f s on: %s", self.clock.now, format_groups(found.groups)
@@ -173,7 +173,7 @@ class Simulation:
         for worker in living:
             for connection in worker.streams.connections:
                 if connection.carries:
-                    connection.shard.arrive(events.Alive(worker.number))
+                    connection.shard.arrive(events.WorkerAlive(worker.number))
         last_return = max((o.end for o in self.own.outages if o.end is not None), default=0.0)
         if living or self.clock.now <= last_return:
             self.clock.at(self.clock.now + self._run.lease_seconds / 3, self._beat)
@@ -192,18 +192,18 @@ class Simulation:
         run = self._run
         for shard in self.shards:
             number, size = shard.number, shard.core.aux.size
-            shard.kept = KeptShard(
+            shard.kept = StoredShard(
                 run,
                 keeps,
                 self.spec,
-                functools.partial(Coder, shard.layout, run.method, self._bodies, size),
+                functools.partial(EventCoder, shard.layout, run.method, self._bodies, size),
                 functools.partial(self._made, number),
                 functools.partial(self._config, number),
             )
             shard.alive = shard.is_open = False
 
     def _config(self, number: int, generation: int, undone: int, goes_on: bool) -> CoreConfig:
-        """Return what a life of a shard is made with; see `thinwire.ps.role`, which does the same."""
+        """Return what a life of a shard is made with; see `ps.role`, which does the same."""
         run, patience = self._run, self.own.start_timeout_seconds
         return CoreConfig(
             budget=self._budget,
@@ -225,26 +225,34 @@ class Simulation:
     def _made(self, number: int, config: CoreConfig, lease_seconds: float) -> PsCore:
         """Return a core that has been told nothing."""
         run, layout = self._run, self._layouts[number]
-        membership: Coordinator | Follower = Coordinator(run.nb_workers, lease_seconds)
+        membership: Coordinator | FollowerMembership = Coordinator(run.nb_workers, lease_seconds)
         rule, aux = run.method.sync, AuxMean()
         if number == 0:
             aux = AuxMean(
                 self._trainer.statistics, run.method.num_averaged(self.spec.num_parameters)
             )
         else:  # leave to go on is shard 0's alone to give
-            membership, rule = Follower(run.nb_workers), SyncRule(rule.groups)
+            membership, rule = FollowerMembership(run.nb_workers), SyncRule(rule.groups)
         theta = np.concatenate([self._initial[at] for at in shard_positions(self.spec, layout)])
         return PsCore(config, run.method, theta, self._bodies, membership, rule, aux)
 
-    def _equipment(self, number: int, shard: Shard, decoders: Sequence[PushDecoder]) -> Equipment:
+    def _equipment(
+        self, number: int, shard: TrainingShard, decoders: Sequence[PushDecoder]
+    ) -> WorkerSetup:
         run, device = self._run, self.own.devices[number - 1]
         draw = self.own.step_times[number - 1].sampler([run.seed, number])
         streams = Streams(
-            number, device.link, run.seed * 1000 + number, self.shards, decoders, self.clock,
-            run.method.router, run.transport,
-        )  # fmt: skip
+            number,
+            device.link,
+            run.seed * 1000 + number,
+            self.shards,
+            decoders,
+            self.clock,
+            run.method.router,
+            run.transport,
+        )
         streams.patience_seconds = run.reconnect_timeout_seconds
-        return Equipment(
+        return WorkerSetup(
             number=number,
             make_core=functools.partial(
                 WorkerCore,

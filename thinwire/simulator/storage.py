@@ -14,10 +14,10 @@ from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ModelSpec, State
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import Journal, JournaledCore
-from thinwire.ps.persistence.journal_format import Coder
-from thinwire.ps.persistence.policy import Keeping
+from thinwire.ps.persistence.journal_format import EventCoder
+from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import MakeCore
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.simulator.clock import Clock
@@ -26,11 +26,11 @@ from thinwire.simulator.clock import Clock
 WRITE_SECONDS = 0.05
 
 
-class Killed(Exception):
+class SimulatedKill(Exception):
     """The process was killed inside a call; what it had not written by then never is."""
 
 
-class Disk:
+class SimulatedDisk:
     """Where a shard's files are made; one that fails takes its place in tests."""
 
     def create(self, path: pathlib.Path) -> BinaryIO:
@@ -54,7 +54,7 @@ class SimulatedSaver:
         self,
         checkpoints: Checkpoints,
         on_saved: Callable[[State], None],
-        disk: Disk,
+        disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
         """Write nothing yet; `later` calls something in so many seconds, if this life lasts."""
@@ -96,7 +96,7 @@ class SimulatedSaver:
             logging.error("cannot write the checkpoint of version %d: %s", version, error)
 
 
-class SimulatedPlace(SavedShard):
+class SimulatedShardStore(SavedShard):
     """A shard's place on disk, written to on the virtual clock."""
 
     def __init__(
@@ -104,7 +104,7 @@ class SimulatedPlace(SavedShard):
         run: Run,
         name: str,
         spec: ModelSpec,
-        disk: Disk,
+        disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
         """Read what is there; see SavedShard."""
@@ -116,7 +116,7 @@ class SimulatedPlace(SavedShard):
         saver = SimulatedSaver(self._checkpoints, self._cut, self._disk, self._later)
         self._saver = saver  # type: ignore[assignment]  # the same methods
 
-    def new_journal(self, coder: Coder, model_bytes: int) -> Journal:
+    def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
         """Return a journal that goes on from the one that was found."""
         end = self._replayed.place if self._replayed is not None else None
         return Journal(self.folder, coder, model_bytes, end, self._disk.create)
@@ -127,10 +127,10 @@ class Keeps:
     """How the shards of a run keep their state."""
 
     journal: str  # as --journal
-    disks: tuple[Disk, ...]  # of each shard
+    disks: tuple[SimulatedDisk, ...]  # of each shard
 
 
-class KeptShard:
+class StoredShard:
     """Begins a shard's lives, one after the other, from what the one before has left.
 
     Args:
@@ -147,21 +147,21 @@ class KeptShard:
         run: Run,
         keeps: Keeps,
         spec: ModelSpec,
-        make_coder: Callable[[], Coder],
+        make_coder: Callable[[], EventCoder],
         make: MakeCore,
         config: Callable[[int, int, bool], CoreConfig],
     ) -> None:
         self._run, self._keeps, self._spec = run, keeps, spec
         self._make_coder, self._make, self._config = make_coder, make, config
-        self.saved: SimulatedPlace | None = None
+        self.saved: SimulatedShardStore | None = None
 
     def begin(self, shard: Any) -> bool:
         """Give a shard the core that it goes on with; return False if the run is finished."""
         run, coder = self._run, self._make_coder()
         disk = self._keeps.disks[shard.number]
         later = functools.partial(_later, shard, shard.clock)
-        self.saved = saved = SimulatedPlace(run, f"ps-{shard.number}", self._spec, disk, later)
-        keeping = Keeping(run, self._keeps.journal, saved, coder, self._spec)
+        self.saved = saved = SimulatedShardStore(run, f"ps-{shard.number}", self._spec, disk, later)
+        keeping = JournalPolicy(run, self._keeps.journal, saved, coder, self._spec)
         keeping.replay(self._make)
         config = self._config(saved.generation, saved.generations_undone, bool(saved.core))
         core = self._make(config, run.lease_seconds)
@@ -178,7 +178,7 @@ class KeptShard:
         """Have a snapshot written."""
         if self.saved is None:
             return
-        journaled, came = shard.journaled, shard.received() or Received()
+        journaled, came = shard.journaled, shard.received() or DatagramCounts()
         state, begun = journaled.consistent(state), journaled.begin()
         reports = shard.reports.copy()
         run_id = shard.identity.run_id

@@ -19,16 +19,16 @@ from thinwire.simulator.clock import Clock
 from thinwire.simulator.links import sizes_on_wire
 from thinwire.simulator.messages import Delivery
 from thinwire.simulator.shard import SimulatedShard
-from thinwire.simulator.ways import SimulatedWays
-from thinwire.simulator.wording import Wording
+from thinwire.simulator.ways import SimulatedTransport
+from thinwire.simulator.wording import PushEncoder
 from thinwire.worker.client.datagrams import totals_of
-from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.worker.core.messages import PushRequest, ShardReply
 
 _PATIENCE_SECONDS = 60.0
 _RELIABLE, _USUAL = Reliable(), Transport()
 
 
-class Listener(Protocol):
+class StreamOwner(Protocol):
     """Who the streams belong to."""
 
     def joined(self, last_step: int) -> None:
@@ -85,7 +85,7 @@ class Streams:
             transport: How its datagrams travel.
         """
         self.number, self._link, self._shards, self._clock = number, link, shards, clock
-        ways = SimulatedWays(clock, link, seed, router, transport)
+        ways = SimulatedTransport(clock, link, seed, router, transport)
         self._up = ways.up
         self._legs = [ways.leg(number, shard) for shard in shards]
         self._totals = totals_of(
@@ -95,7 +95,7 @@ class Streams:
         total = sum(shard.layout.size for shard in shards)
         self.clients: list[SimulatedClient] = []
         for shard, decoder, leg in zip(shards, decoders, self._legs, strict=True):
-            wording = Wording(number, shard.number, decoder, leg, chunk_bytes)
+            wording = PushEncoder(number, shard.number, decoder, leg, chunk_bytes)
             down = Link(link.mbps * shard.layout.size / total, link.delay_ms, link.loss)
             client = SimulatedClient(self, shard, wording, ways.up, down, seed, clock)
             client.connection.on_lost = self._lost
@@ -105,7 +105,7 @@ class Streams:
         self.patience_seconds, self.asleep_until = _PATIENCE_SECONDS, 0.0
         self.asked_at = 0.0
 
-    def begin_life(self, listener: Listener) -> None:
+    def begin_life(self, listener: StreamOwner) -> None:
         """Say Hello to shard 0; `listener` hears of everything that follows."""
         self.life += 1 << 20 if self.life else (1 << 20) + self.number
         self.incarnation = self.life
@@ -149,7 +149,7 @@ class Streams:
             client.pull()
         self._mend()
 
-    def push(self, outgoing: Outgoing) -> None:
+    def push(self, outgoing: PushRequest) -> None:
         """Push to every shard."""
         self.asked_at = self._clock.now
         if self._totals is not None:
@@ -161,9 +161,14 @@ class Streams:
     def query(self, query: pb.Query) -> None:
         """Tell the state server, on shard 0, how far this worker is."""
         event = events.Query(
-            self.number, self.incarnation, query.step, query.local_steps, query.step_seconds,
-            query.age_seconds, query.query_seconds,
-        )  # fmt: skip
+            self.number,
+            self.incarnation,
+            query.step,
+            query.local_steps,
+            query.step_seconds,
+            query.age_seconds,
+            query.query_seconds,
+        )
         sizes = sizes_on_wire([frame(pb.ToServer(query=query))])
         self.tell(0, event, sizes, counted=True)
         if not self.connections[0].stands:

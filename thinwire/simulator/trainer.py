@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.data.loading import Shard
+from thinwire.data.loading import TrainingShard
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.types import State
 from thinwire.simulator.messages import Step
@@ -47,7 +47,9 @@ class Trainer:
         self._step.vary_local_randomness(number)
         return self._step.save_local()
 
-    def step(self, weights: Float32, statistics: Float32, shard: Shard, local: State) -> Step:
+    def step(
+        self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
+    ) -> Step:
         """Compute the gradient of a worker's next mini-batch.
 
         Args:

@@ -1,4 +1,6 @@
-"""One worker's ways up on the virtual clock: `thinwire.worker.client.datagrams` without sockets and threads."""
+"""One worker's ways up on the virtual clock: `thinwire.worker.client.datagrams` without sockets
+and threads.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from thinwire.ops.types import BEST_EFFORT, Link
 from thinwire.proto import udp
 from thinwire.proto.emulation.priority_link import HEADER_BYTES
 from thinwire.proto.emulation.uplink import class_of_channel
-from thinwire.proto.udp import DatagramSender, Sending
+from thinwire.proto.udp import DatagramSender, UdpSettings
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.datagrams import SimulatedSender
 from thinwire.simulator.links import ClassPipe, Pipe, carry, way_up
 from thinwire.simulator.shard import SimulatedShard
-from thinwire.worker.client.datagrams import DatagramLeg, leg_of
+from thinwire.worker.client.datagrams import DatagramChannel, open_channel
 
 
-class SimulatedWays:
+class SimulatedTransport:
     """What a simulated worker's streams and datagrams share.
 
     Attributes:
@@ -43,10 +45,10 @@ class SimulatedWays:
             priority = class_of_channel(transport.dgt_dscp, 0, router.channels)
         self.up: Pipe | ClassPipe = way_up(clock, link, seed, router.channels > 0, priority)
 
-    def leg(self, worker: int, shard: SimulatedShard) -> DatagramLeg | None:
+    def leg(self, worker: int, shard: SimulatedShard) -> DatagramChannel | None:
         """Return what goes to one shard in datagrams; None where the method sends none."""
         connect = functools.partial(self._connect, shard)
-        return leg_of(worker, self._router, self._transport, connect)
+        return open_channel(worker, self._router, self._transport, connect)
 
     def _connect(
         self, shard: SimulatedShard, host: str, ports: Sequence[int], key: bytes
@@ -55,7 +57,7 @@ class SimulatedWays:
         if not isinstance(self.up, ClassPipe):
             raise TypeError("datagrams on a link without classes of service")
         transport = self._transport
-        sending = Sending(key, transport.dgt_mtu, self._router.max_late, transport.dgt_dscp)
+        sending = UdpSettings(key, transport.dgt_mtu, self._router.max_late, transport.dgt_dscp)
         deliver = functools.partial(self._deliver, shard)
         return SimulatedSender(self._clock, self.up, sending, len(ports), deliver, self._bucket)
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from thinwire.data.loading import Shard
+from thinwire.data.loading import TrainingShard
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.telemetry import round_trace, run_status
-from thinwire.ops.telemetry.round_trace import Origin
+from thinwire.ops.telemetry.round_trace import MeasuredBy
 from thinwire.ops.types import State
 from thinwire.ps.core import events
-from thinwire.simulator.asking import SimulatedAsker
+from thinwire.simulator.asking import SimulatedPacingClient
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.streams import Streams
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.core.messages import Outgoing, ShardReply, taken
-from thinwire.worker.telemetry.round_trace import Measure
-from thinwire.worker.trainer import Setbacks
+from thinwire.worker.core.messages import PushRequest, ShardReply, was_accepted
+from thinwire.worker.telemetry.round_trace import RoundMeasure
+from thinwire.worker.trainer import DivergenceDetector
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Equipment:
+class WorkerSetup:
     """What one worker owns."""
 
     number: int  # from 1
     make_core: Callable[[], WorkerCore]  # for each of its lives
-    shard: Shard  # its examples
+    shard: TrainingShard  # its examples
     step_seconds: Callable[[], float]  # of its next mini-batch
     streams: Streams
-    measure: Measure
+    measure: RoundMeasure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Computed:
 
 
 @dataclasses.dataclass
-class Seconds:
+class TimeBreakdown:
     """Where a worker's virtual time went."""
 
     compute: float = 0.0
@@ -62,23 +62,23 @@ class Seconds:
 class SimulatedWorker:
     """Joins, steps and exchanges; dies and comes back when told to."""
 
-    def __init__(self, own: Equipment, trainer: Trainer, clock: Clock) -> None:
+    def __init__(self, own: WorkerSetup, trainer: Trainer, clock: Clock) -> None:
         """Wait to be started."""
         self.number, self._own, self._trainer, self._clock = own.number, own, trainer, clock
         self._streams, self._measure = own.streams, own.measure
         self.core = own.make_core()
         self._local: State = {}
-        self._asker = SimulatedAsker(self.core.method.pacer, self._streams, clock)
-        self._outgoing: Outgoing | None = None
+        self._asker = SimulatedPacingClient(self.core.method.pacer, self._streams, clock)
+        self._outgoing: PushRequest | None = None
         self._overlaps = self.core.method.overlap
         self._ahead: _Computed | None = None  # while an exchange is under way
         self._ahead_is_done = False
         self._means = self.core.statistics  # over the workers, as the last reply brought them
         self._step_seconds = 0.0
         self._query_began = 0.0
-        self._seconds = Seconds()
+        self._seconds = TimeBreakdown()
         self._num_steps = self._num_non_finite = 0
-        self._setbacks = Setbacks()
+        self._setbacks = DivergenceDetector()
 
     @property
     def alive(self) -> bool:
@@ -91,10 +91,10 @@ class SimulatedWorker:
         """Begin a life."""
         if self._streams.life:  # not the first one
             self.core = self._own.make_core()
-        self._asker = SimulatedAsker(self.core.method.pacer, self._streams, self._clock)
+        self._asker = SimulatedPacingClient(self.core.method.pacer, self._streams, self._clock)
         self._local = self._trainer.local_of(self.number)
         self._step_seconds = self._own.step_seconds()  # measured alone before the start
-        self._setbacks, self._outgoing, self._ahead = Setbacks(), None, None
+        self._setbacks, self._outgoing, self._ahead = DivergenceDetector(), None, None
         self._streams.begin_life(self)
 
     def die(self, is_seen: bool = True) -> None:
@@ -221,7 +221,7 @@ class SimulatedWorker:
             if self._overlaps:
                 self._consider()
 
-    def _push(self, outgoing: Outgoing) -> None:
+    def _push(self, outgoing: PushRequest) -> None:
         self._outgoing = outgoing
         self._streams.push(outgoing)
 
@@ -238,7 +238,7 @@ class SimulatedWorker:
                 self.core.receive(number, reply)
         self._book(replies)
         self.core.note_refusals(replies)
-        self._setbacks.note(taken(replies))
+        self._setbacks.note(was_accepted(replies))
         self.core.restart_from_base()
         self._asker.begin_round(self.core.step + 1, self._step_seconds)
         if self._overlaps:
@@ -281,5 +281,5 @@ class SimulatedWorker:
 
     def rounds(self) -> list[str]:
         """Return the rounds since the last time, as a real worker sends them."""
-        origin = Origin("simulated", "cpu", self.number - 1, f"{self._streams.life:08x}")
+        origin = MeasuredBy("simulated", "cpu", self.number - 1, f"{self._streams.life:08x}")
         return self._measure.batches(origin, None)

@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from thinwire.ops.routing.base import Lost, Routed, Transport
+from thinwire.ops.routing.base import LostEntries, Routed, Transport
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.ops.routing.datagram_format import Session
-from thinwire.ops.routing.packetizer import Batch, Sealed, Sealer
+from thinwire.ops.routing.datagram_format import DatagramSession
+from thinwire.ops.routing.packetizer import Packetizer, SealedBatch, SealedStep
 from thinwire.ops.types import Link
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import udp
 from thinwire.proto.emulation.link import EmulatedSender, LinkModel
 from thinwire.proto.emulation.uplink import EmulatedUplink
-from thinwire.proto.udp import ChannelCounts, DatagramSender, Sending
+from thinwire.proto.udp import ChannelCounts, DatagramSender, UdpSettings
 
 #: Makes what sends to a shard: its host, its ports, the key of the session.
 Connect = Callable[[str, Sequence[int], bytes], DatagramSender]
 
 
-class DatagramLeg:
+class DatagramChannel:
     """One worker's datagrams to one shard.
 
     They travel over UDP; or behind each push in the stream, where they can no longer be lost but
@@ -55,10 +55,10 @@ class DatagramLeg:
         self._worker, self._channels, self._transport = worker, channels, transport
         self.marks_slots = marks_slots
         self._connect = connect
-        self._session: Session | None = None
+        self._session: DatagramSession | None = None
         self._sender: DatagramSender | None = None
-        self._sealer: Sealer | None = None
-        self._sealed: tuple[int, Sealed] | None = None  # of the step
+        self._sealer: Packetizer | None = None
+        self._sealed: tuple[int, SealedStep] | None = None  # of the step
         self._lock = threading.RLock()  # another thread asks for the counts
         self._counts_before = [ChannelCounts() for _ in range(channels)]
         self._poor_steps = 0
@@ -72,7 +72,7 @@ class DatagramLeg:
             return
         self.close()
         self.address = address
-        self._session = Session(said.session, said.key, self._worker)
+        self._session = DatagramSession(said.session, said.key, self._worker)
         mtu = self._transport.dgt_mtu
         by_udp = self._transport.dgt_transport == "udp"
         if by_udp and not said.ports:
@@ -81,10 +81,10 @@ class DatagramLeg:
             host = address.rpartition(":")[0].strip("[]")
             self._sender = self._connect(host, list(said.ports), said.key)
             mtu = self._sender.mtu
-        self._sealer = Sealer(self._session, mtu, self._channels)
+        self._sealer = Packetizer(self._session, mtu, self._channels)
         self._sealed = None
 
-    def seal(self, step: int, routed: Routed) -> Sealed:
+    def seal(self, step: int, routed: Routed) -> SealedStep:
         """Return the datagrams of one exchange; the same again for the same session."""
         if self._sealer is None:
             raise ValueError("datagrams before the shard has said where they go")
@@ -119,11 +119,11 @@ class DatagramLeg:
             self._count(batch)
             yield pb.ToServer(datagrams=pb.Datagrams(size=batch.size, data=bytes(batch.data)))
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: SealedBatch) -> None:
         counts = self._counts_before[batch.channel - 1]
         counts.datagrams += batch.count  # their bytes are the stream's
 
-    def heard(self, reception: pb.Reception) -> list[Lost]:
+    def heard(self, reception: pb.Reception) -> list[LostEntries]:
         """Take in what became of an exchange's datagrams; return what is known to be lost."""
         self._judge(reception)
         if self._sealed is None or not reception.bitmap:
@@ -182,11 +182,13 @@ class DatagramLeg:
             self._counts_before, self._sender = list(self.counts()), None
 
 
-def leg_of(worker: int, router: Any, transport: Transport, connect: Connect) -> DatagramLeg | None:
+def open_channel(
+    worker: int, router: Any, transport: Transport, connect: Connect
+) -> DatagramChannel | None:
     """Return a worker's leg to one shard; None where the router sends no datagrams."""
     if not router.uses_datagrams:
         return None
-    return DatagramLeg(worker, router.channels, transport, router.marks_slots, connect)
+    return DatagramChannel(worker, router.channels, transport, router.marks_slots, connect)
 
 
 def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:
@@ -195,7 +197,7 @@ def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:
     )
 
 
-class WaysOut:
+class WorkerTransport:
     """What all streams and datagrams of one worker share.
 
     Attributes:
@@ -224,9 +226,9 @@ class WaysOut:
             self.sender = EmulatedSender(LinkModel(link, seed))
         self._bucket = udp.pacing(transport.dgt_pace_mbps)
 
-    def leg(self, worker: int) -> DatagramLeg | None:
+    def leg(self, worker: int) -> DatagramChannel | None:
         """Return what goes to one shard in datagrams; None where the method sends none."""
-        return leg_of(worker, self._router, self._transport, self._connect)
+        return open_channel(worker, self._router, self._transport, self._connect)
 
     def close(self) -> None:
         """End; whoever waits for an emulated link goes on."""
@@ -238,7 +240,7 @@ class WaysOut:
         over: Callable[..., Any] | None = None
         if self._uplink is not None:
             over = self._uplink.over(self._scheme, self._router.channels)
-        sending = Sending(key, mtu, max_late, self._scheme)
+        sending = UdpSettings(key, mtu, max_late, self._scheme)
         return udp.connect(host, ports, sending, self._bucket, over)
 
 
@@ -260,7 +262,7 @@ class DatagramTotals:
     def __init__(
         self,
         worker: int,
-        legs: Sequence[DatagramLeg],
+        legs: Sequence[DatagramChannel],
         channels: int,
         bytes_up: Callable[[], int],
         tells: bool = False,
@@ -336,7 +338,7 @@ class DatagramTotals:
 
 def totals_of(
     worker: int,
-    legs: Sequence[DatagramLeg | None],
+    legs: Sequence[DatagramChannel | None],
     channels: int,
     bytes_up: Callable[[], int],
     tells: bool,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 from thinwire.ops.downlink.types import Operation
-from thinwire.ops.routing.base import Lost
+from thinwire.ops.routing.base import LostEntries
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.settings import Run
@@ -23,10 +23,10 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc.session import payload_limit
-from thinwire.worker.client.datagrams import WaysOut, totals_of
+from thinwire.worker.client.datagrams import WorkerTransport, totals_of
 from thinwire.worker.client.messages import Spoken, sealed_messages
 from thinwire.worker.client.shard_client import PushRefused, ShardClient
-from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.worker.core.messages import PushRequest, ShardReply
 
 #: Refusals of a push after which a worker goes on with the shard's model.
 _PULL_AGAIN = (pb.REASON_STALE_GENERATION, pb.REASON_OUTLIER, pb.REASON_NOT_MEMBER)
@@ -57,7 +57,7 @@ class Exchange:
             aux_size: Values that are averaged by shard 0 beside the weights.
         """
         seed = run.seed * 1000 + id_worker
-        self._ways = ways = WaysOut(link, seed, run.transport, run.method.router)
+        self._ways = ways = WorkerTransport(link, seed, run.transport, run.method.router)
         self.sender = ways.sender
         self.nb_workers, self.iter_max = run.nb_workers, run.iter_max
         self.layouts, self.credentials = layouts, run.credentials
@@ -120,7 +120,7 @@ class Exchange:
             shard.ask(_pull)
         return [self._taken(number) for number in range(len(self.shards))]
 
-    def send(self, outgoing: Outgoing) -> None:
+    def send(self, outgoing: PushRequest) -> None:
         """Push to every shard; one push is under way at a time."""
         if self._totals is not None:
             self._totals.note(outgoing.routed)
@@ -213,20 +213,24 @@ class Exchange:
                 return dataclasses.replace(reply, refused=is_outlier)
             except PushRefused as refusal:
                 if refusal.reason == pb.REASON_NOT_MEMBER:
-                    logging.warning("this worker was let go in the middle of an exchange; "
-                                    "%s may lack its part of it", shard.address)  # fmt: skip
+                    logging.warning(
+                        "this worker was let go in the middle of an exchange; "
+                        "%s may lack its part of it",
+                        shard.address,
+                    )
                 if refusal.reason in _PULL_AGAIN:
                     is_outlier = refusal.reason == pb.REASON_OUTLIER
                     if is_outlier:
-                        logging.log_every_n_seconds(logging.WARNING, "%s: %s", 60, shard.address,
-                                                    refusal)  # fmt: skip
+                        logging.log_every_n_seconds(
+                            logging.WARNING, "%s: %s", 60, shard.address, refusal
+                        )
                     shard.ask(_pull)
                     continue
                 if refusal.reason == pb.REASON_NON_FINITE:
                     return None
                 raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal
 
-    def _messages(self, number: int, outgoing: Outgoing) -> list[Spoken]:
+    def _messages(self, number: int, outgoing: PushRequest) -> list[Spoken]:
         """Return what one shard is told of an exchange; after a reconnection once more."""
         welcome, leg = self.shards[number].welcome, self.shards[number].leg
         epoch, chooser = max(self._epoch, welcome.epoch), self._choosers[number]
@@ -275,7 +279,7 @@ class Exchange:
             lost=self._lost(number, reply),
         )
 
-    def _lost(self, number: int, reply: pb.Reply) -> list[Lost] | None:
+    def _lost(self, number: int, reply: pb.Reply) -> list[LostEntries] | None:
         """Return what of a push's datagrams is known to be lost; None answers a pull."""
         leg = self.shards[number].leg
         if leg is None or not reply.step:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.ops.routing.base import Manifest, Routed
-from thinwire.ops.routing.packetizer import Sealed
+from thinwire.ops.routing.packetizer import SealedStep
 from thinwire.ops.types import Kind
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages as proto_messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import BytesLike
-from thinwire.worker.client.datagrams import DatagramLeg
-from thinwire.worker.core.messages import Outgoing
+from thinwire.worker.client.datagrams import DatagramChannel
+from thinwire.worker.core.messages import PushRequest
 
 #: A message, and the pieces of its payload.
 Spoken = tuple[pb.ToServer, Sequence[BytesLike]]
@@ -25,12 +25,12 @@ _KINDS = {
 
 
 def push_messages(
-    outgoing: Outgoing,
+    outgoing: PushRequest,
     shard: int,
     incarnation: int,
     epoch: int,
     chooser: IndexChooser,
-    sealed: Sealed | None = None,
+    sealed: SealedStep | None = None,
     each_slot: bool = False,
 ) -> list[Spoken]:
     """Return the messages, in order; one, unless each slot has its own.
@@ -76,12 +76,12 @@ def push_messages(
 
 
 def sealed_messages(
-    outgoing: Outgoing,
+    outgoing: PushRequest,
     shard: int,
     incarnation: int,
     epoch: int,
     chooser: IndexChooser,
-    leg: DatagramLeg | None,
+    leg: DatagramChannel | None,
 ) -> list[Spoken]:
     """Return `push_messages` of a push whose datagrams, if its leg sends any, are then sealed."""
     if leg is None:
@@ -90,7 +90,7 @@ def sealed_messages(
     return push_messages(outgoing, shard, incarnation, epoch, chooser, sealed, leg.marks_slots)
 
 
-def _header(outgoing: Outgoing, shard: int, incarnation: int, epoch: int) -> pb.ToServer:
+def _header(outgoing: PushRequest, shard: int, incarnation: int, epoch: int) -> pb.ToServer:
     message = pb.ToServer()
     push = message.push
     push.incarnation = incarnation

@@ -13,7 +13,7 @@ from thinwire.worker.client.shard_client import ShardClient
 PATIENCE = 0.05
 
 
-class Asker:
+class PacingClient:
     """Asks shard 0 whether to push; says at once "no" for pacers that never ask.
 
     While the state server is away (its stream is lost) the worker trains on, for as many steps as

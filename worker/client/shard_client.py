@@ -28,7 +28,7 @@ class PushRefused(Exception):
         self.reason: int = refusal.reason
 
 
-class Halted(Exception):
+class ShardGone(Exception):
     """The run has ended and the shard is gone."""
 
 
@@ -236,7 +236,7 @@ class ShardClient(ShardLine):
     def _stay_out(self, until: float) -> None:
         """Say Hello again when the term is over; hear of the run's end before."""
         if self.halt_cause:
-            raise Halted(self.halt_cause)
+            raise ShardGone(self.halt_cause)
         if time.monotonic() >= until:
             raise StreamLost("the time that this worker was put out for is over")
 
@@ -244,7 +244,7 @@ class ShardClient(ShardLine):
         with self._turn:
             self._drop()
             if self.halt_cause:
-                raise Halted(self.halt_cause) from error
+                raise ShardGone(self.halt_cause) from error
             if self._closing.is_set():
                 raise Unreachable(f"stopped while waiting for {self.address}") from error
             logging.warning("stream to %s lost (%s); reconnecting", self.address, error)

@@ -14,9 +14,15 @@ from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.emulation.link import EmulatedSender
 from thinwire.proto.grpc import ClientStream, StreamLost, Unreachable
-from thinwire.proto.grpc.session import Dialler, Refused, Session, beat_seconds, rhythm
-from thinwire.proto.security.credentials import NotTrusted
-from thinwire.worker.client.datagrams import DatagramLeg
+from thinwire.proto.grpc.session import (
+    ClientSession,
+    Dialler,
+    RequestRejected,
+    beat_seconds,
+    rhythm,
+)
+from thinwire.proto.security.credentials import UntrustedPeer
+from thinwire.worker.client.datagrams import DatagramChannel
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
 
@@ -41,7 +47,7 @@ class ShardLine:
         link: EmulatedSender | None,
         reconnect_timeout_seconds: float,
         closing: threading.Event,
-        leg: DatagramLeg | None = None,
+        leg: DatagramChannel | None = None,
         dscp: int | None = None,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
@@ -65,7 +71,7 @@ class ShardLine:
         self._closing = closing
         self._arrivals = rhythm()
         self._dialler = Dialler(f"the PS at {address}", self._new_session, closing)
-        self._session: Session | None = None
+        self._session: ClientSession | None = None
         self._bytes_before = 0
         self._received_before = 0
         self._send_seconds_before = 0.0
@@ -160,7 +166,7 @@ class ShardLine:
         probe = ClientStream(self.address, credentials=self._credentials)
         try:
             probe.open(timeout_seconds)
-        except (Unreachable, NotTrusted):
+        except (Unreachable, UntrustedPeer):
             return False
         probe.close(0.0)
         return True
@@ -172,8 +178,8 @@ class ShardLine:
         if self.leg is not None:
             self.leg.close()
 
-    def _new_session(self) -> Session:
-        return Session(
+    def _new_session(self) -> ClientSession:
+        return ClientSession(
             self.address,
             self.hello,
             self._max_payload_bytes,
@@ -183,7 +189,7 @@ class ShardLine:
             self._arrivals,
         )
 
-    def _adopt(self, session: Session, welcome: pb.Welcome) -> pb.Welcome:
+    def _adopt(self, session: ClientSession, welcome: pb.Welcome) -> pb.Welcome:
         """Go on with another stream."""
         self._session, self.welcome, self.is_expelled = session, welcome, False
         self.hello.run_id, self.hello.incarnation = welcome.run_id, welcome.incarnation
@@ -222,7 +228,7 @@ class ShardLine:
         """Try once to open the stream again; a refusal is told to who asks next."""
         try:
             self._adopt(*self._dialler.attempt())
-        except (Unreachable, StreamLost, Refused):
+        except (Unreachable, StreamLost, RequestRejected):
             self._try_again_at = time.monotonic() + self._pauses.next_seconds(random.random())
 
     def _drop(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from thinwire.ops.collectives import REGISTRY, Reduction
 from thinwire.proto import peers_pb2 as peers
-from thinwire.worker.collective.mailbox import Mailbox, Member, PartName, RoundName
+from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, PartName, RoundId
 from thinwire.worker.collective.peers import PeerLost, Peers
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Aggregator:
         self._worker, self._streams, self._mailbox, self._look = worker, streams, mailbox, look
 
     def sum(
-        self, name: RoundName, members: Sequence[Member], buffers: Sequence[Float32]
+        self, name: RoundId, members: Sequence[CollectiveMember], buffers: Sequence[Float32]
     ) -> list[Float32]:
         """Return the sums over all members, the same bits at each of them.
 
@@ -81,7 +81,7 @@ class Aggregator:
         return [part.reshape(b.shape) for part, b in zip(parts, buffers, strict=True)]
 
     def _carry_out(
-        self, reduction: Reduction, name: RoundName, view: int, members: Sequence[Member]
+        self, reduction: Reduction, name: RoundId, view: int, members: Sequence[CollectiveMember]
     ) -> None:
         while True:
             for part in reduction.outgoing():
@@ -108,7 +108,7 @@ class Aggregator:
             patience = min(2 * patience, _LAST_PATIENCE_SECONDS)
         return payload
 
-    def _view(self, members: Sequence[Member]) -> int:
+    def _view(self, members: Sequence[CollectiveMember]) -> int:
         """Return a number for the algorithm and these lives of these members."""
         words = struct.pack(
             f"<{2 * len(members)}Q", *(n for m in members for n in (m.worker, m.incarnation))

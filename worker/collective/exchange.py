@@ -27,16 +27,16 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import chunk_bytes_for
 from thinwire.proto.grpc import PortInUse, Unreachable
 from thinwire.proto.grpc.common import host_and_port
-from thinwire.proto.grpc.session import Refused
+from thinwire.proto.grpc.session import RequestRejected
 from thinwire.worker.client.exchange import Exchange
-from thinwire.worker.client.shard_client import Halted, PushRefused
+from thinwire.worker.client.shard_client import PushRefused, ShardGone
 from thinwire.worker.collective.all_reduce import Aggregator, MembershipChanged
-from thinwire.worker.collective.mailbox import Mailbox, Member, RoundName
+from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, RoundId
 from thinwire.worker.collective.peers import Peers, listening_address
 from thinwire.worker.collective.replica import Neighbours, Replica
 from thinwire.worker.collective.service import PeerServer, door_of, pace_of
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.worker.core.messages import PushRequest, ShardReply
 from thinwire.worker.flags import WorkerFlags
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class ModelCopy:
             for slot, piece in enumerate(self._core.layouts[0].slices)
         )
 
-    def alone(self, at: RoundName) -> Outgoing:
+    def alone(self, at: RoundId) -> PushRequest:
         """Return an exchange that brings the weights of version `at`, and no round."""
-        return Outgoing(
+        return PushRequest(
             step=self._core.step + 1,
             kind=Kind.VALUES,
             shards=[self.blocks()],
@@ -93,7 +93,7 @@ _PAUSE_SECONDS = 0.2  # between two looks for a way on
 _STALL_SECONDS = 30.0
 
 
-class AmongWorkers(Exchange):
+class CollectivePeers(Exchange):
     """All peers and shard 0, as one worker sees them."""
 
     def attach(self, own: WorkerFlags, core: WorkerCore) -> None:
@@ -118,7 +118,7 @@ class AmongWorkers(Exchange):
             method.collective, me, self._parts, self._mailbox, self._look_why
         )
         self._neighbours = Neighbours(self._asks, self._replica)
-        self._members: tuple[Member, ...] = ()
+        self._members: tuple[CollectiveMember, ...] = ()
         self._goal = self._replica.at
         self._heard = -1, 0.0  # bytes received, and when that was last another number
         self._copied = -1  # version of the weights that shard 0 was last handed
@@ -154,13 +154,13 @@ class AmongWorkers(Exchange):
         """Fetch the whole model, from shard 0 and then from a peer that holds a newer one."""
         while True:
             (reply,) = super().pull()
-            at = RoundName(reply.generation, reply.version)
+            at = RoundId(reply.generation, reply.version)
             self._replica.fetched(at, self._copy.with_blocks(reply.blocks))
             self._mailbox.finish(at)
             if reply.stop or self._agree():
                 return [_without_weights(reply)]
 
-    def send(self, outgoing: Outgoing) -> None:
+    def send(self, outgoing: PushRequest) -> None:
         """Keep what this worker brings to the next round."""
         self._brought = outgoing
 
@@ -171,7 +171,7 @@ class AmongWorkers(Exchange):
             Diverged: The weights are no longer finite.
         """
         outgoing, at = self._brought, self._replica.at
-        goal = self._goal = RoundName(at.generation, at.number + 1)
+        goal = self._goal = RoundId(at.generation, at.number + 1)
         elsewhere = self._do_round(goal, self._copy.with_blocks(outgoing.shards[0]))
         if elsewhere is not None:
             return [elsewhere]
@@ -211,7 +211,7 @@ class AmongWorkers(Exchange):
 
     # -- a round ----------------------------------------------------------------------------
 
-    def _do_round(self, goal: RoundName, values: Float32) -> ShardReply | None:
+    def _do_round(self, goal: RoundId, values: Float32) -> ShardReply | None:
         """Bring the model to `goal`; return None, or how shard 0 went on without this worker."""
         if self._neighbours.ahead and self._neighbours.take_over(goal, self._others):
             return None
@@ -234,7 +234,7 @@ class AmongWorkers(Exchange):
                 time.sleep(_PAUSE_SECONDS)
         return None
 
-    def _report(self, goal: RoundName, outgoing: Outgoing) -> ShardReply:
+    def _report(self, goal: RoundId, outgoing: PushRequest) -> ShardReply:
         """Tell shard 0 that the round is done, and wait for its release."""
         hands_in = self._leads and (
             goal.number % self._own.sync_every == 0 or goal.number >= self.iter_max
@@ -291,7 +291,7 @@ class AmongWorkers(Exchange):
     def _in_step(self, reply: ShardReply) -> bool:
         """Whether shard 0 is at this worker's version, and counts on it for the next round."""
         mine = any(member.worker == self._own.id_worker for member in self._members)
-        return mine and RoundName(reply.generation, reply.version) == self._replica.at
+        return mine and RoundId(reply.generation, reply.version) == self._replica.at
 
     # -- members and weights ------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class AmongWorkers(Exchange):
         return True
 
     def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
-        members = tuple(Member(m.worker, m.incarnation, m.address) for m in reply.members)
+        members = tuple(CollectiveMember(m.worker, m.incarnation, m.address) for m in reply.members)
         if members != self._members:
             self._members = members
             self._parts.forget(members)
@@ -313,7 +313,7 @@ class AmongWorkers(Exchange):
         return super()._decode(number, reply, payload)
 
     @property
-    def _others(self) -> list[Member]:
+    def _others(self) -> list[CollectiveMember]:
         return [member for member in self._members if member.worker != self._own.id_worker]
 
     @property
@@ -330,7 +330,7 @@ class AmongWorkers(Exchange):
             super().send(self._copy.alone(at))
             super().replies()
             self._copied = at.number
-        except (Unreachable, Refused, Halted, ConfigurationError) as error:
+        except (Unreachable, RequestRejected, ShardGone, ConfigurationError) as error:
             logging.warning("shard 0 did not take the last weights: %s", error)
 
 

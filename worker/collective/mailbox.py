@@ -13,7 +13,7 @@ from thinwire.proto.framing import Malformed
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Member:
+class CollectiveMember:
     """One life of a worker that takes part in sums."""
 
     worker: int
@@ -22,7 +22,7 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class RoundName:
+class RoundId:
     """A round: the version it leads to, in one life of shard 0."""
 
     generation: int
@@ -33,7 +33,7 @@ class RoundName:
 class PartName:
     """A part: the `number`-th of `sender` to this worker, in a round of one set of members."""
 
-    round: RoundName
+    round: RoundId
     view: int
     sender: int
     number: int
@@ -47,7 +47,7 @@ class Mailbox:
         self._limit_bytes = limit_bytes
         self._parts: dict[PartName, memoryview] = {}
         self._num_bytes = 0
-        self._over = RoundName(-1, 0)
+        self._over = RoundId(-1, 0)
         self._changed = threading.Condition()
 
     def put(self, name: PartName, payload: memoryview) -> None:
@@ -74,7 +74,7 @@ class Mailbox:
             self._changed.wait_for(lambda: name in self._parts, timeout_seconds)
             return self._parts.get(name)
 
-    def finish(self, name: RoundName) -> None:
+    def finish(self, name: RoundId) -> None:
         """Drop the parts of a round that is over, and of those before it; take those after it."""
         with self._changed:
             self._over = name

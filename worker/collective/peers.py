@@ -11,11 +11,11 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.proto import messages
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto.emulation.link import EmulatedSender
-from thinwire.proto.framing import Assembler, Malformed, frame, frames
+from thinwire.proto.framing import Malformed, MessageAssembler, frame, frames
 from thinwire.proto.grpc import ClientStream, NoProgress, StreamLost, Unreachable, is_loopback
 from thinwire.proto.grpc.common import PEER_SERVICE
-from thinwire.proto.security.credentials import NotTrusted, part_of_worker, server_name_of_worker
-from thinwire.worker.collective.mailbox import Member
+from thinwire.proto.security.credentials import UntrustedPeer, part_of_worker, server_name_of_worker
+from thinwire.worker.collective.mailbox import CollectiveMember
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -30,8 +30,14 @@ class PeerLost(Exception):
 class _Conversation:
     """One stream to one peer."""
 
-    def __init__(self, member: Member, greeting: peers.Greeting, sender: EmulatedSender | None,
-                 max_payload_bytes: int, credentials: Credentials) -> None:  # fmt: skip
+    def __init__(
+        self,
+        member: CollectiveMember,
+        greeting: peers.Greeting,
+        sender: EmulatedSender | None,
+        max_payload_bytes: int,
+        credentials: Credentials,
+    ) -> None:
         self.member = member
         self.stream = ClientStream(
             member.address,
@@ -40,12 +46,12 @@ class _Conversation:
             credentials=credentials,
             server_name=server_name_of_worker(member.worker),
         )
-        self._assembler = Assembler(peers.FromPeer, lambda message: max_payload_bytes)
+        self._assembler = MessageAssembler(peers.FromPeer, lambda message: max_payload_bytes)
         try:
             self.stream.open(_DIAL_SECONDS)
         except Unreachable as error:
             raise PeerLost(f"worker {member.worker} at {member.address} does not answer") from error
-        except NotTrusted as error:
+        except UntrustedPeer as error:
             raise PeerLost(f"worker {member.worker}: {error}") from error
         words = (part_of_worker(greeting.worker), greeting.run_id)
         greeting.proof = self.stream.prove(words)
@@ -96,7 +102,7 @@ class Peers:
         self._credentials = credentials
         self._worker, self._sender, self._chunk_bytes = worker, sender, chunk_bytes
         self._max_model_bytes = max_model_bytes
-        self._open: dict[Member, _Conversation] = {}
+        self._open: dict[CollectiveMember, _Conversation] = {}
         self._closed_bytes = self._closed_bytes_received = 0
         self.run_id = ""
 
@@ -111,7 +117,7 @@ class Peers:
         received = sum(c.stream.bytes_received for c in self._open.copy().values())
         return self._closed_bytes_received + received
 
-    def send(self, member: Member, part: peers.Part, values: Float32) -> None:
+    def send(self, member: CollectiveMember, part: peers.Part, values: Float32) -> None:
         """Queue a part; `values` [k] float32 must not change before it has arrived.
 
         Raises:
@@ -135,7 +141,7 @@ class Peers:
                 raise
 
     def ask(
-        self, member: Member, question: peers.Ask, timeout_seconds: float
+        self, member: CollectiveMember, question: peers.Ask, timeout_seconds: float
     ) -> tuple[peers.Holding, memoryview]:
         """Return what a peer holds, and the payload.
 
@@ -159,7 +165,7 @@ class Peers:
             raise PeerLost(f"worker {member.worker} said nothing for {timeout_seconds:g} s")
         return answer
 
-    def forget(self, members: Sequence[Member]) -> None:
+    def forget(self, members: Sequence[CollectiveMember]) -> None:
         """Close the streams to everybody but these."""
         for member in [member for member in self._open if member not in members]:
             self._drop(member)
@@ -169,7 +175,7 @@ class Peers:
         for member in list(self._open):
             self._drop(member, 1.0)
 
-    def _to(self, member: Member) -> _Conversation:
+    def _to(self, member: CollectiveMember) -> _Conversation:
         conversation = self._open.get(member)
         if conversation is None:
             greeting = peers.Greeting(
@@ -183,7 +189,7 @@ class Peers:
             self._open[member] = conversation
         return conversation
 
-    def _drop(self, member: Member, grace_seconds: float = 0.0) -> None:
+    def _drop(self, member: CollectiveMember, grace_seconds: float = 0.0) -> None:
         conversation = self._open.pop(member)
         conversation.stream.close(grace_seconds)
         self._closed_bytes += conversation.stream.bytes_sent

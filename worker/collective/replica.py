@@ -17,13 +17,13 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError, State, Update
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto.framing import BytesLike
-from thinwire.worker.collective.mailbox import Member, RoundName
+from thinwire.worker.collective.mailbox import CollectiveMember, RoundId
 from thinwire.worker.collective.peers import PeerLost, Peers
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-_NOWHERE = RoundName(-1, 0)
+_NOWHERE = RoundId(-1, 0)
 
 
 class Replica:
@@ -50,7 +50,7 @@ class Replica:
         """Bytes of weights and slots."""
         return sum(array.nbytes for array in self._arrays())
 
-    def fetched(self, at: RoundName, weights: Float32) -> None:
+    def fetched(self, at: RoundId, weights: Float32) -> None:
         """Take over weights [n] from the PS; slots stay, or are those of `restore`."""
         with self._lock:
             np.copyto(self.theta, weights)
@@ -61,7 +61,7 @@ class Replica:
             self._set(slots)
             self.at, self.stepped = at, False
 
-    def step(self, mean: Float32, rate: float, at: RoundName) -> None:
+    def step(self, mean: Float32, rate: float, at: RoundId) -> None:
         """Apply the mean update [n] of a round, as the PS would; now it is version `at`."""
         with self._lock:
             _, self._server = self._method.server.apply(
@@ -69,7 +69,7 @@ class Replica:
             )
             self.at, self.stepped = at, True
 
-    def adopt(self, payload: memoryview, at: RoundName) -> None:
+    def adopt(self, payload: memoryview, at: RoundId) -> None:
         """Take over what a peer holds.
 
         Raises:
@@ -91,7 +91,7 @@ class Replica:
         """Say what is held, and hand it out if it is what was asked for (any thread)."""
         with self._lock:
             holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
-            if self.at != RoundName(ask.generation, ask.version):
+            if self.at != RoundId(ask.generation, ask.version):
                 return holding, []
             holding.standing = peers.STANDING_STEPPED if self.stepped else peers.STANDING_FETCHED
             holding.same = bool(ask.digest) and ask.digest == self.digest()
@@ -145,7 +145,7 @@ class Neighbours:
         self._streams, self._replica = streams, replica
         self.ahead = False  # a member has done the next round, and waits for this one's report
 
-    def take_over(self, goal: RoundName, others: Sequence[Member]) -> bool:
+    def take_over(self, goal: RoundId, others: Sequence[CollectiveMember]) -> bool:
         """Take over the model of a member that has finished a round; return whether one has."""
         self.ahead = False
         question = peers.Ask(generation=goal.generation, version=goal.number)
@@ -159,7 +159,7 @@ class Neighbours:
                 return True
         return False
 
-    def agree(self, others: Sequence[Member], leads: bool) -> bool:
+    def agree(self, others: Sequence[CollectiveMember], leads: bool) -> bool:
         """Have the model that everybody has at this version; return False while that is not clear.
 
         Whoever has stepped to this version holds the model. If nobody has, as at a run's start, it
@@ -172,7 +172,7 @@ class Neighbours:
         at = self._replica.at
         question = peers.Ask(generation=at.generation, version=at.number)
         question.digest = self._replica.digest()
-        fetched: dict[Member, memoryview] = {}
+        fetched: dict[CollectiveMember, memoryview] = {}
         for member in others:
             try:
                 holding, payload = self._streams.ask(member, question, _ANSWER_SECONDS)
@@ -184,7 +184,7 @@ class Neighbours:
                 return True
             if holding.standing == peers.STANDING_FETCHED:
                 fetched[member] = payload
-            elif RoundName(holding.generation, holding.version) > at:
+            elif RoundId(holding.generation, holding.version) > at:
                 self.ahead = True
                 return True
         if len(fetched) < len(others):
@@ -193,7 +193,7 @@ class Neighbours:
             self._adopt(fetched[others[0]], at)
         return True
 
-    def _adopt(self, payload: memoryview, at: RoundName) -> None:
+    def _adopt(self, payload: memoryview, at: RoundId) -> None:
         try:
             self._replica.adopt(payload, at)
         except ValueError as error:

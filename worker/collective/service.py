@@ -10,13 +10,13 @@ from thinwire.ops.types import Link
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import versions
-from thinwire.proto.framing import Assembler, BytesLike, Malformed, frame, frames
+from thinwire.proto.framing import BytesLike, Malformed, MessageAssembler, frame, frames
 from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.common import PEER_SERVICE
 from thinwire.proto.grpc.server import serve
-from thinwire.proto.security.connection_guard import Door, Limits, Rate
+from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, Rate
 from thinwire.proto.security.credentials import part_of_worker
-from thinwire.worker.collective.mailbox import Mailbox, PartName, RoundName
+from thinwire.worker.collective.mailbox import Mailbox, PartName, RoundId
 
 #: Streams beyond one per peer: a peer that reconnects may open the new one first.
 _SPARE_STREAMS = 16
@@ -36,7 +36,7 @@ class PeerServer:
         answer: Answerer,
         max_part_bytes: int,
         pace: Callable[[ServerStream], None] = lambda stream: None,
-        door: Door | None = None,
+        door: ConnectionGuard | None = None,
     ) -> None:
         """Listen to nobody yet.
 
@@ -47,7 +47,7 @@ class PeerServer:
             pace: Makes a new stream keep to this worker's emulated link.
             door: Who is let in; None: everybody.
         """
-        self._door = door or Door()
+        self._door = door or ConnectionGuard()
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
@@ -93,7 +93,7 @@ class PeerServer:
         return self._closed_bytes_received + received
 
     def _read(self, stream: ServerStream) -> None:
-        assembler = Assembler(peers.ToPeer, lambda message: self._max_part_bytes)
+        assembler = MessageAssembler(peers.ToPeer, lambda message: self._max_part_bytes)
         self._streams.append(stream)
         self._pace(stream)
         sender, rate = 0, Rate(self._door.limits)
@@ -128,7 +128,7 @@ class PeerServer:
             part = message.part
             if len(payload) % 4:
                 raise Malformed(f"a part of {len(payload)} bytes is no float32")
-            name = PartName(RoundName(part.generation, part.round), part.view, sender, part.number)
+            name = PartName(RoundId(part.generation, part.round), part.view, sender, part.number)
             self._mailbox.put(name, payload)
         else:
             holding, pieces = self._answer(message.ask)
@@ -166,9 +166,9 @@ class PeerServer:
         stream.send((frame(message),), counted=False)
 
 
-def door_of(credentials: Credentials, nb_workers: int) -> Door:
+def door_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
     """Return the door of a worker; all its peers may be of one address."""
-    return Door(credentials, Limits(streams_per_address=nb_workers + _SPARE_STREAMS))
+    return ConnectionGuard(credentials, Limits(streams_per_address=nb_workers + _SPARE_STREAMS))
 
 
 def pace_of(link: Link) -> Callable[[ServerStream], None]:

@@ -17,18 +17,18 @@ import numpy as np
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.methods.method import Method
-from thinwire.ops.routing.base import Lost, RouteContext, Routed
+from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.sharding.split import shard_positions, split_packet
 from thinwire.ops.types import Block, EncodeContext, ModelSpec, Packet, ShardLayout, State, where_of
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.worker.core.local_round import LocalRound
-from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.worker.core.messages import PushRequest, ShardReply
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 
-class Packing:
+class UpdatePacker:
     """Codec and router of one worker, with what they keep back.
 
     Attributes:
@@ -71,7 +71,8 @@ class Packing:
             epoch: Examples the whole run has consumed / examples of the training set.
 
         Raises:
-            thinwire.ops.codecs.registry.NonFiniteUpdate: They hold NaN or infinity; nothing has changed.
+            thinwire.ops.codecs.registry.NonFiniteUpdate: They hold NaN or infinity; nothing has
+            changed.
         """
         tensors = [
             values[start:stop]
@@ -100,7 +101,7 @@ class Packing:
             routed.append(part)
         return routed
 
-    def settle(self, shard: int, lost: Sequence[Lost]) -> None:
+    def settle(self, shard: int, lost: Sequence[LostEntries]) -> None:
         """Hear what of the last push to a shard is known to be lost."""
         self._router_state = self._method.router.undelivered(shard, lost, self._router_state)
 
@@ -182,7 +183,7 @@ class WorkerCore:
         self.stop_reason = ""
         self.versions = [0] * len(layouts)
         self.generations = [-1] * len(layouts)
-        self._packing = Packing(spec, layouts, method, kernels, seed)
+        self._packing = UpdatePacker(spec, layouts, method, kernels, seed)
         self._offsets = spec.offsets
 
     @property
@@ -200,7 +201,7 @@ class WorkerCore:
         loss: float,
         statistics: Float32 | None = None,
         computed_at: Sequence[int] | None = None,
-    ) -> Outgoing | None:
+    ) -> PushRequest | None:
         """Take in one mini-batch's gradient; return an exchange, or None for a local step.
 
         Args:
@@ -212,7 +213,8 @@ class WorkerCore:
             computed_at: The shards' versions that the gradient was computed at; None: `versions`.
 
         Raises:
-            thinwire.ops.codecs.registry.NonFiniteUpdate: The gradient, the loss or the statistics hold NaN or
+            thinwire.ops.codecs.registry.NonFiniteUpdate: The gradient, the loss or the statistics
+            hold NaN or
                 infinity; nothing has changed, and `statistics` are the last good ones.
         """
         finite = statistics is None or np.isfinite(statistics).all()
@@ -228,15 +230,15 @@ class WorkerCore:
         self.round.note(samples, loss)
         return self._outgoing(packet, computed_at) if packet is not None else None
 
-    def end_round(self) -> Outgoing:
+    def end_round(self) -> PushRequest:
         """Return the exchange of the local steps taken so far (at least one)."""
         return self._outgoing(self._encode(self._change(self.weights)))
 
-    def _outgoing(self, packet: Packet, computed_at: Sequence[int] | None = None) -> Outgoing:
+    def _outgoing(self, packet: Packet, computed_at: Sequence[int] | None = None) -> PushRequest:
         self.step += 1
         loss = self.round.loss
         routed = self._packing.route(packet, self.step, loss)
-        return Outgoing(
+        return PushRequest(
             step=self.step,
             kind=packet.kind,
             shards=self._packing.sent,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from thinwire.ops.downlink.types import Operation
-from thinwire.ops.routing.base import Lost, Routed
+from thinwire.ops.routing.base import LostEntries, Routed
 from thinwire.ops.types import Block, Kind
 
 if TYPE_CHECKING:
@@ -27,14 +27,16 @@ class ShardReply:
     stop: bool
     stop_reason: str = ""
     aux: Float32 | None = None  # [m] means over the workers; of shard 0
-    lost: Sequence[Lost] | None = None  # of the push answered, as far as known; None: of none
+    lost: Sequence[LostEntries] | None = (
+        None  # of the push answered, as far as known; None: of none
+    )
     held_seconds: float = 0.0  # by the synchronisation rule
     staleness: int = 0  # of the push answered
     refused: bool = False  # the push was too large; this is the model without it
 
 
 @dataclasses.dataclass(frozen=True)
-class Outgoing:
+class PushRequest:
     """One exchange: what to push to each shard."""
 
     step: int
@@ -52,6 +54,6 @@ class Outgoing:
     lags: Sequence[int] = ()  # per shard: versions from the computing one to the base; none: 0
 
 
-def taken(replies: Sequence[ShardReply | None]) -> bool:
+def was_accepted(replies: Sequence[ShardReply | None]) -> bool:
     """Return whether shard 0 has taken a push in, by the replies of all shards to it."""
     return replies[0] is not None and not replies[0].refused

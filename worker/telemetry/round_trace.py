@@ -14,16 +14,16 @@ from typing import Protocol
 
 from thinwire.ops.pacing.pacers import Pacer
 from thinwire.ops.telemetry import round_trace
-from thinwire.ops.telemetry.round_trace import Origin, Row
+from thinwire.ops.telemetry.round_trace import MeasuredBy, RoundRecord
 from thinwire.ops.telemetry.run_status import WorkerMetrics
-from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.worker.core.messages import PushRequest, ShardReply
 
 #: Rounds kept while no shard listens; older ones are dropped.
 _MOST_ROWS = 50_000
 _BATCHES_TO_REPEAT = 4
 
 
-class Counters(Protocol):
+class ByteCounters(Protocol):
     """What counts a worker's bytes on the wire."""
 
     @property
@@ -35,7 +35,7 @@ class Counters(Protocol):
         """Received so far."""
 
 
-class Measure:
+class RoundMeasure:
     """One worker's rounds, summed over their local steps.
 
     Args:
@@ -45,12 +45,12 @@ class Measure:
     """
 
     def __init__(
-        self, pacer: Pacer, counters: Counters, clock: Callable[[], float] = time.monotonic
+        self, pacer: Pacer, counters: ByteCounters, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._phases = round_trace.phases_of(pacer)
         self._counters, self._clock = counters, clock
         self._time = dict.fromkeys(self._phases, 0.0)
-        self._rows: collections.deque[Row] = collections.deque(maxlen=_MOST_ROWS)
+        self._rows: collections.deque[RoundRecord] = collections.deque(maxlen=_MOST_ROWS)
         self._sent: collections.deque[str] = collections.deque(maxlen=_BATCHES_TO_REPEAT)
         self._listener: object = None
         self.begin(0.0)
@@ -69,7 +69,7 @@ class Measure:
             self._time[phase] += seconds
 
     def end_round(
-        self, outgoing: Outgoing, replies: list[ShardReply | None], epoch: int, exchange: float
+        self, outgoing: PushRequest, replies: list[ShardReply | None], epoch: int, exchange: float
     ) -> None:
         """Make a row of what was noted.
 
@@ -87,7 +87,7 @@ class Measure:
         before = self._bytes
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
         self._rows.append(
-            Row(
+            RoundRecord(
                 num_iters=outgoing.step,
                 num_samples=outgoing.samples,
                 total_time=self._clock() - self._started_at,
@@ -110,7 +110,7 @@ class Measure:
         """Add to the exchange, whatever this composition calls it."""
         self.note(self._phases[-1], seconds)
 
-    def batches(self, life: Origin, listener: object) -> list[str]:
+    def batches(self, life: MeasuredBy, listener: object) -> list[str]:
         """Return what is to be sent now (one thread, not the training one).
 
         Args:
@@ -131,11 +131,11 @@ class Measure:
         return None
 
 
-class StepMeasure(Measure):
+class StepMeasure(RoundMeasure):
     """Keeps every local step apart as well; the last entry is the one that led to the exchange."""
 
     def __init__(
-        self, pacer: Pacer, counters: Counters, clock: Callable[[], float] = time.monotonic
+        self, pacer: Pacer, counters: ByteCounters, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._steps: list[dict[str, float]] = []
         super().__init__(pacer, counters, clock)
@@ -156,23 +156,27 @@ class StepMeasure(Measure):
         return taken
 
 
-class NoMeasure(Measure):
+class NullMeasure(RoundMeasure):
     """Notes nothing."""
 
     def note(self, phase: str, seconds: float) -> None:
         """Do nothing."""
 
     def end_round(
-        self, outgoing: Outgoing, replies: list[ShardReply | None], epoch: int, exchange: float
+        self, outgoing: PushRequest, replies: list[ShardReply | None], epoch: int, exchange: float
     ) -> None:
         """Do nothing."""
 
 
 #: Flag --measure -> what measures.
-REGISTRY: dict[str, type[Measure]] = {"off": NoMeasure, "rounds": Measure, "steps": StepMeasure}
+REGISTRY: dict[str, type[RoundMeasure]] = {
+    "off": NullMeasure,
+    "rounds": RoundMeasure,
+    "steps": StepMeasure,
+}
 
 
-def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> Origin:
+def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> MeasuredBy:
     """Return who measures.
 
     Args:
@@ -184,7 +188,7 @@ def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> Or
     number = device.partition(":")[2] or "0"
     name = f"gpu{number}" if on_gpu else "cpu"
     host = socket.gethostname() or "unknown"
-    return Origin(host, name, id_worker - 1, f"{incarnation & 0xFFFFFFFF:08x}")
+    return MeasuredBy(host, name, id_worker - 1, f"{incarnation & 0xFFFFFFFF:08x}")
 
 
 def seconds_trained(before: WorkerMetrics) -> float:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.data.test_datasets import user_module
 from thinwire.data import registry as data_registry
-from thinwire.data.loading import Shard, load_chosen, take_shard
+from thinwire.data.loading import TrainingShard, load_dataset, take_shard
 from thinwire.data.pipeline import lazy
 from thinwire.data.pipeline.cursor import Cursor, uniforms
 from thinwire.data.pipeline.lazy import scale
@@ -64,7 +64,7 @@ def test_draws_are_even() -> None:
     assert (np.abs(counts - 1000) < 150).all()
 
 
-def shard(kind: str = "crop_flip", batch_size: int = 7) -> Shard:
+def shard(kind: str = "crop_flip", batch_size: int = 7) -> TrainingShard:
     images = lazy.Augmented(IMAGES, "unit") if kind == "crop_flip" else scale(IMAGES, "unit")
     labels = (np.arange(len(IMAGES)) % 10).astype(np.int32)
     nothing = np.zeros((0, 8, 8, 3), np.float32)
@@ -74,7 +74,7 @@ def shard(kind: str = "crop_flip", batch_size: int = 7) -> Shard:
     return take_shard(run, dataset, 2, nb_workers=2)
 
 
-def draw(shard: Shard, count: int) -> list[np.ndarray]:
+def draw(shard: TrainingShard, count: int) -> list[np.ndarray]:
     return [np.array(shard.next()[0]) for _ in range(count)]
 
 
@@ -137,4 +137,4 @@ def test_own_data_is_not_augmented() -> None:
     data = DataChoice("cifar10", None, None, "iid", None, augment="crop_flip")
     module = user_module(((np.ones((4, 5)), np.arange(4)),) * 2)
     with pytest.raises(ConfigurationError, match="--augment=crop_flip and .* load_data"):
-        load_chosen(data, types.SimpleNamespace(), module, 1)
+        load_dataset(data, types.SimpleNamespace(), module, 1)

@@ -154,9 +154,10 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [{b"data": np.zeros((2, 3071), np.uint8), b"labels": [1, 2]}, {b"labels": [1]}]
+    "content",
+    [{b"data": np.zeros((2, 3071), np.uint8), b"labels": [1, 2]}, {b"labels": [1]}]
     + [{b"data": np.zeros((2, 3072), np.uint8), b"labels": labels} for labels in ([1], [1, b"2"])],
-)  # fmt: skip
+)
 def test_a_pickle_of_something_else(tmp_path: Path, content: dict) -> None:
     write_pickled(tmp_path)
     (tmp_path / "test_batch").write_bytes(pickle.dumps(content, protocol=2))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.data.imagenet_files import CLASSES, colours, encoded, write_folders, write_records
 from thinwire.data import registry as data_registry
-from thinwire.data.loading import Shard, load_shard
+from thinwire.data.loading import TrainingShard, load_shard
 from thinwire.data.pipeline.cursor import uniforms
 from thinwire.data.pipeline.decode import WIDTH, Decoded, random_box
 from thinwire.data.pipeline.lazy import scale
@@ -49,7 +49,7 @@ def load(folder: Path | None, **changes: object) -> data_registry.Dataset:
     return data_registry.load(**(arguments | changes))  # type: ignore[arg-type]
 
 
-def take(folder: Path, id_worker: int = 1, nb_workers: int = 2, **changes: object) -> Shard:
+def take(folder: Path, id_worker: int = 1, nb_workers: int = 2, **changes: object) -> TrainingShard:
     """Take a shard as a worker does."""
     data = DataChoice("imagenet", str(folder), "unit", "iid", None)
     data = types.SimpleNamespace(**vars(data) | changes)
@@ -58,7 +58,7 @@ def take(folder: Path, id_worker: int = 1, nb_workers: int = 2, **changes: objec
     return load_shard(run, None, id_worker)
 
 
-def draw(shard: Shard, count: int) -> list[np.ndarray]:
+def draw(shard: TrainingShard, count: int) -> list[np.ndarray]:
     return [np.array(shard.next()[0]) for _ in range(count)]
 
 
@@ -87,8 +87,9 @@ def test_an_evaluation_sees_the_middle(places: dict[str, Path]) -> None:
     # The first is 40 x 56: its shorter side becomes 32, and 28 columns of the 45 are left.
     left, right = np.asarray(images[:1])[0, :, :13], np.asarray(images[:1])[0, :, 15:]
     assert left.mean() > right.mean() + 0.15
-    np.testing.assert_allclose(right, np.broadcast_to(colours("val")[0] // 2 / 255, right.shape),
-                               atol=0.03)  # fmt: skip
+    np.testing.assert_allclose(
+        right, np.broadcast_to(colours("val")[0] // 2 / 255, right.shape), atol=0.03
+    )
     walked = list(images.walk([np.array([4, 0]), np.array([1, 1, 5])]))
     assert [guess(batch, "val") for batch in walked] == [[4, 0], [1, 1, 5]]
 
@@ -151,15 +152,15 @@ def test_decoding_goes_ahead_of_the_training(
 ) -> None:
     """Other batches than the one asked for are read too, and each once."""
     read, enough = [], __import__("threading").Event()
-    whole = imagenet.Folders.read
+    whole = imagenet.ImageFolders.read
 
-    def counting(self: imagenet.Folders, index: int) -> bytes:
+    def counting(self: imagenet.ImageFolders, index: int) -> bytes:
         read.append(index)
         if len(read) >= 6:
             enough.set()
         return whole(self, index)
 
-    monkeypatch.setattr(imagenet.Folders, "read", counting)
+    monkeypatch.setattr(imagenet.ImageFolders, "read", counting)
     shard = take(places["folders"], nb_workers=1)
     shard.next()
     assert enough.wait(20)

@@ -23,7 +23,7 @@ def files_in(folder: Path) -> list[Path]:
     return tfrecords.files_of([folder], ["train"])
 
 
-def images_of(files: list[Path], found: tfrecords.Index) -> list[bytes]:
+def images_of(files: list[Path], found: tfrecords.RecordIndex) -> list[bytes]:
     images = []
     for number, path in enumerate(files):
         for row in range(*found.file_offsets[number : number + 2]):

@@ -142,5 +142,9 @@ def test_small_matrices_of_powersgd_travel_whole():
     codec = build_codec("powersgd", CodecChoices(dense_below=115))
     packet, _ = codec.encode(gradients(1), codec.init(SPEC, BODIES), context(1))
     assert [type(block).__name__ for block in packet.blocks] == [
-        "LowRankBlock", "Block", "Block", "Block", "Block"
-    ]  # fmt: skip
+        "LowRankBlock",
+        "Block",
+        "Block",
+        "Block",
+        "Block",
+    ]

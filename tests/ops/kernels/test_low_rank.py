@@ -109,9 +109,16 @@ def test_golden_bytes():
     assert (coded.coding, coded.coding_parameter, coded.count, coded.scale) == (6, 1, 5, 2.0)
     assert (coded.index_bytes.hex(), coded.value_bytes.hex()) == (about, values)
     decoded = decode_block(
-        4, 5, 6, 1, memoryview(bytes.fromhex(about)), "float16", 2.0,
-        memoryview(bytes.fromhex(values)), 5,
-    )  # fmt: skip
+        4,
+        5,
+        6,
+        1,
+        memoryview(bytes.fromhex(about)),
+        "float16",
+        2.0,
+        memoryview(bytes.fromhex(values)),
+        5,
+    )
     np.testing.assert_array_equal(decoded.values.data, np.float32([-2, 2, -4, 3, -6]))
 
 

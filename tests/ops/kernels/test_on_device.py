@@ -17,7 +17,7 @@ from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.kernels.device import DeviceArray
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import EncodeContext, ModelSpec, TensorSpec
-from thinwire.worker.core.core import Packing
+from thinwire.worker.core.core import UpdatePacker
 
 SPEC = ModelSpec(
     (
@@ -167,7 +167,7 @@ def test_what_is_not_finite_changes_nothing(name, bad):
 
 def packing(bodies, name):
     made = method("asgd", nb_workers=4, compression_rate=RATE, overrides={"codec": name})
-    return Packing(SPEC, made.placement.place(SPEC, 2), made, bodies, [5, 1])
+    return UpdatePacker(SPEC, made.placement.place(SPEC, 2), made, bodies, [5, 1])
 
 
 def pack(packer, numbers):

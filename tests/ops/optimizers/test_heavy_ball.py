@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from thinwire.ops.optimizers.momentum_sgd import _PIECE, HeavyBall
-from thinwire.ops.optimizers.server import KerasFlat, ServerUpdate, keras_optimizer
+from thinwire.ops.optimizers.momentum_sgd import _PIECE, MomentumSGD
+from thinwire.ops.optimizers.server import FlatKerasOptimizer, ServerUpdate, keras_optimizer
 from thinwire.ops.types import Kind, Update
 
 SIZE = 2 * _PIECE + 17
@@ -26,7 +26,7 @@ def test_every_bit_is_keras_own(momentum):
     variable = keras.Variable(theta)
     optimizer = keras.optimizers.SGD(0.05, momentum=momentum)
     optimizer.build([variable])
-    ball = HeavyBall(momentum, theta)
+    ball = MomentumSGD(momentum, theta)
     for step, gradient in enumerate(gradients(12)):
         rate = 0.05 / (1 + step // 4)
         optimizer.learning_rate.assign(rate)
@@ -38,7 +38,7 @@ def test_every_bit_is_keras_own(momentum):
 
 def test_a_sparse_update_is_a_dense_one_with_zeros():
     sparse, dense = start(), start()
-    few, all_of_it = HeavyBall(0.9, sparse), HeavyBall(0.9, dense)
+    few, all_of_it = MomentumSGD(0.9, sparse), MomentumSGD(0.9, dense)
     for gradient in gradients(6):
         touched = np.flatnonzero(gradient > 1.5)
         full = np.zeros_like(gradient)
@@ -51,15 +51,15 @@ def test_a_sparse_update_is_a_dense_one_with_zeros():
 def test_the_opposite_of_a_gradient_goes_the_other_way():
     up, down = start(), start()
     gradient = gradients(1)[0]
-    HeavyBall(0.9, up).step(up, Update(None, gradient), 0.1, negate=True)
-    HeavyBall(0.9, down).step(down, Update(None, -gradient), 0.1, negate=False)
+    MomentumSGD(0.9, up).step(up, Update(None, gradient), 0.1, negate=True)
+    MomentumSGD(0.9, down).step(down, Update(None, -gradient), 0.1, negate=False)
     np.testing.assert_array_equal(up, down)
 
 
 def test_what_keras_saved_is_taken_up_and_the_other_way_round():
     ours, theirs = start(100), start(100)
     choice = ServerUpdate("momentum", 0.9)
-    ball, flat = HeavyBall(0.9, ours), KerasFlat(keras_optimizer(choice), theirs)
+    ball, flat = MomentumSGD(0.9, ours), FlatKerasOptimizer(keras_optimizer(choice), theirs)
     first, second, third = gradients(3, 100)
     flat.step(theirs, Update(None, first), 0.1, negate=False)
     np.copyto(ours, theirs)
@@ -76,10 +76,10 @@ def test_what_keras_saved_is_taken_up_and_the_other_way_round():
 def test_who_steps_with_what():
     theta, kernels = start(100), None
     for choice, expected in (
-        (ServerUpdate("momentum", 0.9), HeavyBall),
-        (ServerUpdate("sgd", 0.9), HeavyBall),
-        (ServerUpdate("momentum", 0.9, weight_decay=0.1), KerasFlat),
-        (ServerUpdate("adam"), KerasFlat),
+        (ServerUpdate("momentum", 0.9), MomentumSGD),
+        (ServerUpdate("sgd", 0.9), MomentumSGD),
+        (ServerUpdate("momentum", 0.9, weight_decay=0.1), FlatKerasOptimizer),
+        (ServerUpdate("adam"), FlatKerasOptimizer),
     ):
         state = choice.init(theta)
         assert type(state["optimizer"]) is expected

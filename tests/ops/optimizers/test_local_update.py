@@ -154,8 +154,9 @@ def test_bad_values_are_refused(fields, words):
 
 
 def composed(name="bsp", overrides=LOCAL, local_steps=3, **choices):
-    return compose(Choices(method=name, nb_workers=2, overrides=overrides,
-                           local_steps=local_steps, **choices))  # fmt: skip
+    return compose(
+        Choices(method=name, nb_workers=2, overrides=overrides, local_steps=local_steps, **choices)
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,10 +167,12 @@ def composed(name="bsp", overrides=LOCAL, local_steps=3, **choices):
         ({"local_optimizer": "momentum", "local_momentum": 0.5}, LocalUpdate("momentum", 0.5)),
         ({"local_momentum": 0.5}, LocalUpdate("sgd", 0.5)),
         ({"local_lr": 0.3, "learning_rate": 0.1}, LocalUpdate(rate_factor=0.3 / 0.1)),
-        ({"local_optimizer": "adam", "local_opt_state": "reset"},
-         LocalUpdate("adam", opt_state="reset")),
+        (
+            {"local_optimizer": "adam", "local_opt_state": "reset"},
+            LocalUpdate("adam", opt_state="reset"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_flags_make_the_policy(choices, expected):
     method = composed(**choices)
     assert method.local == expected

@@ -145,11 +145,17 @@ def test_one_pause_does_not_make_a_fast_device_the_slowest():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"eps": "fast"}, {"eps": "0"}, {"eps": "nan"}, {"query": "never"},
-        {"smoothing": "ema:0"}, {"smoothing": "ema:2"}, {"smoothing": "max:0"},
-        {"smoothing": "median"}, {"max_local_steps": -1},
+        {"eps": "fast"},
+        {"eps": "0"},
+        {"eps": "nan"},
+        {"query": "never"},
+        {"smoothing": "ema:0"},
+        {"smoothing": "ema:2"},
+        {"smoothing": "max:0"},
+        {"smoothing": "median"},
+        {"max_local_steps": -1},
     ],
-)  # fmt: skip
+)
 def test_bad_values_are_refused(wrong):
     with pytest.raises(ConfigurationError):
         Esync(**wrong)

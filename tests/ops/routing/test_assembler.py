@@ -25,7 +25,7 @@ from tests.ops.datagram_samples import (
     with_zeros,
 )
 from thinwire.ops.kernels.numpy_ops import dequantise, quantise
-from thinwire.ops.routing.base import Encoding, Manifest
+from thinwire.ops.routing.base import Manifest, ValueEncoding
 from thinwire.ops.types import Block, CodedValues, LowRankBlock, RangedBlock
 
 # -- everything arrives -----------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_buffers_may_be_overwritten_after_feeding():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
 def test_value_dtypes_decode_as_on_the_stream(dtype):
-    encoding = Encoding[dtype.upper()]
+    encoding = ValueEncoding[dtype.upper()]
     values = np.random.default_rng(3).standard_normal(100).astype(np.float32)
     data = quantise(values, dtype).data
     coded = CodedValues(dtype, data, 0.3)

@@ -22,8 +22,8 @@ from tests.ops.datagram_samples import (
     signed,
     with_zeros,
 )
-from thinwire.ops.routing.base import Announced, Manifest
-from thinwire.ops.routing.reassembler import Assembler
+from thinwire.ops.routing.base import AnnouncedDatagrams, Manifest
+from thinwire.ops.routing.reassembler import Reassembler
 from thinwire.ops.routing.sequence_set import ahead
 from thinwire.ops.types import Block, CodedValues, RangedBlock
 
@@ -157,7 +157,7 @@ def test_a_new_session_does_not_take_the_old_ones_datagrams():
     sealer, _ = new_pair(SIZES)
     old = make_step(sealer, 1, SIZES)
     successor = type(SESSION)(SESSION.id + 1, bytes(32), SESSION.worker)
-    assembler = Assembler(successor, SIZES, Rules())
+    assembler = Reassembler(successor, SIZES, Rules())
     old.deliver(assembler)
     assert dropped(assembler) == {"session": len(signed(old.sealed))}
 
@@ -197,10 +197,10 @@ def good_block(size=100, present=None):
             NOTHING,
             "6 ranges of 16 entries.*expected 7",
         ),
-        ([], Manifest((Announced(4, 0, 1),), 0, 0, 0, 0, 0), "channel 4: expected 1 to 3"),
-        ([], Manifest((Announced(1, 0, 186),), 0, 0, 0, 0, 0), "186 datagrams.*0 to 185"),
-        ([], Manifest((Announced(1, 1 << 32, 1),), 0, 0, 0, 0, 0), "below 2"),
-        ([], Manifest((Announced(1, 0, -1),), 0, 0, 0, 0, 0), "-1 datagrams"),
+        ([], Manifest((AnnouncedDatagrams(4, 0, 1),), 0, 0, 0, 0, 0), "channel 4: expected 1 to 3"),
+        ([], Manifest((AnnouncedDatagrams(1, 0, 186),), 0, 0, 0, 0, 0), "186 datagrams.*0 to 185"),
+        ([], Manifest((AnnouncedDatagrams(1, 1 << 32, 1),), 0, 0, 0, 0, 0), "below 2"),
+        ([], Manifest((AnnouncedDatagrams(1, 0, -1),), 0, 0, 0, 0, 0), "-1 datagrams"),
     ],
 )
 def test_refused_markers(blocks, manifest, complaint):
@@ -214,8 +214,8 @@ def test_refused_markers(blocks, manifest, complaint):
 
 def test_announcements_must_join():
     _, assembler = new_pair(SIZES)
-    assembler.mark(1, [], Manifest((Announced(1, 0, 2),), 0, 0, 0, 0, 0), 0.0)
-    assembler.mark(1, [good_block()], Manifest((Announced(1, 3, 2),), 0, 0, 0, 0, 0), 0.0)
+    assembler.mark(1, [], Manifest((AnnouncedDatagrams(1, 0, 2),), 0, 0, 0, 0, 0), 0.0)
+    assembler.mark(1, [good_block()], Manifest((AnnouncedDatagrams(1, 3, 2),), 0, 0, 0, 0, 0), 0.0)
     with pytest.raises(ValueError, match="channel 1: datagrams from number 3 on.*expected 2"):
         assembler.end(1, 0.0)
 
@@ -229,7 +229,7 @@ def test_ending_what_was_not_marked():
 def test_no_channels_no_datagrams():
     sealer, _ = new_pair(SIZES)
     step = make_step(sealer, 1, SIZES)
-    assembler = Assembler(SESSION, SIZES, Rules(dgt_channels=0))
+    assembler = Reassembler(SESSION, SIZES, Rules(dgt_channels=0))
     step.deliver(assembler)
     assert dropped(assembler) == {"channel": len(signed(step.sealed))}
     assert math.isclose(sum(assembler.books.num_bytes), 0)

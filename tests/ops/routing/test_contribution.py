@@ -45,15 +45,21 @@ def test_the_past_alone_and_the_present_alone(bodies, alpha, wanted):
 
 
 @settings(max_examples=40, deadline=None)
-@given(size=st.integers(0, 70), entries=st.integers(1, 20), seed=st.integers(0, 99),
-       alpha=st.sampled_from([0.0, 0.3, 1.0]))  # fmt: skip
+@given(
+    size=st.integers(0, 70),
+    entries=st.integers(1, 20),
+    seed=st.integers(0, 99),
+    alpha=st.sampled_from([0.0, 0.3, 1.0]),
+)
 def test_equals_the_loop_over_blocks(bodies, size, entries, seed, alpha):
     values = drawn(seed, size)
     blocks = blocks_of(values, entries)
     before = np.abs(drawn(seed + 1, len(blocks)))
     averages, sums = bodies.contribution(values, entries, before, alpha)
-    wanted = [alpha * old + (1 - alpha) * np.abs(block).mean(dtype=float)
-              for old, block in zip(before, blocks, strict=True)]  # fmt: skip
+    wanted = [
+        alpha * old + (1 - alpha) * np.abs(block).mean(dtype=float)
+        for old, block in zip(before, blocks, strict=True)
+    ]
     assert averages.dtype == sums.dtype == FLOAT
     np.testing.assert_allclose(averages, wanted, rtol=1e-5, atol=1e-12)
     np.testing.assert_allclose(sums, [np.abs(block).sum(dtype=float) for block in blocks], 1e-5)
@@ -119,8 +125,12 @@ def levels_of(block, bits):
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
 @settings(max_examples=40, deadline=None)
-@given(rows=st.integers(0, 6), entries=st.integers(1, 65), seed=st.integers(0, 99),
-       scale=st.sampled_from([1e-30, 1.0, 1e30]))  # fmt: skip
+@given(
+    rows=st.integers(0, 6),
+    entries=st.integers(1, 65),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1e-30, 1.0, 1e30]),
+)
 def test_levels_are_at_most_half_a_step_away(bodies, bits, rows, entries, seed, scale):
     values = (drawn(seed, rows * entries) * FLOAT(scale)).reshape(rows, entries)
     coded, lows, steps = bodies.to_levels(values, bits)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.ops.datagram_samples import CHANNELS, SIZES, dropped, make_step, new_pair, signed
 from thinwire.ops.routing import counters as routing_counters
-from thinwire.ops.routing.counters import Books, SentCounts, total
+from thinwire.ops.routing.counters import ReassemblyCounters, SentCounts, total
 
 ONE = SentCounts(2, 1.5, [1, 2], 3, 0, 0, [0, 4], [100, 50], {"outdated": 1}, 0)
 OTHER = SentCounts(1, 0.25, [5, 6, 7], 0, 2, 1, [0, 1, 1], [1, 2, 3], {"refused": 2}, 1)
@@ -27,7 +27,7 @@ def test_counts_add_up_field_by_field():
 def test_counts_travel():
     assert SentCounts.from_json(OTHER.to_json()) == OTHER
     kept = dataclasses.replace(routing_counters.empty(3), sum_k=0.5, num_late=[0, 1, 2, 3])
-    assert Books.from_json(json.dumps(kept.to_dict())) == kept
+    assert ReassemblyCounters.from_json(json.dumps(kept.to_dict())) == kept
 
 
 @pytest.mark.parametrize("bad", [{"pushes": -1}, {"sum_k": "1"}, {"blocks": [1.5]}, {"more": 1}])
@@ -51,7 +51,7 @@ def test_books_of_two_steps_of_which_one_loses_some():
     assert (book.sum_fresh, book.sum_fill) == (whole.fresh + torn.fresh, whole.fill + torn.fill)
     assert book.blocks == 2 * first.manifest.num_blocks
     assert book.blocks_reliable == first.manifest.num_reliable + second.manifest.num_reliable
-    assert Books.from_json(book.to_json()) == book
+    assert ReassemblyCounters.from_json(book.to_json()) == book
 
 
 def test_books_of_late_ones():

@@ -11,8 +11,8 @@ from tests.ops.routers import BODIES, FLOAT, context, dense, entries_of, shard_o
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.routing.base import Manifest
 from thinwire.ops.routing.dgt import Dgt
-from thinwire.ops.routing.packetizer import Sealer
-from thinwire.ops.routing.reassembler import Assembler
+from thinwire.ops.routing.packetizer import Packetizer
+from thinwire.ops.routing.reassembler import Reassembler
 from thinwire.ops.sharding.split import place_tensors, split_packet
 from thinwire.ops.types import VALUE_DTYPES, EncodeContext, ModelSpec, TensorSpec
 from thinwire.ops.wire.low_rank import expanded
@@ -28,8 +28,8 @@ class Path:
     def __init__(self, policy, shard, layouts):
         self.policy, self.shard = policy, shard
         self.sizes = [piece.size for piece in layouts[shard].slices]
-        self.sealer = Sealer(SESSION, MTU, policy.dgt_channels)
-        self.assembler = Assembler(SESSION, self.sizes, policy)
+        self.sealer = Packetizer(SESSION, MTU, policy.dgt_channels)
+        self.assembler = Reassembler(SESSION, self.sizes, policy)
 
     def send(self, step, routed, arrives):
         """Return what comes out, and what is lost."""

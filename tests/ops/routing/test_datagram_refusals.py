@@ -21,14 +21,14 @@ from tests.ops.datagram_samples import (
     sparse_part,
 )
 from thinwire.ops.routing import datagram_format
-from thinwire.ops.routing.base import SPARSE, Encoding
+from thinwire.ops.routing.base import SPARSE, ValueEncoding
 from thinwire.ops.routing.counters import REASONS
-from thinwire.ops.routing.datagram_format import HEADER, TAG_BYTES, Session
-from thinwire.ops.routing.packetizer import Sealer
-from thinwire.ops.routing.reassembler import Assembler
+from thinwire.ops.routing.datagram_format import HEADER, TAG_BYTES, DatagramSession
+from thinwire.ops.routing.packetizer import Packetizer
+from thinwire.ops.routing.reassembler import Reassembler
 
 SIZES = [100, 40]
-STRANGER = Session(SESSION.id ^ 1, bytes(32), SESSION.worker)
+STRANGER = DatagramSession(SESSION.id ^ 1, bytes(32), SESSION.worker)
 
 
 def tagged(datagram, key=KEY):
@@ -55,14 +55,14 @@ def with_values(datagram, first, dtype="<f4"):
 def dense_datagram():
     """Return 12 values from the start of block 2 of slot 0, on channel 1."""
     part = dense_part(0, np.arange(100, dtype=np.float32), [2], [1])
-    return signed(Sealer(SESSION, MTU, CHANNELS).seal(1, [part]))[0]
+    return signed(Packetizer(SESSION, MTU, CHANNELS).seal(1, [part]))[0]
 
 
 def sparse_datagram():
     """Return positions 3, 4 and 39 of slot 1."""
     values = np.ones(3, np.float32)
     part = sparse_part(1, 40, np.array([3, 4, 39]), values, [0, 2], [1, 1])
-    return signed(Sealer(SESSION, MTU, CHANNELS).seal(1, [part]))[0]
+    return signed(Packetizer(SESSION, MTU, CHANNELS).seal(1, [part]))[0]
 
 
 DENSE, SPARSE_ONE = dense_datagram(), sparse_datagram()
@@ -94,7 +94,7 @@ DENSE, SPARSE_ONE = dense_datagram(), sparse_datagram()
         (changed(DENSE, count=0), "bounds"),
         (changed(DENSE, count=11), "bounds"),
         (changed(DENSE, count=0xFFFFFFFF), "bounds"),
-        (changed(DENSE, encoding=int(Encoding.UINT8)), "bounds"),
+        (changed(DENSE, encoding=int(ValueEncoding.UINT8)), "bounds"),
         (changed(DENSE, encoding=SPARSE), "bounds"),
         (changed(DENSE, slot=2), "bounds"),
         (changed(DENSE, slot=0xFFFFFFFF), "bounds"),
@@ -116,7 +116,7 @@ DENSE, SPARSE_ONE = dense_datagram(), sparse_datagram()
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_wrong_is_dropped_under_its_name(datagram, reason):
-    assembler = Assembler(SESSION, SIZES, Rules())
+    assembler = Reassembler(SESSION, SIZES, Rules())
     assembler.feed(datagram, len(datagram), 0.0)
     assert dropped(assembler) == ({reason: 1} if reason else {})
     assert sum(assembler.books.num_datagrams) == 0
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_dropped_under_its_name(datagram, reason):
 
 @pytest.mark.parametrize("datagram", [DENSE, SPARSE_ONE], ids=["dense", "sparse"])
 def test_what_is_right_is_not_dropped(datagram):
-    assembler = Assembler(SESSION, SIZES, Rules())
+    assembler = Reassembler(SESSION, SIZES, Rules())
     assembler.feed(datagram, len(datagram), 0.0)
     assembler.feed(changed(datagram, sequence=9, scale=2.0), len(datagram), 0.0)
     assert not dropped(assembler)
@@ -136,7 +136,7 @@ def test_the_good_ones_in_a_bad_buffer_are_taken():
     bad = [changed(DENSE, magic=7), changed(DENSE, session=3), tagged(DENSE, bytes(32))]
     more = [changed(DENSE, slot=9), changed(DENSE, num_blocks=1), with_values(DENSE, np.nan)]
     mixed = [bad[0], good[0], bad[1], bad[2], good[1], *more, good[2], good[1]]
-    assembler = Assembler(SESSION, SIZES, Rules())
+    assembler = Reassembler(SESSION, SIZES, Rules())
     assembler.feed(b"".join(mixed), len(DENSE), 0.0)
     assert dropped(assembler) == dict.fromkeys(
         ["magic", "session", "tag", "bounds", "block", "not_finite", "duplicate"], 1
@@ -149,7 +149,7 @@ def test_strangers_cost_no_hash(monkeypatch):
     monkeypatch.setattr(
         datagram_format, "authentic", lambda *given: asked.append(given) or np.zeros(0, bool)
     )
-    assembler = Assembler(STRANGER, SIZES, Rules())
+    assembler = Reassembler(STRANGER, SIZES, Rules())
     assembler.feed(20 * DENSE, len(DENSE), 0.0)
     assert dropped(assembler) == {"session": 20}
     assert not asked
@@ -160,7 +160,7 @@ def test_strangers_cost_no_hash(monkeypatch):
 @example(DENSE + DENSE, 1)
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_raise(data, size):
-    assembler = Assembler(SESSION, SIZES, Rules())
+    assembler = Reassembler(SESSION, SIZES, Rules())
     assembler.feed(data, size, 0.0)
     assert sum(assembler.books.num_datagrams) == 0
 
@@ -175,7 +175,7 @@ def test_no_signed_header_raises(data):
         highest = 256**dtype.itemsize - 1
         value = data.draw(st.sampled_from([0, 1, 2, 12, 16, 36, highest]) | st.integers(0, highest))
         fields[name] = np.array(value, f"u{dtype.itemsize}").view(dtype)
-    assembler = Assembler(SESSION, SIZES, Rules())
+    assembler = Reassembler(SESSION, SIZES, Rules())
     with np.errstate(all="raise"):
         for each in (datagram, changed(datagram, **fields), datagram):
             assembler.feed(each, len(each), 0.0)
@@ -206,7 +206,7 @@ def spoiled(rng, sample, others, count):
 
 def test_a_hundred_thousand_bad_datagrams_change_nothing():
     rng = np.random.default_rng(11)
-    foreign = make_step(Sealer(STRANGER, MTU, CHANNELS), 3, SIZES)
+    foreign = make_step(Packetizer(STRANGER, MTU, CHANNELS), 3, SIZES)
     stranger = datagram_format.sign
     others = []
     for batch in foreign.sealed.batches[:1]:
@@ -243,15 +243,15 @@ def test_a_hundred_thousand_bad_datagrams_change_nothing():
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: Sealer(SESSION, 127, 3), "127 bytes; expected 128 to 65507"),
-        (lambda: Sealer(SESSION, 65_508, 3), "65508 bytes"),
-        (lambda: Sealer(SESSION, MTU, 0), "0 channels; expected 1 to 7"),
-        (lambda: Sealer(SESSION, MTU, 8), "8 channels"),
-        (lambda: Session(1, bytes(31), 0), "31 bytes; expected 32"),
-        (lambda: Session(-1, KEY, 0), "not negative"),
-        (lambda: Session(1, KEY, 1 << 32), "64 and 32 bits"),
+        (lambda: Packetizer(SESSION, 127, 3), "127 bytes; expected 128 to 65507"),
+        (lambda: Packetizer(SESSION, 65_508, 3), "65508 bytes"),
+        (lambda: Packetizer(SESSION, MTU, 0), "0 channels; expected 1 to 7"),
+        (lambda: Packetizer(SESSION, MTU, 8), "8 channels"),
+        (lambda: DatagramSession(1, bytes(31), 0), "31 bytes; expected 32"),
+        (lambda: DatagramSession(-1, KEY, 0), "not negative"),
+        (lambda: DatagramSession(1, KEY, 1 << 32), "64 and 32 bits"),
         (
-            lambda: Sealer(SESSION, MTU, CHANNELS).seal(1, []).lost(b"x"),
+            lambda: Packetizer(SESSION, MTU, CHANNELS).seal(1, []).lost(b"x"),
             "1 bytes for 0 datagrams; expected 0",
         ),
     ],

@@ -21,7 +21,7 @@ from tests.ops.datagram_samples import (
 )
 from thinwire.ops.kernels.numpy_ops import dequantise, quantise
 from thinwire.ops.routing import counters as routing_counters
-from thinwire.ops.routing.base import Announced, Encoding
+from thinwire.ops.routing.base import AnnouncedDatagrams, ValueEncoding
 from thinwire.ops.routing.datagram_format import (
     FRAME_BYTES,
     HEADER,
@@ -30,16 +30,20 @@ from thinwire.ops.routing.datagram_format import (
     payload_bytes,
     unpack_nibbles,
 )
-from thinwire.ops.routing.packetizer import Sealer
-from thinwire.ops.routing.parser import Parser
+from thinwire.ops.routing.packetizer import Packetizer
+from thinwire.ops.routing.parser import DatagramParser
 from thinwire.ops.types import CodedValues
 
-LEVEL_DTYPES = {Encoding.UINT16: np.uint16, Encoding.UINT8: np.uint8, Encoding.UINT4: np.uint8}
+LEVEL_DTYPES = {
+    ValueEncoding.UINT16: np.uint16,
+    ValueEncoding.UINT8: np.uint8,
+    ValueEncoding.UINT4: np.uint8,
+}
 VALUE_DTYPES = {
-    Encoding.FLOAT32: "float32",
-    Encoding.BFLOAT16: "bfloat16",
-    Encoding.FLOAT16: "float16",
-    Encoding.INT8: "int8",
+    ValueEncoding.FLOAT32: "float32",
+    ValueEncoding.BFLOAT16: "bfloat16",
+    ValueEncoding.FLOAT16: "float16",
+    ValueEncoding.INT8: "int8",
 }
 DENSE = (
     "44475431 01 00 02 00 efcdab8967452301 05000000 03000000 01000000 02000000 03000000 20000000"
@@ -56,7 +60,7 @@ SPARSE = (
 
 
 def sealer(mtu=MTU):
-    return Sealer(SESSION, mtu, CHANNELS)
+    return Packetizer(SESSION, mtu, CHANNELS)
 
 
 def test_golden_dense():
@@ -74,7 +78,7 @@ def test_golden_sparse():
         np.array([15, 1, 5], np.uint8),
         [0, 1],
         [1, 1],
-        encoding=Encoding.UINT4,
+        encoding=ValueEncoding.UINT4,
         scales=np.full(3, 2, np.float32),
         lows=np.full(3, -1, np.float32),
     )
@@ -98,7 +102,7 @@ def test_the_tag_is_keyed_blake2b_over_all_before_it():
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("encoding", Encoding)
+@pytest.mark.parametrize("encoding", ValueEncoding)
 def test_as_many_values_as_fit(encoding, sparse):
     for room in range(16, 200):
         count = most_values(encoding, sparse, room)
@@ -107,7 +111,7 @@ def test_as_many_values_as_fit(encoding, sparse):
 
 
 def test_a_full_datagram_holds_348_floats():
-    assert most_values(Encoding.FLOAT32, False, 1472 - FRAME_BYTES) == 348
+    assert most_values(ValueEncoding.FLOAT32, False, 1472 - FRAME_BYTES) == 348
 
 
 @pytest.mark.parametrize("count", range(1, 66))
@@ -121,7 +125,7 @@ def test_nibbles_survive_packing(count):
 @st.composite
 def parts(draw):
     """A slot with any coding; some of its blocks, in any order, on ascending channels."""
-    encoding = draw(st.sampled_from(Encoding))
+    encoding = draw(st.sampled_from(ValueEncoding))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     size = draw(st.integers(1, 300))
     count = num_blocks(size)
@@ -132,7 +136,7 @@ def parts(draw):
     indices = np.sort(rng.permutation(size)[:num_values])
     scales, lows = np.ones(count, np.float32), np.zeros(count, np.float32)
     if encoding in LEVEL_DTYPES:
-        bits = {Encoding.UINT16: 16, Encoding.UINT8: 8, Encoding.UINT4: 4}[encoding]
+        bits = {ValueEncoding.UINT16: 16, ValueEncoding.UINT8: 8, ValueEncoding.UINT4: 4}[encoding]
         data = rng.integers(0, 1 << bits, num_values).astype(LEVEL_DTYPES[encoding])
         scales, lows = rng.random(count, np.float32), rng.standard_normal(count).astype(np.float32)
     else:
@@ -163,7 +167,7 @@ def test_each_value_travels_once_and_comes_back(part, mtu):
     sealed = sealer(mtu).seal(9, [part])
     ledger = routing_counters.empty(CHANNELS)
     sizes = [part.size if slot == part.slot else 7 for slot in range(3)]
-    parser = Parser(SESSION, sizes, ENTRIES, CHANNELS, ledger)
+    parser = DatagramParser(SESSION, sizes, ENTRIES, CHANNELS, ledger)
     block_channel = dict(zip(part.blocks.tolist(), part.channels.tolist(), strict=True))
     found = {}
     for batch in sealed.batches:
@@ -262,7 +266,7 @@ def test_sequence_numbers_wrap():
     maker = sealer()
     maker._next[1] = (1 << 32) - 1
     sealed = maker.seal(1, [dense_part(0, np.ones(16, np.float32), [0], [1])])
-    assert sealed.announced == (Announced(1, (1 << 32) - 1, 2),)
+    assert sealed.announced == (AnnouncedDatagrams(1, (1 << 32) - 1, 2),)
     numbers = [int(np.frombuffer(each, HEADER, 1)[0]["sequence"]) for each in signed(sealed)]
     assert numbers == [(1 << 32) - 1, 0]
     assert maker.seal(2, [dense_part(0, np.ones(16, np.float32), [0], [1])]).announced[0].first == 1

@@ -34,12 +34,17 @@ FEEDBACK = {"dgt_error_feedback": True, "dgt_reception": "drop"}
 @pytest.mark.parametrize("dtype", VALUE_DTYPES)
 @pytest.mark.parametrize("codec", CODECS)
 @settings(max_examples=8, deadline=None)
-@given(k=st.sampled_from([0.0, 0.3, 0.8]), channels=st.integers(1, 7), seed=st.integers(0, 99),
-       scope=st.sampled_from(["tensor", "model"]),
-       entries=st.sampled_from([1, 4, 7, 32]))  # fmt: skip
+@given(
+    k=st.sampled_from([0.0, 0.3, 0.8]),
+    channels=st.integers(1, 7),
+    seed=st.integers(0, 99),
+    scope=st.sampled_from(["tensor", "model"]),
+    entries=st.sampled_from([1, 4, 7, 32]),
+)
 def test_all_parts_together_are_the_codec_s_packet(codec, dtype, k, channels, seed, scope, entries):
-    chosen = method("asgd", nb_workers=1, compression_rate=0.3, value_dtype=dtype,
-                    overrides={"codec": codec}).codec  # fmt: skip
+    chosen = method(
+        "asgd", nb_workers=1, compression_rate=0.3, value_dtype=dtype, overrides={"codec": codec}
+    ).codec
     policy = Dgt(dgt_k=k, dgt_channels=channels, dgt_scope=scope, dgt_block_size=4 * entries)
     layouts = place_tensors(SPEC, 2)
     state, codec_state = policy.init(layouts), chosen.init(SPEC, BODIES)
@@ -80,8 +85,11 @@ def drawn_blocks(rng, sizes, is_dense):
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 @pytest.mark.parametrize("feedback", [True, False])
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 999), loss=st.sampled_from([0.0, 0.3, 1.0]),
-       denseness=st.sampled_from([0.0, 0.5, 1.0]))  # fmt: skip
+@given(
+    seed=st.integers(0, 999),
+    loss=st.sampled_from([0.0, 0.3, 1.0]),
+    denseness=st.sampled_from([0.0, 0.5, 1.0]),
+)
 def test_what_arrives_and_what_is_kept_is_what_was_given(bits, feedback, seed, loss, denseness):
     if not feedback:
         loss = 0.0

@@ -13,7 +13,7 @@ import pytest
 
 from thinwire.ops.run import lock as run_lock
 from thinwire.ops.run.directory import clear, lock_of, node_locks
-from thinwire.ops.run.lock import DirectoryLock, Owner, owner_of
+from thinwire.ops.run.lock import DirectoryLock, LockOwner, owner_of
 from thinwire.ops.types import ConfigurationError
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -38,8 +38,11 @@ def hold(tmp_path):
     def start(before=""):
         process = subprocess.Popen(
             [sys.executable, "-c", HOLDER.format(before=before), str(tmp_path)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         started.append(process)
         process.child = int(process.stdout.readline())
         return process
@@ -61,7 +64,7 @@ def take(tmp_path):
 
     def take_one(role="PS", number=0, patience_seconds=0.0):
         taken.append(lock_of(tmp_path, role, number))
-        return taken[-1].take(Owner.here(role, number), patience_seconds)
+        return taken[-1].take(LockOwner.here(role, number), patience_seconds)
 
     yield take_one
     for lock in taken:
@@ -138,11 +141,11 @@ def test_an_owner_that_is_just_ending_is_waited_for(take, until, free):
     clock = Clock(owner, until)
     with DirectoryLock(owner.path, owner.path.parent, clock, clock.sleep) as lock:
         if free:
-            lock.take(Owner.here("PS", 0))
+            lock.take(LockOwner.here("PS", 0))
             assert until <= clock.now <= until + 0.2
         else:
             with pytest.raises(ConfigurationError, match="in use"):
-                lock.take(Owner.here("PS", 0))
+                lock.take(LockOwner.here("PS", 0))
             assert 2.0 <= clock.now <= 2.2
 
 

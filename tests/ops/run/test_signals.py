@@ -53,6 +53,10 @@ def test_whoever_insists_is_not_kept_waiting():
         "    signal.raise_signal(signal.SIGTERM); signal.raise_signal(signal.SIGTERM)\n"
         "    print('still here')"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60,
-                          env=os.environ | {"PYTHONPATH": os.getcwd()})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )
     assert (done.returncode, done.stdout) == (130, b"")

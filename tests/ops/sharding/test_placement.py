@@ -49,25 +49,36 @@ def test_blocks_hold_every_entry_once_and_in_order(sizes, speeds):
         return
     layouts = BySpeed(speeds).place(spec, len(speeds))
     assert layouts == BySpeed(speeds).place(spec, len(speeds))
-    walked = [(s.tensor, entry) for layout in layouts for s in layout.slices
-              for entry in range(s.start, s.stop)]  # fmt: skip
+    walked = [
+        (s.tensor, entry)
+        for layout in layouts
+        for s in layout.slices
+        for entry in range(s.start, s.stop)
+    ]
     assert walked == [(t, entry) for t, size in enumerate(sizes) for entry in range(size)]
     assert all(layout.slices for layout in layouts)
     for layout in layouts:  # a shard holds one slice of a tensor at most
         assert len({piece.tensor for piece in layout.slices}) == len(layout.slices)
-    cut = {piece.tensor for layout in layouts for piece in layout.slices
-           if piece.size < sizes[piece.tensor]}  # fmt: skip
+    cut = {
+        piece.tensor
+        for layout in layouts
+        for piece in layout.slices
+        if piece.size < sizes[piece.tensor]
+    }
     assert all(sizes[tensor] > LIMIT for tensor in cut)
 
 
 def worst(edges, speeds):
-    return max((b - a) / speed for (a, b), speed in zip(itertools.pairwise(edges), speeds,
-                                                        strict=True))  # fmt: skip
+    return max(
+        (b - a) / speed for (a, b), speed in zip(itertools.pairwise(edges), speeds, strict=True)
+    )
 
 
 def squares(edges, speeds):
-    return sum((b - a) ** 2 / speed for (a, b), speed in zip(itertools.pairwise(edges), speeds,
-                                                            strict=True))  # fmt: skip
+    return sum(
+        (b - a) ** 2 / speed
+        for (a, b), speed in zip(itertools.pairwise(edges), speeds, strict=True)
+    )
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), falling)
@@ -151,13 +162,19 @@ def test_one_worker_trains_to_the_same_bits_wherever_tensors_lie():
     runs = [
         MiniRun(
             method("adacomp", nb_workers=1, compression_rate=0.3, placement=name, ps_speeds=speeds),
-            nb_ps=nb_ps, iter_max=40,
+            nb_ps=nb_ps,
+            iter_max=40,
         ).run()
         for nb_ps, name, speeds in [
-            (1, "hash", ()), (2, "hash", ()), (3, "hash", ()),
-            (1, "speed", ()), (2, "speed", (3.0, 1.0)), (3, "speed", ()), (3, "speed", (4, 2, 1)),
+            (1, "hash", ()),
+            (2, "hash", ()),
+            (3, "hash", ()),
+            (1, "speed", ()),
+            (2, "speed", (3.0, 1.0)),
+            (3, "speed", ()),
+            (3, "speed", (4, 2, 1)),
         ]
-    ]  # fmt: skip
+    ]
     for run in runs:
         assert not run.deadlocked()
         np.testing.assert_array_equal(run.theta, runs[0].theta)

@@ -140,9 +140,14 @@ def test_ssp_never_exceeds_its_bound_and_never_blocks_everyone(workers, bound, s
 
 @pytest.mark.parametrize(
     ("groups", "complaint"),
-    [("1,2|2,3", "exactly one group"), ("1|3", "exactly one group"), ("1||2", "empty group"),
-     ("0,1", "exactly one group"), ("1,x", "expected worker ids")],
-)  # fmt: skip
+    [
+        ("1,2|2,3", "exactly one group"),
+        ("1|3", "exactly one group"),
+        ("1||2", "empty group"),
+        ("0,1", "exactly one group"),
+        ("1,x", "expected worker ids"),
+    ],
+)
 def test_bad_groups_are_refused(groups, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         SyncRule(parse_groups(groups))

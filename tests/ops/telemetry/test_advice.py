@@ -21,8 +21,13 @@ MEASURED = {
 
 def advised(*names, proposal=0, **setting):
     setting = {
-        "network": "toy", "dataset": "toy", "batch_size": 8, "nb_workers": 2, "nb_ps": 1, **setting
-    }  # fmt: skip
+        "network": "toy",
+        "dataset": "toy",
+        "batch_size": 8,
+        "nb_workers": 2,
+        "nb_ps": 1,
+        **setting,
+    }
     rows = [
         predictions.Predicted(
             [f"--method={name}"], predictions.digest_of(method(name)), PREDICTION, 0.01
@@ -30,10 +35,17 @@ def advised(*names, proposal=0, **setting):
         for name in names
     ]
     links = [predictions.WorkerLink(1, 0.1, 20.0, 0.0, 0.002, 7)]
-    return predictions.Advice(
-        predictions.Setting(**setting), ["--nb_workers=2"], links, 160.0, 0.9, rows,
-        [predictions.LeftOut(["--method=gsp"], "no groups")], proposal, True,
-    )  # fmt: skip
+    return predictions.Recommendation(
+        predictions.PredictionSetting(**setting),
+        ["--nb_workers=2"],
+        links,
+        160.0,
+        0.9,
+        rows,
+        [predictions.Excluded(["--method=gsp"], "no groups")],
+        proposal,
+        True,
+    )
 
 
 def status_of(batch=8):
@@ -88,7 +100,7 @@ def test_prediction_and_outcome_stand_side_by_side():
         (advised("asgd", nb_workers=4), run_of(method("asgd"), 2), status_of(), "nb_workers 4"),
         (advised("asgd"), run_of(method("asgd"), 2), status_of(16), "batch_size 8, this run has 1"),
     ],
-)  # fmt: skip
+)
 def test_another_run_is_not_compared(found, run, status, why):
     block = predictions.outcome(found, run, status, MEASURED)
     assert block["predicted"] is None and why in block["why"]

@@ -7,9 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.ops.telemetry import round_trace
-from thinwire.ops.telemetry.round_trace import MAX_BATCH_BYTES, Origin, Row, line_of, pack, unpack
+from thinwire.ops.telemetry.round_trace import (
+    MAX_BATCH_BYTES,
+    MeasuredBy,
+    RoundRecord,
+    line_of,
+    pack,
+    unpack,
+)
 
-ORIGIN = Origin("alpha", "gpu1", 2, "0000002a")
+ORIGIN = MeasuredBy("alpha", "gpu1", 2, "0000002a")
 SECONDS = st.floats(0, 1e6)
 COUNT = st.integers(0, 2**40)
 PHASES = st.dictionaries(
@@ -34,13 +41,13 @@ def row(number=1, **changes):
         "time": {"get_batch": 0.5},
         "steps": None,
     }
-    return Row(**values | changes)
+    return RoundRecord(**values | changes)
 
 
 @given(
     st.lists(
         st.builds(
-            Row,
+            RoundRecord,
             num_iters=COUNT,
             num_samples=COUNT,
             total_time=SECONDS,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.harness import MiniRun, Softmax, method
-from thinwire.ops.downlink.replicas import HandedOut
+from thinwire.ops.downlink.replicas import BackupWeights
 from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import ConfigurationError, Update
@@ -83,8 +83,11 @@ def test_members_of_a_group_share_one_copy():
     run.join_all()
     while run.turn():
         assert run.shards[0].model.memory()["copies"] <= 2
-    plain = MiniRun(compensated("gsp", 4, groups=groups, overrides={"weighting": "none"}),
-                    iter_max=30, rate=RATE).run()  # fmt: skip
+    plain = MiniRun(
+        compensated("gsp", 4, groups=groups, overrides={"weighting": "none"}),
+        iter_max=30,
+        rate=RATE,
+    ).run()
     assert not np.array_equal(run.theta, plain.theta)
 
 
@@ -164,7 +167,7 @@ def test_an_unknown_base_counts_as_it_is():
 
 
 def test_copies_are_kept_while_somebody_holds_them():
-    theta, kept = np.zeros(4, np.float32), HandedOut()
+    theta, kept = np.zeros(4, np.float32), BackupWeights()
     for worker, version in ((1, 0), (2, 0), (1, 1), (3, 1)):
         theta[:] = version
         kept.note(worker, version, theta)

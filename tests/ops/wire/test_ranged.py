@@ -21,10 +21,16 @@ def make(size, block_entries, present, slot=0):
 
 def decode(coded, size, head=None):
     return decode_block(
-        coded.slot, coded.count, int(coded.coding), coded.coding_parameter,
-        memoryview(coded.index_bytes if head is None else head), coded.value_dtype, coded.scale,
-        coded.value_bytes, size,
-    )  # fmt: skip
+        coded.slot,
+        coded.count,
+        int(coded.coding),
+        coded.coding_parameter,
+        memoryview(coded.index_bytes if head is None else head),
+        coded.value_dtype,
+        coded.scale,
+        coded.value_bytes,
+        size,
+    )
 
 
 def test_bytes_of_one_block_are_these():

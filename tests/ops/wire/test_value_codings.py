@@ -23,12 +23,17 @@ GOLDEN = "000000010000000000feffff" + "ab6fa8fb0700"
 
 def decode(coded, size, **changes):
     arguments = {
-        "slot": coded.slot, "count": coded.count, "coding": int(coded.coding),
-        "coding_parameter": coded.coding_parameter, "index_bytes": memoryview(coded.index_bytes),
-        "value_dtype": coded.value_dtype, "scale": coded.scale,
-        "value_bytes": memoryview(coded.value_bytes), "size": size,
+        "slot": coded.slot,
+        "count": coded.count,
+        "coding": int(coded.coding),
+        "coding_parameter": coded.coding_parameter,
+        "index_bytes": memoryview(coded.index_bytes),
+        "value_dtype": coded.value_dtype,
+        "scale": coded.scale,
+        "value_bytes": memoryview(coded.value_bytes),
+        "size": size,
         "value_coding": int(coded.value_coding),
-    }  # fmt: skip
+    }
     return decode_block(**arguments | changes)
 
 

@@ -14,9 +14,9 @@ from thinwire.ops.run.credentials import Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import health
 from thinwire.proto.grpc.common import SERVICE
-from thinwire.proto.grpc.health import NoAnswer, probe
-from thinwire.proto.grpc.session import Session
-from thinwire.proto.security.connection_guard import Door
+from thinwire.proto.grpc.health import HealthCheckFailed, probe
+from thinwire.proto.grpc.session import ClientSession
+from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.ps.core import events
 
 WAIT_SECONDS = 20.0
@@ -43,12 +43,12 @@ def test_a_shard_tells_in_each_phase_whether_it_takes_work():
         assert probe(address, WAIT_SECONDS) == "SERVING"  # though workers have yet to come
         shard.server._dispatch(shard.core.handle(events.Stop("max_seconds"), 1.0))
         assert probe(address, WAIT_SECONDS) == "NOT_SERVING"
-    with pytest.raises(NoAnswer, match="UNAVAILABLE"):
+    with pytest.raises(HealthCheckFailed, match="UNAVAILABLE"):
         probe(address, 5.0)
 
 
 def test_a_token_is_not_asked_for_and_nothing_else_is_told():
-    with listening(Door(Credentials(token=TOKEN))) as (shard, address):
+    with listening(ConnectionGuard(Credentials(token=TOKEN))) as (shard, address):
         shard.open()
         assert probe(address, WAIT_SECONDS) == "SERVING"
         assert shard.server.door.refused == {}
@@ -56,15 +56,18 @@ def test_a_token_is_not_asked_for_and_nothing_else_is_told():
 
 def test_with_an_authority_only_its_holders_are_told(tmp_path, capsys):
     papers = Papers()
-    with listening(Door(papers.of("ps-0"))) as (shard, address):
+    with listening(ConnectionGuard(papers.of("ps-0"))) as (shard, address):
         shard.open()
         assert probe(address, WAIT_SECONDS, papers.of("supervisor-0")) == "SERVING"
         for stranger in (Credentials(), Credentials(authority=papers.authority)):
-            with pytest.raises(NoAnswer):
+            with pytest.raises(HealthCheckFailed):
                 probe(address, 2.0, stranger)
         files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
-        flags = [f"--tls_cert={files.certificate}", f"--tls_key={files.key}",
-                 f"--tls_ca={files.authority}"]  # fmt: skip
+        flags = [
+            f"--tls_cert={files.certificate}",
+            f"--tls_key={files.key}",
+            f"--tls_ca={files.authority}",
+        ]
         assert health.main([address.replace("127.0.0.1", HOSTS[1]), *flags]) == 0
         assert capsys.readouterr().out == "SERVING\n"
 
@@ -95,7 +98,7 @@ def test_whoever_watches_does_not_lock_workers_out():
                     codes.append(error.code())
             assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 56
             assert probe(address, WAIT_SECONDS) == "SERVING"
-            session = Session(address, shard.hello(id=1), 1 << 20)
+            session = ClientSession(address, shard.hello(id=1), 1 << 20)
             session.stream.open(WAIT_SECONDS)
             session.say(pb.ToServer(hello=shard.hello(id=1)))
             session.close()

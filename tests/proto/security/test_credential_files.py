@@ -9,7 +9,7 @@ import pytest
 from tests.papers import HOSTS, OTHER_WORKER, SHARD, TOKEN, WORKER, Papers
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.security import certificates, credentials
-from thinwire.proto.security.credentials import Files
+from thinwire.proto.security.credentials import CredentialFiles
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,9 @@ def test_good_papers_are_read_in_silence(papers, tmp_path, warnings):
 
 def swapped(papers, folder):
     files = papers.write(folder, "worker-1", papers.by_name["worker-1"])
-    return Files(files.certificate, papers.write(folder, "x", papers.by_name["ps-0"]).key,
-                 files.authority)  # fmt: skip
+    return CredentialFiles(
+        files.certificate, papers.write(folder, "x", papers.by_name["ps-0"]).key, files.authority
+    )
 
 
 def with_content(content, name):
@@ -52,7 +53,7 @@ def with_content(content, name):
         path = folder / "other"
         path.write_bytes(content)
         path.chmod(0o600)
-        return Files(**{**vars(files), name: str(path)})
+        return CredentialFiles(**{**vars(files), name: str(path)})
 
     return write
 
@@ -81,10 +82,13 @@ BROKEN = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
         (with_content(BROKEN, "authority"), "tls_ca=.*"),
         (with_content(b"short", "token"), "token_file=.*5 bytes; expected at least 16"),
         (with_content(b" \n", "token"), "token_file=.*0 bytes"),
-        (lambda p, f: Files("nowhere.crt", "nowhere.key", "no.ca"), "tls_cert=nowhere.crt cannot"),
-        (lambda p, f: Files(token=str(f)), "token_file=.*directory"),
-        (lambda p, f: Files("a.crt"), "tls_key=None: expected both"),
-        (lambda p, f: Files("a.crt", "a.key"), "without --tls_ca"),
+        (
+            lambda p, f: CredentialFiles("nowhere.crt", "nowhere.key", "no.ca"),
+            "tls_cert=nowhere.crt cannot",
+        ),
+        (lambda p, f: CredentialFiles(token=str(f)), "token_file=.*directory"),
+        (lambda p, f: CredentialFiles("a.crt"), "tls_key=None: expected both"),
+        (lambda p, f: CredentialFiles("a.crt", "a.key"), "without --tls_ca"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(papers, tmp_path, make, words):
@@ -95,8 +99,8 @@ def test_what_is_wrong_with_a_file_is_said(papers, tmp_path, make, words):
 def test_a_shard_with_an_authority_alone_is_told(papers, tmp_path):
     files = papers.write(tmp_path, "ps-0", papers.by_name["ps-0"])
     with pytest.raises(ConfigurationError, match="a PS needs a certificate of its own"):
-        read(Files(authority=files.authority), SHARD, serves=True)
-    assert not read(Files(authority=files.authority)).certificate
+        read(CredentialFiles(authority=files.authority), SHARD, serves=True)
+    assert not read(CredentialFiles(authority=files.authority)).certificate
 
 
 def test_expired_and_other_peoples_certificates_are_told(papers, tmp_path):
@@ -133,18 +137,21 @@ def test_keys_and_tokens_that_others_can_read_are_warned_of(papers, tmp_path, wa
     (tmp_path / "worker-1.key").chmod(0o640)
     (tmp_path / "token").write_bytes(TOKEN + b"\n")
     (tmp_path / "token").chmod(0o644)
-    found = read(Files(**{**vars(files), "token": str(tmp_path / "token")}))
+    found = read(CredentialFiles(**{**vars(files), "token": str(tmp_path / "token")}))
     assert found.token == TOKEN
     assert [warning.split("=")[0] for warning in warnings] == ["--tls_key", "--token_file"]
 
 
 def test_a_token_from_the_environment(tmp_path):
-    assert read(Files(), environment=f"{TOKEN.decode()}\n").token == TOKEN
-    assert read(Files(), environment="").token == b""
+    assert read(CredentialFiles(), environment=f"{TOKEN.decode()}\n").token == TOKEN
+    assert read(CredentialFiles(), environment="").token == b""
     (tmp_path / "token").write_bytes(b"x" * 32)
-    assert read(Files(token=str(tmp_path / "token")), environment="y" * 32).token == b"x" * 32
+    assert (
+        read(CredentialFiles(token=str(tmp_path / "token")), environment="y" * 32).token
+        == b"x" * 32
+    )
     with pytest.raises(ConfigurationError, match="THINWIRE_TOKEN: the token has 3 bytes"):
-        read(Files(), environment="abc")
+        read(CredentialFiles(), environment="abc")
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -164,7 +171,9 @@ def test_the_command_makes_what_nodes_can_use(tmp_path, capsys, warnings):
         "worker-2": "worker/2",
         "supervisor-0": "supervisor",
     }.items():
-        files = Files(*(str(folder / name) for name in (f"{node}.crt", f"{node}.key", "ca.crt")))
+        files = CredentialFiles(
+            *(str(folder / name) for name in (f"{node}.crt", f"{node}.key", "ca.crt"))
+        )
         read(files, f"thinwire://{part}", serves=node.startswith("ps"))
     assert not warnings
     for key in folder.glob("*.key"):

@@ -10,7 +10,7 @@ from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import grpc
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security import credentials as trust
-from thinwire.proto.security.connection_guard import Door, Limits
+from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
 
 WAIT_SECONDS = 20.0
 DIAL_SECONDS = 0.7
@@ -60,7 +60,7 @@ def claim(port, credentials, seconds=DIAL_SECONDS, **hello):
 
 
 def test_mutual_tls_lets_each_play_its_own_part(papers):
-    door = Door(papers.of("ps-0"))
+    door = ConnectionGuard(papers.of("ps-0"))
     with serving(door) as (port, _):
         assert claim(port, papers.of("worker-1"), WAIT_SECONDS) == b"welcome"
         assert claim(port, papers.of("worker-2"), WAIT_SECONDS, id=2) == b"welcome"
@@ -83,7 +83,7 @@ def test_mutual_tls_lets_each_play_its_own_part(papers):
     ],
 )
 def test_no_certificate_serves_for_another_part(papers, name, hello):
-    door = Door(papers.of("ps-0"))
+    door = ConnectionGuard(papers.of("ps-0"))
     with serving(door) as (port, heard):
         assert claim(port, papers.of(name), WAIT_SECONDS, **hello) == b"no"
         assert heard.get() == pb.REASON_IDENTITY
@@ -94,7 +94,7 @@ def test_strangers_do_not_get_as_far_as_a_stream(papers, strangers):
     nameless = Credentials(authority=papers.authority)
     foreign = Credentials(*strangers.by_name["worker-1"].pem(), papers.authority)
     expired = papers.with_certificate(papers.expired("worker-1", WORKER))
-    door, met = Door(papers.of("ps-0")), []
+    door, met = ConnectionGuard(papers.of("ps-0")), []
     with serving(door, met.append) as (port, _):
         for stranger in (NO_CREDENTIALS, nameless, foreign, expired):
             with pytest.raises(grpc.Unreachable, match="hangs up: does it want TLS"):
@@ -106,29 +106,29 @@ def test_strangers_do_not_get_as_far_as_a_stream(papers, strangers):
 def test_a_false_shard_is_told_nothing(papers, strangers, which):
     from thinwire.proto.security import certificates
 
-    elsewhere = certificates.Holder("ps-0", trust.part_of_shard(0), ("10.9.8.7",))
+    elsewhere = certificates.CertificateHolder("ps-0", trust.part_of_shard(0), ("10.9.8.7",))
     false = {
         "foreign": strangers.of("ps-0"),
         "expired": papers.with_certificate(papers.expired("ps-0", trust.part_of_shard(0))),
         "a worker": papers.of("worker-2"),
         "elsewhere": papers.with_certificate(certificates.issue(papers.issuer, elsewhere, 1)),
     }[which]
-    with serving(Door(false)) as (port, heard):
-        with pytest.raises(trust.NotTrusted, match="is not trusted"):
+    with serving(ConnectionGuard(false)) as (port, heard):
+        with pytest.raises(trust.UntrustedPeer, match="is not trusted"):
             claim(port, papers.of("worker-1"))
         assert heard.empty()
 
 
 def test_a_supervisors_certificate_serves_nobody(papers):
     with (
-        serving(Door(papers.of("supervisor-0"))) as (port, _),
-        pytest.raises(trust.NotTrusted, match="purpose"),
+        serving(ConnectionGuard(papers.of("supervisor-0"))) as (port, _),
+        pytest.raises(trust.UntrustedPeer, match="purpose"),
     ):
         claim(port, papers.of("worker-1"))
 
 
 def test_workers_are_known_to_each_other_by_their_number(papers):
-    with serving(Door(papers.of("worker-2"))) as (port, _):
+    with serving(ConnectionGuard(papers.of("worker-2"))) as (port, _):
         for number, trusted in ((2, True), (1, False)):
             stream = grpc.ClientStream(
                 f"127.0.0.1:{port}",
@@ -139,7 +139,7 @@ def test_workers_are_known_to_each_other_by_their_number(papers):
                 stream.open(WAIT_SECONDS)
                 stream.close()
             else:
-                with pytest.raises(trust.NotTrusted):
+                with pytest.raises(trust.UntrustedPeer):
                     stream.open(DIAL_SECONDS)
 
 
@@ -147,7 +147,7 @@ def test_tls_without_an_authority_asks_nobody_who_he_is(papers):
     certificate, key = papers.by_name["ps-0"].pem()
     mine = Credentials(certificate, key)
     assert mine.protection.encrypted and not mine.protection.authenticated
-    with serving(Door(mine)) as (port, _):
+    with serving(ConnectionGuard(mine)) as (port, _):
         assert claim(port, Credentials(authority=papers.authority), WAIT_SECONDS) == b"welcome"
 
 
@@ -155,16 +155,16 @@ def test_tls_without_an_authority_asks_nobody_who_he_is(papers):
 
 
 def test_the_right_token_with_and_without_tls(papers):
-    with serving(Door(WITH_TOKEN)) as (port, _):
+    with serving(ConnectionGuard(WITH_TOKEN)) as (port, _):
         assert claim(port, WITH_TOKEN, WAIT_SECONDS) == b"welcome"
-    with serving(Door(papers.of("ps-0", TOKEN))) as (port, heard):
+    with serving(ConnectionGuard(papers.of("ps-0", TOKEN))) as (port, heard):
         assert claim(port, papers.of("worker-1", TOKEN), WAIT_SECONDS) == b"welcome"
         assert claim(port, papers.of("worker-1"), WAIT_SECONDS) == b"no"
         assert [heard.get(), heard.get()] == [None, pb.REASON_TOKEN]
 
 
 def test_no_token_is_refused():
-    door = Door(WITH_TOKEN)
+    door = ConnectionGuard(WITH_TOKEN)
     with serving(door) as (port, heard):
         assert claim(port, NO_CREDENTIALS, WAIT_SECONDS) == b"no"
         assert heard.get() == pb.REASON_TOKEN
@@ -173,13 +173,13 @@ def test_no_token_is_refused():
 
 @pytest.mark.parametrize("mine", [b"another token, as long", b""])
 def test_whoever_has_a_token_tells_nothing_to_a_shard_without_it(mine):
-    with serving(Door(Credentials(token=mine))) as (port, heard):
-        with pytest.raises(trust.NotTrusted, match="does not prove.*--token_file"):
+    with serving(ConnectionGuard(Credentials(token=mine))) as (port, heard):
+        with pytest.raises(trust.UntrustedPeer, match="does not prove.*--token_file"):
             claim(port, WITH_TOKEN, WAIT_SECONDS)
         assert heard.empty()
 
 
-EVIDENCE = trust.Evidence((), b"c" * 32, b"s" * 32)
+EVIDENCE = trust.PeerEvidence((), b"c" * 32, b"s" * 32)
 
 
 def judged(proof, evidence=EVIDENCE, words=("a", "b")):
@@ -191,8 +191,8 @@ def test_a_proof_holds_for_one_stream_and_one_claim():
     proof = trust.client_proof(TOKEN, b"c" * 32, b"s" * 32, ("a", "b"))
     assert judged(proof) is None
     assert judged(proof, words=("ab", "")) == pb.REASON_TOKEN
-    assert judged(proof, trust.Evidence((), b"c" * 32, b"t" * 32)) == pb.REASON_TOKEN
-    assert judged(proof, trust.Evidence((), b"", b"s" * 32)) == pb.REASON_TOKEN
+    assert judged(proof, trust.PeerEvidence((), b"c" * 32, b"t" * 32)) == pb.REASON_TOKEN
+    assert judged(proof, trust.PeerEvidence((), b"", b"s" * 32)) == pb.REASON_TOKEN
     assert judged(proof[:-1]) == judged(b"") == pb.REASON_TOKEN
     wrong = trust.client_proof(TOKEN + b"!", b"c" * 32, b"s" * 32, ("a", "b"))
     assert judged(wrong) == pb.REASON_TOKEN
@@ -206,8 +206,15 @@ def test_what_a_server_shows_is_no_proof_of_a_client():
 def test_a_proof_speaks_of_the_part_the_run_and_the_life():
     hello = pb.Hello(role=pb.ROLE_WORKER, id=1, run_id="r", incarnation=5, num_shards=1)
     words = trust.words_of(hello)
-    for name, value in {"id": 2, "role": 2, "run_id": "s", "incarnation": 6, "shard": 1,
-                        "num_shards": 2, "peer_address": "x"}.items():  # fmt: skip
+    for name, value in {
+        "id": 2,
+        "role": 2,
+        "run_id": "s",
+        "incarnation": 6,
+        "shard": 1,
+        "num_shards": 2,
+        "peer_address": "x",
+    }.items():
         other = pb.Hello()
         other.CopyFrom(hello)
         setattr(other, name, value)
@@ -221,7 +228,7 @@ def test_parts_have_names():
 
 
 def test_secrets_are_not_shown(papers):
-    shown = repr(papers.of("worker-1", TOKEN)) + repr(Door(WITH_TOKEN))
+    shown = repr(papers.of("worker-1", TOKEN)) + repr(ConnectionGuard(WITH_TOKEN))
     assert "PRIVATE" not in shown and TOKEN.decode() not in shown
 
 
@@ -229,7 +236,7 @@ def test_secrets_are_not_shown(papers):
 
 
 def test_who_says_nothing_is_sent_away():
-    door = Door(limits=Limits(hello_seconds=0.05))
+    door = ConnectionGuard(limits=Limits(hello_seconds=0.05))
     with serving(door) as (port, _):
         stream = grpc.ClientStream(f"127.0.0.1:{port}")
         stream.open(WAIT_SECONDS)
@@ -240,7 +247,7 @@ def test_who_says_nothing_is_sent_away():
 
 
 def test_who_has_said_hello_may_be_silent():
-    door = Door(limits=Limits(hello_seconds=0.2))
+    door = ConnectionGuard(limits=Limits(hello_seconds=0.2))
 
     def handler(stream):
         for frame in stream.incoming():
@@ -259,14 +266,14 @@ def test_who_has_said_hello_may_be_silent():
 
 
 def test_an_address_does_not_take_all_streams():
-    door = Door(limits=Limits(streams_per_address=2))
+    door = ConnectionGuard(limits=Limits(streams_per_address=2))
     assert door.enter("ipv4:10.0.0.1:1") is door.enter("ipv4:10.0.0.1:2") is None
     assert "all 2 streams that one address may have" in door.enter("ipv4:10.0.0.1:3")
     assert door.enter("ipv4:10.0.0.2:1") is None
     door.leave("ipv4:10.0.0.1:1")
     assert door.enter("ipv4:10.0.0.1:4") is None
     assert door.refused == {"streams": 1}
-    with serving(Door(limits=Limits(streams_per_address=0))) as (port, _):
+    with serving(ConnectionGuard(limits=Limits(streams_per_address=0))) as (port, _):
         stream = grpc.ClientStream(f"127.0.0.1:{port}")
         with pytest.raises(grpc.Unreachable, match="all 0 streams that one address"):
             stream.open(WAIT_SECONDS)
@@ -278,7 +285,7 @@ def test_refusals_are_logged_now_and_then(monkeypatch):
     lines, now = [], [0.0]
     monkeypatch.setattr(module.logging, "warning", lambda text, *words: lines.append(text % words))
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    door = Door()
+    door = ConnectionGuard()
     for _ in range(1000):
         door.note("rate", "ipv4:1.2.3.4:5", "x" * 5000)
     now[0] = 11.0

@@ -9,7 +9,7 @@ from tests.papers import Papers
 from thinwire.ops.run.credentials import Credentials
 from thinwire.proto.grpc import ClientStream, NoProgress
 from thinwire.proto.grpc import server as grpc_server
-from thinwire.proto.security.connection_guard import Door
+from thinwire.proto.security.connection_guard import ConnectionGuard
 
 WAIT_SECONDS = 20.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -40,7 +40,7 @@ def test_whoever_opens_no_stream_does_not_stay(monkeypatch, protected):
         for data in stream.incoming():
             stream.send((data,))
 
-    server = grpc_server.serve("127.0.0.1", 0, echo, 4, door=Door(mine))
+    server = grpc_server.serve("127.0.0.1", 0, echo, 4, door=ConnectionGuard(mine))
     try:
         began = time.monotonic()
         legal = ClientStream(f"127.0.0.1:{server.port}", credentials=theirs)

@@ -38,9 +38,15 @@ def test_better_channels_never_have_lower_classes_and_ecn_bits_stay_free(scheme,
     assert stream_dscp(scheme, channels) * 4 == classes[0]
 
 
-@pytest.mark.parametrize(("scheme", "channel", "channels"), [
-    ("best", 1, 3), ("cs", 4, 3), ("cs", -1, 3), ("cs", 1, 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("scheme", "channel", "channels"),
+    [
+        ("best", 1, 3),
+        ("cs", 4, 3),
+        ("cs", -1, 3),
+        ("cs", 1, 8),
+    ],
+)
 def test_what_makes_no_sense_is_refused(scheme, channel, channels):
     with pytest.raises(ValueError, match=r"none of|expected"):
         tos(scheme, channel, channels)

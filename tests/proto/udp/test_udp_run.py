@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.proto.udp.receiver import Run
+from thinwire.proto.udp.receiver import DatagramRun
 
 MOST_BYTES = 4096
 
@@ -19,7 +19,7 @@ def received(draw):
 
 @given(st.lists(received(), max_size=40))
 def test_cut_by_their_sizes_runs_are_the_datagrams_that_came(pieces):
-    run, out = Run(MOST_BYTES), []
+    run, out = DatagramRun(MOST_BYTES), []
 
     def hand_over():
         data = bytes(run.data)
@@ -41,7 +41,7 @@ def test_cut_by_their_sizes_runs_are_the_datagrams_that_came(pieces):
 
 
 def test_equal_ones_make_one_run_and_a_shorter_one_ends_it():
-    run = Run(MOST_BYTES)
+    run = DatagramRun(MOST_BYTES)
     run.add(300, 100)
     assert run.fits(100, 100) and run.fits(200, 100) and run.fits(99, 99)
     assert not run.fits(198, 99) and not run.fits(101, 101)
@@ -50,6 +50,6 @@ def test_equal_ones_make_one_run_and_a_shorter_one_ends_it():
 
 
 def test_there_is_always_room_for_one_call():
-    run = Run(MOST_BYTES)
+    run = DatagramRun(MOST_BYTES)
     run.add(MOST_BYTES - 1, 1)
     assert len(run.room) == 1 << 16

@@ -7,7 +7,7 @@ import pytest
 
 from thinwire.proto.udp import sender as udp_sender
 from thinwire.proto.udp.connect import pacing
-from thinwire.proto.udp.sender import MAX_SEGMENTS, MAX_SEND_BYTES, Outbox, Sending, UdpSender
+from thinwire.proto.udp.sender import MAX_SEGMENTS, MAX_SEND_BYTES, Outbox, UdpSender, UdpSettings
 
 WAIT_SECONDS = 20.0
 
@@ -72,7 +72,7 @@ def make():
         log, time = [], FakeTime()
         sockets = [FakeSocket(log, n, errors, gate) for n in range(1, channels + 1)]
         sender = UdpSender(
-            sockets, Sending(b"k" * 32, **sending), bucket, clock=time.clock, sleep=time.sleep
+            sockets, UdpSettings(b"k" * 32, **sending), bucket, clock=time.clock, sleep=time.sleep
         )
         senders.append(sender)
         return sender, log, time, sockets

@@ -26,14 +26,26 @@ START = np.float32([1, 2, 3])
 def with_aux(chosen, num_slots=0, statistics=START):
     plain = core_of(chosen)
     aux = AuxMean(statistics, num_slots)
-    return PsCore(plain.config, chosen, np.zeros(4, np.float32), KERNELS, plain.membership,
-                  chosen.sync, aux)  # fmt: skip
+    return PsCore(
+        plain.config, chosen, np.zeros(4, np.float32), KERNELS, plain.membership, chosen.sync, aux
+    )
 
 
 def push(core, worker, step, aux, base=0, now=0.0):
     update = Update(None, np.ones(4, np.float32))
-    event = events.Push(worker, worker, step, base, 0, core.membership.epoch, update, 1, 1, 1.0,
-                        np.asarray(aux, np.float32))  # fmt: skip
+    event = events.Push(
+        worker,
+        worker,
+        step,
+        base,
+        0,
+        core.membership.epoch,
+        update,
+        1,
+        1,
+        1.0,
+        np.asarray(aux, np.float32),
+    )
     return of(events.Reply, core.handle(event, now))
 
 
@@ -106,7 +118,7 @@ def test_observers_see_the_statistics_and_not_the_slots():
     core = with_aux(method("asgd", nb_workers=1), num_slots=2)
     join(core, 1)
     push(core, 1, 1, [7, 8, 9, 5, 6])
-    (view,) = of(events.View, core.handle(events.Observe(1), 0.0))
+    (view,) = of(events.EvaluationReply, core.handle(events.EvaluationPull(1), 0.0))
     np.testing.assert_array_equal(view.reply.aux, [7, 8, 9])
 
 

@@ -11,7 +11,7 @@ from thinwire.ops.types import Update
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.membership import Follower
+from thinwire.ps.core.membership import FollowerMembership
 
 
 def test_adacomp_vectors():
@@ -95,9 +95,9 @@ def test_the_divisor_is_the_number_of_gradients_merged():
         join(core, worker)
     push(core, 1, 1, 0, values=[2] * 4)
     push(core, 2, 1, 0, values=[4] * 4)
-    core.handle(events.Lost(3, 3), 1.0)
+    core.handle(events.WorkerDisconnected(3, 3), 1.0)
     for worker in (1, 2):
-        core.handle(events.Alive(worker), 9.0)
+        core.handle(events.WorkerAlive(worker), 9.0)
     replies = of(events.Reply, core.handle(events.Tick(), 10.5))
     assert {reply.worker for reply in replies} == {1, 2}
     np.testing.assert_allclose(core.model.theta, -0.3, rtol=1e-6)
@@ -149,7 +149,7 @@ def test_a_push_from_before_its_group_changed_is_sent_again():
     old = core.membership.epoch
     join(core, 3)
     event = events.Push(1, 1, 1, 0, 0, old, Update(None, np.ones(4, np.float32)), 1, 1, 1.0)
-    refusal = of(events.Refuse, core.handle(event, 0.0))[0]
+    refusal = of(events.Reject, core.handle(event, 0.0))[0]
     assert (refusal.reason, refusal.epoch) == ("STALE_EPOCH", core.membership.epoch)
     assert core.members[1].last_step == 0
     push(core, 1, 1, 0)
@@ -159,11 +159,13 @@ def test_a_push_from_before_its_group_changed_is_sent_again():
 def test_a_push_of_a_newer_epoch_waits_for_it():
     chosen = method("bsp", nb_workers=2)
     settings = CoreConfig(Budget(10), Schedule(0.1), 2)
-    core = PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, Follower(2), chosen.sync)
+    core = PsCore(
+        settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(2), chosen.sync
+    )
     core.handle(events.Join(1, 1, True, "a"), 0.0)
-    core.handle(events.Epoch(1, (1,), True), 0.0)
+    core.handle(events.MembershipEpoch(1, (1,), True), 0.0)
     event = events.Push(1, 1, 1, 0, 0, 2, Update(None, np.ones(4, np.float32)), 1, 1, 1.0)
     assert of(events.Reply, core.handle(event, 0.0)) == []
-    core.handle(events.Epoch(2, (1,), True), 0.0)
+    core.handle(events.MembershipEpoch(2, (1,), True), 0.0)
     core.handle(events.Tick(), 0.0)
     assert core.version == 1

@@ -8,7 +8,7 @@ from tests.harness import KERNELS
 from tests.ps.fickle import SIZE, World, eager, sending
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.sparse import DownAuto
-from thinwire.ops.downlink.types import Asked, ShardView
+from thinwire.ops.downlink.types import ModelRequest, ShardView
 
 
 def test_auto_stays_exact_and_keeps_no_copies_while_little_changes():
@@ -74,7 +74,7 @@ def test_a_reply_may_be_as_large_as_its_push_if_nothing_else_is_said():
         policy = DownAuto(0.01, down_ratio)
         state = policy.init(1000)
         replicas.keep(1, dataclasses.replace(shard, theta=-theta), state)
-        handed = policy.gather(Asked(1, 7, 1, push_bytes=1000), shard, state)
+        handed = policy.gather(ModelRequest(1, 7, 1, push_bytes=1000), shard, state)
         assert len(handed.update[0].indices) == expected
 
 

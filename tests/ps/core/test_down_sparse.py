@@ -34,9 +34,12 @@ EVENTS = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(DOWN), st.sampled_from(VALUE_DTYPES), st.sampled_from(["topk", "dense"]),
-    st.sampled_from([0, 1, 3]), st.lists(EVENTS, max_size=25),
-)  # fmt: skip
+    st.sampled_from(DOWN),
+    st.sampled_from(VALUE_DTYPES),
+    st.sampled_from(["topk", "dense"]),
+    st.sampled_from([0, 1, 3]),
+    st.lists(EVENTS, max_size=25),
+)
 def test_nothing_is_lost_and_nobody_drifts(down_codec, dtype, codec, resync_every, happenings):
     """I1 after every reply (in `World.check`), and I3: all that was left out comes in the end."""
     chosen = sending(

@@ -14,7 +14,7 @@ from tests.ps.wire.test_claims import Talk, refusals
 from thinwire.ops.types import Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
-from thinwire.ps.core.membership import Follower
+from thinwire.ps.core.membership import FollowerMembership
 from thinwire.ps.persistence.journal import JournaledCore
 
 
@@ -53,7 +53,7 @@ CAUSES = {
     "query": (events.Query, lambda talk: talk.query(ROGUE)),
     "pull": (events.Pull, lambda talk: talk.say(ROGUE, frame(pull=pb.Pull()))),
     "leave": (events.Leave, lambda talk: talk.say(ROGUE, frame(leave=pb.Leave(cause="done")))),
-    "malformed": (events.Refused, lambda talk: talk.push(ROGUE, samples=0)),
+    "malformed": (events.PushRejected, lambda talk: talk.push(ROGUE, samples=0)),
 }
 
 
@@ -97,7 +97,7 @@ def test_with_quarantine_the_sender_stays_out_for_a_term():
     break_at(core, of_rogue(events.Pull))
     journaled = JournaledCore(core)
     journaled.handle(events.Pull(ROGUE, ROGUE, None, 0), 1.0)
-    [refusal] = of(events.Refuse, journaled.handle(events.Join(ROGUE, 9, False, "peer"), 2.0))
+    [refusal] = of(events.Reject, journaled.handle(events.Join(ROGUE, 9, False, "peer"), 2.0))
     assert (refusal.reason, refusal.retry_after_seconds) == ("QUARANTINED", 7.0)
 
 
@@ -123,20 +123,23 @@ def test_whoever_waits_is_answered_though_a_round_broke_off(where):
 
 def _push(core, worker, step):
     empty = Update(None, np.zeros(4, np.float32))
-    return events.Push(worker, worker, step, core.version, 0, core.membership.epoch, empty, 1, 1,
-                       1.0)  # fmt: skip
+    return events.Push(
+        worker, worker, step, core.version, 0, core.membership.epoch, empty, 1, 1, 1.0
+    )
 
 
 def test_a_following_shard_asks_shard_0_to_put_the_sender_out():
     core = guarded(method("bsp"), leads=False)
-    assert isinstance(core.membership, Follower)
+    assert isinstance(core.membership, FollowerMembership)
     for worker in (1, 2):
         core.handle(events.Join(worker, worker, False, "peer"), 0.0)
-    core.handle(events.Epoch(1, (1, 2), True, None, (1, 2)), 0.0)
+    core.handle(events.MembershipEpoch(1, (1, 2), True, None, (1, 2)), 0.0)
     break_at(core, of_rogue(events.Push))
     actions = JournaledCore(core).handle(_push(core, ROGUE, 1), 1.0)
-    assert [each.lives for each in of(events.Missed, actions)] == [(events.Life(ROGUE, ROGUE),)]
-    assert [each.reason for each in of(events.Refuse, actions)] == ["NOT_MEMBER"]
+    assert [each.lives for each in of(events.WorkersUnreachable, actions)] == [
+        (events.WorkerIncarnation(ROGUE, ROGUE),)
+    ]
+    assert [each.reason for each in of(events.Reject, actions)] == ["NOT_MEMBER"]
 
 
 def test_what_is_no_workers_doing_is_not_survived():
@@ -209,8 +212,12 @@ def test_a_record_at_the_end_that_nobody_handled_is_cut_off(tmp_path):
 
     def fresh(*arguments):
         core = made(*arguments)
-        break_at(core, lambda event: event == events.Pull(
-            ROGUE, worker.incarnation, None, 0) and core.version > 0)  # fmt: skip
+        break_at(
+            core,
+            lambda event: (
+                event == events.Pull(ROGUE, worker.incarnation, None, 0) and core.version > 0
+            ),
+        )
         return core
 
     run.fresh = fresh

@@ -12,7 +12,7 @@ from thinwire.ps.core import events
 def test_an_outlier_is_refused_counted_and_told():
     core = joined(guarded(method("asgd"), max_update_norm=3.0))
     actions = push(core, 1, 1, 0, values=HUGE)
-    [refusal] = of(events.Refuse, actions)
+    [refusal] = of(events.Reject, actions)
     assert (refusal.reason, refusal.step, refusal.worker) == ("OUTLIER", 1, 1)
     assert "2e+06" in refusal.message and "--max_update_norm=3" in refusal.message
     assert core.version == 0 and not core.model.theta.any()

@@ -31,7 +31,7 @@ def test_an_answer_to_a_push_means_that_it_was_applied():
     for _ in range(2):
         run.now += 6.0
         for worker in (1, 2):
-            run.feed(0, events.Alive(worker))
+            run.feed(0, events.WorkerAlive(worker))
     assert run.shards[0].sync_state["live"] == [1, 2]  # the lease of worker 3 is over
     assert answered(run, first) == set()
     run.feed(0, events.Join(3, third.incarnation, True, "peer"))
@@ -92,11 +92,11 @@ def test_a_push_that_waited_while_its_group_changed_is_sent_again():
         push_of(run, number)
         pushes.append(run.push_event(run.workers[number], 1))
     epoch = run.shards[0].membership.epoch
-    run.feed(1, events.Epoch(epoch + 1, (), True))  # shard 0 has lost both
+    run.feed(1, events.MembershipEpoch(epoch + 1, (), True))  # shard 0 has lost both
     for push in pushes:
         assert run.feed(1, dataclasses.replace(push, epoch=epoch + 1)) == []
-    told = run.feed(1, events.Epoch(epoch + 2, (1,), True))
-    assert [(each.reason, each.epoch) for each in told if isinstance(each, events.Refuse)] == [
+    told = run.feed(1, events.MembershipEpoch(epoch + 2, (1,), True))
+    assert [(each.reason, each.epoch) for each in told if isinstance(each, events.Reject)] == [
         ("STALE_EPOCH", epoch + 2)
     ]
     assert run.shards[1].version == 0  # worker 1 alone would have been a round

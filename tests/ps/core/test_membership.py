@@ -10,8 +10,8 @@ from thinwire.ops.types import Update
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.core.membership import Coordinator, Follower
-from thinwire.ps.wire.epochs import epoch_of, message_of
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
+from thinwire.ps.wire.epochs import decode_epoch, encode_epoch
 
 LEASE = 9.0
 
@@ -21,7 +21,9 @@ def following(name="bsp", lease=LEASE, **choices):
     chosen = method(name, nb_workers=3, **choices)
     settings = core_of(chosen).config
     rule = SyncRule(chosen.sync.groups)
-    return PsCore(settings, chosen, np.zeros(4, np.float32), KERNELS, Follower(3, lease), rule)
+    return PsCore(
+        settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(3, lease), rule
+    )
 
 
 def hello(core, worker, life, epoch=0, now=0.0):
@@ -38,7 +40,7 @@ def beating(period=1.0, count=12):
     core = core_of(method("asgd", nb_workers=2), lease=LEASE)
     join(core, 1)
     for beat in range(1, count + 1):
-        core.handle(events.Alive(1), period * beat)
+        core.handle(events.WorkerAlive(1), period * beat)
     return core, period * count
 
 
@@ -52,7 +54,7 @@ def test_who_is_silent_for_longer_than_usual_is_suspected_and_cleared_again():
     assert now + LEASE / 3 <= suspected_at < now + LEASE / 2
     core.handle(events.Tick(), suspected_at)
     assert core.membership.state_of(1) == "suspect"
-    core.handle(events.Alive(1), suspected_at + 0.1)
+    core.handle(events.WorkerAlive(1), suspected_at + 0.1)
     assert core.membership.state_of(1) == "live"
     assert core.membership.num_left == 0
 
@@ -78,7 +80,7 @@ def test_suspicion_ends_no_lease():
 
 def test_a_second_process_is_refused_for_good_while_the_first_is_heard():
     core, now = beating()
-    (refusal,) = of(events.Refuse, core.handle(events.Join(1, 77, False, "other"), now + 1.0))
+    (refusal,) = of(events.Reject, core.handle(events.Join(1, 77, False, "other"), now + 1.0))
     assert (refusal.reason, refusal.retry_after_seconds) == ("ID_TAKEN", 0.0)
     assert "give this one another id" in refusal.message
 
@@ -86,7 +88,7 @@ def test_a_second_process_is_refused_for_good_while_the_first_is_heard():
 def test_a_second_process_may_ask_again_when_a_silent_first_one_would_be_out():
     core, now = beating()
     asked_at = now + 6.0
-    (refusal,) = of(events.Refuse, core.handle(events.Join(1, 77, False, "other"), asked_at))
+    (refusal,) = of(events.Reject, core.handle(events.Join(1, 77, False, "other"), asked_at))
     assert refusal.retry_after_seconds == pytest.approx(LEASE - 6.0)
     assert "silent for 6 s" in refusal.message
     again = asked_at + refusal.retry_after_seconds
@@ -98,15 +100,15 @@ def test_a_second_process_may_ask_again_when_a_silent_first_one_would_be_out():
 def test_a_silent_first_process_that_speaks_again_keeps_its_id():
     core, now = beating()
     core.handle(events.Join(1, 77, False, "other"), now + 6.0)
-    core.handle(events.Alive(1), now + 7.0)
-    (refusal,) = of(events.Refuse, core.handle(events.Join(1, 77, False, "other"), now + 9.0))
+    core.handle(events.WorkerAlive(1), now + 7.0)
+    (refusal,) = of(events.Reject, core.handle(events.Join(1, 77, False, "other"), now + 9.0))
     assert refusal.retry_after_seconds == 0.0
 
 
 def test_a_reconnection_keeps_what_was_learnt_and_makes_no_epoch():
     core, now = beating()
     before, epoch = core.membership.leases[1].arrivals, core.membership.epoch
-    core.handle(events.Lost(1, 1), now)
+    core.handle(events.WorkerDisconnected(1, 1), now)
     assert core.membership.state_of(1) == "suspect"
     core.handle(events.Join(1, 1, True, "elsewhere"), now + 0.5)
     assert core.membership.state_of(1) == "live"
@@ -119,13 +121,13 @@ def test_a_reconnection_keeps_what_was_learnt_and_makes_no_epoch():
 
 def test_who_asks_nothing_is_told_that_its_lease_has_ended():
     core, now = beating()
-    (refusal,) = of(events.Refuse, core.handle(events.Tick(), now + LEASE))
+    (refusal,) = of(events.Reject, core.handle(events.Tick(), now + LEASE))
     assert (refusal.worker, refusal.reason, refusal.step) == (1, "NOT_MEMBER", 0)
 
 
 def test_who_says_farewell_is_told_nothing():
     core, now = beating()
-    assert of(events.Refuse, core.handle(events.Leave(1, 1, "done"), now)) == []
+    assert of(events.Reject, core.handle(events.Leave(1, 1, "done"), now)) == []
 
 
 # -- following shards ---------------------------------------------------------------------------
@@ -138,37 +140,37 @@ def test_epochs_name_lives_and_travel():
     actions = join(core, 3, incarnation=33)
     (told,) = of(events.NewEpoch, actions)
     assert told.epoch.lives == (1, 22, 33)
-    assert epoch_of(message_of(told.epoch, core.sync.groups)) == told.epoch
+    assert decode_epoch(encode_epoch(told.epoch, core.sync.groups)) == told.epoch
 
 
 def test_lives_of_other_workers_than_there_are_are_malformed():
-    message = message_of(events.Epoch(3, (1, 2), True, None, (7, 8)), ((1, 2),))
+    message = encode_epoch(events.MembershipEpoch(3, (1, 2), True, None, (7, 8)), ((1, 2),))
     message.groups[0].incarnations.pop()
     with pytest.raises(Malformed, match="other lives than workers"):
-        epoch_of(message)
+        decode_epoch(message)
 
 
 def test_an_old_life_that_wakes_up_is_refused_by_a_following_shard():
     core = following()
     hello(core, 1, life=10, epoch=1)
-    core.handle(events.Epoch(1, (1,), True, None, (10,)), 0.0)
+    core.handle(events.MembershipEpoch(1, (1,), True, None, (10,)), 0.0)
     hello(core, 1, life=11, epoch=3)  # shard 0 has let another life in
-    core.handle(events.Epoch(3, (1,), True, None, (11,)), 0.0)
-    (refusal,) = of(events.Refuse, hello(core, 1, life=10, epoch=1))
+    core.handle(events.MembershipEpoch(3, (1,), True, None, (11,)), 0.0)
+    (refusal,) = of(events.Reject, hello(core, 1, life=10, epoch=1))
     assert refusal.reason == "ID_TAKEN"
     assert "peer11" in refusal.message
-    (refusal,) = of(events.Refuse, core.handle(push_of(1, 10, 5, epoch=3), 0.0))
+    (refusal,) = of(events.Reject, core.handle(push_of(1, 10, 5, epoch=3), 0.0))
     assert refusal.reason == "NOT_MEMBER"
     assert core.version == 0
 
 
 def test_what_an_old_life_left_waiting_is_void_when_another_one_is_named():
     core = following()
-    core.handle(events.Epoch(2, (2,), True, None, (20,)), 0.0)
+    core.handle(events.MembershipEpoch(2, (2,), True, None, (20,)), 0.0)
     hello(core, 1, life=10, epoch=1)  # it had left; this shard does not know its successor yet
     assert of(events.Reply, core.handle(push_of(1, 10, 5, epoch=2), 0.0)) == []
-    told = core.handle(events.Epoch(4, (1, 2), True, None, (11, 20)), 0.0)
-    assert [each.reason for each in of(events.Refuse, told)] == ["NOT_MEMBER"]
+    told = core.handle(events.MembershipEpoch(4, (1, 2), True, None, (11, 20)), 0.0)
+    assert [each.reason for each in of(events.Reject, told)] == ["NOT_MEMBER"]
     assert core.members[1].early is None
     hello(core, 1, life=11, epoch=4)
     hello(core, 2, life=20, epoch=2)
@@ -181,16 +183,16 @@ def test_what_an_old_life_left_waiting_is_void_when_another_one_is_named():
 def test_a_new_life_may_come_before_its_epoch_does():
     core = following()
     hello(core, 1, life=10, epoch=1)
-    core.handle(events.Epoch(1, (1,), True, None, (10,)), 0.0)
+    core.handle(events.MembershipEpoch(1, (1,), True, None, (10,)), 0.0)
     assert of(events.Welcome, hello(core, 1, life=11, epoch=3))
-    assert of(events.Refuse, core.handle(push_of(1, 11, 1, epoch=3), 0.0)) == []
+    assert of(events.Reject, core.handle(push_of(1, 11, 1, epoch=3), 0.0)) == []
     assert core.version == 0  # it waits for the epoch that names it
 
 
 def test_a_shard_0_that_names_no_lives_is_believed():
     core = following()
     hello(core, 1, life=10)
-    core.handle(events.Epoch(1, (1,), True), 0.0)
+    core.handle(events.MembershipEpoch(1, (1,), True), 0.0)
     core.handle(push_of(1, 10, 1, epoch=1), 0.0)
     assert core.version == 1
 
@@ -199,21 +201,21 @@ def test_a_following_shard_tells_whom_it_misses_again_and_again():
     core = following()
     for worker in (1, 2):
         hello(core, worker, life=10 * worker, epoch=2)
-    core.handle(events.Epoch(2, (1, 2), True, None, (10, 20)), 1.0)
+    core.handle(events.MembershipEpoch(2, (1, 2), True, None, (10, 20)), 1.0)
     assert core.next_deadline() == 1.0 + LEASE
-    core.handle(events.Alive(2), 9.0)
-    (missed,) = of(events.Missed, core.handle(events.Tick(), 1.0 + LEASE))
-    assert missed.lives == (events.Life(1, 10),)
-    assert of(events.Missed, core.handle(events.Tick(), 12.0)) == []
-    (missed,) = of(events.Missed, core.handle(events.Tick(), 1.0 + 2 * LEASE))
+    core.handle(events.WorkerAlive(2), 9.0)
+    (missed,) = of(events.WorkersUnreachable, core.handle(events.Tick(), 1.0 + LEASE))
+    assert missed.lives == (events.WorkerIncarnation(1, 10),)
+    assert of(events.WorkersUnreachable, core.handle(events.Tick(), 12.0)) == []
+    (missed,) = of(events.WorkersUnreachable, core.handle(events.Tick(), 1.0 + 2 * LEASE))
     assert [life.worker for life in missed.lives] == [1, 2]
 
 
 def test_a_following_shard_that_stood_still_misses_nobody():
     core = following()
     hello(core, 1, life=10, epoch=1)
-    core.handle(events.Epoch(1, (1,), True, None, (10,)), 0.0)
-    assert of(events.Missed, core.handle(events.Stalled(50.0), 51.0)) == []
+    core.handle(events.MembershipEpoch(1, (1,), True, None, (10,)), 0.0)
+    assert of(events.WorkersUnreachable, core.handle(events.ProcessStalled(50.0), 51.0)) == []
 
 
 def test_who_is_missed_elsewhere_is_let_go_once():
@@ -221,7 +223,7 @@ def test_who_is_missed_elsewhere_is_let_go_once():
     join(core, 1)
     join(core, 2)
     push(core, 2, 1, 0)
-    unheard = events.Unheard(events.Life(1, 1))
+    unheard = events.WorkerUnreachable(events.WorkerIncarnation(1, 1))
     actions = core.handle(unheard, 5.0)
     assert of(events.NewEpoch, actions)[0].epoch.live == (2,)
     assert [reply.worker for reply in of(events.Reply, actions)] == [2]
@@ -232,7 +234,7 @@ def test_who_is_missed_elsewhere_is_let_go_once():
 def test_another_life_than_the_missed_one_stays():
     core = core_of(method("asgd"), lease=LEASE)
     join(core, 1)
-    core.handle(events.Unheard(events.Life(1, 99)), 1.0)
+    core.handle(events.WorkerUnreachable(events.WorkerIncarnation(1, 99)), 1.0)
     assert core.membership.admits(1, 1)
 
 
@@ -244,7 +246,7 @@ def test_who_asks_for_the_model_waits_no_longer_with_its_push(waits_early):
     core = following()
     for worker in (1, 2):
         hello(core, worker, life=10 * worker, epoch=1)
-    core.handle(events.Epoch(1, (1, 2), True, None, (10, 20)), 0.0)
+    core.handle(events.MembershipEpoch(1, (1, 2), True, None, (10, 20)), 0.0)
     assert of(events.Reply, core.handle(push_of(1, 10, 3, epoch=1 + waits_early), 0.0)) == []
     (reply,) = of(events.Reply, core.handle(events.Pull(1, 10, None, 0), 1.0))
     assert (reply.worker, reply.step) == (1, 0)
@@ -259,4 +261,4 @@ def test_coordinator_and_follower_answer_the_same_questions():
     def names(kind):
         return {name for name in vars(kind) if not name.startswith("_")}
 
-    assert names(Coordinator) == names(Follower)
+    assert names(Coordinator) == names(FollowerMembership)

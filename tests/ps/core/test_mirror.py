@@ -22,8 +22,18 @@ def whole(value):
 
 def done(core, worker, round_, update=NONE, now=0.0, base=None, samples=8, incarnation=None):
     base = round_ - 1 if base is None else base
-    event = events.Push(worker, incarnation or worker, round_, base, core.config.generation,
-                        core.membership.epoch, update, samples, min(samples, 1), 1.0)  # fmt: skip
+    event = events.Push(
+        worker,
+        incarnation or worker,
+        round_,
+        base,
+        core.config.generation,
+        core.membership.epoch,
+        update,
+        samples,
+        min(samples, 1),
+        1.0,
+    )
     return core.handle(event, now)
 
 
@@ -58,7 +68,7 @@ def test_who_missed_a_round_pulls_first():
     core = running()
     for worker in (1, 2, 3):
         done(core, worker, 1, whole(7))
-    (refusal,) = of(events.Refuse, done(core, 2, 3, base=0))
+    (refusal,) = of(events.Reject, done(core, 2, 3, base=0))
     assert refusal.reason == "STALE_GENERATION"
     (reply,) = of(events.Reply, core.handle(events.Pull(2, 2, None, 0), 0.0))
     assert (reply.operation, reply.version) == (Operation.FULL, 1)
@@ -110,14 +120,14 @@ def test_a_run_that_lags_at_its_end_waits_for_the_weights():
     for round_ in (1, 2):
         for worker in (1, 2, 3):
             actions = done(core, worker, round_)
-    assert not of(events.Ended, actions)
+    assert not of(events.RunEnded, actions)
     assert {reply.stop_reason for reply in of(events.Reply, actions)} == {"iter_max"}
     assert core.handle(events.Leave(2, 2, "done"), 0.1) is not None
     actions = done(core, 1, 3, whole(9), base=2, samples=0, now=0.2)
-    assert [action.reason for action in of(events.Ended, actions)] == ["iter_max"]
+    assert [action.reason for action in of(events.RunEnded, actions)] == ["iter_max"]
     (reply,) = of(events.Reply, actions)
     assert (reply.worker, reply.stop_reason) == (1, "iter_max")
-    (snapshot,) = of(events.Snapshot, actions)
+    (snapshot,) = of(events.SaveSnapshot, actions)
     np.testing.assert_array_equal(snapshot.state["model"]["theta"], np.full(4, 9))
     assert (core.version, core.samples) == (2, 48)
 
@@ -129,11 +139,11 @@ def test_an_end_from_outside_waits_too_but_not_for_ever(reason):
         done(core, worker, 1)
     event = events.Stop(reason) if reason == "target_accuracy" else events.Tick()
     for worker in (1, 2, 3):
-        core.handle(events.Alive(worker), 49.9)
-    assert not of(events.Ended, core.handle(event, 50.0))
-    assert not of(events.Ended, core.handle(events.Tick(), 51.0))
+        core.handle(events.WorkerAlive(worker), 49.9)
+    assert not of(events.RunEnded, core.handle(event, 50.0))
+    assert not of(events.RunEnded, core.handle(events.Tick(), 51.0))
     assert core.next_deadline() > 51.0
-    (ended,) = of(events.Ended, core.handle(events.Tick(), 55.1))
+    (ended,) = of(events.RunEnded, core.handle(events.Tick(), 55.1))
     assert ended.reason == reason
 
 
@@ -141,7 +151,7 @@ def test_an_end_that_does_not_lag_is_an_end():
     core = running()
     for worker in (1, 2, 3):
         done(core, worker, 1, whole(7))
-    assert of(events.Ended, core.handle(events.Stop("target_accuracy"), 1.0))
+    assert of(events.RunEnded, core.handle(events.Stop("target_accuracy"), 1.0))
 
 
 def test_everybody_gone_ends_a_lagging_run():
@@ -149,7 +159,7 @@ def test_everybody_gone_ends_a_lagging_run():
     for worker in (1, 2):
         done(core, worker, 1)
     core.handle(events.Leave(1, 1, "done"), 0.1)
-    assert of(events.Ended, core.handle(events.Leave(2, 2, "done"), 0.1))
+    assert of(events.RunEnded, core.handle(events.Leave(2, 2, "done"), 0.1))
 
 
 def test_resume_takes_the_weights_for_those_of_the_version():

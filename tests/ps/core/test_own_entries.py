@@ -86,16 +86,24 @@ def sending(name="dgs", nb_workers=3, down_codec="delta", overrides=None, **choi
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["delta", "auto"]), st.sampled_from(VALUE_DTYPES), st.integers(1, 3),
-    st.sampled_from(["asp", "ssp", "gsp", "bsp"]), st.sampled_from([0.0, 0.3]),
-    st.sampled_from([0.05, 0.15, 0.5]), st.integers(0, 2**16),
-)  # fmt: skip
+    st.sampled_from(["delta", "auto"]),
+    st.sampled_from(VALUE_DTYPES),
+    st.integers(1, 3),
+    st.sampled_from(["asp", "ssp", "gsp", "bsp"]),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([0.05, 0.15, 0.5]),
+    st.integers(0, 2**16),
+)
 def test_floats_are_the_shards_whatever_is_lost(down, dtype, nb_ps, sync, loss, rate, seed):
     groups = {"groups": ((1, 2), (3,))} if sync == "gsp" else {}
     chosen = sending(
-        down_codec=down, compression_rate=rate, value_dtype=dtype, overrides={"sync": sync},
-        down_ratio=0.9 if down == "auto" else None, **groups,
-    )  # fmt: skip
+        down_codec=down,
+        compression_rate=rate,
+        value_dtype=dtype,
+        overrides={"sync": sync},
+        down_ratio=0.9 if down == "auto" else None,
+        **groups,
+    )
     run = LossyRun(chosen, iter_max=40, seed=seed, nb_ps=nb_ps, rate=0.3, loss=loss).run()
     assert run.num_checked > 10
     assert not run.deadlocked()
@@ -182,9 +190,11 @@ EVENTS = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["delta", "auto"]), st.sampled_from(VALUE_DTYPES), st.booleans(),
+    st.sampled_from(["delta", "auto"]),
+    st.sampled_from(VALUE_DTYPES),
+    st.booleans(),
     st.lists(EVENTS, max_size=25),
-)  # fmt: skip
+)
 def test_nobody_drifts_through_lives_and_restarts(down_codec, dtype, from_zero, happenings):
     """`World.check` compares after every reply; from zero, sums are below the normal range too."""
     world = World(sending("gd", 2, down_codec, value_dtype=dtype))

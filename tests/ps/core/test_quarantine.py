@@ -28,10 +28,10 @@ def test_who_offends_again_is_put_out_and_may_come_back():
     actions = offend(core, 2.0, 2)
     assert [each.epoch.live for each in of(events.NewEpoch, actions)] == [(2,)]
     assert core.membership.state_of(1) == "left"
-    [refusal] = of(events.Refuse, pull(core, 1, 4.0))
+    [refusal] = of(events.Reject, pull(core, 1, 4.0))
     assert (refusal.reason, refusal.retry_after_seconds) == ("QUARANTINED", 6.0)
     hello = events.Join(1, 99, False, "another process")  # the same device
-    [refusal] = of(events.Refuse, core.handle(hello, 9.5))
+    [refusal] = of(events.Reject, core.handle(hello, 9.5))
     assert (refusal.reason, refusal.step, refusal.retry_after_seconds) == ("QUARANTINED", 0, 0.5)
     assert of(events.Welcome, core.handle(hello, 10.0))
     assert core.guard.summary()["quarantines"] == {"1": 1}
@@ -61,10 +61,10 @@ def test_offences_are_forgotten_after_the_window():
 
 def test_what_a_reader_refuses_is_an_offence_too():
     core = quarantining(max_update_norm=0.0)
-    core.handle(events.Refused(1, "non_finite"), 1.0)
-    core.handle(events.Refused(1, "malformed"), 1.0)
+    core.handle(events.PushRejected(1, "non_finite"), 1.0)
+    core.handle(events.PushRejected(1, "malformed"), 1.0)
     assert core.membership.state_of(1) == "left"
-    core.handle(events.Refused(1, "malformed"), 1.0)  # still on its way
+    core.handle(events.PushRejected(1, "malformed"), 1.0)  # still on its way
     counts = core.guard.summary()
     assert counts["refused"] == {"malformed": {"1": 2}, "non_finite": {"1": 1}}
     assert counts["quarantines"] == {"1": 1}
@@ -83,7 +83,7 @@ def test_a_group_goes_on_without_who_was_put_out():
 def test_following_shards_refuse_but_put_nobody_out():
     core = guarded(method("asgd"), leads=False, max_update_norm=3.0, quarantine_after=1)
     core.handle(events.Join(1, 1, False, "peer"), 0.0)
-    core.handle(events.Epoch(1, (1,), True), 0.0)
+    core.handle(events.MembershipEpoch(1, (1,), True), 0.0)
     assert reasons(push(core, 1, 1, 0, values=HUGE)) == ["OUTLIER"]
     assert core.membership.state_of(1) == "live"
     assert of(events.Reply, pull(core, 1))
@@ -108,8 +108,13 @@ def test_a_restored_shard_decides_as_one_that_never_stopped(moment):
     ]
 
     def fresh():
-        return guarded(method("asgd"), max_update_norm=100.0, update_norm_factor=6.0,
-                       quarantine_after=2, quarantine_seconds=64.0)  # fmt: skip
+        return guarded(
+            method("asgd"),
+            max_update_norm=100.0,
+            update_norm_factor=6.0,
+            quarantine_after=2,
+            quarantine_seconds=64.0,
+        )
 
     def play(core, start, stop):
         refused = []
@@ -157,7 +162,7 @@ def test_a_term_goes_on_where_it_was_on_a_shard_with_another_clock():
     core.handle(events.Join(1, 1, True, "peer"), 103.0)
     back = guarded(method("asgd"), max_update_norm=3.0, quarantine_after=1, quarantine_seconds=8.0)
     back.restore(core.snapshot())
-    [refusal] = of(events.Refuse, back.handle(events.Join(1, 1, True, "peer"), 5000.0))
+    [refusal] = of(events.Reject, back.handle(events.Join(1, 1, True, "peer"), 5000.0))
     assert refusal.retry_after_seconds == 5.0
     assert of(events.Welcome, back.handle(events.Join(1, 1, True, "peer"), 5005.0))
 

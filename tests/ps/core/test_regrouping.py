@@ -12,7 +12,7 @@ from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.groups import AutoGroups, format_groups, parse_groups_file
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.core import events
-from thinwire.ps.wire.epochs import epoch_of, message_of
+from thinwire.ps.wire.epochs import decode_epoch, encode_epoch
 
 SPEEDS = [0.1, 0.1, 0.3, 0.3]
 
@@ -26,7 +26,7 @@ def groups_of(run):
 
 
 def formed(run):
-    return [action for _, action in run.actions if isinstance(action, events.Regrouped)]
+    return [action for _, action in run.actions if isinstance(action, events.GroupsChanged)]
 
 
 def assert_ended(run, updates, lost=0):
@@ -217,11 +217,13 @@ def test_the_summary_tells_the_speeds():
     assert told["samples_per_second"]["4"] == pytest.approx(80 / 3, rel=0.1)
 
 
-@pytest.mark.parametrize("told", [None, events.Formed(7, ((1, 4), (2, 3)), {1: 0, 2: 5, 4: 2**40})])
+@pytest.mark.parametrize(
+    "told", [None, events.GroupAssignment(7, ((1, 4), (2, 3)), {1: 0, 2: 5, 4: 2**40})]
+)
 def test_epochs_pass_the_wire(told):
-    epoch = events.Epoch(9, (1, 2, 4), True, told, lives=(7, 2**63, 0))
-    message = message_of(epoch, ((1, 4), (2, 3)))
-    assert epoch_of(type(message).FromString(message.SerializeToString())) == epoch
+    epoch = events.MembershipEpoch(9, (1, 2, 4), True, told, lives=(7, 2**63, 0))
+    message = encode_epoch(epoch, ((1, 4), (2, 3)))
+    assert decode_epoch(type(message).FromString(message.SerializeToString())) == epoch
 
 
 def test_the_proposal_is_left_behind_as_files(tmp_path):

@@ -73,7 +73,7 @@ def test_a_push_before_the_start_waits_for_it():
     assert not of(events.Reply, push(core, 1, 4, 3, now=12.0, generation=1))
     join(core, 2, 13.0)
     epoch = core.membership.epoch
-    refused = of(events.Refuse, push(core, 1, 4, 3, now=13.0, generation=1))
+    refused = of(events.Reject, push(core, 1, 4, 3, now=13.0, generation=1))
     assert not refused and epoch == core.membership.epoch
     replies = of(events.Reply, push(core, 2, 4, 3, now=14.0, generation=1))
     assert {reply.worker for reply in replies} == {1, 2}

@@ -8,18 +8,30 @@ import pytest
 from tests.ps.port import Port
 from thinwire.ops.routing import counters as routing_counters
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.ops.routing.reassembler import Assembled
+from thinwire.ops.routing.reassembler import ReassembledStep
 from thinwire.ps.core import events
 from thinwire.ps.datagrams import counters as datagrams_counters
-from thinwire.ps.datagrams.counters import Received, block, received
+from thinwire.ps.datagrams.counters import DatagramCounts, block, received
 
 #: Two channels beside the stream.
 BOOKS = dataclasses.replace(
-    routing_counters.empty(2), num_announced=[0, 10, 20], num_arrived=[0, 9, 12], num_late=[0, 0, 5],
-    num_datagrams=[0, 9, 18], num_bytes=[0, 900, 1800], num_closed=4, num_incomplete=2,
-    num_late_used=4, sum_of_ages=6, blocks=80, blocks_skipped=4, blocks_reliable=40, sum_k=2.0,
-    sum_fresh=3.0, sum_fill=3.6,
-)  # fmt: skip
+    routing_counters.empty(2),
+    num_announced=[0, 10, 20],
+    num_arrived=[0, 9, 12],
+    num_late=[0, 0, 5],
+    num_datagrams=[0, 9, 18],
+    num_bytes=[0, 900, 1800],
+    num_closed=4,
+    num_incomplete=2,
+    num_late_used=4,
+    sum_of_ages=6,
+    blocks=80,
+    blocks_skipped=4,
+    blocks_reliable=40,
+    sum_k=2.0,
+    sum_fresh=3.0,
+    sum_fill=3.6,
+)
 BOOKS.dropped["duplicate"] = 3
 OTHER = dataclasses.replace(
     routing_counters.empty(2), num_closed=1, sum_k=1.0, sum_fresh=1.0, sum_fill=1.0
@@ -39,7 +51,7 @@ def test_sessions_of_one_worker_are_one():
 
 def test_what_was_received_travels_and_is_kept():
     found = received([(2, BOOKS), (1, OTHER)], {"truncated": 1})
-    assert Received.from_dict(json.loads(found.to_json())) == found
+    assert DatagramCounts.from_dict(json.loads(found.to_json())) == found
     assert found.beside("truncated", 2).dropped == {"truncated": 3}
     assert found.beside("kept out", 0) == found
 
@@ -48,7 +60,7 @@ def test_a_shard_that_comes_back_goes_on_counting():
     before = one_push().port.received()
     assert before.workers[1].num_closed == 1 and before.dropped == {"unknown session": 1}
     saved = json.loads(before.to_json())
-    again = one_push(Received.from_dict(saved)).port.received()
+    again = one_push(DatagramCounts.from_dict(saved)).port.received()
     assert again.workers[1] == before.workers[1].plus(before.workers[1])
     assert again.dropped == {"unknown session": 2}
 
@@ -69,17 +81,20 @@ def one_push(before=None):
 
 
 def test_a_crowd_is_told_in_one():
-    crowd = Received({number: OTHER for number in range(1, 1001)}, {"truncated": 1})
+    crowd = DatagramCounts({number: OTHER for number in range(1, 1001)}, {"truncated": 1})
     told = crowd.in_short()
     assert len(told.to_json()) < 1000
     assert told.whole() == crowd.whole() and told.dropped == crowd.dropped
-    several = Received({number: BOOKS for number in range(1, 201)})
+    several = DatagramCounts({number: BOOKS for number in range(1, 201)})
     assert several.in_short() is several
     assert len(several.to_json()) < 256 << 10  # as long as a report may be
 
 
 def test_the_block_means_over_all_pushes_and_shards():
-    shards = [Received({1: BOOKS, 2: OTHER}, {"truncated": 1}), Received({1: OTHER}, {})]
+    shards = [
+        DatagramCounts({1: BOOKS, 2: OTHER}, {"truncated": 1}),
+        DatagramCounts({1: OTHER}, {}),
+    ]
     found = block(shards, {1: SENT, 2: SentCounts(fallen_back=1)}, 2)
     assert (found["pushes"], found["k"]) == (6, pytest.approx(4 / 6))
     assert found["fresh"] == pytest.approx(5 / 6)
@@ -88,8 +103,12 @@ def test_the_block_means_over_all_pushes_and_shards():
     losses = {name: found[name] for name in ("announced", "arrived", "late", "lost")}
     assert losses == {"announced": 30, "arrived": 21, "late": 5, "lost": 4}
     assert found["blocks"] == {
-        "all": 80, "reliable": 40, "skipped": 4, "dropped": 0, "non_finite": 1,
-    }  # fmt: skip
+        "all": 80,
+        "reliable": 40,
+        "skipped": 4,
+        "dropped": 0,
+        "non_finite": 1,
+    }
     assert found["dropped"] == {"duplicate": 3, "truncated": 1}
     assert found["unsent"] == {"outdated": 2}
     assert found["fallen_back"] == [2]
@@ -97,15 +116,22 @@ def test_the_block_means_over_all_pushes_and_shards():
 
 
 def test_the_block_has_a_row_for_each_channel_and_worker():
-    found = block([Received({1: BOOKS}), Received({0: OTHER})], {1: SENT}, 2)
+    found = block([DatagramCounts({1: BOOKS}), DatagramCounts({0: OTHER})], {1: SENT}, 2)
     stream, first, second = found["channels"]
     assert stream == {"channel": 0, "blocks": 40, "bytes_sent": 7000}
     assert first["lost"] == 1
     assert second == {
-        "channel": 2, "blocks": 26, "bytes_sent": 2600, "datagrams_sent": 21,
-        "datagrams_received": 18, "bytes_received": 1800, "announced": 20, "arrived": 12,
-        "late": 5, "lost": 3,
-    }  # fmt: skip
+        "channel": 2,
+        "blocks": 26,
+        "bytes_sent": 2600,
+        "datagrams_sent": 21,
+        "datagrams_received": 18,
+        "bytes_received": 1800,
+        "announced": 20,
+        "arrived": 12,
+        "late": 5,
+        "lost": 3,
+    }
     (row,) = found["workers"]  # what a crowded shard told in one is in the totals alone
     assert (row["id"], row["pushes"], row["fresh"], row["lost"]) == (1, 4, 0.75, 4)
     assert row["datagrams_sent"] == 31 and row["fallen_back"] is False
@@ -113,7 +139,7 @@ def test_the_block_has_a_row_for_each_channel_and_worker():
 
 
 def test_the_block_before_anything_is_known():
-    found = block([Received()], {}, 3)
+    found = block([DatagramCounts()], {}, 3)
     assert len(found["channels"]) == 4
     assert found["fresh"] is None and found["lateness"] is None
     assert found["pushes"] == found["lost"] == 0
@@ -123,11 +149,11 @@ def test_the_block_before_anything_is_known():
 def test_more_late_than_announced_is_no_gain():
     """A worker may say what it likes."""
     liar = dataclasses.replace(routing_counters.empty(1), num_announced=[0, 1], num_late=[0, 7])
-    assert block([Received({1: liar})], {}, 1)["lost"] == 0
+    assert block([DatagramCounts({1: liar})], {}, 1)["lost"] == 0
 
 
 def test_a_closed_step_is_a_line(caplog):
-    assembled = Assembled(7, (), None, 0.9, 0.95, 1.5, 2, 10, 8, None)
+    assembled = ReassembledStep(7, (), None, 0.9, 0.95, 1.5, 2, 10, 8, None)
     with caplog.at_level("INFO", logger="absl"):
         datagrams_counters.tell(3, assembled, BOOKS)
     assert caplog.messages == [
@@ -142,7 +168,7 @@ def test_any_number_of_lives_leaves_one_book_of_a_worker():
     worker.send(worker.begin())
     once = sum(port.books(1)[0].num_datagrams)
     for life in range(2000, 2050):
-        port.queue.append(events.Lost(1, worker.incarnation))
+        port.queue.append(events.WorkerDisconnected(1, worker.incarnation))
         port.turn()
         worker = port.join(1, life)
         worker.send(worker.begin())

@@ -8,7 +8,7 @@ import pytest
 from tests.ps.port import Port, alone, ramp, started, values_of
 from thinwire.ops.sync.rule import SyncRule
 from thinwire.ps.core import events
-from thinwire.ps.core.membership import Follower
+from thinwire.ps.core.membership import FollowerMembership
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_stream_that_breaks_keeps_the_session_and_another_life_gets_another(po
     one, two, three = started(port)
     again = port.join(3, three.incarnation, reconnects=True)
     assert again.welcome.datagrams == three.welcome.datagrams
-    port.queue.append(events.Lost(3, three.incarnation))
+    port.queue.append(events.WorkerDisconnected(3, three.incarnation))
     port.turn()
     anew = port.join(3, 3001)
     assert anew.welcome.datagrams.session != three.welcome.datagrams.session
@@ -105,11 +105,11 @@ def test_a_worker_that_joins_in_the_middle_of_a_round_keeps_its_session(port):
 
 def test_a_following_shard_keeps_the_session_of_whom_it_has_not_heard_yet(port):
     """Hello may come before shard 0's word that the worker is a member, and behind an older one."""
-    port.core.membership = Follower(3)
+    port.core.membership = FollowerMembership(3)
     port.core.sync = SyncRule(port.core.sync.groups)
     one, two = port.join(1), port.join(2)
     for number, live in ((1, (1,)), (2, (1, 2))):
-        port.queue.append(events.Epoch(number, live, True))
+        port.queue.append(events.MembershipEpoch(number, live, True))
         port.turn()
     assert len(port.receptions.numbers()) == 2
     two.push(two.begin(ramp()))
@@ -117,11 +117,11 @@ def test_a_following_shard_keeps_the_session_of_whom_it_has_not_heard_yet(port):
     for number, live in ((3, (1,)), (4, (1, 2))):  # its next life is there before its end
         if number == 3:
             again = port.join(2, 2001)
-        port.queue.append(events.Epoch(number, live, True))
+        port.queue.append(events.MembershipEpoch(number, live, True))
         port.turn()
     again.push(again.begin(ramp(2)))
     np.testing.assert_array_equal(values_of(port.pushed[-1]), ramp(2))
-    port.queue.append(events.Epoch(5, (2,), True))
+    port.queue.append(events.MembershipEpoch(5, (2,), True))
     port.turn()
     assert port.receptions.numbers() == [again.welcome.datagrams.session]
     one.send(one.begin())

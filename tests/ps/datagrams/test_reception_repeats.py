@@ -126,9 +126,11 @@ def _kept(assembler):
     """How many objects an assembler holds on to."""
     late = assembler._late._held.values()
     return (
-        len(assembler._past) + len(assembler._window._open) + len(late)
+        len(assembler._past)
+        + len(assembler._window._open)
+        + len(late)
         + sum(len(each.starts) + len(each.values) for each in late)
-    )  # fmt: skip
+    )
 
 
 def test_numbers_of_steps_may_pass_two_to_the_32():

@@ -18,7 +18,7 @@ from thinwire.ps.core import events, soft_state
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal import numbers, path_of
-from thinwire.ps.persistence.replay import Settings
+from thinwire.ps.persistence.replay import ReplaySettings
 
 METHODS = {
     "adacomp": lambda: method("adacomp", 3, compression_rate=0.2),
@@ -60,14 +60,14 @@ def live(run, turns, rng):
             run.feed(0, events.Tick())
         elif chance < 0.06:
             for shard in range(run.nb_ps):
-                run.feed(shard, events.Lost(worker.number, worker.incarnation))
+                run.feed(shard, events.WorkerDisconnected(worker.number, worker.incarnation))
             worker.join(reconnects=True)
         elif chance < 0.07:
             run.save()
         elif chance < 0.09:
-            run.feed(0, events.Observe(1))
+            run.feed(0, events.EvaluationPull(1))
         else:
-            run.feed(0, events.Alive(worker.number))
+            run.feed(0, events.WorkerAlive(worker.number))
             run.turn()
 
 
@@ -122,7 +122,7 @@ def test_every_prefix_gives_the_whole_records_in_it(recorded):
         try:
             for end, _ in journal_format.bodies(memoryview(data)[8:size]):
                 found.append(end + 8)
-        except journal_format.Damaged as error:
+        except journal_format.DamagedRecord as error:
             assert "cut short" in str(error) and size not in ends
         else:
             assert size == 8 or size in ends
@@ -222,7 +222,7 @@ def test_an_end_that_only_the_journal_knows_is_an_end(tmp_path, limit, finished)
     run = JournaledRun(tmp_path / "own", METHODS["gsp"](), iter_max=20)
     core, coder = run.shards[0], run.coders[0]
     run.journals[0] = journal.Journal(folder, coder, 112)
-    number = run.journals[0].begin(Settings(core.config, 10.0, {"iter_max": 20}).to_plain())
+    number = run.journals[0].begin(ReplaySettings(core.config, 10.0, {"iter_max": 20}).to_plain())
     saved = shard(tmp_path / "run")
     saved.open()
     begun = {"journal": number, "soft": soft_state.save(core)}

@@ -17,9 +17,9 @@ from thinwire.ps.persistence.journal import (
     JournalFailed,
     path_of,
 )
-from thinwire.ps.persistence.journal_format import Coder, Damaged, bodies
+from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, bodies
 from thinwire.ps.persistence.policy import push_fraction
-from thinwire.ps.persistence.replay import Settings
+from thinwire.ps.persistence.replay import ReplaySettings
 
 MODEL = ModelSpec((TensorSpec("kernel", (300, 400)), TensorSpec("b", (400,))))
 
@@ -50,11 +50,11 @@ class Written(MiniRun):
     def __init__(self, folder, room):
         super().__init__(method("adacomp", 2, compression_rate=0.2), iter_max=500)
         core, self.folder = self.shards[0], folder
-        self.coder = coder = Coder(self.layouts[0], self.method, KERNELS, core.aux.size)
+        self.coder = coder = EventCoder(self.layouts[0], self.method, KERNELS, core.aux.size)
         left = [room]
         self.journal = Journal(folder, coder, 112, create=lambda path: FullDisk(path, left))
         self.journaled = JournaledCore(core)
-        self.journaled.write_to(self.journal, Settings(core.config, 10.0, {}).to_plain())
+        self.journaled.write_to(self.journal, ReplaySettings(core.config, 10.0, {}).to_plain())
 
     def feed(self, shard, event):
         core, self.shards = self.shards[0], [self.journaled]
@@ -68,7 +68,7 @@ class Written(MiniRun):
 def written(run):
     """Return the events in the journal, up to what was cut short."""
     found = []
-    with contextlib.suppress(Damaged):
+    with contextlib.suppress(DamagedRecord):
         for _, body in bodies(journal.contents(path_of(run.folder, 1))):
             found.append(body)
     return [run.coder.decode(body)[0] for body in found[1:]]  # behind the head
@@ -83,7 +83,7 @@ def test_a_full_disk_ends_the_run_with_what_was_acknowledged(tmp_path, room):
         assert run.turn()
     core, kept = run.shards[0], written(run)
     assert core.stop_reason == STOP_REASON
-    assert any(isinstance(each, events.Ended) for _, each in run.actions)
+    assert any(isinstance(each, events.RunEnded) for _, each in run.actions)
     assert len(kept) == run.journal.num_records
     assert core.version == sum(isinstance(each, events.Push) for each in kept)
     text = str(run.journaled.failure)
@@ -114,7 +114,7 @@ def test_a_snapshot_comes_when_the_journal_has_become_long(tmp_path, monkeypatch
     run.join_all()
     for _ in range(200):
         run.turn()
-    taken = [each for _, each in run.actions if isinstance(each, events.Snapshot)]
+    taken = [each for _, each in run.actions if isinstance(each, events.SaveSnapshot)]
     assert taken and taken[0].state["model"]["version"] == taken[0].version > 0
     summary = run.journaled.summary()
     assert summary == {}  # nobody has said what the summary is to tell

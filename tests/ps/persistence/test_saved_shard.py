@@ -10,12 +10,19 @@ from tests.harness import SPEC, MiniRun, method
 from thinwire.flags.run import read_run
 from thinwire.ops.routing import counters as routing_counters
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
-from thinwire.ps.datagrams.counters import Received
-from thinwire.ps.persistence.journal import JournaledCore, Mark, Reached, numbers, path_of, read
-from thinwire.ps.persistence.policy import Keeping
+from thinwire.ps.datagrams.counters import DatagramCounts
+from thinwire.ps.persistence.journal import (
+    HighWaterLog,
+    HighWaterMark,
+    JournaledCore,
+    numbers,
+    path_of,
+    read,
+)
+from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
 
-RECEIVED = Received({2: routing_counters.empty(3)}, {"unknown session": 4})
+RECEIVED = DatagramCounts({2: routing_counters.empty(3)}, {"unknown session": 4})
 
 
 def shard(folder, *flags, spec=SPEC):
@@ -36,7 +43,7 @@ def test_a_new_run_finds_nothing(tmp_path):
     saved = shard(tmp_path)
     assert saved.core is None and saved.finished is None
     assert saved.run_id == "" and saved.reports == {} and saved.bytes_down == {}
-    assert saved.datagrams == Received()
+    assert saved.datagrams == DatagramCounts()
 
 
 def test_everything_comes_back(tmp_path):
@@ -118,7 +125,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
         saved.open()
         saved.put(version, state, "abc", {}, {}, RECEIVED)
         saved.flush()
-        mark = Reached(folder, Mark(generation, version - 1))
+        mark = HighWaterLog(folder, HighWaterMark(generation, version - 1))
         for reached in range(version, version + more + 1):
             mark.note(reached)
         mark.close()
@@ -129,7 +136,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
         server = types.SimpleNamespace(core=core, journaled=journaled)
         caplog.clear()
         with caplog.at_level("INFO", logger="absl"):
-            keeping = Keeping(saved._run, "off", saved, None, SPEC)
+            keeping = JournalPolicy(saved._run, "off", saved, None, SPEC)
             keeping.replay(None)
             keeping.begin(server)
         assert core.accounts.lost_updates == lost
@@ -141,7 +148,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
 def test_each_update_is_marked_before_anybody_is_told(tmp_path):
     run, seen = MiniRun(method("asgd"), iter_max=20), []
     journaled, decoded = JournaledCore(run.shards[0]), run.decoded
-    journaled.reached = Reached(tmp_path, Mark(5, 0))
+    journaled.reached = HighWaterLog(tmp_path, HighWaterMark(5, 0))
     journaled.config, journaled.membership = run.shards[0].config, run.shards[0].membership
     run.shards[0] = journaled
 
@@ -153,7 +160,7 @@ def test_each_update_is_marked_before_anybody_is_told(tmp_path):
     run.join_all()
     for _ in range(3):
         run.turn()
-    assert seen == [(0, None), (0, None), *((step, Mark(5, step)) for step in (1, 2, 3))]
+    assert seen == [(0, None), (0, None), *((step, HighWaterMark(5, step)) for step in (1, 2, 3))]
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 19, b"x" * 20, b"x" * 21])
@@ -163,7 +170,7 @@ def test_a_damaged_mark_is_none(tmp_path, data):
 
 
 def test_a_disk_that_takes_no_marks_is_said_once(tmp_path, caplog):
-    mark = Reached(tmp_path / "missing", Mark(1, 0))
+    mark = HighWaterLog(tmp_path / "missing", HighWaterMark(1, 0))
     with caplog.at_level("INFO", logger="absl"):
         for version in range(9):
             mark.note(version)

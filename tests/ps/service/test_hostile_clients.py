@@ -78,9 +78,18 @@ class Honest:
         blocks = messages.blocks_from_message(reply.blocks, payload, sizes)
 
         self.worker.core.finish(
-            [ShardReply(Operation(reply.operation), blocks, reply.version, reply.generation,
-                        reply.learning_rate, reply.samples, reply.stop)]
-        )  # fmt: skip
+            [
+                ShardReply(
+                    Operation(reply.operation),
+                    blocks,
+                    reply.version,
+                    reply.generation,
+                    reply.learning_rate,
+                    reply.samples,
+                    reply.stop,
+                )
+            ]
+        )
 
     def train(self, between):
         self.stream = Stream(self.shard.server)

@@ -7,7 +7,7 @@ from tests.ps.streams import Shard, Stream
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.service import leader_client
-from thinwire.ps.telemetry.status import Beside, StatusBoard
+from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 
 
 class Follower:
@@ -70,9 +70,10 @@ def test_a_shard_s_figures_are_due_when_its_workers_have_gone():
 
 def test_workers_are_done_when_nothing_more_is_awaited():
     shard, awaits = Shard(), [True]
-    beside = Beside(awaits=lambda: awaits[0])
-    board = StatusBoard(shard.board._run, shard.board._spec, shard.core, shard.server,
-                        beside=beside)  # fmt: skip
+    beside = StatusSources(awaits=lambda: awaits[0])
+    board = StatusReporter(
+        shard.board._run, shard.board._spec, shard.core, shard.server, beside=beside
+    )
     shard.say({"pull": pb.Pull()}, {"leave": pb.Leave(cause="done")})
     shard.core.handle(events.Stop("iter_max"), time.monotonic())
     assert set(board.states().values()) == {"left"}
@@ -82,9 +83,10 @@ def test_workers_are_done_when_nothing_more_is_awaited():
 
 def test_a_board_tells_what_it_is_handed():
     shard = Shard()
-    beside = Beside(lambda: {"token": 3}, lambda: {"journal": {"on": False}})
-    board = StatusBoard(shard.board._run, shard.board._spec, shard.core, shard.server,
-                        beside=beside)  # fmt: skip
+    beside = StatusSources(lambda: {"token": 3}, lambda: {"journal": {"on": False}})
+    board = StatusReporter(
+        shard.board._run, shard.board._spec, shard.core, shard.server, beside=beside
+    )
     policies = board.status().policies
     assert policies["refused_peers"] == {"token": 3}
     assert policies["journal"] == {"on": False}

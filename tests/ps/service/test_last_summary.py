@@ -6,7 +6,7 @@ import types
 import pytest
 
 from thinwire.ops.run.settings import has_evaluated_summary
-from thinwire.ps.role import Shard
+from thinwire.ps.role import ShardProcess
 
 END = {"updates": 7, "stop_reason": "max_seconds", "test_accuracy": 0.9}
 
@@ -49,7 +49,7 @@ class Board:
 def shard_in(folder, **changes):
     """A shard 0 at its end whose Supervisor is still at its report."""
     quiet = types.SimpleNamespace(close=lambda: None, flush=lambda: None)
-    shard = Shard.__new__(Shard)
+    shard = ShardProcess.__new__(ShardProcess)
     shard.run, shard.leads, shard.core = run_in(folder, **changes), True, Core()
     connections = types.SimpleNamespace(was_evaluated=False)
     shard.server = types.SimpleNamespace(journaled=quiet, connections=connections)

@@ -5,7 +5,7 @@ import pytest
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame, push_frame
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
-from thinwire.ps.wire.epochs import epoch_of
+from thinwire.ps.wire.epochs import decode_epoch
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_what_comes_on_a_stream_that_was_replaced_is_counted():
 def test_an_epoch_with_other_steps_than_workers_is_malformed():
     odd = pb.Membership(epoch=4, formed=[pb.Group(workers=[1, 2], steps=[5])], formed_epoch=4)
     with pytest.raises(Malformed, match="other steps than workers"):
-        epoch_of(odd)
+        decode_epoch(odd)

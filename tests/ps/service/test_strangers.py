@@ -11,9 +11,9 @@ from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.proto.grpc.session import Refused, Session
-from thinwire.proto.security.connection_guard import Door, Limits, Rate
-from thinwire.proto.security.credentials import Evidence
+from thinwire.proto.grpc.session import ClientSession, RequestRejected
+from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, Rate
+from thinwire.proto.security.credentials import PeerEvidence
 from thinwire.ps.service.handshake import door_of, most_streams, unanswered
 
 WAIT_SECONDS = 20.0
@@ -42,7 +42,9 @@ def shard_behind(door):
 
 @contextlib.contextmanager
 def opened(shard, port, credentials, **hello):
-    session = Session(f"127.0.0.1:{port}", shard.hello(**hello), 1 << 20, credentials=credentials)
+    session = ClientSession(
+        f"127.0.0.1:{port}", shard.hello(**hello), 1 << 20, credentials=credentials
+    )
     try:
         yield session, session.open(WAIT_SECONDS)
     finally:
@@ -51,14 +53,14 @@ def opened(shard, port, credentials, **hello):
 
 def refused(shard, port, credentials, **hello):
     """Return the reason of a refusal."""
-    with pytest.raises(Refused) as caught, opened(shard, port, credentials, **hello):
+    with pytest.raises(RequestRejected) as caught, opened(shard, port, credentials, **hello):
         pass
     return caught.value.reason
 
 
 def test_a_worker_with_papers_and_token_trains(papers):
     with (
-        shard_behind(Door(papers.of("ps-0", TOKEN))) as (shard, port),
+        shard_behind(ConnectionGuard(papers.of("ps-0", TOKEN))) as (shard, port),
         opened(shard, port, papers.of("worker-1", TOKEN), id=1) as (session, welcome),
     ):
         assert welcome.run_id == "run"
@@ -70,7 +72,7 @@ def test_a_worker_with_papers_and_token_trains(papers):
 
 
 def test_who_is_somebody_else_is_refused_and_the_holder_stays(papers):
-    door = Door(papers.of("ps-0"))
+    door = ConnectionGuard(papers.of("ps-0"))
     with shard_behind(door) as (shard, port):
         with opened(shard, port, papers.of("worker-1"), id=1):
             assert refused(shard, port, papers.of("worker-2"), id=1) == pb.REASON_IDENTITY
@@ -83,7 +85,7 @@ def test_who_is_somebody_else_is_refused_and_the_holder_stays(papers):
 
 @pytest.mark.parametrize("credentials", [NO_CREDENTIALS, Credentials(token=b"not the run's token")])
 def test_without_the_token_nothing_is_told_but_why(credentials):
-    with shard_behind(Door(Credentials(token=TOKEN))) as (shard, port):
+    with shard_behind(ConnectionGuard(Credentials(token=TOKEN))) as (shard, port):
         # Other token: the client finds the shard to be a false one before it says anything.
         expected = pb.REASON_IDENTITY if credentials.token else pb.REASON_TOKEN
         assert refused(shard, port, credentials, id=1) == expected
@@ -92,9 +94,9 @@ def test_without_the_token_nothing_is_told_but_why(credentials):
 
 def test_not_even_that_it_is_starting_is_told_to_strangers():
     shard = Shard()
-    shard.server.door, shard.server.identity = Door(Credentials(token=TOKEN)), None
+    shard.server.door, shard.server.identity = ConnectionGuard(Credentials(token=TOKEN)), None
     stream = Stream(shard.server, [frame(hello=shard.hello())])
-    stream.evidence = Evidence((), b"c" * 32, b"s" * 32)
+    stream.evidence = PeerEvidence((), b"c" * 32, b"s" * 32)
     stream.read()
     assert [message.WhichOneof("body") for message, _ in stream.received] == ["refusal"]
     assert stream.last("refusal")[0].reason == pb.REASON_TOKEN
@@ -102,8 +104,8 @@ def test_not_even_that_it_is_starting_is_told_to_strangers():
 
 
 def test_a_client_that_says_nothing_does_not_stay():
-    with shard_behind(Door(limits=Limits(hello_seconds=0.05))) as (shard, port):
-        session = Session(f"127.0.0.1:{port}", shard.hello(), 1 << 20)
+    with shard_behind(ConnectionGuard(limits=Limits(hello_seconds=0.05))) as (shard, port):
+        session = ClientSession(f"127.0.0.1:{port}", shard.hello(), 1 << 20)
         session.stream.open(WAIT_SECONDS)
         with pytest.raises(StreamLost):
             session.receive(WAIT_SECONDS)
@@ -113,7 +115,7 @@ def test_a_client_that_says_nothing_does_not_stay():
 
 def test_a_client_that_has_said_hello_stays():
     with (
-        shard_behind(Door(limits=Limits(hello_seconds=0.1))) as (shard, port),
+        shard_behind(ConnectionGuard(limits=Limits(hello_seconds=0.1))) as (shard, port),
         opened(shard, port, NO_CREDENTIALS, id=1) as (session, _),
     ):
         assert session.poll(0.4) is None
@@ -125,7 +127,7 @@ def test_a_client_that_has_said_hello_stays():
 
 def test_a_flood_of_messages_is_cut_off():
     shard = Shard()
-    shard.server.door = Door(limits=Limits(messages_per_second=1.0, burst_messages=3.0))
+    shard.server.door = ConnectionGuard(limits=Limits(messages_per_second=1.0, burst_messages=3.0))
     stream = shard.say(*[{"heartbeat": pb.Heartbeat()}] * 10, id=ROGUE)
     assert stream.last("refusal")[0].reason == pb.REASON_LIMIT
     assert "more than 1 messages a second" in stream.last("refusal")[0].message
@@ -153,7 +155,7 @@ def test_a_client_that_does_not_take_replies_is_cut_off():
 
 def test_replies_wait_where_the_client_does_not_read():
     with (
-        shard_behind(Door()) as (shard, port),
+        shard_behind(ConnectionGuard()) as (shard, port),
         opened(shard, port, NO_CREDENTIALS, id=1) as (session, _),
     ):
         stream = shard.server.connections.workers[1].stream
@@ -194,4 +196,4 @@ def test_ill_formed_hellos_and_refused_ones_are_counted():
     Stream(shard.server, [b"\xff"]).read()
     assert shard.server.door.refused == {"hello": 1, "malformed": 1}
     with pytest.raises(Unreachable):
-        Session("127.0.0.1:1", shard.hello(), 1 << 20).open(0.2)
+        ClientSession("127.0.0.1:1", shard.hello(), 1 << 20).open(0.2)

@@ -10,9 +10,11 @@ from thinwire.ps.service.stream_reader import StreamReader
 def supervisor(shard, evaluates=True):
     """Return the open stream of a Supervisor that has said Hello."""
     hello = pb.Hello(
-        protocol_version=messages.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR, num_shards=1,
+        protocol_version=messages.PROTOCOL_VERSION,
+        role=pb.ROLE_SUPERVISOR,
+        num_shards=1,
         model=messages.tensors_of(SPEC) if evaluates else [],
-    )  # fmt: skip
+    )
     stream = Stream(shard.server)
 
     def frames():

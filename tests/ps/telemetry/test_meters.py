@@ -4,10 +4,10 @@ import threading
 import types
 
 from tests.ps.streams import HONEST, Shard, push_frame
-from thinwire.ops.telemetry.instruments import Meter
+from thinwire.ops.telemetry.instruments import Instrument
 from thinwire.ops.telemetry.run_status import WorkerMetrics, summarise
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.datagrams.counters import Received
+from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.telemetry.instruments import ShardMeters
 
 
@@ -38,7 +38,7 @@ def read(meters, shard):
 def values(told):
     found = {}
     for meter in told:
-        assert isinstance(meter, Meter)
+        assert isinstance(meter, Instrument)
         assert meter.name not in found
         found[meter.name] = {" ".join(labels): value for labels, value in meter.values.items()}
     return found
@@ -105,7 +105,7 @@ def test_what_goes_wrong_in_telling_does_not_end_the_run(caplog):
 
 def test_what_becomes_of_datagrams():
     shard = Shard("asgd")
-    meters, _ = meters_of(shard, lambda: Received({}, {"tag": 3}))
+    meters, _ = meters_of(shard, lambda: DatagramCounts({}, {"tag": 3}))
     found = values(meters.read())
     assert found["datagrams"] == {"announced": 0, "arrived": 0, "late": 0, "late_used": 0}
     assert found["datagrams_dropped"] == {"tag": 3}
@@ -123,9 +123,9 @@ def test_a_journal_is_told_of():
 
 
 def test_the_real_journal_has_what_is_told():
-    from thinwire.ps.persistence.journal import Journal, Place
+    from thinwire.ps.persistence.journal import Journal, JournalPosition
 
-    assert Journal(None, None, 0, Place(3, 77)).bytes_since_snapshot == 77
+    assert Journal(None, None, 0, JournalPosition(3, 77)).bytes_since_snapshot == 77
 
 
 def test_the_summary_says_how_often_workers_were_started_again():

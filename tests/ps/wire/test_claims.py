@@ -87,16 +87,23 @@ class Talk:
     def push(self, worker, **wrong):
         self.steps[worker] = max(self.steps[worker], self.core.members[worker].last_step) + 1
         right = {
-            "incarnation": LIFE[worker], "kind": self.shard.kind, "step": self.steps[worker],
-            "base_version": self.core.version, "epoch": self.core.membership.epoch,
-        }  # fmt: skip
+            "incarnation": LIFE[worker],
+            "kind": self.shard.kind,
+            "step": self.steps[worker],
+            "base_version": self.core.version,
+            "epoch": self.core.membership.epoch,
+        }
         self.say(worker, push_frame(**right | wrong))
 
     def query(self, worker, **wrong):
         right = {
-            "incarnation": LIFE[worker], "step": self.steps[worker] + 1, "local_steps": 1,
-            "step_seconds": 0.1, "age_seconds": 0.0, "query_seconds": 0.01,
-        }  # fmt: skip
+            "incarnation": LIFE[worker],
+            "step": self.steps[worker] + 1,
+            "local_steps": 1,
+            "step_seconds": 0.1,
+            "age_seconds": 0.0,
+            "query_seconds": 0.01,
+        }
         self.say(worker, frame(query=pb.Query(**right | wrong)))
 
     def check(self):
@@ -180,20 +187,25 @@ _real = st.sampled_from(REAL) | st.floats(width=32)
     pushes=st.lists(
         st.fixed_dictionaries(
             {},
-            optional={**dict.fromkeys(WHOLE_OF_PUSH, _whole), "loss": _real,
-                      "learning_rate": _real},
+            optional={
+                **dict.fromkeys(WHOLE_OF_PUSH, _whole),
+                "loss": _real,
+                "learning_rate": _real,
+            },
         ),
         max_size=4,
     ),
     queries=st.lists(
         st.fixed_dictionaries(
             {},
-            optional={**dict.fromkeys(WHOLE_OF_QUERY, _whole),
-                      **dict.fromkeys(REAL_OF_QUERY, _real)},
+            optional={
+                **dict.fromkeys(WHOLE_OF_QUERY, _whole),
+                **dict.fromkeys(REAL_OF_QUERY, _real),
+            },
         ),
         max_size=4,
     ),
-)  # fmt: skip
+)
 def test_whatever_a_worker_claims_the_others_go_on(name, pushes, queries):
     talk = Talk(name)
     for push, query in itertools.zip_longest(pushes, queries, fillvalue={}):
@@ -248,8 +260,14 @@ def test_a_part_of_a_round_among_the_workers_is_refused_or_harmless(samples):
     """A copy of the model that is none, where the workers step by themselves."""
     shard = Shard("bsp", collective="ring")
     blocks, values = _sparse()
-    push = push_frame(blocks, values, incarnation=12, kind=pb.UPDATE_KIND_VALUES, samples=samples,
-                      local_steps=min(samples, 1))  # fmt: skip
+    push = push_frame(
+        blocks,
+        values,
+        incarnation=12,
+        kind=pb.UPDATE_KIND_VALUES,
+        samples=samples,
+        local_steps=min(samples, 1),
+    )
     shard.say(push, incarnation=12, id=ROGUE)
     assert shard.say(incarnation=11, id=HONEST).last("welcome")[0] is not None
     assert "fault" not in shard.core.accounts.rejected
@@ -279,7 +297,9 @@ def test_a_report_that_no_worker_can_have_counted_is_none():
     """The sum over all workers has to stay a count that the Supervisor reads."""
     assert reports.own_counters('{"id": 2, "bytes_up": 9007199254740992}')["bytes_up"] == 2**53
     for wrong in (
-        '"bytes_up": 9007199254740993', '"wait_seconds": -0.5', '"compute_seconds": 1e300',
+        '"bytes_up": 9007199254740993',
+        '"wait_seconds": -0.5',
+        '"compute_seconds": 1e300',
         '"labels": {"3": 9223372036854775807}',
-    ):  # fmt: skip
+    ):
         assert reports.own_counters(f'{{"id": 2, {wrong}}}') == {}

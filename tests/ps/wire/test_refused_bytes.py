@@ -16,9 +16,9 @@ from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.proto.grpc import StreamLost
-from thinwire.proto.grpc.session import Session
-from thinwire.proto.security.certificates import Holder, issue
-from thinwire.proto.security.connection_guard import Door
+from thinwire.proto.grpc.session import ClientSession
+from thinwire.proto.security.certificates import CertificateHolder, issue
+from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.credentials import part_of_worker
 from thinwire.ps.service.handshake import identity
 
@@ -73,14 +73,17 @@ def tapped(door):
 
 def ask_for_everything(tap, credentials, shard, **hello):
     """Say Hello and, without waiting, ask for the model; stay until the shard hangs up."""
-    session = Session(f"127.0.0.1:{tap.port}", shard.hello(**hello), 1 << 20)
+    session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(**hello), 1 << 20)
     session._stream._credentials = credentials
     session.stream._check_server = lambda: None  # a stranger does not care whom it talks to
     session.stream.open(WAIT_SECONDS)
     said = shard.hello(**hello)
     said.proof = session.stream.prove(())
-    for message in (pb.ToServer(hello=said), pb.ToServer(pull=pb.Pull()),
-                    pb.ToServer(pull=pb.Pull(observe=True))):  # fmt: skip
+    for message in (
+        pb.ToServer(hello=said),
+        pb.ToServer(pull=pb.Pull()),
+        pb.ToServer(pull=pb.Pull(observe=True)),
+    ):
         session.stream.send((frame(message),))
     with contextlib.suppress(StreamLost):
         while True:
@@ -103,7 +106,7 @@ def leaked(tap, shard):
 )
 @pytest.mark.parametrize("role", [pb.ROLE_WORKER, pb.ROLE_SUPERVISOR])
 def test_whoever_has_no_token_gets_a_sentence(credentials, role):
-    with tapped(Door(Credentials(token=TOKEN))) as (shard, tap):
+    with tapped(ConnectionGuard(Credentials(token=TOKEN))) as (shard, tap):
         shard.core.model.theta[:] = np.linspace(0.123, 4.567, shard.core.model.theta.size)
         ask_for_everything(tap, credentials, shard, role=role)
         assert b"does not prove that it has this run's token" in bytes(tap.heard)
@@ -116,9 +119,9 @@ def test_whoever_has_no_token_gets_a_sentence(credentials, role):
 
 def test_the_tap_does_hear_what_a_member_gets():
     """The test above would fail: the same bytes are looked for where they must be."""
-    with tapped(Door()) as (shard, tap):
+    with tapped(ConnectionGuard()) as (shard, tap):
         shard.core.model.theta[:] = np.linspace(0.123, 4.567, shard.core.model.theta.size)
-        session = Session(f"127.0.0.1:{tap.port}", shard.hello(id=1, run_id=RUN_ID), 1 << 20)
+        session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(id=1, run_id=RUN_ID), 1 << 20)
         assert session.open(WAIT_SECONDS).run_id == RUN_ID
         session.say(pb.ToServer(pull=pb.Pull()))
         while session.receive(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
@@ -132,7 +135,7 @@ def test_the_tap_does_hear_what_a_member_gets():
 
 def papers_of_strangers(mine, theirs):
     """Name -> what a stranger shows: a certificate, or None."""
-    holder = Holder("worker-1", part_of_worker(1), HOSTS)
+    holder = CertificateHolder("worker-1", part_of_worker(1), HOSTS)
     return {
         "none": None,
         "expired": mine.expired("worker-1", part_of_worker(1)),
@@ -168,7 +171,7 @@ def application_bytes(port, folder, issued):
 def test_without_a_good_certificate_not_a_byte_comes_out_of_tls(tmp_path):
     mine, theirs = Papers(), Papers()
     shard = Shard()
-    shard.server.door = Door(mine.of("ps-0"))
+    shard.server.door = ConnectionGuard(mine.of("ps-0"))
     port = shard.server.listen("127.0.0.1", 0)
     try:
         for who, issued in papers_of_strangers(mine, theirs).items():

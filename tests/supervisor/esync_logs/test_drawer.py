@@ -9,7 +9,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import figures
 from thinwire.supervisor.esync_logs import runs as esync_logs_runs
 from thinwire.supervisor.esync_logs.figures import first_at
-from thinwire.supervisor.esync_logs.runs import Point
+from thinwire.supervisor.esync_logs.runs import EvaluationPoint
 
 FIGURES = ("accuracy_iid", "accuracy_non_iid", "throughput", "traffic", "computing_ratio")
 
@@ -20,7 +20,7 @@ def table(path):
 
 
 def points(*accuracies):
-    return [Point(10.0 * at, at, accuracy) for at, accuracy in enumerate(accuracies)]
+    return [EvaluationPoint(10.0 * at, at, accuracy) for at, accuracy in enumerate(accuracies)]
 
 
 @pytest.mark.parametrize("methods", [[], ["ssgd"], ["ssgd", "asgd", "dcasgd", "esync", "adacomp"]])

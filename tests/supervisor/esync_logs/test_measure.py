@@ -29,10 +29,16 @@ LAST = st.fixed_dictionaries(
     {"check ready": SECONDS, "global update": SECONDS, "evaluation": SECONDS}
 )
 ROUNDS = st.lists(
-    st.tuples(st.integers(0, 10**6), SECONDS, st.lists(STEP, min_size=1, max_size=4), LAST,
-              st.none() | st.floats(0.01, 1)),
-    min_size=1, max_size=4,
-)  # fmt: skip
+    st.tuples(
+        st.integers(0, 10**6),
+        SECONDS,
+        st.lists(STEP, min_size=1, max_size=4),
+        LAST,
+        st.none() | st.floats(0.01, 1),
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 @given(ROUNDS)
@@ -104,11 +110,24 @@ def test_the_summary_by_hand(tmp_path):
     device = folder / "cloud1" / "gpu1"
     device.mkdir(parents=True)
     rows = [
-        {"num_iters": 1, "num_samples": 64, "total_time": 1.9,
-         "time": {"0": {"get_batch": 0.1, "forward and backward": 0.5, "global aggregate": 1.25}}},
-        {"num_iters": 2, "num_samples": 60, "total_time": 4.2, "accuracy": 0.61249,
-         "time": {"0": {"forward and backward": 0.5, "global aggregate": 1.5, "evaluation": 0.2}}},
-    ]  # fmt: skip
+        {
+            "num_iters": 1,
+            "num_samples": 64,
+            "total_time": 1.9,
+            "time": {
+                "0": {"get_batch": 0.1, "forward and backward": 0.5, "global aggregate": 1.25}
+            },
+        },
+        {
+            "num_iters": 2,
+            "num_samples": 60,
+            "total_time": 4.2,
+            "accuracy": 0.61249,
+            "time": {
+                "0": {"forward and backward": 0.5, "global aggregate": 1.5, "evaluation": 0.2}
+            },
+        },
+    ]
     for row in rows:
         (device / f"iter-{row['num_iters']}.txt").write_text(json.dumps(row))
     (device / "iter-4.txt").write_text("behind a gap")

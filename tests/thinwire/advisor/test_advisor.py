@@ -14,11 +14,11 @@ from thinwire.advisor import predict as advisor_predict
 from thinwire.advisor.predict import CANDIDATES, Candidate
 from thinwire.flags.run import read_run
 from thinwire.ops.telemetry.predictions import (
-    Advice,
-    LeftOut,
+    Excluded,
     Predicted,
     Prediction,
-    Setting,
+    PredictionSetting,
+    Recommendation,
     WorkerLink,
     digest_of,
 )
@@ -31,20 +31,34 @@ from thinwire.ops.telemetry.round_trace import (
 )
 from thinwire.ops.types import ConfigurationError
 
-STEP, CODING = 0.1, measure.Coding(dense=0.004, sparse=0.01)
+STEP, CODING = 0.1, measure.CodingCosts(dense=0.004, sparse=0.01)
 MODEL, SMALL = 1_600_000, 20_000
 
 
 def a_round(number, up, down, coding, rates=(2.5e6, 5e6), round_trip=0.03, held=0.0):
     """A round on a link of 20 Mbit/s up and 40 down."""
     exchange = up / rates[0] + down / rates[1] + round_trip + held
-    time = {GET_BATCH: 0.01, FORWARD_AND_BACKWARD: STEP - 0.01, ENCODE: coding,
-            GLOBAL_AGGREGATE: exchange}  # fmt: skip
+    time = {
+        GET_BATCH: 0.01,
+        FORWARD_AND_BACKWARD: STEP - 0.01,
+        ENCODE: coding,
+        GLOBAL_AGGREGATE: exchange,
+    }
     return Round(
-        num_iters=number, num_samples=10, total_time=1.0, n_local=1, epoch=0, version=number,
-        staleness=0, loss=None, bytes_sent=up, bytes_received=down, barrier_wait=held,
-        transfer=exchange - held, time=time,
-    )  # fmt: skip
+        num_iters=number,
+        num_samples=10,
+        total_time=1.0,
+        n_local=1,
+        epoch=0,
+        version=number,
+        staleness=0,
+        loss=None,
+        bytes_sent=up,
+        bytes_received=down,
+        barrier_wait=held,
+        transfer=exchange - held,
+        time=time,
+    )
 
 
 def dense_rounds(**link):
@@ -119,11 +133,18 @@ def test_the_truest_composition_that_is_fast_enough(rates, share, expected):
 
 def test_advice_is_told_with_a_command_line_to_copy():
     link = [WorkerLink(1, 0.1, 20.0, 0.0, 0.03, 12)]
-    setting = Setting("cnn", "mnist", 10, 1, 1)
-    advice = Advice(
-        setting, ["--link_mbps=20"], link, 100.0, 0.9, [made(20, "bsp"), made(95, "dgs")],
-        [LeftOut(["--method=gsp"], "one worker")], 1, True,
-    )  # fmt: skip
+    setting = PredictionSetting("cnn", "mnist", 10, 1, 1)
+    advice = Recommendation(
+        setting,
+        ["--link_mbps=20"],
+        link,
+        100.0,
+        0.9,
+        [made(20, "bsp"), made(95, "dgs")],
+        [Excluded(["--method=gsp"], "one worker")],
+        1,
+        True,
+    )
     text = advisor_predict.told(advice, pathlib.Path("run/advice.json"))
     assert "20.0     no limit" in text and "not predicted: --method=gsp: one worker" in text
     chosen = next(line for line in text.splitlines() if line.startswith("*"))
@@ -131,7 +152,7 @@ def test_advice_is_told_with_a_command_line_to_copy():
     assert text.splitlines()[-1] == (
         "python main.py --type_node=Cluster --link_mbps=20 --method=dgs --advice=run/advice.json"
     )
-    advice = Advice(setting, [], link, 100.0, 0.9, [made(20, "bsp")], [], 0, False)
+    advice = Recommendation(setting, [], link, 100.0, 0.9, [made(20, "bsp")], [], 0, False)
     assert "none reaches 90%" in advisor_predict.told(advice, pathlib.Path("a"))
 
 
@@ -182,17 +203,25 @@ def test_what_cannot_be_advised_on_is_refused(arguments, text):
 
 
 @pytest.mark.parametrize(
-    "flag", ["advise_rate=0", "advise_rate=1.1", "advise_rate=nan", "probe_seconds=0",
-             "advise_pushes=1"]
-)  # fmt: skip
+    "flag",
+    ["advise_rate=0", "advise_rate=1.1", "advise_rate=nan", "probe_seconds=0", "advise_pushes=1"],
+)
 def test_nonsense_is_refused_at_start(flag):
     with pytest.raises(flags.Error, match=flag.partition("=")[0]), given(f"--{flag}"):
         pass
 
 
 def test_probes_keep_the_cluster_and_choose_their_own_method():
-    asked = ("--type_node=Advisor", "--nb_workers=3", "--method=dgs", "--dgs_momentum=0.5",
-             "--link_mbps=5", "--batch_size=32", "--iter_max=9", "--advise_rate=0.5")  # fmt: skip
+    asked = (
+        "--type_node=Advisor",
+        "--nb_workers=3",
+        "--method=dgs",
+        "--dgs_momentum=0.5",
+        "--link_mbps=5",
+        "--batch_size=32",
+        "--iter_max=9",
+        "--advise_rate=0.5",
+    )
     commands = []
     with given(*asked):
         run = read_run()
@@ -222,9 +251,11 @@ def test_probes_keep_the_cluster_and_choose_their_own_method():
 @pytest.fixture
 def predictor():
     return advisor_predict.Predictor(
-        advisor_predict.GradientPool(run_of(method("asgd"), 2), ToyTrainer(), dataset()), dataset(),
-        KERNELS, 24,
-    )  # fmt: skip
+        advisor_predict.GradientPool(run_of(method("asgd"), 2), ToyTrainer(), dataset()),
+        dataset(),
+        KERNELS,
+        24,
+    )
 
 
 def rates(predictor, name, links_, coding=0.0, nb_ps=1, **choices):

@@ -117,8 +117,14 @@ def test_what_interrupts_the_advisor_ends_what_it_started(monkeypatch, tmp_path)
 @pytest.mark.product  # two clusters, one after the other: 20 s of two cores
 @pytest.mark.timeout(300)
 def test_links_of_real_processes(nodes):
-    nodes.start("advisor", "--type_node=Advisor", "--nb_workers=1", "--link_mbps=10",
-                "--step_seconds=0.05", "--advise_pushes=4")  # fmt: skip
+    nodes.start(
+        "advisor",
+        "--type_node=Advisor",
+        "--nb_workers=1",
+        "--link_mbps=10",
+        "--step_seconds=0.05",
+        "--advise_pushes=4",
+    )
     assert nodes.wait("advisor", 240) == 0, nodes.output("advisor")[-3000:]
     found = predictions.load(nodes.run_dir / predictions.ADVICE_FILE)
     (link,) = found.links

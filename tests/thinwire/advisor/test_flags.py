@@ -73,11 +73,20 @@ def test_an_explicit_flag_overrides_one_seam_alone(seam, registry):
 
 def test_hyper_parameters_reach_the_policy_that_has_them():
     method = run_of(
-        "--compression_rate=0.2", "--value_dtype=int8", "--staleness_window=7",
-        "--beyond_window=reject", "--momentum=0.5", "--weight_decay=0.125", "--global_lr=2",
-        "--pacer=fixed", "--local_steps=3", "--sync=gsp", "--groups=4,1|3,2",
-        "--staleness_bound=5", "--server_optimizer=sgd",
-    ).method  # fmt: skip
+        "--compression_rate=0.2",
+        "--value_dtype=int8",
+        "--staleness_window=7",
+        "--beyond_window=reject",
+        "--momentum=0.5",
+        "--weight_decay=0.125",
+        "--global_lr=2",
+        "--pacer=fixed",
+        "--local_steps=3",
+        "--sync=gsp",
+        "--groups=4,1|3,2",
+        "--staleness_bound=5",
+        "--server_optimizer=sgd",
+    ).method
     assert (method.codec.compression_rate, method.codec.value_dtype) == (0.2, "int8")
     assert method.weighting == PerEntry(7, "reject")
     assert (method.server.momentum, method.server.weight_decay) == (0.5, 0.125)
@@ -140,10 +149,17 @@ def test_choices_that_exclude_each_other(arguments, words):
 
 def test_the_flags_a_node_keeps_repeat_its_run(tmp_path):
     arguments = (
-        "--method=gsp", "--groups=1,3|2", "--nb_workers=3", "--link_mbps=1,2,3",
-        "--ps_hosts=a:1,b:2", "--lr_schedule=0.5:0.1", "--overwrite", "--epochs=2.5",
-        "--down_codec=delta", "--id_worker=2",
-    )  # fmt: skip
+        "--method=gsp",
+        "--groups=1,3|2",
+        "--nb_workers=3",
+        "--link_mbps=1,2,3",
+        "--ps_hosts=a:1,b:2",
+        "--lr_schedule=0.5:0.1",
+        "--overwrite",
+        "--epochs=2.5",
+        "--down_codec=delta",
+        "--id_worker=2",
+    )
     file = tmp_path / "flags-worker-2.txt"
     with given(*arguments) as values:
         run, own = read_run(), worker_flags.read(3)

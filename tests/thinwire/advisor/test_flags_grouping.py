@@ -13,9 +13,12 @@ def test_groups_by_speed():
     assert rule.auto == AutoGroups(30, 60.0)
     assert rule.groups == ((1,), (2,), (3,))
     rule = run_of(
-        "--method=gsp", "--groups=auto", "--groups_warmup_updates=7",
-        "--regroup_interval_seconds=0", "--staleness_bound=2",
-    ).method.sync  # fmt: skip
+        "--method=gsp",
+        "--groups=auto",
+        "--groups_warmup_updates=7",
+        "--regroup_interval_seconds=0",
+        "--staleness_bound=2",
+    ).method.sync
     assert (rule.auto, rule.bound) == (AutoGroups(7, 0.0), 2)
 
 

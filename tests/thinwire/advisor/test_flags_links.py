@@ -10,9 +10,16 @@ from thinwire.worker import flags as worker_flags
 
 
 def test_what_befalls_datagrams_is_of_one_worker():
-    found = device_of("--nb_workers=2", "--id_worker=2", "--link_mbps=100", "--link_queue_kb=0,50",
-                      "--link_reorder=0.1", "--link_duplicate=0,0.2", "--link_background_mbps=0,90",
-                      "--link_background_class=4")  # fmt: skip
+    found = device_of(
+        "--nb_workers=2",
+        "--id_worker=2",
+        "--link_mbps=100",
+        "--link_queue_kb=0,50",
+        "--link_reorder=0.1",
+        "--link_duplicate=0,0.2",
+        "--link_background_mbps=0,90",
+        "--link_background_class=4",
+    )
     names = ("queue_kb", "reorder", "duplicate", "background_mbps", "background_class")
     assert [found[name] for name in names] == [50, 0.1, 0.2, 90, 4]
     assert isinstance(found["background_class"], int)

@@ -40,8 +40,15 @@ def test_every_flag_has_its_field_and_the_field_s_default():
 
 
 def test_flags_reach_policy_and_transport():
-    run = run_of("--dgt_k=0.5", "--dgt_adaptive_k=1", "--dgt_random=fixed", "--dgt_low_bits=8",
-                 "--nodgt_clear_zero", "--dgt_mtu=1452", "--dgt_dscp=compact")  # fmt: skip
+    run = run_of(
+        "--dgt_k=0.5",
+        "--dgt_adaptive_k=1",
+        "--dgt_random=fixed",
+        "--dgt_low_bits=8",
+        "--nodgt_clear_zero",
+        "--dgt_mtu=1452",
+        "--dgt_dscp=compact",
+    )
     assert run.method.router == Dgt(
         dgt_k=0.5, dgt_adaptive_k=True, dgt_random="fixed", dgt_low_bits=8, dgt_clear_zero=False
     )
@@ -50,9 +57,18 @@ def test_flags_reach_policy_and_transport():
 
 @pytest.mark.parametrize(
     "bad",
-    ["dgt_channels=8", "dgt_k=1.5", "dgt_k=nan", "dgt_block_size=6", "dgt_low_bits=5",
-     "dgt_random=2", "dgt_mtu=100", "dgt_drop_rate=2", "dgt_reception=both"],
-)  # fmt: skip
+    [
+        "dgt_channels=8",
+        "dgt_k=1.5",
+        "dgt_k=nan",
+        "dgt_block_size=6",
+        "dgt_low_bits=5",
+        "dgt_random=2",
+        "dgt_mtu=100",
+        "dgt_drop_rate=2",
+        "dgt_reception=both",
+    ],
+)
 def test_illegal_values_end_before_anything_is_read(bad):
     with pytest.raises(flags.Error, match=bad.partition("=")[0]):
         run_of(f"--{bad}")
@@ -136,9 +152,16 @@ def test_variables_are_not_read_for_another_router(monkeypatch, caplog):
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [("DMLC_K", "much"), ("DMLC_K", "2"), ("ADAPTIVE_K_FLAG", "yes"), ("DGT_BLOCK_SIZE", "0"),
-     ("DGT_BLOCK_SIZE", "6"), ("PS_DROP_MSG", "some"), ("ENABLE_DGT", "4")],
-)  # fmt: skip
+    [
+        ("DMLC_K", "much"),
+        ("DMLC_K", "2"),
+        ("ADAPTIVE_K_FLAG", "yes"),
+        ("DGT_BLOCK_SIZE", "0"),
+        ("DGT_BLOCK_SIZE", "6"),
+        ("PS_DROP_MSG", "some"),
+        ("ENABLE_DGT", "4"),
+    ],
+)
 def test_a_bad_variable_is_named(variable, text, monkeypatch):
     monkeypatch.setenv(variable, text)
     with pytest.raises(ConfigurationError, match=f"{variable}='{text}'.*unset it"):

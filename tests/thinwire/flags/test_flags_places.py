@@ -74,8 +74,14 @@ def test_one_value_or_one_per_worker(text, worker, mbps):
 
 
 def test_each_list_is_a_setting_of_its_own():
-    found = device_of("--nb_workers=2", "--id_worker=2", "--link_mbps=5", "--link_delay_ms=1,2",
-                      "--link_loss=0.1", "--slowdown=1,4")  # fmt: skip
+    found = device_of(
+        "--nb_workers=2",
+        "--id_worker=2",
+        "--link_mbps=5",
+        "--link_delay_ms=1,2",
+        "--link_loss=0.1",
+        "--slowdown=1,4",
+    )
     assert [found[name] for name in ("mbps", "delay_ms", "loss", "slowdown")] == [5, 2, 0.1, 4]
 
 

@@ -144,12 +144,12 @@ def test_secrets_are_not_copied_to_hosts(folder, monkeypatch):
     with given(
         "--type_node=Cluster", "--sync_dst_dir=x", f"--token_file={folder}/token", *tls(folder)
     ):
-        place = ssh.code_place()
+        place = ssh.code_deployment()
     assert not place.flags and place.archive == b"{}"
 
 
 def test_ray_does_not_leave_nodes_without_a_token(monkeypatch, tmp_path):
-    without, having = (ray.Found("a", "10.0.0.1", 1, 2, has) for has in (False, True))
+    without, having = (ray.ActorLocation("a", "10.0.0.1", 1, 2, has) for has in (False, True))
     monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
     with given("--type_node=Cluster"):
         ray.demand_token([without])  # there is none to be had

@@ -24,8 +24,11 @@ def test_a_file_names_a_host_per_slot():
     assert [host.line for host in hosts] == [3, 3, 4, 5, 7, 8]
     assert hosts[0].target == "fast@node1"
     assert [str(host) for host in hosts[1:5]] == [
-        "fast@node1:2222", "10.0.0.9", "10.0.0.10", "[fe80::1]:22"
-    ]  # fmt: skip
+        "fast@node1:2222",
+        "10.0.0.9",
+        "10.0.0.10",
+        "[fe80::1]:22",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.launcher import watchdog
-from thinwire.launcher.local import KEEPER, exit_code
+from thinwire.launcher.local import WATCHDOG, exit_code
 
 #: Says its number, then waits for ever; on SIGTERM it does as told.
 CHILD = """
@@ -23,7 +23,7 @@ signal.pause()
 #: The keeper, but for its patience.
 SHORT_GRACE = f"""
 import sys
-sys.path.insert(0, {str(KEEPER.parent)!r})
+sys.path.insert(0, {str(WATCHDOG.parent)!r})
 import keeper
 keeper.GRACE_SECONDS = 0.5
 sys.exit(keeper.main(sys.argv[1:]))
@@ -34,9 +34,17 @@ sys.exit(keeper.main(sys.argv[1:]))
 def kept():
     started = []
 
-    def start(manner, silence="60", program=("-I", str(KEEPER))):
-        command = [sys.executable, *program, silence, "announce",
-                   sys.executable, "-c", CHILD, manner]  # fmt: skip
+    def start(manner, silence="60", program=("-I", str(WATCHDOG))):
+        command = [
+            sys.executable,
+            *program,
+            silence,
+            "announce",
+            sys.executable,
+            "-c",
+            CHILD,
+            manner,
+        ]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0
         )

@@ -10,7 +10,7 @@ from tests.nodes import MAIN
 from thinwire.flags import launch
 from thinwire.launcher import ssh as launcher_ssh
 from thinwire.launcher.hosts import Host
-from thinwire.launcher.ssh import Probed
+from thinwire.launcher.ssh import ProbedHost
 from thinwire.ops.types import ConfigurationError
 
 ROOT = MAIN.parent
@@ -51,10 +51,20 @@ class Flags:
     """Flags as absl has them, as far as a launcher looks."""
 
     def __init__(self, **given):
-        defaults = {"interface": None, "ssh_options": "", "port": 2223, "ps_hosts": [],
-                    "insecure": True, "ip_PS": "127.0.0.1", "sync_dst_dir": None, "model": None,
-                    "remote_python": None, "tls_cert": None, "tls_ca": None,
-                    "token_file": None}  # fmt: skip
+        defaults = {
+            "interface": None,
+            "ssh_options": "",
+            "port": 2223,
+            "ps_hosts": [],
+            "insecure": True,
+            "ip_PS": "127.0.0.1",
+            "sync_dst_dir": None,
+            "model": None,
+            "remote_python": None,
+            "tls_cert": None,
+            "tls_ca": None,
+            "token_file": None,
+        }
         self.values = {
             name: types.SimpleNamespace(
                 value=value, present=name in given, default=defaults.get(name)
@@ -81,7 +91,7 @@ def launcher(tmp_path, monkeypatch):
         flags = Flags(hosts_file=str(tmp_path / "hosts"), **given)
         for module in (launcher_ssh, launch, launcher_ssh, launcher_ssh):
             monkeypatch.setattr(module, "FLAGS", flags)
-        found = {Host(name): Probed(4, address) for name, address in (probed or {}).items()}
+        found = {Host(name): ProbedHost(4, address) for name, address in (probed or {}).items()}
         monkeypatch.setattr(launcher_ssh, "on_all", lambda hosts, do: found)
         monkeypatch.setattr(launcher_ssh.Ssh, "host_name", lambda self, host: "127.0.0.9")
         run = types.SimpleNamespace(
@@ -143,7 +153,7 @@ def test_the_code_that_is_sent_is_whole_and_the_users_files_go_with_it(tmp_path,
     own.write_text("")
     flags = Flags(sync_dst_dir="~/there/", model=str(own), hosts_file="hosts")
     monkeypatch.setattr(launcher_ssh, "FLAGS", flags)
-    place = launcher_ssh.code_place()
+    place = launcher_ssh.code_deployment()
     assert place.folder == "there"
     assert place.flags == ("--model=sent/model/.my model.py",)
     with tarfile.open(fileobj=io.BytesIO(place.archive)) as archive:

@@ -130,8 +130,16 @@ def test_what_cannot_be_reached_leaves_nobody_behind(cluster):
 
 
 def test_the_nodes_command_lines_are_those_of_this_run(cluster, tmp_path):
-    flags = ("--method=gsp", "--groups=1|2", "--lr_schedule=0.5:0.1,0.8:0.1", "--link_mbps=3,4",
-             "--batch_size=17", "--seed=5", "--port=0", "--quiet=false")  # fmt: skip
+    flags = (
+        "--method=gsp",
+        "--groups=1|2",
+        "--lr_schedule=0.5:0.1,0.8:0.1",
+        "--link_mbps=3,4",
+        "--batch_size=17",
+        "--seed=5",
+        "--port=0",
+        "--quiet=false",
+    )
     _, launcher = cluster((), *flags)
     with given("--nb_workers=2", "--nb_ps=2", *flags):
         wanted = read_run()
@@ -157,8 +165,13 @@ def test_each_node_tells_its_figures_at_a_port_of_its_own(cluster):
             run = read_run()
             ports[node.name] = run.metrics_port
             assert (run.metrics_host, values.log_level) == ("::1", ["ps=debug"])
-    assert ports == {"ps-0": 9400, "ps-1": 9401, "worker-1": 9402, "worker-2": 9403,
-                     "supervisor-0": 9404}  # fmt: skip
+    assert ports == {
+        "ps-0": 9400,
+        "ps-1": 9401,
+        "worker-1": 9402,
+        "worker-2": 9403,
+        "supervisor-0": 9404,
+    }
     _, launcher = cluster()
     assert not any("metrics" in flag for node in launcher.nodes.values() for flag in node.flags)
 

@@ -26,9 +26,17 @@ def test_without_ray_it_says_so(monkeypatch):
 @pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGKILL])
 def test_a_cluster_in_actors(nodes, tmp_path, monkeypatch, number):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    nodes.start("cluster", "--type_node=Cluster", "--launcher=ray", "--ray_address=local",
-                f"--sync_dst_dir={tmp_path / 'code'}", "--nb_workers=2", "--method=asgd",
-                "--insecure", f"--iter_max={60 if number is None else 1_000_000}")  # fmt: skip
+    nodes.start(
+        "cluster",
+        "--type_node=Cluster",
+        "--launcher=ray",
+        "--ray_address=local",
+        f"--sync_dst_dir={tmp_path / 'code'}",
+        "--nb_workers=2",
+        "--method=asgd",
+        "--insecure",
+        f"--iter_max={60 if number is None else 1_000_000}",
+    )
     if number is not None:
         wait_for_pushes(nodes)
         nodes.kill("cluster", number)

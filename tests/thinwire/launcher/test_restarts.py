@@ -39,8 +39,20 @@ def test_time_lifts_the_limit():
     assert restarts.started(3) == 3
 
 
-@pytest.mark.parametrize(("code", "again"), [(-9, True), (-1, True), (1, True), (3, True),
-                         (0, False), (2, False), (4, False), (5, False), (130, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "again"),
+    [
+        (-9, True),
+        (-1, True),
+        (1, True),
+        (3, True),
+        (0, False),
+        (2, False),
+        (4, False),
+        (5, False),
+        (130, False),
+    ],
+)
 def test_what_another_start_may_mend(code, again):
     assert (Restarts(1, 10.0, Clock()).pause(1, code) is not None) is again
     assert Restarts(0, 10.0, Clock()).pause(1, code) is None

@@ -4,20 +4,20 @@ import pytest
 
 from tests.command_line import given
 from thinwire.flags.run import read_run
-from thinwire.launcher.run_locks import make_room
+from thinwire.launcher.run_locks import claim_run_directory
 from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import Owner
+from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.types import ConfigurationError
 
 
 def room(folder, *flags):
     with given("--type_node=Cluster", "--nb_workers=2", f"--run_dir={folder}", *flags):
         run = read_run()
-    make_room(run, patience_seconds=0.0)
+    claim_run_directory(run, patience_seconds=0.0)
 
 
 def held(folder, role, number):
-    return lock_of(folder, role, number).take(Owner.here(role, number))
+    return lock_of(folder, role, number).take(LockOwner.here(role, number))
 
 
 @pytest.fixture

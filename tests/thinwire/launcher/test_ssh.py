@@ -48,17 +48,30 @@ def wait_for_none(folder, seconds=30.0):
 def start(nodes, hosts, options, *flags):
     """Start a cluster of 2 workers whose code lies in a folder with a blank and a quote."""
     (nodes.folder / "hosts").write_text(hosts)
-    nodes.start("cluster", "--type_node=Cluster", f"--hosts_file={nodes.folder / 'hosts'}",
-                f"--sync_dst_dir={nodes.folder / 'it'}'s code", f"--ssh_options={options}",
-                "--nb_workers=2", "--method=asgd", *flags)  # fmt: skip
+    nodes.start(
+        "cluster",
+        "--type_node=Cluster",
+        f"--hosts_file={nodes.folder / 'hosts'}",
+        f"--sync_dst_dir={nodes.folder / 'it'}'s code",
+        f"--ssh_options={options}",
+        "--nb_workers=2",
+        "--method=asgd",
+        *flags,
+    )
 
 
 @needs_sshd
 def test_one_command_starts_follows_and_ends_a_cluster(nodes, sshd):
     groups = nodes.folder / "my groups"
     groups.write_text("1 2\n")
-    start(nodes, f"# one\n{sshd.host} slots=3\n", sshd.options, "--method=gsp",
-          f"--groups_file={groups}", "--iter_max=60")  # fmt: skip
+    start(
+        nodes,
+        f"# one\n{sshd.host} slots=3\n",
+        sshd.options,
+        "--method=gsp",
+        f"--groups_file={groups}",
+        "--iter_max=60",
+    )
     assert nodes.wait("cluster", 120) == 0, nodes.output("cluster")
     assert nodes.summary()["updates"] == 60
     assert nodes.summary()["nb_workers"] == 2

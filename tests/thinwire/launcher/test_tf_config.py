@@ -48,12 +48,14 @@ ADDRESSES = {"ps_hosts": ["p0:1", "10.0.0.2:2"], "nb_workers": 2}
         (config("ps", 0), ADDRESSES | {"type_node": "PS", "ip_PS": "0.0.0.0"}),
         (config("ps", 1), ADDRESSES | {"type_node": "PS", "id_ps": 1, "ip_PS": "10.0.0.2"}),
         (config("evaluator", 0), ADDRESSES | {"type_node": "Supervisor"}),
-        (config("worker", 1, chief=["c:1"], **CLUSTER), ADDRESSES | {
-            "nb_workers": 3, "id_worker": 3}),
+        (
+            config("worker", 1, chief=["c:1"], **CLUSTER),
+            ADDRESSES | {"nb_workers": 3, "id_worker": 3},
+        ),
         (config("chief", 0, chief=["c:1"], **CLUSTER), ADDRESSES | {"nb_workers": 3}),
         (config("ps", 0, ps=["127.0.0.1:7"]), {"type_node": "PS", "ps_hosts": ["127.0.0.1:7"]}),
     ],
-)  # fmt: skip
+)
 def test_it_fills_what_flags_do_not_say(text, expected):
     assert filled(text) == expected
 
@@ -61,8 +63,9 @@ def test_it_fills_what_flags_do_not_say(text, expected):
 def test_flags_win():
     worker = config("worker", 1)
     assert filled(worker, "--id_worker=1") == ADDRESSES
-    assert filled(worker, "--nb_workers=7") == {k: v for k, v in (
-        ADDRESSES | {"id_worker": 2}).items() if k != "nb_workers"}  # fmt: skip
+    assert filled(worker, "--nb_workers=7") == {
+        k: v for k, v in (ADDRESSES | {"id_worker": 2}).items() if k != "nb_workers"
+    }
     assert filled(worker, "--ip_PS=1.2.3.4") == {"nb_workers": 2, "id_worker": 2}
     assert filled(worker, "--ps_hosts=a:1") == {"nb_workers": 2, "id_worker": 2}
     assert filled(worker, "--type_node=Supervisor") == ADDRESSES

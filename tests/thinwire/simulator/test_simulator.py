@@ -12,7 +12,7 @@ from thinwire.ops.types import Link
 from thinwire.proto.emulation.link import LinkModel
 from thinwire.ps.core import events
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
-from thinwire.simulator.flags import Server
+from thinwire.simulator.flags import ShardSpeed
 
 
 def core(simulation):
@@ -22,8 +22,9 @@ def core(simulation):
 def rounds_of(simulation, worker):
     """Return the rows that a worker measured, as dicts."""
     documents = [json.loads(text) for text in simulation.workers[worker - 1].rounds()]
-    return [dict(zip(each["columns"], row, strict=True)) for each in documents
-            for row in each["rows"]]  # fmt: skip
+    return [
+        dict(zip(each["columns"], row, strict=True)) for each in documents for row in each["rows"]
+    ]
 
 
 def staleness(simulation):
@@ -82,13 +83,13 @@ def test_losses_cost_bytes_and_time():
 
 
 def test_a_shard_takes_pushes_one_after_the_other():
-    simulation = played("asgd", 4, steps="0.1", servers=(Server(0.5, 0.0),), iter_max=20)
+    simulation = played("asgd", 4, steps="0.1", servers=(ShardSpeed(0.5, 0.0),), iter_max=20)
     assert simulation.clock.now == pytest.approx(0.1 + 20 * 0.5)
     assert staleness(simulation)[3] >= 16
 
 
 def test_a_shards_link_is_shared():
-    thin = (Server(0.0, mbps=0.02),)
+    thin = (ShardSpeed(0.0, mbps=0.02),)
     alone = played("asgd", 1, "0.001", servers=thin, iter_max=20)
     crowd = played("asgd", 4, "0.001", servers=thin, iter_max=80)
     # Alone half of the link is idle: up and down take turns. Four fill it.
@@ -121,8 +122,9 @@ def test_a_bound_lets_nobody_run_further_ahead():
 @pytest.mark.parametrize("name", sorted(METHODS))
 @pytest.mark.parametrize("nb_ps", [1, 2])
 def test_every_method_reaches_its_end_and_learns(name, nb_ps):
-    simulation = simulated(name, 3, steps="0.1,0.2,0.4", links=(Link(1, 1),), nb_ps=nb_ps,
-                           iter_max=40)  # fmt: skip
+    simulation = simulated(
+        name, 3, steps="0.1,0.2,0.4", links=(Link(1, 1),), nb_ps=nb_ps, iter_max=40
+    )
     before = ToyTrainer()
     assert simulation.play(lambda now: None, lambda: False) == "iter_max"
     theta = np.empty(28, np.float32)

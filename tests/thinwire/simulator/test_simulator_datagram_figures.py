@@ -10,7 +10,7 @@ from thinwire.ops.routing.base import Transport
 from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import Link
 from thinwire.proto.emulation.priority_link import HEADER_BYTES
-from thinwire.simulator.records import Records
+from thinwire.simulator.records import SimulationRecords
 
 LOSSY = Link(1.0, 10, 0.2)
 UPDATES = 30
@@ -23,7 +23,7 @@ def dgt(link=LOSSY, play=played, **settings):
 
 
 def status_of(simulation):
-    return Records(simulation._run, None, None, simulation)._status("iter_max")
+    return SimulationRecords(simulation._run, None, None, simulation)._status("iter_max")
 
 
 def block_of(simulation):
@@ -93,9 +93,14 @@ def test_who_fell_back_is_named_and_drops_have_a_reason():
 
 def test_sessions_that_have_ended_count_too():
     simulation = dgt(
-        Link(0.05, 30), simulated, failures="2@8.35-9", lease_seconds=2.0, steps="0.5,0.7",
-        iter_max=25, choices={"dgt_wait_ms": 200.0},
-    )  # fmt: skip
+        Link(0.05, 30),
+        simulated,
+        failures="2@8.35-9",
+        lease_seconds=2.0,
+        steps="0.5,0.7",
+        iter_max=25,
+        choices={"dgt_wait_ms": 200.0},
+    )
     assert simulation.play(lambda now: None, lambda: simulation.clock.now > 300) == "iter_max"
     found = [shard.datagrams.receptions.books() for shard in simulation.shards]
     assert any(worker == 2 and not books.num_closed for worker, books in found[0]) is False

@@ -32,9 +32,15 @@ def total(simulation, name):
 def dgt(nb_ps=1, links=(LINK,), transport=None, iter_max=UPDATES, **choices):
     settings = {} if transport is None else {"transport": transport}
     return played(
-        "dgt", 3, steps=STEPS, links=links, nb_ps=nb_ps, iter_max=iter_max,
-        choices=SMALL | choices, **settings,
-    )  # fmt: skip
+        "dgt",
+        3,
+        steps=STEPS,
+        links=links,
+        nb_ps=nb_ps,
+        iter_max=iter_max,
+        choices=SMALL | choices,
+        **settings,
+    )
 
 
 def reliable(nb_ps=1, links=(LINK,), iter_max=UPDATES, **choices):
@@ -148,9 +154,16 @@ def test_few_bits_stay_near_the_whole_values(bits):
 
 def test_a_killed_worker_comes_back_with_another_session():
     simulation = simulated(
-        "dgt", 3, steps="0.5,0.7,1.1", links=(Link(0.05, 30),), nb_ps=2, failures="2@8.35-9",
-        lease_seconds=2.0, iter_max=25, choices=SMALL | {"dgt_wait_ms": 200.0},
-    )  # fmt: skip
+        "dgt",
+        3,
+        steps="0.5,0.7,1.1",
+        links=(Link(0.05, 30),),
+        nb_ps=2,
+        failures="2@8.35-9",
+        lease_seconds=2.0,
+        iter_max=25,
+        choices=SMALL | {"dgt_wait_ms": 200.0},
+    )
     assert simulation.play(lambda now: None, lambda: simulation.clock.now > 300) == "iter_max"
     for shard in simulation.shards:
         workers = [worker for worker, _ in shard.datagrams.receptions.books()]

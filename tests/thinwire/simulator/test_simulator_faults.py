@@ -8,7 +8,7 @@ from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import Link
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.telemetry.status import StatusBoard
+from thinwire.ps.telemetry.status import StatusReporter
 
 GROUPS = ((1, 2), (3,))
 LEASE_SECONDS = 2.0
@@ -44,7 +44,7 @@ def summary_of(simulation):
     first = simulation.shards[0]
     for worker in simulation.workers:
         first.reports[(pb.ROLE_WORKER, worker.number)] = worker.report()
-    board = StatusBoard(simulation._run, simulation.spec, first.core, first)
+    board = StatusReporter(simulation._run, simulation.spec, first.core, first)
     return run_status.summarise(board.status(), [])
 
 
@@ -55,10 +55,17 @@ def summary_of(simulation):
 def test_a_killed_worker_comes_back(tmp_path, mode, nb_ps, away):
     name, choices, updates = MODES[mode]
     simulation = simulated(
-        name, 3, steps="0.5,0.7,1.1", links=(Link(0.05, 30),), choices=choices, nb_ps=nb_ps,
-        failures=f"2@{KILLED_AT}-{KILLED_AT + away}", lease_seconds=LEASE_SECONDS,
-        iter_max=updates, run_dir=tmp_path,
-    )  # fmt: skip
+        name,
+        3,
+        steps="0.5,0.7,1.1",
+        links=(Link(0.05, 30),),
+        choices=choices,
+        nb_ps=nb_ps,
+        failures=f"2@{KILLED_AT}-{KILLED_AT + away}",
+        lease_seconds=LEASE_SECONDS,
+        iter_max=updates,
+        run_dir=tmp_path,
+    )
     pushes = {}
 
     def keep(now):
@@ -82,8 +89,14 @@ def test_a_killed_worker_comes_back(tmp_path, mode, nb_ps, away):
 )
 def test_what_a_shard_sends_to_a_dead_worker_is_heard_by_nobody(killed_at, pushes):
     """Rounds begin every 1.1 s; worker 1 computes for 0.5 s of each."""
-    simulation = simulated("bsp", 3, steps="0.5,0.7,1.1", failures=f"1@{killed_at}",
-                           lease_seconds=LEASE_SECONDS, iter_max=25)  # fmt: skip
+    simulation = simulated(
+        "bsp",
+        3,
+        steps="0.5,0.7,1.1",
+        failures=f"1@{killed_at}",
+        lease_seconds=LEASE_SECONDS,
+        iter_max=25,
+    )
     simulation.play(lambda now: None, lambda: False)
     summary = summary_of(simulation)
     assert [worker["pushes"] for worker in summary["workers"]] == [pushes, 25, 25]

@@ -12,9 +12,14 @@ CLASSES = ((1, 2), (3, 4), (5, 6))
 @pytest.mark.parametrize("nb_ps", [1, 2])
 def test_speed_classes_become_groups_and_files_for_another_run(tmp_path, nb_ps):
     simulation = played(
-        "gsp", 6, choices={"auto_groups": AutoGroups(40)}, steps="0.1,0.1,0.2,0.2,0.4,0.4",
-        iter_max=300, run_dir=tmp_path, nb_ps=nb_ps,
-    )  # fmt: skip
+        "gsp",
+        6,
+        choices={"auto_groups": AutoGroups(40)},
+        steps="0.1,0.1,0.2,0.2,0.4,0.4",
+        iter_max=300,
+        run_dir=tmp_path,
+        nb_ps=nb_ps,
+    )
     assert simulation.end == "iter_max"
     assert [shard.core.sync.groups for shard in simulation.shards] == [CLASSES] * nb_ps
     rows = simulation.shards[0].core.accounts.groups.summary()

@@ -10,7 +10,7 @@ from tests.thinwire.simulator.toy import ToyTrainer, simulated
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.telemetry.status import StatusBoard
+from thinwire.ps.telemetry.status import StatusReporter
 from thinwire.simulator import faulty_gradients
 from thinwire.simulator.messages import Step
 
@@ -153,7 +153,7 @@ def test_who_goes_on_offending_is_put_out_for_longer_and_longer():
 def test_the_summary_adds_up_all_shards():
     run = play("asgd", 4, nb_ps=2, iter_max=60, garbage=NOISE, guards=BOTH)
     first, other = run.shards
-    board = StatusBoard(run._run, run.spec, first.core, first)
+    board = StatusReporter(run._run, run.spec, first.core, first)
     first.reports[(pb.ROLE_SHARD, 1)] = json.dumps({"guards": guard_of(other)["refused"]})
     block = board.guards()["guards"]
     each = [guard_of(shard)["refused"]["outlier"]["4"] for shard in (first, other)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.thinwire.simulator.test_simulator import played
 from thinwire.ops.types import Link
 from thinwire.proto.udp.connect import pacing
-from thinwire.proto.udp.sender import Sending
+from thinwire.proto.udp.sender import UdpSettings
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.datagrams import SimulatedSender
 from thinwire.simulator.links import ClassPipe, Pipe, carry, way_up
@@ -96,7 +96,7 @@ def test_background_slows_unmarked_pushes_down_and_nothing_else():
 def sender_of(clock, link, channels=2, max_late=2, bucket=None):
     pipe = ClassPipe(clock, link)
     seen, deliver = receiver(clock)
-    sending = Sending(b"key", max_late=max_late)
+    sending = UdpSettings(b"key", max_late=max_late)
     return SimulatedSender(clock, pipe, sending, channels, deliver, bucket), pipe, seen
 
 

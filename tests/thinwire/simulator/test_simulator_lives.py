@@ -10,7 +10,7 @@ from tests.thinwire.simulator.toy import ToyTrainer, dataset, simulated
 from thinwire.ops.types import Link
 from thinwire.ps.core import events
 from thinwire.simulator.simulation import Simulation
-from thinwire.simulator.storage import Disk, Keeps
+from thinwire.simulator.storage import Keeps, SimulatedDisk
 
 LINK = Link(0.5, 20.0)
 
@@ -34,10 +34,19 @@ def play(simulation, until=200.0):
 
 def kept(folder, journal="on", **settings):
     """Return a simulation whose only shard keeps its state."""
-    plain = simulated("adacomp", 2, steps="0.5,0.7", links=(LINK,), iter_max=40,
-                      choices={"compression_rate": 0.3}, run_dir=folder, lease_seconds=4.0,
-                      checkpoint_interval_seconds=2.0, **settings)  # fmt: skip
-    keeps = Keeps(journal, (Disk(),))
+    plain = simulated(
+        "adacomp",
+        2,
+        steps="0.5,0.7",
+        links=(LINK,),
+        iter_max=40,
+        choices={"compression_rate": 0.3},
+        run_dir=folder,
+        lease_seconds=4.0,
+        checkpoint_interval_seconds=2.0,
+        **settings,
+    )
+    keeps = Keeps(journal, (SimulatedDisk(),))
     return Simulation(plain._run, plain.own, ToyTrainer(), dataset(), KERNELS, keeps)
 
 

@@ -10,9 +10,15 @@ from thinwire.ops.types import Link
 def end_of(mix, folder):
     """Play a mix; return the weights of every shard."""
     simulation = simulated_of(
-        compose(mix), steps="0.1,0.25,0.4", links=(Link(0.1, 10),), nb_ps=mix["nb_ps"],
-        failures="2@0.6-1", lease_seconds=2.0, iter_max=18, run_dir=folder,
-    )  # fmt: skip
+        compose(mix),
+        steps="0.1,0.25,0.4",
+        links=(Link(0.1, 10),),
+        nb_ps=mix["nb_ps"],
+        failures="2@0.6-1",
+        lease_seconds=2.0,
+        iter_max=18,
+        run_dir=folder,
+    )
     assert simulation.play(lambda now: None, lambda: simulation.clock.now > 60) == "iter_max", mix
     for shard in simulation.shards:
         assert 16 <= shard.core.version <= 18, mix  # a push may die between two shards

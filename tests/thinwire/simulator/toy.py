@@ -12,13 +12,13 @@ from thinwire.ops.optimizers.schedule import Schedule
 from thinwire.ops.run.settings import DataChoice, ModelChoice, Run
 from thinwire.ops.types import Link
 from thinwire.simulator import devices
-from thinwire.simulator.flags import Server, SimulatorFlags
+from thinwire.simulator.flags import ShardSpeed, SimulatorFlags
 from thinwire.simulator.messages import Step
 from thinwire.simulator.simulation import Simulation
-from thinwire.worker.flags import Device
+from thinwire.worker.flags import EmulatedDevice
 
 BATCH = 8
-NO_LIMIT, IDEAL = Link(), Server(seconds_per_push=0.0, mbps=0.0)
+NO_LIMIT, IDEAL = Link(), ShardSpeed(seconds_per_push=0.0, mbps=0.0)
 
 
 class ToyTrainer:
@@ -100,7 +100,7 @@ def simulated_of(
     nb_workers = sum(len(group) for group in chosen.sync.groups)
     run = run_of(chosen, nb_workers, **settings)
     own = SimulatorFlags(
-        devices=tuple(Device(link, 1.0, 0.0) for link in _each(links, nb_workers)),
+        devices=tuple(EmulatedDevice(link, 1.0, 0.0) for link in _each(links, nb_workers)),
         step_times=devices.parse_speeds(steps, nb_workers),
         outages=devices.parse_outages(failures, nb_workers),
         servers=_each(servers, run.nb_ps),

@@ -10,7 +10,7 @@ from tests.harness import SPEC, method
 from tests.worker.client.test_exchange_aux import exchange
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.supervisor.evaluator import Viewer
+from thinwire.supervisor.evaluator import ModelFetcher
 
 _DENSE = [pb.Block(slot=slot, count=size) for slot, size in enumerate((16, 8, 4))]
 _WHOLE = np.ones(28, "<f4").tobytes()
@@ -42,7 +42,7 @@ def test_a_worker_says_who_sent_what_it_cannot_use(name):
 def view_of(reply):
     """Return what a Supervisor makes of one shard's reply."""
     layouts = method("asgd").placement.place(SPEC, 1)
-    viewer = Viewer(SPEC, layouts, 0, in_step=False)
+    viewer = ModelFetcher(SPEC, layouts, 0, in_step=False)
     replies = queue.SimpleQueue()
     answer = reply, memoryview(reply.payload)
     session = types.SimpleNamespace(say=lambda message: replies.put(answer), address="here:1")

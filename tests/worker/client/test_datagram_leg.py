@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from thinwire.ops.routing.base import Encoding, Routed, Transport, Unreliable
+from thinwire.ops.routing.base import Routed, Transport, UnreliableBlocks, ValueEncoding
 from thinwire.ops.types import Block, CodedValues
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.udp import ChannelCounts
-from thinwire.worker.client.datagrams import DatagramLeg
+from thinwire.worker.client.datagrams import DatagramChannel
 
 
 class FakeSender:
@@ -32,7 +32,7 @@ class Way:
 
     def __init__(self, **transport):
         self.opened = []
-        self.leg = DatagramLeg(5, 2, Transport(**transport), False, self._connect)
+        self.leg = DatagramChannel(5, 2, Transport(**transport), False, self._connect)
 
     def _connect(self, host, ports, key):
         self.opened.append((host, tuple(ports)))
@@ -58,11 +58,18 @@ class Way:
 
 def routed():
     values = np.arange(64, dtype=np.float32)
-    part = Unreliable(
-        slot=0, size=64, block_entries=16, blocks=np.arange(3), channels=np.ones(3, np.uint8),
-        encoding=Encoding.FLOAT32, indices=None, data=values, scales=np.ones(4, np.float32),
+    part = UnreliableBlocks(
+        slot=0,
+        size=64,
+        block_entries=16,
+        blocks=np.arange(3),
+        channels=np.ones(3, np.uint8),
+        encoding=ValueEncoding.FLOAT32,
+        indices=None,
+        data=values,
+        scales=np.ones(4, np.float32),
         lows=np.zeros(4, np.float32),
-    )  # fmt: skip
+    )
     return Routed((Block(0, 64, None, CodedValues("float32", values)),), (part,))
 
 

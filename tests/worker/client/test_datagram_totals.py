@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.ops.telemetry.test_scalars import read
-from thinwire.ops.routing.base import Encoding, Routed, Unreliable
+from thinwire.ops.routing.base import Routed, UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.proto.udp.types import ChannelCounts
@@ -22,8 +22,18 @@ def leg(*channels, fell_back=False):
 def part(channels, **counts):
     values = np.zeros(1, np.float32)
     blocks = np.arange(len(channels))
-    unreliable = Unreliable(0, 1, 1, blocks, np.array(channels, np.uint8), Encoding.FLOAT32,
-                            None, values, values, values)  # fmt: skip
+    unreliable = UnreliableBlocks(
+        0,
+        1,
+        1,
+        blocks,
+        np.array(channels, np.uint8),
+        ValueEncoding.FLOAT32,
+        None,
+        values,
+        values,
+        values,
+    )
     return Routed((), (unreliable,) if channels else (), **counts)
 
 
@@ -44,9 +54,17 @@ def test_counts_are_over_all_shards_and_exchanges():
     counts = totals.counts()
     assert counts.sum_k == pytest.approx(0.8)
     assert dataclasses.replace(counts, sum_k=0.0) == SentCounts(
-        2, 0.0, [12, 4, 2], 2, 4, 2, [0, 4, 5], [4100, 400, 500],
-        {"outdated": 1, "refused": 4, "too_large": 2}, 1,
-    )  # fmt: skip
+        2,
+        0.0,
+        [12, 4, 2],
+        2,
+        4,
+        2,
+        [0, 4, 5],
+        [4100, 400, 500],
+        {"outdated": 1, "refused": 4, "too_large": 2},
+        1,
+    )
     assert SentCounts.from_json(counts.to_json()) == counts
 
 

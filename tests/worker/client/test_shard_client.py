@@ -7,7 +7,7 @@ import pytest
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.worker.client import shard_client, shard_line
-from thinwire.worker.client.shard_client import Halted, PushRefused, ShardClient
+from thinwire.worker.client.shard_client import PushRefused, ShardClient, ShardGone
 
 ADDRESS = "127.0.0.1:1"
 
@@ -118,7 +118,7 @@ def test_who_is_put_out_says_hello_again_when_its_term_is_over(monkeypatch):
 def test_who_is_put_out_hears_of_the_run_s_end(monkeypatch):
     halt = pb.ToClient(halt=pb.Halt(cause="iter_max"))
     run = Client(monkeypatch, [put_out(1e6), *waiting(2), halt, *waiting()])
-    with pytest.raises(Halted, match="iter_max"):
+    with pytest.raises(ShardGone, match="iter_max"):
         run.push().answer()
 
 

@@ -14,12 +14,12 @@ from thinwire.proto.framing import Malformed, frame
 from thinwire.proto.grpc import ClientStream, StreamLost, wire_bytes
 from thinwire.proto.grpc.common import PEER_SERVICE
 from thinwire.worker.collective.all_reduce import Aggregator, MembershipChanged
-from thinwire.worker.collective.mailbox import Mailbox, Member, PartName, RoundName
+from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, PartName, RoundId
 from thinwire.worker.collective.peers import PeerLost, Peers, listening_address
 from thinwire.worker.collective.service import PeerServer
 
 pytestmark = pytest.mark.timeout(60)
-ROUND = RoundName(0, 1)
+ROUND = RoundId(0, 1)
 CHUNK = 1 << 20
 
 
@@ -33,7 +33,7 @@ class Node:
         self.peers = Peers(worker, None, CHUNK, 1 << 26)
         self.server.run_id = self.peers.run_id = run_id
         port = self.server.listen("127.0.0.1", 0, 9)
-        self.member = Member(worker, worker + 100, f"127.0.0.1:{port}")
+        self.member = CollectiveMember(worker, worker + 100, f"127.0.0.1:{port}")
         self.look = look
 
     def answer(self, ask):
@@ -88,8 +88,8 @@ def test_all_members_get_numpy_s_sum_and_the_same_bits(start, algorithm, count):
         results = []
         for number in (1, 2, 3):
             buffers = [summand(node.worker), np.full((2, 3), node.worker, np.float32)]
-            results.append(node.sum(RoundName(0, number), members, buffers))
-            node.mailbox.finish(RoundName(0, number - 1))
+            results.append(node.sum(RoundId(0, number), members, buffers))
+            node.mailbox.finish(RoundId(0, number - 1))
         return results
 
     everything = together(nodes, work)
@@ -157,7 +157,7 @@ def test_a_member_that_begins_again_needs_nobody_else_to(start):
 def test_other_lives_and_other_algorithms_do_not_mix(start):
     nodes = start(2)
     names = [node.member for node in nodes]
-    returned = [names[0], Member(2, 999, names[1].address)]
+    returned = [names[0], CollectiveMember(2, 999, names[1].address)]
     looks = []
 
     def look(sender):
@@ -175,7 +175,7 @@ def test_other_lives_and_other_algorithms_do_not_mix(start):
 
 def test_whoever_cannot_be_reached_is_named(start):
     (node,) = start(1)
-    gone = Member(2, 5, "127.0.0.1:1")
+    gone = CollectiveMember(2, 5, "127.0.0.1:1")
     with pytest.raises(MembershipChanged, match=r"worker 2 at 127\.0\.0\.1:1"):
         node.sum(ROUND, [node.member, gone], [summand(1)])
     with pytest.raises(PeerLost, match="worker 2"):
@@ -232,7 +232,7 @@ def test_what_is_malformed_ends_the_stream_and_nothing_else(start, messages):
                 pb.REASON_ID_RANGE,
             )
     stream.close()
-    assert node.mailbox.get(PartName(RoundName(0, 0), 0, 2, 0), 0.0) is None
+    assert node.mailbox.get(PartName(RoundId(0, 0), 0, 2, 0), 0.0) is None
 
 
 def test_a_mailbox_keeps_rounds_to_come_and_is_bounded():
@@ -240,7 +240,7 @@ def test_a_mailbox_keeps_rounds_to_come_and_is_bounded():
     name = PartName(ROUND, 7, 2, 0)
     box.put(name, memoryview(b"x" * 60))
     box.put(name, memoryview(b"x" * 60))  # again: the same bytes
-    later = PartName(RoundName(0, 2), 7, 2, 0)
+    later = PartName(RoundId(0, 2), 7, 2, 0)
     with pytest.raises(Malformed, match="at most 100"):
         box.put(later, memoryview(b"y" * 60))
     box.put(later, memoryview(b"y" * 40))
@@ -249,7 +249,7 @@ def test_a_mailbox_keeps_rounds_to_come_and_is_bounded():
     assert bytes(box.get(later, 0.0)) == b"y" * 40
     box.put(name, memoryview(b"x" * 60))  # too late
     assert box.get(name, 0.0) is None
-    box.put(PartName(RoundName(1, 1), 7, 2, 0), memoryview(b"z" * 60))  # room again
+    box.put(PartName(RoundId(1, 1), 7, 2, 0), memoryview(b"z" * 60))  # room again
 
 
 def test_a_worker_listens_where_it_reaches_the_ps(monkeypatch):

@@ -41,11 +41,13 @@ def assert_same_bits(workers, shard=None):
         np.testing.assert_array_equal(worker.core.base, workers[0].core.base)
     if shard is not None:
         wait_for(lambda: shard.core.stop_reason is not None)
-        order = np.concatenate([
-            np.arange(start, start + piece.size)
-            for piece in shard.layouts[0].slices
-            for start in [workers[0].core.spec.offsets[piece.tensor] + piece.start]
-        ])  # fmt: skip
+        order = np.concatenate(
+            [
+                np.arange(start, start + piece.size)
+                for piece in shard.layouts[0].slices
+                for start in [workers[0].core.spec.offsets[piece.tensor] + piece.start]
+            ]
+        )
         np.testing.assert_array_equal(shard.core.model.theta, workers[0].core.base[order])
 
 

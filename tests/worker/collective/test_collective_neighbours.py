@@ -6,12 +6,12 @@ import pytest
 from tests.harness import method
 from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.types import ConfigurationError
-from thinwire.worker.collective.mailbox import Member, RoundName
+from thinwire.worker.collective.mailbox import CollectiveMember, RoundId
 from thinwire.worker.collective.peers import PeerLost
 from thinwire.worker.collective.replica import Neighbours, Replica
 
 BODIES = load_kernels("numpy")
-AT = RoundName(0, 4)
+AT = RoundId(0, 4)
 
 
 def replica(value=0.0, at=AT, stepped=False):
@@ -26,7 +26,7 @@ class Streams:
 
     def __init__(self, **holders):
         self.holders = {int(name[1:]): holder for name, holder in holders.items()}
-        self.members = [Member(worker, 7, "") for worker in sorted(self.holders)]
+        self.members = [CollectiveMember(worker, 7, "") for worker in sorted(self.holders)]
 
     def ask(self, member, question, timeout_seconds):
         holder = self.holders[member.worker]
@@ -45,7 +45,7 @@ class Streams:
         ({"w1": replica(2.0), "w3": replica(3.0, stepped=True)}, False, True, 3.0),
         ({"w2": None, "w3": replica(3.0, stepped=True)}, True, True, 3.0),
         ({"w2": None, "w3": replica(3.0)}, True, False, 1.0),  # worker 2 may have stepped
-        ({"w1": replica(2.0, RoundName(0, 3)), "w3": replica(3.0)}, False, False, 1.0),
+        ({"w1": replica(2.0, RoundId(0, 3)), "w3": replica(3.0)}, False, False, 1.0),
     ],
 )
 def test_all_start_from_one_model(others, leads, agreed, value):
@@ -57,7 +57,7 @@ def test_all_start_from_one_model(others, leads, agreed, value):
 
 def test_one_that_is_ahead_is_caught_up_with():
     """It has done the next round, and waits for this worker to report that too."""
-    goal = RoundName(0, 5)
+    goal = RoundId(0, 5)
     mine, streams = replica(1.0), Streams(w2=None, w3=replica(5.0, goal, stepped=True))
     neighbours = Neighbours(streams, mine)
     assert neighbours.agree(streams.members, leads=True)
@@ -70,7 +70,7 @@ def test_one_that_is_ahead_is_caught_up_with():
 def test_nobody_has_finished():
     streams = Streams(w2=None, w3=replica(3.0, stepped=True))
     mine = replica(1.0)
-    assert not Neighbours(streams, mine).take_over(RoundName(0, 5), streams.members)
+    assert not Neighbours(streams, mine).take_over(RoundId(0, 5), streams.members)
     assert mine.at == AT
 
 

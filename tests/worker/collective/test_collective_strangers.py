@@ -11,8 +11,8 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.proto.grpc import ClientStream, StreamLost, Unreachable
 from thinwire.proto.grpc.common import PEER_SERVICE
-from thinwire.proto.security.connection_guard import Door, Limits
-from thinwire.worker.collective.mailbox import Mailbox, Member, PartName, RoundName
+from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
+from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, PartName, RoundId
 from thinwire.worker.collective.peers import PeerLost, Peers
 from thinwire.worker.collective.service import PeerServer, door_of
 
@@ -29,11 +29,11 @@ class Listener:
     """Worker 2, which waits for parts."""
 
     def __init__(self, credentials):
-        self.mailbox, self.door = Mailbox(1 << 20), Door(credentials)
+        self.mailbox, self.door = Mailbox(1 << 20), ConnectionGuard(credentials)
         self.server = PeerServer(self.mailbox, lambda ask: None, 1 << 16, door=self.door)
         self.server.run_id = "run"
         port = self.server.listen("127.0.0.1", 0, 4)
-        self.member = Member(2, 102, f"127.0.0.1:{port}")
+        self.member = CollectiveMember(2, 102, f"127.0.0.1:{port}")
 
     def hears(self, worker, credentials):
         """Let a worker send a part; return what arrives."""
@@ -41,7 +41,7 @@ class Listener:
         sender.run_id = "run"
         try:
             sender.send(self.member, PART, np.float32([1, 2]))
-            part = self.mailbox.get(PartName(RoundName(0, 1), 7, worker, 0), WAIT_SECONDS)
+            part = self.mailbox.get(PartName(RoundId(0, 1), 7, worker, 0), WAIT_SECONDS)
             return np.frombuffer(part, np.float32).tolist()
         finally:
             sender.close()

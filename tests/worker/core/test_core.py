@@ -37,8 +37,17 @@ def test_a_push_holds_the_gradient_and_where_it_was_computed(nb_ps):
     core = core_of(nb_ps=nb_ps)
     start(core, numbers())
     for shard, layout in enumerate(core.layouts):
-        core.receive(shard, reply(layout, Operation.NONE, blocks=[], version=10 + shard,
-                                  generation=shard, learning_rate=0.25 + shard))  # fmt: skip
+        core.receive(
+            shard,
+            reply(
+                layout,
+                Operation.NONE,
+                blocks=[],
+                version=10 + shard,
+                generation=shard,
+                learning_rate=0.25 + shard,
+            ),
+        )
     outgoing = core.begin(numbers(1), samples=8, loss=0.75)
     assert (outgoing.step, outgoing.kind, outgoing.samples) == (1, Kind.GRADIENT, 8)
     assert (outgoing.local_steps, outgoing.loss) == (1, 0.75)
@@ -87,8 +96,10 @@ def test_the_rest_comes_on_top_of_what_was_pushed(value_dtype):
     first = shard_positions(core.spec, core.layouts[0])[0].start
     expected[first] = 7
     rest = [float32_block(0, core.layouts[0].slices[0].size, np.array([0]), [7])]
-    replies = [reply(core.layouts[0], Operation.SET_REST, blocks=rest),
-               reply(core.layouts[1], Operation.SET_REST, blocks=[])]  # fmt: skip
+    replies = [
+        reply(core.layouts[0], Operation.SET_REST, blocks=rest),
+        reply(core.layouts[1], Operation.SET_REST, blocks=[]),
+    ]
     weights = core.finish(replies)
     np.testing.assert_array_equal(weights, expected)
     assert (weights != 3).sum() >= 4

@@ -141,7 +141,17 @@ def test_statistics_of_a_round_come_back_with_it(tmp_path):
     for version, expected in ((0, [4, 5, 6]), (1, [7, 8, 9])):
         other = normed_core(local_steps=3, overrides={"pacer": "fixed"})
         other.restore(Checkpoints(tmp_path).load_latest()[1], 0)
-        other.finish([reply(core.layouts[0], Operation.NONE, blocks=[], version=version,
-                            generation=-1, aux=np.float32([7, 8, 9]))])  # fmt: skip
+        other.finish(
+            [
+                reply(
+                    core.layouts[0],
+                    Operation.NONE,
+                    blocks=[],
+                    version=version,
+                    generation=-1,
+                    aux=np.float32([7, 8, 9]),
+                )
+            ]
+        )
         other.resume_round()
         np.testing.assert_array_equal(other.statistics, expected)

@@ -9,18 +9,18 @@ from thinwire.ops.downlink.types import Operation
 from thinwire.ops.pacing.esync import Esync
 from thinwire.ops.pacing.pacers import Every, Fixed
 from thinwire.ops.telemetry import round_trace
-from thinwire.ops.telemetry.round_trace import Origin, unpack
+from thinwire.ops.telemetry.round_trace import MeasuredBy, unpack
 from thinwire.ops.types import Kind
-from thinwire.worker.core.messages import Outgoing, ShardReply
+from thinwire.worker.core.messages import PushRequest, ShardReply
 from thinwire.worker.telemetry.round_trace import (
     REGISTRY,
-    Measure,
-    NoMeasure,
+    NullMeasure,
+    RoundMeasure,
     StepMeasure,
     origin_of,
 )
 
-ORIGIN = Origin("alpha", "cpu", 0, "0000002a")
+ORIGIN = MeasuredBy("alpha", "cpu", 0, "0000002a")
 
 
 class Clock:
@@ -31,7 +31,7 @@ class Clock:
 
 
 def outgoing(step=1, samples=64, local_steps=1, loss=0.5):
-    return Outgoing(step, Kind.GRADIENT, [()], [0], [0], samples, local_steps, 0.1, loss)
+    return PushRequest(step, Kind.GRADIENT, [()], [0], [0], samples, local_steps, 0.1, loss)
 
 
 def reply(held=0.0, staleness=0, version=1):
@@ -40,7 +40,7 @@ def reply(held=0.0, staleness=0, version=1):
     )
 
 
-def measure(kind=Measure, pacer=None):
+def measure(kind=RoundMeasure, pacer=None):
     counters = types.SimpleNamespace(bytes_up=1000, bytes_down=5000)
     clock = Clock()
     made = kind(pacer or Every(), counters, clock)
@@ -156,7 +156,7 @@ def test_steps_are_kept_apart_where_asked_for():
 
 
 def test_nothing_is_noted_where_nothing_is_wanted():
-    made, _, _ = measure(NoMeasure)
+    made, _, _ = measure(NullMeasure)
     made.note(round_trace.GET_BATCH, 1.0)
     made.end_round(outgoing(), [reply()], 0, 1.0)
     assert made.batches(ORIGIN, "shard") == []

@@ -9,16 +9,25 @@ from thinwire.worker.telemetry.instruments import meters_of
 
 def part(**changes):
     exchange = types.SimpleNamespace(
-        send_seconds=0.5, bytes_up=900, bytes_down=4000, refused_peers={"token": 1},
+        send_seconds=0.5,
+        bytes_up=900,
+        bytes_down=4000,
+        refused_peers={"token": 1},
         shards=[types.SimpleNamespace(connected=True), types.SimpleNamespace(connected=False)],
         datagrams=None,
-    )  # fmt: skip
+    )
     core = types.SimpleNamespace(step=12, learning_rate=0.1, versions=[40, 39])
     stopwatch = types.SimpleNamespace(seconds={"compute": 2.0, "encode": 0.25, "wait": 1.5})
     made = types.SimpleNamespace(
-        exchange=exchange, core=core, stopwatch=stopwatch, joined_at_step=10, num_steps=2,
-        num_non_finite=0, loss=None, step_seconds=0.02,
-    )  # fmt: skip
+        exchange=exchange,
+        core=core,
+        stopwatch=stopwatch,
+        joined_at_step=10,
+        num_steps=2,
+        num_non_finite=0,
+        loss=None,
+        step_seconds=0.02,
+    )
     for name, value in changes.items():
         setattr(made, name, value)
     return made
