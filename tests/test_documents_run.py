@@ -44,9 +44,11 @@ NOT_RUN = {
     "--launcher=ray": "needs Ray; tests/thinwire/launcher/test_ray.py runs where it is",
     "--tls_cert": "leaves its method to the reader; tests/test_secure_processes.py trains so",
     "Advisor": "measures for a minute; tests/thinwire/advisor/test_advisor_role.py does it",
-    "main.py --method=adacomp": "TF_CONFIG names other machines; tests/thinwire/launcher/test_tf_config.py",
+    "main.py --method=adacomp": "TF_CONFIG names other machines; "
+    "tests/thinwire/launcher/test_tf_config.py",
     "python -m bench.": "trains for minutes or hours; tests/bench runs its parts",
-    "python -m thinwire.proto.grpc.health": "asks a node elsewhere; tests/proto/grpc/test_health.py asks one here",
+    "python -m thinwire.proto.grpc.health": "asks a node elsewhere; "
+    "tests/proto/grpc/test_health.py asks one here",
     "python examples/": "tests/thinwire/test_examples.py",
     "bench/netns.sh": "needs root",
     "tensorboard": "serves until it is stopped",

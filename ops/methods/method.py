@@ -228,7 +228,8 @@ class Method:
             (
                 not dense_up and coding.compression_rate > 1,
                 "--compression_rate above 1: it is the "
-                "fraction of entries kept, not how many times fewer are sent. All are sent, as by 1.",
+                "fraction of entries kept, not how many times fewer are sent. All are sent, as "
+                "by 1.",
             ),
             (
                 per_entry and dense_up and not alone,

@@ -48,7 +48,8 @@ def test_each_block_begins_anew(clock):
 
 def test_whoever_insists_is_not_kept_waiting():
     script = (
-        "import signal, time; from thinwire.ops.run import signals; signals.SAME_WISH_SECONDS = -1\n"
+        "import signal, time; from thinwire.ops.run import signals\n"
+        "signals.SAME_WISH_SECONDS = -1\n"
         "with signals.heard_by(lambda number, frame: None):\n"
         "    signal.raise_signal(signal.SIGTERM); signal.raise_signal(signal.SIGTERM)\n"
         "    print('still here')"
