@@ -1,8 +1,8 @@
-"""Command-line flags as data: a flag is one line of a table of its room.
+"""Command-line flags as data: a flag is one line of a table of its package.
 
-A room's `flags.py` lists its flags under topics; `thinwire.flags.run.define` registers them, and
+A package's `flags.py` lists its flags under topics; `thinwire.flags.run.define` registers them, and
 only there a flag library is known. So a table is read like documentation, and is built without
-imports.
+imports. Flags that few people set are marked by `advanced`: `--help` leaves them to `--helpfull`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class Option:
     kind: Kind
     name: str
     default: Any  # None: not given
-    text: str  # what --help says
+    text: str  # the line of --help
     low: float | None = None  # inclusive bounds of integer and number
     high: float | None = None
     values: tuple[str, ...] = ()  # of a choice
     rule: FlagRule | None = None
+    is_advanced: bool = False  # shown by --helpfull, not by --help
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Topic:
 
     title: str
     options: tuple[Option, ...]
+
+
+def advanced(*options: Option) -> tuple[Option, ...]:
+    """Return the flags, marked as shown by --helpfull only: ``(*advanced(...), switch(...))``."""
+    return tuple(dataclasses.replace(option, is_advanced=True) for option in options)
 
 
 def switch(name: str, text: str, default: bool = False) -> Option:
