@@ -228,7 +228,7 @@ def flags_of_modules(patch):
     named = [*documents.pages(), ROOT / "Makefile"]
     text = "\n".join(page.read_text() for page in named)
     found = set()
-    for name in set(re.findall(r"python -m ((?:bench|supervisor|proto|tests)[\w.]*\w)", text)):
+    for name in set(re.findall(r"python -m ((?:bench|thinwire|tests)[\w.]*\w)", text)):
         with pytest.raises(Parsed) as caught:
             run_to_its_parser(name, None, patch)
         found |= {

@@ -11,9 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("ps", "worker", "supervisor", "ops", "proto", "data", "thinwire")
-LONGEST_FUNCTION = 40  # from its first statement to its last
-#: Why: BUILD_NOTES.md.
-LONG_FUNCTIONS = {"thinwire/launcher/ray.py _actor_class"}
 HELP_SECONDS = 0.5
 
 #: Spelled in parts, so that this file does not hold them.
@@ -38,26 +35,6 @@ def _files(*suffixes):
 
 def _relative(path):
     return str(path.relative_to(ROOT))
-
-
-def test_no_function_is_long():
-    too_long = {
-        f"{_relative(path)} {function.name}": lines
-        for path in _files(".py")
-        if "_pb2" not in path.name
-        for function in ast.walk(ast.parse(path.read_text()))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        if (lines := _statement_lines(function)) > LONGEST_FUNCTION
-    }
-    assert too_long.keys() == LONG_FUNCTIONS, too_long
-
-
-def _statement_lines(function):
-    """Return the lines from a function's first statement to its last, its docstring left out."""
-    body = function.body
-    if ast.get_docstring(function) is not None:
-        body = body[1:]
-    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
 
 
 @pytest.mark.parametrize("what", sorted(FORBIDDEN))

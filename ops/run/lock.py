@@ -128,8 +128,9 @@ class DirectoryLock:
         except OSError as error:
             self.release()
             raise ConfigurationError(
-                f"{self.path} cannot be written ({error.strerror or error}); expected a --run_dir "
-                "on a disk with room where this user may write. Choose another folder."
+                f"--run_dir={self.path.parent.parent} cannot be written ({error.strerror or error}: "
+                f"{self.path}); expected a folder on a disk with free space where this user may "
+                "write. Choose another."
             ) from error
         return self
 

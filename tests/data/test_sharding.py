@@ -60,7 +60,7 @@ def test_every_name_has_a_split() -> None:
 def test_another_process_finds_the_same(partition: str) -> None:
     code = (
         "import sys, zlib, numpy as np; from thinwire.data import partition\n"
-        f"rule = partition.Rule({partition!r}, 3, 5, batch_size=4)\n"
+        f"rule = partition.PartitionRule({partition!r}, 3, 5, batch_size=4)\n"
         "shards = partition.split(np.arange(99) % 7, rule)\n"
         "sys.stdout.write(str(zlib.crc32(b''.join(s.tobytes() for s in shards))))"
     )

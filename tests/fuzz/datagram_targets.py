@@ -15,8 +15,8 @@ from tests.ops.datagram_samples import (
     MTU,
     SESSION,
     SIZES,
+    Packetizer,
     Rules,
-    Sealer,
     dense_part,
     make_step,
     ranged,
@@ -47,9 +47,9 @@ def templates() -> tuple[bytes, ...]:
     indices = np.arange(0, 64, 4)
     data = np.ones(16, np.float32)
     parts.append(sparse_part(3, 64, indices, data, [0, 1, 2, 3], [1, 1, 2, 3]))
-    sealer = Sealer(SESSION, MTU, CHANNELS)
+    sealer = Packetizer(SESSION, MTU, CHANNELS)
     found = [one for part in parts for one in signed(sealer.seal(_STEP, [part]))]
-    return (*found, *signed(make_step(Sealer(SESSION, MTU, CHANNELS), _STEP, SIZES).sealed))
+    return (*found, *signed(make_step(Packetizer(SESSION, MTU, CHANNELS), _STEP, SIZES).sealed))
 
 
 def datagram(data: bytes) -> None:

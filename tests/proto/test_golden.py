@@ -44,8 +44,8 @@ def test_generated_code_is_what_the_tools_make(tmp_path):
         "grpc_tools.protoc",
         "-I.",
         *outputs,
-        "proto/thinwire.proto",
-        "proto/peers.proto",
+        "thinwire/proto/thinwire.proto",
+        "thinwire/proto/peers.proto",
     ]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
     for name in (f"{file}_pb2{kind}" for file in ("thinwire", "peers") for kind in KINDS):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness import MiniRun, method
-from thinwire.ops.routing import registry as routing_registry
+from thinwire.ops.sharding import split as sharding_split
 from thinwire.ops.sharding.split import MAX_SLICE_ENTRIES, place_tensors, split_packet
 from thinwire.ops.types import (
     Block,
@@ -29,7 +29,7 @@ shapes = st.lists(
 
 @pytest.fixture(autouse=True)
 def low_limit(monkeypatch):
-    monkeypatch.setattr(routing_registry.sharding, "MAX_SLICE_ENTRIES", LIMIT)
+    monkeypatch.setattr(sharding_split, "MAX_SLICE_ENTRIES", LIMIT)
 
 
 def model(given_shapes):

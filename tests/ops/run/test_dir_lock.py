@@ -20,9 +20,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 #: Another process that takes a lock, says so, and waits; what comes before the wait is given.
 HOLDER = """
 import multiprocessing, os, pathlib, subprocess, sys, time
-from thinwire.ops.run.lock import Owner
+from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.directory import lock_of
-lock_of(pathlib.Path(sys.argv[1]), "PS", 0).take(Owner.here("PS", 0, "10.0.0.1:2223"))
+lock_of(pathlib.Path(sys.argv[1]), "PS", 0).take(LockOwner.here("PS", 0, "10.0.0.1:2223"))
 child = 0
 {before}
 print(child, flush=True)
@@ -171,7 +171,7 @@ def test_a_file_system_without_locks_is_warned_of_once(tmp_path, take, monkeypat
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, take):
     (tmp_path / "locks").write_text("in the way")
-    with pytest.raises(ConfigurationError, match="locks.* cannot be written"):
+    with pytest.raises(ConfigurationError, match="cannot be written .*locks"):
         take()
     assert not run_lock._held
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness import MiniRun, method
-from thinwire.ops.routing import registry as routing_registry
 from thinwire.ops.sharding import placement
+from thinwire.ops.sharding import split as sharding_split
 from thinwire.ops.sharding.placement import ByHash, BySpeed
 from thinwire.ops.sharding.split import place_tensors
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
@@ -24,7 +24,8 @@ sizes_of_tensors = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 
 @pytest.fixture(autouse=True)
 def low_limit(monkeypatch):
-    monkeypatch.setattr(routing_registry.sharding, "MAX_SLICE_ENTRIES", LIMIT)
+    for module in (sharding_split, placement):
+        monkeypatch.setattr(module, "MAX_SLICE_ENTRIES", LIMIT)
 
 
 def model(sizes):

@@ -239,7 +239,7 @@ def test_the_udp_sender_sends_over_an_emulated_link():
             receiver.bind(("127.0.0.1", 0))
             receiver.settimeout(WAIT_SECONDS)
         ports = [receiver.getsockname()[1] for receiver in receivers]
-        sender = udp.connect("127.0.0.1", ports, udp.Sending(b"key"), over=uplink.over("cs", 2))
+        sender = udp.connect("127.0.0.1", ports, udp.UdpSettings(b"key"), over=uplink.over("cs", 2))
         sender.send([Signed(1, numbered(30)), Signed(2, numbered(40))], step=1)
         assert sender.flush(WAIT_SECONDS)
         got = [[r.recv(2000) for _ in range(n)] for r, n in zip(receivers, (30, 40), strict=True)]

@@ -123,7 +123,7 @@ def test_the_usual_mtu_fits_an_ethernet_of_either_family(host, monkeypatch):
     limit = 1500 - udp_sockets.overhead_bytes(family)
     monkeypatch.setattr(udp_sockets, "path_limit", lambda _: limit)
     with receiving(1, host=host) as (receiver, _):
-        sender = connect.connect(host, receiver.ports, UdpSettings(KEY))
+        sender = connect(host, receiver.ports, UdpSettings(KEY))
         assert sender.mtu == {28: 1472, 48: 1452}[1500 - limit]
         sender.close()
 
@@ -133,7 +133,7 @@ def test_an_mtu_that_the_route_does_not_carry_is_lowered_or_refused(monkeypatch)
     with receiving(1) as (receiver, _), sending(receiver, mtu=1472) as sender:
         assert sender.mtu == 800
     with pytest.raises(ConfigurationError, match="--dgt_mtu=800 or less"):
-        connect.connect("127.0.0.1", (9,), UdpSettings(KEY, mtu=1602))
+        connect("127.0.0.1", (9,), UdpSettings(KEY, mtu=1602))
 
 
 @LINUX_ONLY

@@ -24,7 +24,7 @@ signal.pause()
 SHORT_GRACE = f"""
 import sys
 sys.path.insert(0, {str(WATCHDOG.parent)!r})
-import keeper
+import watchdog as keeper
 keeper.GRACE_SECONDS = 0.5
 sys.exit(keeper.main(sys.argv[1:]))
 """
