@@ -128,9 +128,9 @@ class DirectoryLock:
         except OSError as error:
             self.release()
             raise ConfigurationError(
-                f"--run_dir={self.path.parent.parent} cannot be written ({error.strerror or error}: "
-                f"{self.path}); expected a folder on a disk with free space where this user may "
-                "write. Choose another."
+                f"--run_dir={self.path.parent.parent} cannot be written ({self.path}: "
+                f"{error.strerror or error}); expected a folder on a disk with free "
+                "space where this user may write. Choose another."
             ) from error
         return self
 

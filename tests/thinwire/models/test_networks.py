@@ -214,7 +214,10 @@ def test_image_too_small_for_the_network() -> None:
 
 
 def test_names_need_no_keras() -> None:
-    code = "import sys, thinwire.models.registry; sys.exit('keras' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import sys, thinwire.models.registry\n"
+        "sys.exit('keras' in sys.modules or 'numpy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
 
 
