@@ -14,8 +14,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # below, for TensorFlow reads the environment at import
 from hypothesis import settings
 
-settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("house")
+settings.register_profile("repository", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("repository")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by mark

@@ -23,7 +23,7 @@ from thinwire.ps.core import events
 from thinwire.ps.core.members import CoreConfig
 
 
-class House:
+class InProcessCluster:
     """All of it."""
 
     def __init__(self, method, nb_ps=1, iter_max=100, lease_seconds=1.0, **config):

@@ -43,16 +43,16 @@ def wait_for(condition, seconds=30.0, what="the condition"):
 class Shard:
     """One shard with its writer thread; may die and come back at the same port."""
 
-    def __init__(self, house, number):
-        self.house, self.number, self.port, self.generation = house, number, 0, 0
+    def __init__(self, cluster, number):
+        self.cluster, self.number, self.port, self.generation = cluster, number, 0, 0
         self.applied = []  # (version before, worker, incarnation, step)
         self.saved = None  # newest snapshot
         self.leader = None
         self.start()
 
     def start(self):
-        house, number = self.house, self.number
-        layout, rule = house.layouts[number], house.method.sync
+        cluster, number = self.cluster, self.number
+        layout, rule = cluster.layouts[number], cluster.method.sync
         initial = np.random.default_rng(1).normal(size=28).astype(np.float32) * 0.1
         theta = np.concatenate(
             [
@@ -61,26 +61,26 @@ class Shard:
             ]
         )
         config = CoreConfig(
-            Budget(house.iter_max),
+            Budget(cluster.iter_max),
             Schedule(0.1),
-            house.nb_workers,
+            cluster.nb_workers,
             self.generation,
             offsets=layout.offsets,
-            **house.config,
+            **cluster.config,
         )
         if number == 0:
-            member = Coordinator(house.nb_workers, house.lease_seconds)
+            member = Coordinator(cluster.nb_workers, cluster.lease_seconds)
         else:
-            member = FollowerMembership(house.nb_workers, house.lease_seconds)
+            member = FollowerMembership(cluster.nb_workers, cluster.lease_seconds)
             rule = SyncRule(rule.groups)
-        aux = AuxMean(num_slots=house.method.num_averaged(28)) if number == 0 else None
-        self.core = PsCore(config, house.method, theta, KERNELS, member, rule, aux)
+        aux = AuxMean(num_slots=cluster.method.num_averaged(28)) if number == 0 else None
+        self.core = PsCore(config, cluster.method, theta, KERNELS, member, rule, aux)
         if self.saved is not None:
             self.core.restore(copy.deepcopy(self.saved))
             self.applied = [each for each in self.applied if each[0] < self.core.version]
         self._keep_what_is_applied()
         self.server = ShardServer(
-            self.core, layout, layout.size / 28, self._save, house.lease_seconds, 32
+            self.core, layout, layout.size / 28, self._save, cluster.lease_seconds, 32
         )
         self.port = self.server.listen("127.0.0.1", self.port)
         self.ended = threading.Event()
@@ -92,17 +92,17 @@ class Shard:
         mine = identity(
             "run",
             self.number,
-            self.house.nb_ps,
+            self.cluster.nb_ps,
             self.generation,
-            fingerprint.fingerprint(self.house.run),
+            fingerprint.fingerprint(self.cluster.run),
             SPEC,
             [],
         )
         if self.number:
             self.leader = LeaderClient(
-                self.house.leader_wires[self.number].address,
+                self.cluster.leader_wires[self.number].address,
                 hello_to_leader(mine),
-                self.house.layouts[self.number],
+                self.cluster.layouts[self.number],
                 self.server.queue.put,
                 lambda: "{}",
                 is_wanted=lambda: bool(self.server.connections.workers),
@@ -155,13 +155,13 @@ class Shard:
 
 
 class Worker(threading.Thread):
-    """One process of a worker: the real Participant on a toy problem."""
+    """One worker process: the real session of a worker, on a toy problem."""
 
-    def __init__(self, house, number, pause_seconds=0.0):
+    def __init__(self, cluster, number, pause_seconds=0.0):
         super().__init__(daemon=True, name=f"worker {number}")
-        self.house, self.number, self.pause_seconds = house, number, pause_seconds
-        addresses = tuple(house.wires[number, shard].address for shard in range(house.nb_ps))
-        run = types.SimpleNamespace(**vars(house.run) | {"addresses": addresses})
+        self.cluster, self.number, self.pause_seconds = cluster, number, pause_seconds
+        addresses = tuple(cluster.wires[number, shard].address for shard in range(cluster.nb_ps))
+        run = types.SimpleNamespace(**vars(cluster.run) | {"addresses": addresses})
         own = WorkerFlags(number, 1, 0.0, "off", EmulatedDevice(Link(), 1.0, 0.0))
         self.part = WorkerSession(run, own, SPEC, np.zeros(0, np.float32))
         report = self.part._report

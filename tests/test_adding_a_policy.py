@@ -27,7 +27,7 @@ CODE = [
 ]
 
 
-#: Seam as the page calls it -> the classes of its policies.
+#: Interface as the page calls it -> the classes of its policies.
 POLICIES = {
     "Pacer": pacers.PACERS.values(),
     "Codec": [type(build_codec(name, CodecChoices())) for name in CODECS],
@@ -39,11 +39,12 @@ POLICIES = {
 
 def test_the_verbs_of_the_page_are_those_of_all_policies():
     table = {
-        seam: verbs for seam, _, verbs in documents.rows(PAGE.read_text(), "seam", "file", "verb")
+        interface: verbs
+        for interface, _, verbs in documents.rows(PAGE.read_text(), "interface", "file", "verb")
     }
-    for seam, policies in POLICIES.items():
-        told = re.findall(r"`(\w+)\((.*?)\)", table[seam])
-        assert told, seam
+    for interface, policies in POLICIES.items():
+        told = re.findall(r"`(\w+)\((.*?)\)", table[interface])
+        assert told, interface
         for name, words in told:
             for policy in policies:
                 arguments = list(inspect.signature(getattr(policy, name)).parameters)

@@ -54,8 +54,8 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on(nodes, disk):
     assert steps_of(nodes) == summary["updates"]
 
 
-def test_without_room_for_a_snapshot_the_journal_goes_on(nodes, disk):
-    """And once there is room again, so do snapshots."""
+def test_without_space_for_a_snapshot_the_journal_goes_on(nodes, disk):
+    """Once there is space again, so do snapshots."""
     start(nodes, 1, "--method=adacomp", "--iter_max=1000000", "--checkpoint_interval_seconds=1")
     nodes.watch(lambda status: status.version >= 10)
     filler = disk / "others"

@@ -1,4 +1,4 @@
-"""Tables of docs/ that say what the code says: defaults of flags, methods, seams, other names."""
+"""Tables of docs/ agree with the code: defaults of flags, methods, policies, other names."""
 
 import re
 
@@ -28,13 +28,13 @@ def test_defaults_in_tables_are_the_flags():
             names = re.findall(r"`--(\w+)`", cell)
             assert len(names) == 1, f"{page.name}: a row is of one flag, not of {cell}"
             checked += 1
-            if not says(default, own[names[0]].default):
+            if not agrees(default, own[names[0]].default):
                 wrong.append(f"{page.name}: --{names[0]} is {own[names[0]].default!r}: {default}")
     assert checked > 60
     assert not wrong, "\n".join(wrong)
 
 
-def says(cell, default):
+def agrees(cell, default):
     """Whether a table's cell begins with a default; what is not given by default is in words."""
     if default is None or default == []:
         return bool(cell)
@@ -51,20 +51,24 @@ def test_the_table_of_methods_is_the_code_s():
     sentence = re.search(r"`asgd` is `(.*?)`", text, re.DOTALL)
     plain = dict(word.split("=") for word in sentence[1].split())
     assert plain == METHODS["asgd"]
-    told = {}
+    documented = {}
     for names, differences, _ in documents.rows(
         text, "`--method`", "differs from `asgd` in", "page"
     ):
         for name in re.findall(r"`(\w+)`", names):
-            told[name] = plain | dict(re.findall(r"`(\w+)=(\w+)`", differences))
-    assert told == METHODS
+            documented[name] = plain | dict(re.findall(r"`(\w+)=(\w+)`", differences))
+    assert documented == METHODS
 
 
-def test_the_table_of_seams_is_the_code_s():
+def test_the_table_of_interfaces_is_the_code_s():
     text = (ROOT / "docs" / "METHOD.md").read_text()
-    table = documents.rows(text, "seam", "question", "values", "pages")
-    told = {seam.strip("`-"): set(re.findall(r"`(\w+)`", values)) for seam, _, values, _ in table}
-    assert told == {seam: set(registry) for seam, registry in zip(SEAMS, REGISTRIES, strict=True)}
+    table = documents.rows(text, "interface", "question", "values", "pages")
+    documented = {
+        flag.strip("`-"): set(re.findall(r"`(\w+)`", values)) for flag, _, values, _ in table
+    }
+    assert documented == {
+        name: set(registry) for name, registry in zip(SEAMS, REGISTRIES, strict=True)
+    }
 
 
 def test_a_page_s_composition_is_the_method_s():
@@ -82,11 +86,11 @@ def test_every_key_of_the_summary_is_explained():
         *documents.rows(text, "key", "meaning"),
         *documents.rows(text, "block of `summary.json`", "what"),
     ]
-    told = {name for cell, _ in tables for name in re.findall(r"`(\w+)`", cell)}
-    assert set(SUMMARY_KEYS.split()) <= told
+    documented = {name for cell, _ in tables for name in re.findall(r"`(\w+)`", cell)}
+    assert set(SUMMARY_KEYS.split()) <= documented
 
 
-def test_originals_are_told_once():
+def test_originals_are_named_once():
     """METHOD.md alone has the tables of other programs' names."""
     for page in documents.pages():
         if page.name != "METHOD.md":
@@ -94,38 +98,38 @@ def test_originals_are_told_once():
 
 
 def test_files_that_are_named_exist():
-    rooms = "bench|cluster|data|examples|models|ops|proto|ps|supervisor|tests|thinwire|worker"
+    packages = "bench|data|docs|examples|ops|proto|ps|supervisor|tests|thinwire|worker"
     missing = []
     for page in documents.pages():
-        for name in re.findall(rf"`((?:{rooms})/[\w./*]*)`", page.read_text()):
+        for name in re.findall(rf"`((?:{packages})/[\w./*]*)`", page.read_text()):
             if not any(list(ROOT.glob(found)) for found in (name, f"{name}.py")):
                 missing.append(f"{page.name}: {name}")
     assert not missing, missing
 
 
 def test_names_of_code_in_the_architecture_exist():
-    """A class and what it is said to have; of a seam's name only that it is one."""
+    """A class has the member that the page names; an interface exists, as a name of types."""
     files = [
         path.read_text()
-        for room in ("ops", "ps", "worker", "proto")
-        for path in (ROOT / room).rglob("*.py")
+        for package in ("ops", "ps", "worker", "proto", "thinwire")
+        for path in (ROOT / package).rglob("*.py")
     ]
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
     named = sorted(set(re.findall(r"\b([A-Z][a-z]\w+)\.([a-z_]\w+)", text)))
     assert len(named) > 10
     for owner, name in named:
-        seam = any(re.search(rf"(?m)^{owner} = ", file) for file in files)
+        is_alias = any(re.search(rf"(?m)^{owner} = ", file) for file in files)
         homes = [file for file in files if re.search(rf"(?m)^class {owner}\b", file)]
         has = any(re.search(rf"(?m)^    (def {name}\(|{name}: )", file) for file in homes)
-        assert seam or has, f"{owner}.{name}"
+        assert is_alias or has, f"{owner}.{name}"
 
 
 def test_pages_that_code_cites_exist():
-    rooms = ("cluster", "data", "models", "ops", "proto", "ps", "supervisor", "thinwire", "worker")
+    packages = ("data", "ops", "proto", "ps", "supervisor", "thinwire", "worker")
     missing = [
         f"{path.relative_to(ROOT)}: {name}"
-        for room in rooms
-        for path in (ROOT / room).rglob("*.py")
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
         for name in re.findall(r"docs/[\w/]+\.md", path.read_text())
         if not (ROOT / name).exists()
     ]

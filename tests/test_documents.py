@@ -164,7 +164,7 @@ def make_targets():
 
 
 def module_parses(name, words, patch):
-    """Let a module's own parser read the words; return its objection, if any."""
+    """Return what a module's own parser objects to in the words, if anything."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -187,8 +187,8 @@ def run_to_its_parser(name, words, patch):
     patch.setattr(argparse.ArgumentParser, "parse_args", stop)
     found = importlib.util.find_spec(name)
     assert found is not None, f"there is no module {name}"
-    is_room = found.submodule_search_locations is not None
-    module = importlib.import_module(f"{name}.__main__" if is_room else name)
+    is_package = found.submodule_search_locations is not None
+    module = importlib.import_module(f"{name}.__main__" if is_package else name)
     needs_words = any(
         each.default is each.empty for each in inspect.signature(module.main).parameters.values()
     )

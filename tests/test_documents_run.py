@@ -96,7 +96,7 @@ def test_every_reason_is_for_a_command():
     assert not needless, needless
 
 
-class House:
+class Checkout:
     """A folder that looks like the checkout, with `runs/` of its own."""
 
     def __init__(self, folder):
@@ -142,27 +142,29 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path):
-    made = House(tmp_path)
+def checkout(tmp_path):
+    made = Checkout(tmp_path)
     yield made
     made.reap()
 
 
 @pytest.mark.product
 @pytest.mark.timeout(3600)
-def test_commands_that_are_whole_runs(house):
+def test_commands_that_are_whole_runs(checkout):
     for command in documents.commands():
         if is_run(command) and not by_hand(command) and not is_small(command):
-            house.start(command, *(BUDGET if command.words[0] == "main.py" else ()))
-            house.started[-1][1].wait(PATIENCE_SECONDS)  # pages use what the line before has left
-    assert len(house.started) >= 8
-    complaints = house.complaints()
+            checkout.start(command, *(BUDGET if command.words[0] == "main.py" else ()))
+            checkout.started[-1][1].wait(
+                PATIENCE_SECONDS
+            )  # pages use what the line before has left
+    assert len(checkout.started) >= 8
+    complaints = checkout.complaints()
     assert not complaints, "\n".join(complaints)
 
 
 @pytest.mark.product
 @pytest.mark.timeout(3600)
-def test_commands_of_modules(house):
+def test_commands_of_modules(checkout):
     """With the runs that they look at, which are README's first and that of its own model."""
     commands = documents.commands()
     looked_at = [
@@ -171,21 +173,21 @@ def test_commands_of_modules(house):
         if is_run(each) and each.words[0] == "main.py" and each.words[-1] in RUNS
     ]
     for command in looked_at:
-        house.start(command, *BUDGET)
-        house.started[-1][1].wait(PATIENCE_SECONDS)
+        checkout.start(command, *BUDGET)
+        checkout.started[-1][1].wait(PATIENCE_SECONDS)
     for command in filter(is_small, commands):
         readers = READERS | ({"RUN": "runs/imported"} if "import" in command.words else {})
         words = tuple(readers.get(word, word) for word in command.words)
-        house.start(dataclasses.replace(command, words=words), *SMALL[command.words[1]])
-        house.started[-1][1].wait(PATIENCE_SECONDS)
-    complaints = house.complaints()
+        checkout.start(dataclasses.replace(command, words=words), *SMALL[command.words[1]])
+        checkout.started[-1][1].wait(PATIENCE_SECONDS)
+    complaints = checkout.complaints()
     assert not complaints, "\n".join(complaints)
 
 
 @pytest.mark.product
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("run", ["ten", "lan"])
-def test_nodes_that_are_started_by_hand(house, run):
+def test_nodes_that_are_started_by_hand(checkout, run):
     """Ten workers are two here, and all machines this one."""
     more = (*BUDGET, "--nb_workers=2", f"--port={free_port()}", "--ip_PS=127.0.0.1")
     for command in documents.commands():
@@ -194,9 +196,9 @@ def test_nodes_that_are_started_by_hand(house, run):
             continue
         number = next((int(w.partition("=")[2]) for w in words if w.startswith("--id_worker")), 0)
         if number <= 2:
-            house.start(command, *more)
+            checkout.start(command, *more)
             if (run, number) == ("lan", 1):  # "with --id_worker=2 on the second"
-                house.start(command, *more, "--id_worker=2")
-    assert len(house.started) == 4
-    complaints = house.complaints()
+                checkout.start(command, *more, "--id_worker=2")
+    assert len(checkout.started) == 4
+    complaints = checkout.complaints()
     assert not complaints, "\n".join(complaints)

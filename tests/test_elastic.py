@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.elastic import House
+from tests.elastic import InProcessCluster
 from tests.elastic_nodes import wait_for
 from tests.harness import method
 
@@ -28,9 +28,11 @@ EACH_MODE_LONG = pytest.mark.parametrize("mode", [pytest.param(mode, marks=LONG)
 PAUSE_SECONDS = 0.005
 
 
-def house(mode, nb_ps=2, **choices):
+def cluster(mode, nb_ps=2, **choices):
     name, own = MODES[mode]
-    return House(method(name, nb_workers=3, **own), nb_ps=nb_ps, iter_max=10**6, **choices)
+    return InProcessCluster(
+        method(name, nb_workers=3, **own), nb_ps=nb_ps, iter_max=10**6, **choices
+    )
 
 
 def out(run, count=1):
@@ -49,7 +51,7 @@ def rounds(worker, more):
 @EACH_MODE
 def test_a_worker_that_reaches_shard_0_alone_is_let_go_and_returns(mode):
     """Shard 0 hears it; it is shard 1 that misses it, and everybody would wait for it there."""
-    with house(mode) as run:
+    with cluster(mode) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(10)
         run.wires[2, 1].cut()
@@ -63,7 +65,7 @@ def test_a_worker_that_reaches_shard_0_alone_is_let_go_and_returns(mode):
 
 @EACH_MODE_LONG
 def test_a_short_cut_costs_nothing_but_time(mode):
-    with house(mode, lease_seconds=4.0) as run:
+    with cluster(mode, lease_seconds=4.0) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(10)
         run.wires[2, 0].cut()
@@ -84,7 +86,7 @@ def test_a_short_cut_costs_nothing_but_time(mode):
 
 @EACH_MODE_LONG
 def test_a_cut_between_shards_is_outlived(mode):
-    with house(mode) as run:
+    with cluster(mode) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(10)
         run.leader_wires[1].cut()
@@ -101,7 +103,7 @@ def test_a_cut_between_shards_is_outlived(mode):
 
 @EACH_MODE_LONG
 def test_who_stands_still_for_longer_than_a_lease_returns(mode):
-    with house(mode) as run:
+    with cluster(mode) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(10)
         run.workers[2].freeze()
@@ -115,7 +117,7 @@ def test_who_stands_still_for_longer_than_a_lease_returns(mode):
 
 @EACH_MODE_LONG
 def test_an_old_process_wakes_up_after_another_has_taken_its_place(mode):
-    with house(mode) as run:
+    with cluster(mode) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(10)
         old = run.workers[2]
@@ -133,7 +135,7 @@ def test_an_old_process_wakes_up_after_another_has_taken_its_place(mode):
 @EACH_MODE_LONG
 @pytest.mark.parametrize("number", [0, 1])
 def test_any_shard_may_restart(mode, number):
-    with house(mode) as run:
+    with cluster(mode) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(10)
         run.shards[number].snapshot()
@@ -147,7 +149,7 @@ def test_any_shard_may_restart(mode, number):
 
 @EACH_MODE_LONG
 def test_shard_0_restarts_while_members_wait_there(mode):
-    with house(mode) as run:
+    with cluster(mode) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(10)
         run.workers[2].freeze()
@@ -166,7 +168,7 @@ def test_shard_0_restarts_while_members_wait_there(mode):
 @EACH_MODE_LONG
 @pytest.mark.parametrize("with_state", [True, False])
 def test_late_comers_leavers_and_returners(mode, with_state):
-    with house(mode, start_timeout_seconds=0.5) as run:
+    with cluster(mode, start_timeout_seconds=0.5) as run:
         first, second = (run.worker(number, pause_seconds=PAUSE_SECONDS) for number in (1, 2))
         rounds(first, 3)
         late = run.worker(3, pause_seconds=PAUSE_SECONDS)
@@ -183,7 +185,7 @@ def test_late_comers_leavers_and_returners(mode, with_state):
 
 
 def test_a_second_process_of_a_live_worker_is_turned_away():
-    with house("asgd", nb_ps=1, lease_seconds=4.0) as run:
+    with cluster("asgd", nb_ps=1, lease_seconds=4.0) as run:
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(5)
         second = run.worker(1)
@@ -194,7 +196,7 @@ def test_a_second_process_of_a_live_worker_is_turned_away():
 
 
 def test_a_shard_that_cannot_write_ends_the_run():
-    with house("bsp") as run:
+    with cluster("bsp") as run:
         run.start()
         run.wait_for_updates(3)
         run.shards[1].leader.ask_for_end("interrupted")  # is not a shard's to say: its stream ends

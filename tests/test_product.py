@@ -1,7 +1,7 @@
-"""Every legal mix of seam values runs: finite, without deadlock, to the end.
+"""Every legal mix of policies runs to the end: its weights stay finite, nothing blocks.
 
-In the ordinary tests a covering array of all legal pairs, and one of all triples of the seams that
-decide who waits for whom and what a shard remembers; `make product` runs every mix.
+In the ordinary tests a covering array of all legal pairs, and one of all triples of the choices
+that decide who waits for whom and what a shard remembers; `make product` runs every mix.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.types import VALUE_DTYPES, ConfigurationError
 from thinwire.ops.weighting.base import WEIGHTINGS
 
-SEAMS = {
+CHOICES = {
     "pacer": [("every", 1), ("fixed", 1), ("fixed", 3), ("esync", 1)],
     "codec": list(CODECS),
     "value_dtype": list(VALUE_DTYPES),
@@ -32,15 +32,15 @@ SEAMS = {
     "server_optimizer": list(OPTIMIZERS),
     "nb_ps": [1, 2, 3],
 }
-assert {name for name, _ in SEAMS["pacer"]} == set(pacers.PACERS)
-assert {name.partition("+")[0] for name in SEAMS["sync"]} == set(SYNC_RULES)
+assert {name for name, _ in CHOICES["pacer"]} == set(pacers.PACERS)
+assert {name.partition("+")[0] for name in CHOICES["sync"]} == set(SYNC_RULES)
 
 
 def compose(mix):
     name, _, extra = mix["sync"].partition("+")
     pacer, local_steps = mix["pacer"]
-    seams = ("codec", "down_codec", "router", "weighting", "server_optimizer")
-    overrides = {seam: mix[seam] for seam in seams}
+    names = ("codec", "down_codec", "router", "weighting", "server_optimizer")
+    overrides = {name: mix[name] for name in names}
     parted = {"dgt_block_size": 8, "dgt_k": 0.3} if mix["router"] == "dgt" else {}
     chosen = method(
         "asgd",
@@ -74,25 +74,25 @@ def run_mix(mix, trains: bool = True) -> bool:
     return True
 
 
-#: Seams that decide who waits for whom, and what a shard remembers.
+#: Choices that decide who waits for whom, and what a shard remembers.
 ENTANGLED = ("pacer", "codec", "down_codec", "sync", "weighting", "nb_ps")
 
 
-def covering_array(strength: int, among=tuple(SEAMS), seed: int = 1):
-    """Greedy: legal mixes until all legal values of any `strength` seams of some have met."""
+def covering_array(strength: int, among=tuple(CHOICES), seed: int = 1):
+    """Greedy: legal mixes until all legal values of any `strength` of these choices have met."""
     rng = random.Random(seed)
-    usual = {name: values[0] for name, values in SEAMS.items()}
+    usual = {name: values[0] for name, values in CHOICES.items()}
     missing = {
-        tuple(zip(seams, values, strict=True))
-        for seams in itertools.combinations(among, strength)
-        for values in itertools.product(*(SEAMS[name] for name in seams))
+        tuple(zip(names, values, strict=True))
+        for names in itertools.combinations(among, strength)
+        for values in itertools.product(*(CHOICES[name] for name in names))
     }
     missing = {values for values in missing if run_mix(usual | dict(values), trains=False)}
     while missing:
         best, covered = None, set()
         for _ in range(30):
             start = dict(rng.choice(sorted(missing, key=repr)[:200]))
-            mix = usual | {name: start.get(name, rng.choice(SEAMS[name])) for name in among}
+            mix = usual | {name: start.get(name, rng.choice(CHOICES[name])) for name in among}
             found = {
                 values
                 for values in itertools.combinations(((n, mix[n]) for n in among), strength)
@@ -105,8 +105,8 @@ def covering_array(strength: int, among=tuple(SEAMS), seed: int = 1):
             yield best
 
 
-@pytest.mark.parametrize("strength, among", [(2, tuple(SEAMS)), (3, ENTANGLED)])
-def test_all_pairs_and_triples_of_seam_values(strength, among):
+@pytest.mark.parametrize("strength, among", [(2, tuple(CHOICES)), (3, ENTANGLED)])
+def test_all_pairs_and_triples_of_policy_values(strength, among):
     mixes = list(covering_array(strength, among))
     assert len(mixes) < 400
     assert all([run_mix(mix) for mix in mixes])
@@ -115,5 +115,5 @@ def test_all_pairs_and_triples_of_seam_values(strength, among):
 @pytest.mark.product
 @pytest.mark.timeout(3600)
 def test_every_mix():
-    for values in itertools.product(*SEAMS.values()):
-        run_mix(dict(zip(SEAMS, values, strict=True)))
+    for values in itertools.product(*CHOICES.values()):
+        run_mix(dict(zip(CHOICES, values, strict=True)))

@@ -14,7 +14,7 @@ from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.weighting.base import WEIGHTINGS
 
-#: (seam, value) of every policy there is; each is tried in a one-worker AdaComp run.
+#: (interface, value) of every policy there is; each is tried in a one-worker AdaComp run.
 POLICIES = [
     *(("pacer", name) for name in pacers.PACERS),
     *(("codec", name) for name in CODECS),
@@ -34,15 +34,15 @@ def advance(run: MiniRun, versions: int) -> None:
         assert run.turn()
 
 
-@pytest.mark.parametrize(("seam", "value"), POLICIES)
-def test_resume_is_exact(seam, value, tmp_path):
-    local_steps = 3 if (seam, value) == ("pacer", "fixed") else 1
+@pytest.mark.parametrize(("interface", "value"), POLICIES)
+def test_resume_is_exact(interface, value, tmp_path):
+    local_steps = 3 if (interface, value) == ("pacer", "fixed") else 1
     chosen = method(
         "adacomp",
         nb_workers=1,
         compression_rate=0.3,
         local_steps=local_steps,
-        overrides={seam: value},
+        overrides={interface: value},
     )
     whole = start(chosen, 1000)
     whole.join_all()

@@ -257,7 +257,7 @@ class Striker:
         disk.is_full = True
         if not self.run.ledgers[shard.number].keeps_journal:
             later = self.run.clock.now + min(5.0, self._seconds())
-            self.run.clock.at(later, functools.partial(_make_room, disk))
+            self.run.clock.at(later, functools.partial(_free_space, disk))
 
 
 def _start(shard: SimulatedShard) -> None:
@@ -271,7 +271,7 @@ def _arrive_if_it_lives(shard: SimulatedShard, life: int, event: Any) -> None:
     shard.if_it_lives(life, functools.partial(shard.arrive, event))
 
 
-def _make_room(disk: Any) -> None:
+def _free_space(disk: Any) -> None:
     disk.is_full = False
 
 

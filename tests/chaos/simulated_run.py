@@ -109,7 +109,7 @@ class ChaoticRun(Simulation):
         self.ledgers[shard.number].begin(shard.core)
 
     def _note_follower_end(self, shard: SimulatedShard, reason: str) -> None:
-        """A shard has ended by itself: its process does, and is started when there is room."""
+        """A shard has ended by itself, and its process with it; it returns when there is space."""
         if reason in _TO_GO_ON and not self.is_over:
             again = functools.partial(self._replace, shard)
             self.clock.at(self.clock.now + _LINGER_SECONDS, again)
@@ -213,7 +213,7 @@ class ChaoticRun(Simulation):
             raise Fork(f"nothing is left to happen at {self.clock.now:.1f} s")
 
     def _go_on(self) -> None:
-        """Everybody has ended; there is room again, and the same commands are given."""
+        """All nodes have ended; the disk has space again, and the same commands are given."""
         for worker in self.workers:
             worker.streams.end_life()
         for shard, disk, ledger in zip(self.shards, self.disks, self.ledgers, strict=True):

@@ -12,9 +12,9 @@ import resource
 import sys
 
 #: What is instrumented: all that decodes, and nothing that decodes by native code.
-ROOMS = ["thinwire"]
+PACKAGES = ["thinwire"]
 #: Address space that a process may take beyond what it has before the first input.
-ROOM_BYTES = 1 << 30
+EXTRA_BYTES = 1 << 30
 
 
 def main(arguments: list[str]) -> None:
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     from absl import logging
 
     logging.set_verbosity(logging.FATAL)
-    with atheris.instrument_imports(include=ROOMS):
+    with atheris.instrument_imports(include=PACKAGES):
         from tests.fuzz import mutators, registry, target
 
         chosen = registry.load(arguments[0])
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     for seed in chosen.seeds():
         one(seed)
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + ROOM_BYTES
+    limit = pages * resource.getpagesize() + EXTRA_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     atheris.Setup([sys.argv[0], *arguments[1:]], one, custom_mutator=change)
     atheris.Fuzz()

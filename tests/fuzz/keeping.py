@@ -13,7 +13,7 @@ from tests.fuzz.target import CORPUS, Target, watched
 #: Bytes of one target's corpus, and of an input in it.
 _MOST_BYTES, _LONGEST = 16 << 10, 1024
 _ROOT = str(pathlib.Path(__file__).parents[2])
-_ROOMS = tuple(f"{_ROOT}/{room}/" for room in guided.ROOMS)
+_PACKAGES = tuple(f"{_ROOT}/{package}/" for package in guided.PACKAGES)
 
 #: File, line before, line.
 Arc = tuple[str, int, int]
@@ -61,7 +61,7 @@ def arcs(target: Target, data: bytes) -> set[Arc]:
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         path = frame.f_code.co_filename
-        if not path.startswith(_ROOMS):
+        if not path.startswith(_PACKAGES):
             return None
         if event in ("call", "line"):
             place = frame.f_lineno

@@ -15,7 +15,7 @@ SESSION = DatagramSession(0x0123456789ABCDEF, KEY, 5)
 ENTRIES = 16  # of a block
 CHANNELS = 3
 SIZES = [100, 16, 5, 64]  # of slots; blocks: 7 (the last short), 1, 1 (short), 4
-MTU = 128  # room for 12 float32: a block is cut into 12 and 4
+MTU = 128  # fits 12 float32: a block is cut into 12 and 4
 NOTHING = Manifest((), 0.0, 0, 0, 0, 0)
 
 

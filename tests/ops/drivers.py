@@ -1,4 +1,4 @@
-"""One driver a seam, or several: makes a policy's state, and takes it one turn further."""
+"""One driver or more for each interface: makes a policy's state, and takes it a turn further."""
 
 import random
 
@@ -43,10 +43,10 @@ VARIANTS = {
 }
 
 
-def composed(seam, name):
-    """A method with this value of the seam, hyper-parameters away from trivial ones."""
+def composed(interface, name):
+    """A method with this value of the interface, hyper-parameters away from trivial ones."""
     name, _, variant = name.partition("+")
-    groups = ((1, 3), (2,)) if (seam, name) == ("sync", "gsp") else None
+    groups = ((1, 3), (2,)) if (interface, name) == ("sync", "gsp") else None
     return method(
         "asgd",
         nb_workers=WORKERS,
@@ -54,20 +54,22 @@ def composed(seam, name):
         local_steps=3,
         window=4,
         groups=groups,
-        overrides={seam: name},
+        overrides={interface: name},
         **VARIANTS.get(variant, {}),
     )
 
 
-def policy_of(seam, name):
-    return getattr(composed(seam, name), {"server_optimizer": "server"}.get(seam, seam))
+def policy_of(interface, name):
+    return getattr(
+        composed(interface, name), {"server_optimizer": "server"}.get(interface, interface)
+    )
 
 
 class Driver:
     """What most policies need: their state is what `init` made, and is saved as it is."""
 
-    def __init__(self, seam, name):
-        self.policy = policy_of(seam, name)
+    def __init__(self, interface, name):
+        self.policy = policy_of(interface, name)
 
     def begin(self):
         return {}
@@ -186,8 +188,8 @@ class OnShard(Driver):
 
     size = 24
 
-    def __init__(self, seam, name):
-        self.method = composed(seam, name)
+    def __init__(self, interface, name):
+        self.method = composed(interface, name)
 
     def begin(self):
         theta = np.random.default_rng(1).standard_normal(self.size, np.float32)

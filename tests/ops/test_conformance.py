@@ -1,6 +1,6 @@
-"""What every policy of every seam owes the rest; a new row of a registry is tested as it stands.
+"""What every policy owes the rest; a new row of a registry is tested without further code.
 
-A policy is built as a user gets it, by `compose` with its seam's flag, and driven as its seam is
+A policy is built as a user gets it, by `compose` with its interface's flag, and driven as that is
 (`tests.ops.drivers`).
 """
 
@@ -44,10 +44,10 @@ REGISTRIES = {
 assert tuple(REGISTRIES) == SEAMS
 WRAPPED = ["dense+feedback", "topk+feedback", "random_k+feedback", "dgs+carried", "dgc+all"]
 WRAPPED += ["powersgd+rank1"]
-EVERY = [(seam, name) for seam, registry in REGISTRIES.items() for name in registry]
+EVERY = [(interface, name) for interface, registry in REGISTRIES.items() for name in registry]
 EVERY += [("codec", name) for name in WRAPPED]
 EVERY += [("router", "dgt+small"), ("router", "dgt+lossy")]
-every_policy = pytest.mark.parametrize(("seam", "name"), EVERY)
+every_policy = pytest.mark.parametrize(("interface", "name"), EVERY)
 
 
 def drive(driver, state, numbers):
@@ -77,38 +77,38 @@ def through_a_checkpoint(state, folder):
 
 
 @every_policy
-def test_a_restored_policy_goes_on_bit_for_bit(seam, name, tmp_path):
-    driver = DRIVERS[seam](seam, name)
+def test_a_restored_policy_goes_on_bit_for_bit(interface, name, tmp_path):
+    driver = DRIVERS[interface](interface, name)
     outputs, end = drive(driver, driver.begin(), range(1, TURNS + 1))
     first, middle = drive(driver, driver.begin(), range(1, TURNS // 2 + 1))
     saved = driver.save(middle)
     restored = through_a_checkpoint(saved, tmp_path)
     assert bits(restored) == bits(saved)
 
-    other = DRIVERS[seam](seam, name)
+    other = DRIVERS[interface](interface, name)
     second, last = drive(other, other.load(restored), range(TURNS // 2 + 1, TURNS + 1))
     assert first + second == outputs
     assert bits(other.save(last)) == bits(driver.save(end))
 
 
 @every_policy
-def test_what_init_makes_is_plain(seam, name, tmp_path):
-    policy = policy_of(seam, name)
-    if seam in ("down_codec", "weighting"):
+def test_what_init_makes_is_plain(interface, name, tmp_path):
+    policy = policy_of(interface, name)
+    if interface in ("down_codec", "weighting"):
         state = policy.init(24)
-    elif seam == "server_optimizer" and not policy.keeps_sparse:
+    elif interface == "server_optimizer" and not policy.keeps_sparse:
         return  # Keras's slots are plain once the ShardModel has saved them: see above
     else:
-        driver = DRIVERS[seam](seam, name)
+        driver = DRIVERS[interface](interface, name)
         state = driver.save(driver.begin())
     assert bits(through_a_checkpoint(state, tmp_path)) == bits(state)
 
 
 @every_policy
-def test_a_policy_is_a_frozen_dataclass_of_hyper_parameters(seam, name):
-    policy = policy_of(seam, name)
+def test_a_policy_is_a_frozen_dataclass_of_hyper_parameters(interface, name):
+    policy = policy_of(interface, name)
     assert dataclasses.is_dataclass(policy) and policy.__dataclass_params__.frozen
-    assert policy == policy_of(seam, name) and hash(policy) == hash(policy_of(seam, name))
+    assert policy == policy_of(interface, name) and hash(policy) == hash(policy_of(interface, name))
     json.dumps(dataclasses.asdict(policy))  # flags and the fingerprint can spell every value
     with pytest.raises(dataclasses.FrozenInstanceError):
         policy.anything = 1
@@ -129,14 +129,14 @@ BAD_VALUES = {
 
 
 @every_policy
-def test_bad_hyper_parameters_are_refused(seam, name):
-    for policy in layers(policy_of(seam, name)):
+def test_bad_hyper_parameters_are_refused(interface, name):
+    for policy in layers(policy_of(interface, name)):
         types = typing.get_type_hints(type(policy))
         for field in dataclasses.fields(policy):
             for bad in BAD_VALUES[types[field.name]]:
                 with pytest.raises(ConfigurationError) as caught:
                     dataclasses.replace(policy, **{field.name: bad})
-                    pytest.fail(f"--{seam}={name} takes {field.name}={bad!r}")
+                    pytest.fail(f"--{interface}={name} takes {field.name}={bad!r}")
                 assert "expected" in str(caught.value) or field.name in str(caught.value)
 
 
@@ -147,9 +147,11 @@ def layers(policy):
         yield from layers(policy.inner)
 
 
-@pytest.mark.parametrize(("seam", "name"), [row for row in EVERY if row[0] in ("codec", "router")])
-def test_undelivered_takes_nothing_back_where_nothing_was_kept(seam, name):
-    driver = DRIVERS[seam](seam, name)
+@pytest.mark.parametrize(
+    ("interface", "name"), [row for row in EVERY if row[0] in ("codec", "router")]
+)
+def test_undelivered_takes_nothing_back_where_nothing_was_kept(interface, name):
+    driver = DRIVERS[interface](interface, name)
     sent, state = driver.turn(driver.begin(), 1)
     kept_nothing = bits(state) == {}
     after = driver.undelivered(sent, state)
@@ -158,7 +160,7 @@ def test_undelivered_takes_nothing_back_where_nothing_was_kept(seam, name):
 
 
 def test_policy_modules_import_neither_tensorflow_nor_numpy():
-    modules = sorted({type(policy_of(seam, name)).__module__ for seam, name in EVERY})
+    modules = sorted({type(policy_of(interface, name)).__module__ for interface, name in EVERY})
     code = (
         "import importlib, sys\n"
         "for module in sys.argv[1:]:\n"
@@ -178,8 +180,8 @@ def test_policy_modules_import_neither_tensorflow_nor_numpy():
 
 
 @every_policy
-def test_help_texts_exist(seam, name):
-    policy = policy_of(seam, name)
+def test_help_texts_exist(interface, name):
+    policy = policy_of(interface, name)
     text = type(policy).__doc__
     assert text and not text.startswith(f"{type(policy).__name__}("), "the class says nothing"
     module = importlib.import_module(type(policy).__module__)

@@ -157,8 +157,8 @@ class WorkerThread(threading.Thread):
         """Be gone without a word."""
         for shard in self.exchange.shards:
             shard.close()
-        for room in (self.exchange._parts, self.exchange._asks, self.exchange._server):
-            room.close()
+        for each in (self.exchange._parts, self.exchange._asks, self.exchange._server):
+            each.close()
 
     def end(self, seconds=40.0):
         self.join(seconds)

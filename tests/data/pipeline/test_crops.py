@@ -28,8 +28,8 @@ def test_areas_ratios_and_places_are_even() -> None:
     assert np.abs(ratios).max() <= np.log(4 / 3) + 0.02
     assert np.mean(ratios) == pytest.approx(0, abs=0.02)
     assert ratios.std() == pytest.approx(np.log(4 / 3) / np.sqrt(3), abs=0.02)
-    room = 400 - boxes[:, 2]
-    assert np.mean(boxes[room > 50, 0] / room[room > 50]) == pytest.approx(0.5, abs=0.03)
+    free = 400 - boxes[:, 2]
+    assert np.mean(boxes[free > 50, 0] / free[free > 50]) == pytest.approx(0.5, abs=0.03)
     mirrored = [is_mirrored(row.tolist()) for row in draws]
     assert np.mean(mirrored) == pytest.approx(0.5, abs=0.04)
 

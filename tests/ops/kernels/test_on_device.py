@@ -147,7 +147,7 @@ def test_only_what_is_sent_is_copied_to_the_host(name, monkeypatch):
         copied.clear()
         packet, state = codec.encode(tensors, state, context(number, DEVICE))
         entries = sum(block.values.data.size for block in packet.blocks)
-        # Position, value, coded value of each, room for those that a threshold lets through.
+        # Position, value, coded value of each, space for those above a threshold.
         assert 0 < sum(copied) <= 1.7 * 12 * max(entries, KEPT) + 100
         assert max(copied) < 4 * SPEC.tensors[0].size
 

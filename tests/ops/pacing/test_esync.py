@@ -79,8 +79,10 @@ def test_seeds_of_the_first_round():
     true = local_steps(rule, UNEVEN, 1, skip=0)[2]
     third = local_steps(rule, UNEVEN, 1, seed={w: s / 3 for w, s in UNEVEN.items()}, skip=0)[2]
     assert abs(true[1][0] - 100) <= 1
-    # The original stops at 22 steps here and idles; ours knows an overdue device when it sees one.
-    assert third[1][0] > 22
+    # The slow devices' step is taken for SLOW / 3 = 1.17 s. A margin of 0.5 s would stop the fast
+    # ones after 22 steps; it is clamped to a fifth of the slowest step, 0.23 s: 31 steps.
+    assert rule.margin([FAST, SLOW / 3], rule.init()) == pytest.approx(SLOW / 15)
+    assert third[1][0] == 31
 
 
 def test_equal_devices_take_one_step():

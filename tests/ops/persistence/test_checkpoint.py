@@ -190,9 +190,9 @@ def test_a_full_disk_is_left_as_it_was(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             checkpoints.save(2, {"w": np.ones(4)})
     assert sorted(tmp_path.rglob("*")) == before
-    room = os.statvfs_result((512, 512, 9, 9, 2, 9, 9, 9, 0, 255))
+    full = os.statvfs_result((512, 512, 9, 9, 2, 9, 9, 9, 0, 255))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "statvfs", lambda folder: room)
+        patch.setattr(os, "statvfs", lambda folder: full)
         with pytest.raises(OSError, match="1032 bytes are needed, 1024 are free") as caught:
             checkpoints.save(2, {"w": np.ones(129)})
         checkpoints.save(3, {"w": np.ones(128)})

@@ -77,7 +77,7 @@ def test_a_step_that_never_ended_is_forgotten():
     assert dropped(assembler) == {"abandoned": 2 * len(signed(lost.sealed))}
 
 
-def test_steps_without_a_marker_make_room_for_newer_ones():
+def test_steps_without_a_marker_give_way_to_newer_ones():
     sealer, assembler = new_pair(SIZES)
     steps = [make_step(sealer, number, SIZES) for number in (1, 2, 3)]
     for step in steps:

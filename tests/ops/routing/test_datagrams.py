@@ -104,10 +104,10 @@ def test_the_tag_is_keyed_blake2b_over_all_before_it():
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("encoding", ValueEncoding)
 def test_as_many_values_as_fit(encoding, sparse):
-    for room in range(16, 200):
-        count = most_values(encoding, sparse, room)
-        assert payload_bytes(encoding, sparse, count) <= room
-        assert payload_bytes(encoding, sparse, count + 1) > room
+    for limit in range(16, 200):
+        count = most_values(encoding, sparse, limit)
+        assert payload_bytes(encoding, sparse, count) <= limit
+        assert payload_bytes(encoding, sparse, count + 1) > limit
 
 
 def test_a_full_datagram_holds_348_floats():

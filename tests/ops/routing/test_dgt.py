@@ -97,10 +97,10 @@ def test_the_first_ranks_are_rounded_half_up_in_float32(n, k, first):
 def channels_by_walking(n, k, num_channels):
     """Walk from rank to rank; a channel ends where its exact share of the ranks is used up."""
     first = int(np.floor(float(FLOAT(k) * FLOAT(n)) + 0.5))
-    room, channel, found = n - 1 - first, 1, []
+    behind_first, channel, found = n - 1 - first, 1, []
     for position in range(n - 1):
         behind = position - first
-        while behind * num_channels >= channel * room > 0:
+        while behind * num_channels >= channel * behind_first > 0:
             channel += 1
         found.append(channel if behind >= 0 else 0)
     return found

@@ -130,7 +130,7 @@ def test_a_link_that_holds_enough_refuses_more(running):
             taken += way.sendmsg([numbered(44)], segments())
     assert SEND_BUFFER_BYTES - 45 * SIZE < taken < SEND_BUFFER_BYTES + 45 * SIZE
     other = EmulatedSocket(Sink(), way._link, 2)
-    other.send(b"another class has room")
+    other.send(b"another class is free")
 
 
 def test_who_never_gets_on_is_heard_now_and_then():

@@ -33,7 +33,7 @@ def test_an_urgent_message_overtakes_what_is_queued():
 
 
 def test_a_full_queue_drops_the_last_ones():
-    """What is on the wire takes no room: 10 datagrams wait, and one is under way."""
+    """A datagram on the wire takes no space in the queue: 10 wait, and one is under way."""
     link = PriorityLink(Link(mbps=100, queue_kb=15))
     assert link.offer_datagrams(0.0, 3, SIZE, 50, "a") == 10
     assert link.offer_datagrams(0.0, 4, SIZE, 50, "other class") == 10
@@ -44,7 +44,7 @@ def test_a_full_queue_drops_the_last_ones():
     assert [count.overflowed for count in link.counts[3:5]] == [40 + 46, 40]
 
 
-def test_no_room_at_all_is_not_an_arrival():
+def test_a_full_queue_is_not_an_arrival():
     link = PriorityLink(Link(mbps=100, queue_kb=1))
     assert link.offer_datagrams(0.0, 3, SIZE, 5, "too large") == 0
     assert link.next_event() is None

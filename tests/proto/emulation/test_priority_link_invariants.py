@@ -122,8 +122,8 @@ def test_what_is_offered_arrives_or_is_counted(link, background, offers, seed):
     arrived = sum(len(a.indices) for a in arrivals if a.indices is not None)
     accounted = [c.datagrams - c.overflowed - c.lost + c.duplicated for c in counts]
     assert arrived == sum(accounted)
-    for number, room in fitting.items():
-        assert set(survivors(arrivals, number)) <= set(range(room))
+    for number, capacity in fitting.items():
+        assert set(survivors(arrivals, number)) <= set(range(capacity))
     passed = sum(count.bytes_on_wire for count in counts)
     resent = sum(a.bytes_on_wire for a in arrivals if a.indices is None)
     datagrams = sum(n * (ordered[at][3] + HEADER_BYTES) for at, n in fitting.items())

@@ -147,7 +147,7 @@ def test_stopping_the_server_cuts_open_streams():
             client.receive(WAIT_SECONDS)
 
 
-def test_one_stream_too_many_is_told_so_and_room_is_given_back():
+def test_one_stream_too_many_is_refused_and_its_place_freed():
     with serving(echo, max_streams=1) as server:
         with connected(server):
             second = grpc.ClientStream(f"127.0.0.1:{server.port}")

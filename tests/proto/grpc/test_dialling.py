@@ -6,7 +6,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable, session
 
 
-class Door:
+class Address:
     """Sessions of which the first few are not answered."""
 
     def __init__(self, shut):
@@ -30,9 +30,9 @@ class Impatient(threading.Event):
 
 
 def lines_of(caplog, shut):
-    door = Door(shut)
+    address = Address(shut)
     with caplog.at_level("INFO", logger="absl"):
-        session.Dialler("the PS at ps:1", lambda: door, Impatient()).dial(600.0)
+        session.Dialler("the PS at ps:1", lambda: address, Impatient()).dial(600.0)
     return [record.getMessage() for record in caplog.records]
 
 

@@ -110,7 +110,7 @@ def test_whoever_watches_does_not_lock_workers_out():
 
 
 def answers(watch):
-    """Whether there is room for one more who watches."""
+    """Whether one more watcher is admitted."""
     call = watch(health_pb2.HealthCheckRequest())
     try:
         return next(call).status == health_pb2.HealthCheckResponse.SERVING

@@ -243,7 +243,7 @@ def test_the_kernel_keeps_out_what_is_for_nobody(host):
 
 @LINUX_ONLY
 @pytest.mark.parametrize("num_workers", [300, 400, 600, 800])
-def test_new_workers_are_heard_where_the_kernel_has_no_room_for_a_longer_filter(num_workers):
+def test_new_workers_are_heard_where_the_kernel_takes_no_longer_filter(num_workers):
     """Its memory for filters may be spent long before the longest program it knows."""
     numbers = [number.to_bytes(8, "little") for number in range(num_workers)]
     one_more = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -49,7 +49,7 @@ def test_equal_ones_make_one_run_and_a_shorter_one_ends_it():
     assert not run.fits(100, 100) and (len(run), run.size) == (399, 100)
 
 
-def test_there_is_always_room_for_one_call():
+def test_there_is_always_space_for_one_call():
     run = DatagramRun(MOST_BYTES)
     run.add(MOST_BYTES - 1, 1)
     assert len(run.room) == 1 << 16

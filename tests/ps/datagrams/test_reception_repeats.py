@@ -56,7 +56,7 @@ def test_a_push_that_broke_off_is_taken_up_again():
     np.testing.assert_array_equal(values_of(port.pushed[0]), ramp())
 
 
-def test_a_push_broken_off_for_good_makes_room_for_the_next():
+def test_a_push_broken_off_for_good_gives_way_to_the_next():
     port, worker = alone(dgt_marker="tensor")
     push, payload = worker.messages(worker.begin(ramp()))[0]
     port.receptions.mark(1, push, payload)

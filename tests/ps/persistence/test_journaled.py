@@ -25,19 +25,19 @@ MODEL = ModelSpec((TensorSpec("kernel", (300, 400)), TensorSpec("b", (400,))))
 
 
 class FullDisk:
-    """A file on a disk with so many bytes of room; a write that does not fit is cut short."""
+    """A file on a disk with so many bytes of space; a write that does not fit is cut short."""
 
-    def __init__(self, path, room):
+    def __init__(self, path, space):
         self.file = open(path, "xb", buffering=0)  # noqa: SIM115 - it is the journal's to close
-        self.room = room
+        self.space = space
 
     def write(self, data):
-        if not self.room:
+        if not self.space:
             raise OSError(errno.ENOSPC, "No space left on device")
-        size = self.file.write(data[: self.room[0]])
-        self.room[0] -= size
-        if not self.room[0]:
-            self.room.clear()
+        size = self.file.write(data[: self.space[0]])
+        self.space[0] -= size
+        if not self.space[0]:
+            self.space.clear()
         return size
 
     def close(self):
@@ -45,13 +45,13 @@ class FullDisk:
 
 
 class Written(MiniRun):
-    """One shard that writes a journal on a disk with so much room."""
+    """One shard that writes a journal on a disk with so much space."""
 
-    def __init__(self, folder, room):
+    def __init__(self, folder, space):
         super().__init__(method("adacomp", 2, compression_rate=0.2), iter_max=500)
         core, self.folder = self.shards[0], folder
         self.coder = coder = EventCoder(self.layouts[0], self.method, KERNELS, core.aux.size)
-        left = [room]
+        left = [space]
         self.journal = Journal(folder, coder, 112, create=lambda path: FullDisk(path, left))
         self.journaled = JournaledCore(core)
         self.journaled.write_to(self.journal, ReplaySettings(core.config, 10.0, {}).to_plain())
@@ -74,9 +74,9 @@ def written(run):
     return [run.coder.decode(body)[0] for body in found[1:]]  # behind the head
 
 
-@pytest.mark.parametrize("room", range(1500, 1700, 29))
-def test_a_full_disk_ends_the_run_with_what_was_acknowledged(tmp_path, room):
-    run = Written(tmp_path, room)
+@pytest.mark.parametrize("space", range(1500, 1700, 29))
+def test_a_full_disk_ends_the_run_with_what_was_acknowledged(tmp_path, space):
+    run = Written(tmp_path, space)
     assert run.journaled.begin()["journal"] == 1
     run.join_all()
     while run.shards[0].stop_reason is None:

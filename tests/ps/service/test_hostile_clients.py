@@ -167,7 +167,7 @@ def test_a_push_of_an_epoch_from_the_future_does_not_hold_up_its_group():
     assert refusal.epoch == shard.core.membership.epoch
 
 
-def test_a_long_step_leaves_room_for_whoever_comes_next():
+def test_a_long_step_leaves_a_place_for_the_next_client():
     shard = Shard("asgd")
     shard.say(push_frame(incarnation=5, step=2**53 - 5, base_version=0), incarnation=5)
     assert shard.core.version == 1

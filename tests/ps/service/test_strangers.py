@@ -183,7 +183,7 @@ def test_what_legal_workers_do_is_far_below_the_limits():
     assert unanswered("push", stream, limits) is None
 
 
-def test_a_shard_has_room_for_others_than_one_address():
+def test_a_shard_keeps_places_for_other_addresses():
     run = SimpleNamespace(nb_workers=4, nb_ps=2, credentials=NO_CREDENTIALS)
     limits = door_of(run).limits
     assert limits.streams_per_address == 22

@@ -49,11 +49,11 @@ def test_every_flag_says_what_it_is_for():
         assert len(flag.help) > 5, flag.name
 
 
-@pytest.mark.parametrize(("seam", "registry"), list(zip(SEAMS, REGISTRIES, strict=True)))
-def test_a_seam_s_flag_offers_what_its_registry_holds(seam, registry):
+@pytest.mark.parametrize(("interface", "registry"), list(zip(SEAMS, REGISTRIES, strict=True)))
+def test_an_interface_s_flag_offers_what_its_registry_holds(interface, registry):
     with given() as values:
-        assert list(values[seam].parser.enum_values) == list(registry)
-        assert values[seam].value is None
+        assert list(values[interface].parser.enum_values) == list(registry)
+        assert values[interface].value is None
 
 
 # -- methods ------------------------------------------------------------------------------------
@@ -64,11 +64,11 @@ def test_a_method_is_its_row(name):
     assert run_of(f"--method={name}").method.seams == METHODS[name]
 
 
-@pytest.mark.parametrize(("seam", "registry"), list(zip(SEAMS, REGISTRIES, strict=True)))
-def test_an_explicit_flag_overrides_one_seam_alone(seam, registry):
+@pytest.mark.parametrize(("interface", "registry"), list(zip(SEAMS, REGISTRIES, strict=True)))
+def test_an_explicit_flag_overrides_one_interface_alone(interface, registry):
     for value in registry:
-        method = run_of("--method=adacomp", f"--{seam}={value}").method
-        assert method.seams == METHODS["adacomp"] | {seam: value}
+        method = run_of("--method=adacomp", f"--{interface}={value}").method
+        assert method.seams == METHODS["adacomp"] | {interface: value}
 
 
 def test_hyper_parameters_reach_the_policy_that_has_them():

@@ -161,5 +161,5 @@ def test_the_code_that_is_sent_is_whole_and_the_users_files_go_with_it(tmp_path,
         assert {member.uname for member in archive} == {""}
     assert {"main.py", "thinwire/launcher/watchdog.py", "sent/model/.my model.py"} <= names
     assert not [name for name in names if "__pycache__" in name]
-    rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
-    assert set(launcher_ssh.ROOMS) == rooms - {"examples"}
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
+    assert set(launcher_ssh.ROOMS) == packages - {"examples"}

@@ -1,4 +1,4 @@
-"""Mixes of seam values on the virtual clock: to the end, finite, the same bits twice."""
+"""Mixes of policies on the virtual clock: each ends, stays finite and repeats."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def end_of(mix, folder):
     return b"".join(shard.core.model.theta.tobytes() for shard in simulation.shards)
 
 
-def test_all_pairs_of_seam_values(tmp_path):
+def test_all_pairs_of_policy_values(tmp_path):
     # Keras' optimizers are compiled anew for each shard, and nothing here is any news to them.
     mixes = [mix | {"server_optimizer": "sgd"} for mix in covering_array(strength=2)]
     assert len(mixes) < 120

@@ -249,7 +249,7 @@ def test_a_mailbox_keeps_rounds_to_come_and_is_bounded():
     assert bytes(box.get(later, 0.0)) == b"y" * 40
     box.put(name, memoryview(b"x" * 60))  # too late
     assert box.get(name, 0.0) is None
-    box.put(PartName(RoundId(1, 1), 7, 2, 0), memoryview(b"z" * 60))  # room again
+    box.put(PartName(RoundId(1, 1), 7, 2, 0), memoryview(b"z" * 60))  # there is space again
 
 
 def test_a_worker_listens_where_it_reaches_the_ps(monkeypatch):

@@ -10,7 +10,7 @@ from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.types import ConfigurationError
 
 
-def room(folder, *flags):
+def claim(folder, *flags):
     with given("--type_node=Cluster", "--nb_workers=2", f"--run_dir={folder}", *flags):
         run = read_run()
     claim_run_directory(run, patience_seconds=0.0)
@@ -47,12 +47,12 @@ def used(tmp_path):
 def test_nodes_of_others_are_in_the_way(used, role, number, flags, free):
     with held(used, role, number):
         if free:
-            room(used, *flags)
+            claim(used, *flags)
         else:
             with pytest.raises(ConfigurationError, match=f"in use .*{role} {number}, pid"):
-                room(used, *flags)
+                claim(used, *flags)
             assert (used / "checkpoints" / "ps-0" / "kept").exists()
-    room(used, *flags)
+    claim(used, *flags)
     assert (used / "checkpoints").exists() is not bool(flags)
     for each in (("PS", 0), ("Worker", 8)):  # given back
         held(used, *each).release()

@@ -1,4 +1,4 @@
-"""Rules of the house that no other tool checks."""
+"""Rules of this repository that no other tool checks."""
 
 import ast
 import os
@@ -56,7 +56,7 @@ def _text(path):
         return ""
 
 
-def test_no_room_imports_main():
+def test_no_package_imports_main():
     for path in _files(".py"):
         if path.relative_to(ROOT).parts[0] not in PACKAGES or "tests" in path.parts:
             continue
