@@ -135,10 +135,14 @@ def test_what_a_worker_alone_can_notice(nodes):
         silent_port = silent.getsockname()[1]
         server = serve("127.0.0.1", 0, refuse, 4)
         at_end.callback(server.stop)
-        nodes.start("alone", *here)
-        nodes.start("silent", *here, f"--port={silent_port}")
-        nodes.start("version", "--type_node=Worker", f"--port={server.port}")
-        nodes.start("cut", *here, "--dataset=fashion_mnist_sample", cut)
+
+        def start(name, *flags):  # each is worker 1 of a run of its own
+            nodes.start(name, *flags, f"--run_dir={nodes.folder / name}-run")
+
+        start("alone", *here)
+        start("silent", *here, f"--port={silent_port}")
+        start("version", "--type_node=Worker", f"--port={server.port}")
+        start("cut", *here, "--dataset=fashion_mnist_sample", cut)
         ends_with(nodes, "alone", 3, str(nodes.port))
         ends_with(nodes, "silent", 3, str(silent_port))
         ends_with(nodes, "version", 4, message)
