@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from thinwire.ops.types import Link
@@ -83,7 +84,7 @@ def frames(
     Args:
         message: With one of the bodies that have a ``payload``, and that unset.
         pieces: The payload, as buffers of bytes in order.
-        chunk_bytes: Most bulk bytes of one chunk; a function is asked before each.
+        chunk_bytes: Most bulk bytes of one chunk; a function is called before each.
 
     Raises:
         ValueError: The header does not fit into one frame, or the message has no payload.
@@ -110,25 +111,31 @@ def _header_and_chunks(
 ) -> Iterator[bytes]:
     yield header
     parts: list[memoryview] = []
-    room = whole = min(size(), MAX_CHUNK_BYTES)
+    space = whole = min(size(), MAX_CHUNK_BYTES)
     for view in views:
         position = 0
         while position < len(view):
-            part = view[position : position + room]
+            part = view[position : position + space]
             parts.append(part)
             position += len(part)
-            room -= len(part)
-            if room == 0:
+            space -= len(part)
+            if space == 0:
                 yield _chunk(parts, whole)
-                parts, room = [], (whole := min(size(), MAX_CHUNK_BYTES))
+                parts, space = [], (whole := min(size(), MAX_CHUNK_BYTES))
     if parts:
-        yield _chunk(parts, whole - room)
+        yield _chunk(parts, whole - space)
 
 
 def _chunk(parts: list[memoryview], size: int) -> bytes:
     length = _varint(size)
     outer = _varint(1 + len(length) + size)
     return b"".join((_CHUNK_TAG, outer, bytes((_DATA_TAG,)), length, *parts))
+
+
+def unknown_field_numbers(message: ProtobufMessage) -> list[int]:
+    """Return the numbers of the fields that this version's messages do not have, ascending."""
+    unknown = UnknownFieldSet(message)
+    return sorted({unknown[place].field_number for place in range(len(unknown))})
 
 
 class MessageAssembler(Generic[Message]):
@@ -174,7 +181,7 @@ class MessageAssembler(Generic[Message]):
             raise Malformed(f"a frame of {len(data)} bytes does not parse: {error}") from error
         name = message.WhichOneof("body")
         if name is None:
-            numbers = sorted({field.field_number for field in UnknownFieldSet(message)})
+            numbers = unknown_field_numbers(message)
             raise Malformed(
                 f"a frame of {len(data)} bytes holds no known message (fields {numbers}); is the "
                 "other side of another Thinwire?"

@@ -1,9 +1,8 @@
-"""Between the nouns of thinwire.ops.types and the messages of the wire.
+"""Converts between the types of `thinwire.ops` and the messages of the wire.
 
-Everything that arrives is checked here before anything is allocated for it: lengths, ranges, order
-and enum values. What is wrong raises Malformed, and only that.
-
-Manifests of datagrams, between the nouns of ops.routing and the messages of the wire.
+Model signatures, fingerprints, blocks, auxiliary values and manifests of datagrams have a function
+for each direction. Everything that arrives is checked here before anything is allocated for it:
+lengths, ranges, order and enum values. An invalid message raises Malformed, and only that.
 """
 
 from __future__ import annotations
@@ -47,6 +46,9 @@ __all__ = [
     "first_difference",
     "frame",
     "frames",
+    "manifest_from_message",
+    "manifest_to_message",
+    "outcome_to_message",
     "settings_of",
     "spec_of",
     "tensors_of",
@@ -59,6 +61,7 @@ _MAX_ENTRIES = 1 << 40  # keeps sizes far from overflow; no real model comes nea
 _DTYPE_NUMBERS = {name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in VALUE_DTYPES}
 _DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
 _CODINGS = {int(coding): coding for coding in IndexCoding}
+_MOST_CHANNELS = 7
 
 
 def tensors_of(spec: ModelSpec) -> list[pb.Tensor]:
@@ -281,10 +284,7 @@ def _decode(
         raise Malformed(f"slot {block.slot}: {error}") from error
 
 
-_MOST_CHANNELS = 7
-
-
-def to_message(manifest: Manifest) -> pb.Manifest:
+def manifest_to_message(manifest: Manifest) -> pb.Manifest:
     """Return a manifest as a Push carries it."""
     return pb.Manifest(
         channels=[
@@ -299,32 +299,32 @@ def to_message(manifest: Manifest) -> pb.Manifest:
     )
 
 
-def from_message(said: pb.Manifest) -> Manifest:
+def manifest_from_message(message: pb.Manifest) -> Manifest:
     """Check and return the manifest of a Push.
 
     Raises:
         Malformed: Channels do not ascend from 1 to 7, or k is no fraction.
     """
     previous = 0
-    for each in said.channels:
+    for each in message.channels:
         if not previous < each.channel <= _MOST_CHANNELS:
             raise Malformed(f"datagrams of channel {each.channel} announced after {previous}")
         previous = each.channel
-    if not 0 <= said.k <= 1:  # NaN fails as well
-        raise Malformed(f"k = {said.k} in a manifest; expected 0 to 1")
+    if not 0 <= message.k <= 1:  # NaN fails as well
+        raise Malformed(f"k = {message.k} in a manifest; expected 0 to 1")
     return Manifest(
-        tuple(AnnouncedDatagrams(each.channel, each.first, each.count) for each in said.channels),
-        said.k,
-        said.num_blocks,
-        said.num_skipped,
-        said.num_reliable,
-        said.num_dropped,
+        tuple(AnnouncedDatagrams(one.channel, one.first, one.count) for one in message.channels),
+        message.k,
+        message.num_blocks,
+        message.num_skipped,
+        message.num_reliable,
+        message.num_dropped,
     )
 
 
-def outcome_of(assembled: ReassembledStep, came_late: int) -> pb.Reception:
-    """Return what a worker is told of its datagrams of a step; `came_late` are of earlier steps."""
-    return pb.Reception(
+def outcome_to_message(assembled: ReassembledStep, came_late: int) -> pb.DatagramOutcome:
+    """Return the outcome of a step's datagrams; `came_late` counts those of earlier steps."""
+    return pb.DatagramOutcome(
         announced=assembled.announced,
         arrived=assembled.arrived,
         late=assembled.num_late,

@@ -1,4 +1,4 @@
-"""The port at which Prometheus, or anything that reads its text format, sees a node's meters."""
+"""The port at which Prometheus, or any reader of its text format, collects a node's instruments."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from thinwire.proto.grpc.common import host_and_port, is_loopback
 PREFIX = "thinwire_"
 #: Upper bounds of a histogram of whole numbers.
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_MOST_READERS = 8  # at a time; further ones are hung up on
-_TURN_SECONDS = 0.1  # between two looks whether to go on; closing waits for one
-_READ_SECONDS = 10.0  # for a reader to say what it wants
+_MOST_READERS = 8  # at a time; further connections are closed
+_POLL_SECONDS = 0.1  # between two checks whether to go on; closing waits for one
+_READ_SECONDS = 10.0  # for a reader's request
 
-#: Tells a node's meters; called in the port's threads, several at a time.
+#: Reads a node's instruments; called in the port's threads, several at a time.
 Reader = Callable[[], Sequence[Instrument]]
 
 
@@ -34,7 +34,7 @@ def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
     Args:
         run: The run's settings.
         node: Its name, such as worker-3.
-        read: Tells its meters.
+        read: Reads its instruments.
     """
     if not run.metrics_port:
         return None
@@ -48,13 +48,13 @@ def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
 
 
 class MetricsPort:
-    """Answers every GET with the meters of this moment, in threads of its own.
+    """Answers every GET with the instruments' present values, in threads of its own.
 
     Args:
         host: The address to bind.
         port: 0 takes a free one.
-        about: Labels of `thinwire_node_info`, by which meters are told apart.
-        read: Tells the meters.
+        about: Labels of `thinwire_node_info`, which identify the node.
+        read: Reads the instruments.
 
     Raises:
         ConfigurationError: The port is taken, or the library is missing.
@@ -88,11 +88,11 @@ class MetricsPort:
         logging.info("metrics on http://%s/metrics", host_and_port(host, self.port))
         name = f"metrics {self.port}"
         threading.Thread(
-            target=self._server.serve_forever, args=(_TURN_SECONDS,), name=name, daemon=True
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name=name, daemon=True
         ).start()
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -108,7 +108,7 @@ def _server_class(host: str) -> type[socketserver.TCPServer]:
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if not room.acquire(blocking=False):
+            if not free_readers.acquire(blocking=False):
                 self.shutdown_request(request)
                 return
             super().process_request(request, client_address)
@@ -117,7 +117,7 @@ def _server_class(host: str) -> type[socketserver.TCPServer]:
             try:
                 super().process_request_thread(request, client_address)
             finally:
-                room.release()
+                free_readers.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             logging.log_every_n_seconds(
@@ -128,41 +128,41 @@ def _server_class(host: str) -> type[socketserver.TCPServer]:
                 exc_info=True,
             )
 
-    room = threading.Semaphore(_MOST_READERS)
+    free_readers = threading.Semaphore(_MOST_READERS)
     return Server
 
 
 class _Collector:
-    """Turns meters into families of the library, counting from the start of this process."""
+    """Turns instruments into families of the library, counting from the start of this process."""
 
     def __init__(self, library: Any, about: Mapping[str, str], read: Reader) -> None:
         self._core, self._about, self._read = library.metrics_core, dict(about), read
-        self._at_start = {meter.name: meter for meter in read()}
+        self._at_start = {instrument.name: instrument for instrument in read()}
 
     def collect(self) -> Iterator[Any]:
         """Yield families."""
         info = self._core.InfoMetricFamily(f"{PREFIX}node", "What this process is.")
         info.add_metric([], self._about)
         yield info
-        for meter in self._read():
-            yield self._family(since(meter, self._at_start.get(meter.name)))
+        for instrument in self._read():
+            yield self._family(since(instrument, self._at_start.get(instrument.name)))
 
-    def _family(self, meter: Instrument) -> Any:
-        name = PREFIX + meter.name
-        if meter.kind == "histogram":
-            family = self._core.HistogramMetricFamily(name, meter.text)
-            family.add_metric([], *_buckets(meter))
+    def _family(self, instrument: Instrument) -> Any:
+        name = PREFIX + instrument.name
+        if instrument.kind == "histogram":
+            family = self._core.HistogramMetricFamily(name, instrument.text)
+            family.add_metric([], *_buckets(instrument))
             return family
-        kind = {"counter": "CounterMetricFamily", "gauge": "GaugeMetricFamily"}[meter.kind]
-        family = getattr(self._core, kind)(name, meter.text, labels=meter.labels)
-        for labels, value in meter.values.items():
+        kind = {"counter": "CounterMetricFamily", "gauge": "GaugeMetricFamily"}[instrument.kind]
+        family = getattr(self._core, kind)(name, instrument.text, labels=instrument.labels)
+        for labels, value in instrument.values.items():
             family.add_metric(labels, value)
         return family
 
 
-def _buckets(meter: Instrument) -> tuple[list[tuple[str, float]], float]:
+def _buckets(instrument: Instrument) -> tuple[list[tuple[str, float]], float]:
     """Return (upper bound, how many do not exceed it) of each bucket, and the sum of all."""
-    counts = {int(labels[0]): count for labels, count in meter.values.items()}
+    counts = {int(labels[0]): count for labels, count in instrument.values.items()}
     within = [sum(count for value, count in counts.items() if value <= most) for most in BUCKETS]
     bounds = [f"{most:.1f}" for most in BUCKETS]
     buckets = [*zip(bounds, within, strict=True), ("+Inf", sum(counts.values()))]

@@ -25,27 +25,27 @@ _sym_db = _symbol_database.Default()
 from thinwire.proto import thinwire_pb2 as thinwire_dot_proto_dot_thinwire__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1athinwire/proto/peers.proto\x12\x0bthinwire.v1\x1a\x1dthinwire/proto/thinwire.proto\"\xa4\x01\n\x06ToPeer\x12)\n\x08greeting\x18\x01 \x01(\x0b\x32\x15.thinwire.v1.GreetingH\x00\x12\x1f\n\x03\x61sk\x18\x02 \x01(\x0b\x32\x10.thinwire.v1.AskH\x00\x12!\n\x04part\x18\x03 \x01(\x0b\x32\x11.thinwire.v1.PartH\x00\x12#\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\x12.thinwire.v1.ChunkH\x00\x42\x06\n\x04\x62ody\"\x89\x01\n\x08\x46romPeer\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.thinwire.v1.RefusalH\x00\x12\'\n\x07holding\x18\x03 \x01(\x0b\x32\x14.thinwire.v1.HoldingH\x00\x12#\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\x12.thinwire.v1.ChunkH\x00\x42\x06\n\x04\x62ody\"S\n\x08Greeting\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\r\n\x05proof\x18\x04 \x01(\x0c\"o\n\x04Part\x12\x0c\n\x04view\x18\x01 \x01(\x06\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04\x12\x0e\n\x06number\x18\x04 \x01(\r\x12\x15\n\rpayload_bytes\x18\x0c \x01(\r\x12\x0f\n\x07payload\x18\r \x01(\x0c\":\n\x03\x41sk\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\x8d\x01\n\x07Holding\x12\'\n\x08standing\x18\x01 \x01(\x0e\x32\x15.thinwire.v1.Standing\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x0c\n\x04same\x18\x04 \x01(\x08\x12\x15\n\rpayload_bytes\x18\x0c \x01(\r\x12\x0f\n\x07payload\x18\r \x01(\x0c*N\n\x08Standing\x12\x16\n\x12STANDING_ELSEWHERE\x10\x00\x12\x14\n\x10STANDING_FETCHED\x10\x01\x12\x14\n\x10STANDING_STEPPED\x10\x02\x32\x41\n\x04Peer\x12\x39\n\x07Session\x12\x13.thinwire.v1.ToPeer\x1a\x15.thinwire.v1.FromPeer(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1athinwire/proto/peers.proto\x12\x0bthinwire.v1\x1a\x1dthinwire/proto/thinwire.proto\"\xad\x01\n\x06ToPeer\x12)\n\x08greeting\x18\x01 \x01(\x0b\x32\x15.thinwire.v1.GreetingH\x00\x12(\n\x05query\x18\x02 \x01(\x0b\x32\x17.thinwire.v1.ModelQueryH\x00\x12!\n\x04part\x18\x03 \x01(\x0b\x32\x11.thinwire.v1.PartH\x00\x12#\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\x12.thinwire.v1.ChunkH\x00\x42\x06\n\x04\x62ody\"\x89\x01\n\x08\x46romPeer\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.thinwire.v1.RefusalH\x00\x12\'\n\x07holding\x18\x03 \x01(\x0b\x32\x14.thinwire.v1.HoldingH\x00\x12#\n\x05\x63hunk\x18\x04 \x01(\x0b\x32\x12.thinwire.v1.ChunkH\x00\x42\x06\n\x04\x62ody\"S\n\x08Greeting\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\r\n\x05proof\x18\x04 \x01(\x0c\"o\n\x04Part\x12\x0c\n\x04view\x18\x01 \x01(\x06\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04\x12\x0e\n\x06number\x18\x04 \x01(\r\x12\x15\n\rpayload_bytes\x18\x0c \x01(\r\x12\x0f\n\x07payload\x18\r \x01(\x0c\"A\n\nModelQuery\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\x8d\x01\n\x07Holding\x12\'\n\x08standing\x18\x01 \x01(\x0e\x32\x15.thinwire.v1.Standing\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x0c\n\x04same\x18\x04 \x01(\x08\x12\x15\n\rpayload_bytes\x18\x0c \x01(\r\x12\x0f\n\x07payload\x18\r \x01(\x0c*N\n\x08Standing\x12\x16\n\x12STANDING_ELSEWHERE\x10\x00\x12\x14\n\x10STANDING_FETCHED\x10\x01\x12\x14\n\x10STANDING_STEPPED\x10\x02\x32\x41\n\x04Peer\x12\x39\n\x07Session\x12\x13.thinwire.v1.ToPeer\x1a\x15.thinwire.v1.FromPeer(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'thinwire.proto.peers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STANDING']._serialized_start=783
-  _globals['_STANDING']._serialized_end=861
+  _globals['_STANDING']._serialized_start=799
+  _globals['_STANDING']._serialized_end=877
   _globals['_TOPEER']._serialized_start=75
-  _globals['_TOPEER']._serialized_end=239
-  _globals['_FROMPEER']._serialized_start=242
-  _globals['_FROMPEER']._serialized_end=379
-  _globals['_GREETING']._serialized_start=381
-  _globals['_GREETING']._serialized_end=464
-  _globals['_PART']._serialized_start=466
-  _globals['_PART']._serialized_end=577
-  _globals['_ASK']._serialized_start=579
-  _globals['_ASK']._serialized_end=637
-  _globals['_HOLDING']._serialized_start=640
-  _globals['_HOLDING']._serialized_end=781
-  _globals['_PEER']._serialized_start=863
-  _globals['_PEER']._serialized_end=928
+  _globals['_TOPEER']._serialized_end=248
+  _globals['_FROMPEER']._serialized_start=251
+  _globals['_FROMPEER']._serialized_end=388
+  _globals['_GREETING']._serialized_start=390
+  _globals['_GREETING']._serialized_end=473
+  _globals['_PART']._serialized_start=475
+  _globals['_PART']._serialized_end=586
+  _globals['_MODELQUERY']._serialized_start=588
+  _globals['_MODELQUERY']._serialized_end=653
+  _globals['_HOLDING']._serialized_start=656
+  _globals['_HOLDING']._serialized_end=797
+  _globals['_PEER']._serialized_start=879
+  _globals['_PEER']._serialized_end=944
 # @@protoc_insertion_point(module_scope)

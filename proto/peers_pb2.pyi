@@ -17,16 +17,16 @@ STANDING_FETCHED: Standing
 STANDING_STEPPED: Standing
 
 class ToPeer(_message.Message):
-    __slots__ = ("greeting", "ask", "part", "chunk")
+    __slots__ = ("greeting", "query", "part", "chunk")
     GREETING_FIELD_NUMBER: _ClassVar[int]
-    ASK_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     greeting: Greeting
-    ask: Ask
+    query: ModelQuery
     part: Part
     chunk: _thinwire_pb2.Chunk
-    def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., chunk: _Optional[_Union[_thinwire_pb2.Chunk, _Mapping]] = ...) -> None: ...
+    def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., query: _Optional[_Union[ModelQuery, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., chunk: _Optional[_Union[_thinwire_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class FromPeer(_message.Message):
     __slots__ = ("refusal", "holding", "chunk")
@@ -66,7 +66,7 @@ class Part(_message.Message):
     payload: bytes
     def __init__(self, view: _Optional[int] = ..., generation: _Optional[int] = ..., round: _Optional[int] = ..., number: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
-class Ask(_message.Message):
+class ModelQuery(_message.Message):
     __slots__ = ("generation", "version", "digest")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]

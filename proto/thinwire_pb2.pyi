@@ -389,7 +389,7 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "reception", "blocks", "payload_bytes", "payload")
+    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "outcome", "blocks", "payload_bytes", "payload")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -403,7 +403,7 @@ class Reply(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     AUX_COUNT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    RECEPTION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -420,13 +420,13 @@ class Reply(_message.Message):
     staleness: int
     aux_count: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    reception: Reception
+    outcome: DatagramOutcome
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reception: _Optional[_Union[Reception, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., outcome: _Optional[_Union[DatagramOutcome, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
-class Reception(_message.Message):
+class DatagramOutcome(_message.Message):
     __slots__ = ("announced", "arrived", "late", "came_late", "fresh", "filled", "bitmap")
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
@@ -485,10 +485,10 @@ class Waiting(_message.Message):
     def __init__(self) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("unheard",)
-    UNHEARD_FIELD_NUMBER: _ClassVar[int]
-    unheard: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, unheard: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("unreachable",)
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    unreachable: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, unreachable: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("cause",)

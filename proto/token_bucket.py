@@ -1,4 +1,4 @@
-"""A token bucket that may go into debt: it says how long to wait, and reads no clock."""
+"""A token bucket that may go into debt: it computes how long to wait, and reads no clock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import threading
 class TokenBucket:
     """Limits what is taken per second, on average; thread-safe, so that senders can share one.
 
-    Whoever wants to take asks `wait_seconds`, and when that is 0 takes, be it more than there is.
-    The debt is waited for by whoever comes next. So over any span of time at most
+    A sender first waits until `wait_seconds` is 0 and then takes, even if it takes more than the
+    bucket holds: the next sender waits for that debt. So over any span of time at most
     ``rate * seconds + burst`` and one last amount are taken.
 
     Args:
-        rate: Tokens that fall in per second; above 0.
+        rate: Tokens that are added per second; above 0.
         burst: Tokens that the bucket holds; it starts full.
 
     Source: the token bucket of RFC 2697, with debt instead of marking.
@@ -39,7 +39,7 @@ class TokenBucket:
             return max(0.0, -self._fill(now) / self.rate)
 
     def take(self, now: float, amount: float) -> None:
-        """Take, be it into debt."""
+        """Take an amount, if need be into debt."""
         with self._lock:
             self._level = self._fill(now) - amount
 

@@ -51,7 +51,13 @@ from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.service import leader_client
-from thinwire.ps.service.handshake import Identity, door_of, hello_to_leader, identity, most_streams
+from thinwire.ps.service.handshake import (
+    Identity,
+    guard_of,
+    hello_to_leader,
+    identity,
+    most_streams,
+)
 from thinwire.ps.service.leader_client import LeaderClient
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.telemetry.instruments import ShardMeters
@@ -255,10 +261,10 @@ class ShardProcess:
             most_streams(self.run),
             self.bounds,
         )
-        self.server.door = door_of(self.run)
+        self.server.guard = guard_of(self.run)
         server = self.server
         beside = StatusSources(
-            lambda: server.door.refused,
+            lambda: server.guard.refused,
             server.journaled.summary,
             lambda: leader_client.are_awaited(server),
         )

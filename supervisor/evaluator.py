@@ -236,7 +236,7 @@ class ModelFetcher:
             while not shard.replies.empty():  # of a pull that was given up
                 if shard.replies.get() is None:
                     return None
-            shard.session.say(pb.ToServer(pull=pb.Pull(observe=True)))
+            shard.session.send_control(pb.ToServer(pull=pb.Pull(observe=True)))
         for shard, layout in zip(shards, self._layouts, strict=True):
             # No deadline but the stream's own, which the shard's silence ends: a large model takes
             # minutes over a slow link.

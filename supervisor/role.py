@@ -105,7 +105,7 @@ class _Watcher:
                 return self._finish()
             finally:
                 for shard in self.shards:
-                    shard.session.say(pb.ToServer(leave=pb.Leave(cause="done")))
+                    shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
                     shard.session.close()
                 if port is not None:
                     port.close()
@@ -231,7 +231,7 @@ class _Watcher:
         latest = self.recorder.latest
         if target is not None and latest is not None and latest.accuracy >= target and not final:
             logging.info("accuracy %.4f reaches the target %g", latest.accuracy, target)
-            self.shards[0].session.say(pb.ToServer(halt=pb.Halt(cause="target_accuracy")))
+            self.shards[0].session.send_control(pb.ToServer(halt=pb.Halt(cause="target_accuracy")))
         return view.versions[0]
 
     # -- the end ----------------------------------------------------------------------------

@@ -149,8 +149,8 @@ class Nodes:
                         status = run_status.RunStatus.from_json(message.report.document)
                         if until(status):
                             if halt is not None:
-                                session.say(pb.ToServer(halt=pb.Halt(cause=halt)))
-                            session.say(pb.ToServer(leave=pb.Leave(cause="seen enough")))
+                                session.send_control(pb.ToServer(halt=pb.Halt(cause=halt)))
+                            session.send_control(pb.ToServer(leave=pb.Leave(cause="seen enough")))
                             session.close()
                             return
             except (StreamLost, Unreachable):

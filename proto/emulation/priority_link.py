@@ -1,9 +1,8 @@
-"""One direction of an emulated link with classes of service.
+"""A model of one direction of an emulated link with classes of service.
 
-A pure model on the caller's clock. What is urgent overtakes what is not, so nobody knows when a
-message will arrive at the moment it is sent: messages are offered, and time is advanced.
-
-What passes an emulated link with classes of service, and what waits for it.
+It is a pure model on the caller's clock. Urgent packets overtake others, so the time at which a
+message arrives is not known when it is sent: messages are offered, and time is advanced.
+`PriorityLink` is the model; `ClassQueue`, `Background` and `draw_fates` are its parts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TURN_BYTES = 44 * SEGMENT_BYTES
 #: Of background traffic.
 BACKGROUND_PACKET_BYTES = 1500
 _BACKGROUND_SECONDS = 1e-3  # packets of background traffic come this often together
-_LEAST_QUEUED_TURNS = 8  # ... but in so small numbers that a queue has room for this many
+_LEAST_QUEUED_TURNS = 8  # ... but in such small numbers that a queue holds this many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,8 +245,8 @@ class PriorityLink:
     """One direction of an emulated link, with strict priority by class.
 
     The first class that has something to send is served, packet by packet: what is urgent waits
-    for one packet at most. Each class has a queue of ``link.queue_kb``; a datagram that finds no
-    room in it is dropped. Messages of the reliable stream wait outside; one at a time is in the
+    for one packet at most. Each class has a queue of ``link.queue_kb``; a datagram that does not
+    fit into it is dropped. Messages of the reliable stream wait outside; one at a time is in the
     queue and goes back to its end after each 64 KB, if others wait there. A lost segment is sent
     again one round trip later and holds back the messages behind it, as in `LinkModel`, which this
     equals where all that comes is messages of one class.
@@ -297,10 +296,10 @@ class PriorityLink:
         """Bytes of background traffic that have passed since the first offer."""
         return self._background.passed_bytes
 
-    def has_room(self, priority: int) -> bool:
+    def has_space(self, priority: int) -> bool:
         """Whether datagrams for a class had better be offered now than later.
 
-        A bounded queue tells nobody that it is full, so there it is always now.
+        A bounded queue reports to nobody that it is full, so there it is always now.
         """
         waiting = self._classes[priority].datagram_bytes
         return math.isfinite(self._queue_bytes) or waiting < SEND_BUFFER_BYTES
@@ -326,7 +325,7 @@ class PriorityLink:
         )
 
     def offer_datagrams(self, now: float, priority: int, size: int, count: int, item: Any) -> int:
-        """Put datagrams of one size on the link, all at once.
+        """Put datagrams of one size on the link, all together.
 
         Args:
             now: When.
@@ -336,7 +335,7 @@ class PriorityLink:
             item: Handed back by `advance`, with the numbers of those that have come through.
 
         Returns:
-            How many found room in the queue: the first ones.
+            How many fitted into the queue: the first ones.
         """
         self._background.begin(now)
         now = self._come_to(now)
@@ -364,7 +363,7 @@ class PriorityLink:
 
         Args:
             now: When.
-            unwanted: Asked about the item of each train of datagrams that has not begun.
+            unwanted: Called with the item of each train of datagrams that has not begun.
         """
         self._come_to(now)
         num_datagrams = 0
@@ -422,7 +421,7 @@ class PriorityLink:
         return until
 
     def _fitting(self, priority: int, unit: int, count: int, now: float) -> int:
-        """How many packets find room in a queue; what is on the wire takes none."""
+        """Return how many packets fit into a queue; those on the wire need no space in it."""
         if math.isinf(self._queue_bytes):
             return count
         taken, current = self._classes[priority].bounded_bytes, self._current

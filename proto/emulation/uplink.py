@@ -1,6 +1,6 @@
 """An emulated link with classes of service on the real clock, for a worker's streams and datagrams.
 
-What passes the model goes on over real streams and sockets, at the time the model says.
+Whatever passes the model is sent on over real streams and sockets, at the time the model gives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def class_of_channel(scheme: str, channel: int, channels: int) -> int:
     """Return the class of service that a channel's mark stands for.
 
     Args:
-        scheme: See `udp_marking.tos`.
+        scheme: See `thinwire.proto.udp.sockets.tos`.
         channel: 0 for the reliable stream.
         channels: Datagram channels.
     """
@@ -92,10 +92,10 @@ class RunningLink:
                 self._model.offer_datagrams(self._clock(), priority, size, count, deliver)
                 self._changed.notify_all()
 
-    def has_room(self, priority: int) -> bool:
-        """See `PriorityLink.has_room`."""
+    def has_space(self, priority: int) -> bool:
+        """See `PriorityLink.has_space`."""
         with self._changed:
-            return self._model.has_room(priority)
+            return self._model.has_space(priority)
 
     def close(self) -> None:
         """Forget what is on its way, and let nobody wait any more; may be called twice."""
@@ -211,7 +211,7 @@ class EmulatedSocket:
 
     def _offer(self, data: bytes, size: int) -> int:
         now = self._link.now()
-        if not self._link.has_room(self._priority) and now - self._taken_at < _PATIENCE_SECONDS:
+        if not self._link.has_space(self._priority) and now - self._taken_at < _PATIENCE_SECONDS:
             raise BlockingIOError(errno.EAGAIN, "the emulated link holds enough")
         self._taken_at = now
         deliver = functools.partial(self._deliver, memoryview(data), size)
@@ -233,7 +233,7 @@ class EmulatedSocket:
 
 
 class EmulatedUplink:
-    """One worker's emulated way up, for its streams and its datagrams to all shards.
+    """One worker's emulated uplink, for its streams and its datagrams to all shards.
 
     Attributes:
         link: With its counters.
@@ -251,10 +251,10 @@ class EmulatedUplink:
         self.sender = PrioritySender(self.link, priority)
 
     def over(self, scheme: str, channels: int) -> Callable[[socket.socket, int], EmulatedSocket]:
-        """Return what puts the link before a channel's socket, for `udp_sender.connect`.
+        """Return what puts the link before a channel's socket, for `thinwire.proto.udp.connect`.
 
         Args:
-            scheme: How datagrams are marked; see `udp_marking.tos`.
+            scheme: How datagrams are marked; see `thinwire.proto.udp.sockets.tos`.
             channels: How many channels there are.
         """
         return lambda below, channel: EmulatedSocket(

@@ -1,8 +1,8 @@
-"""One persistent gRPC stream per (client, shard): the public names.
+"""One persistent gRPC stream per (client, shard).
 
-`serve` and `ServerStream` are the shard's side, `ClientStream` the other. Both move frames, that
-is `bytes` that are exactly one protobuf message each; `thinwire.proto.messages` makes and reads
-them.
+`serve` and `ServerStream` are the shard's side, `ClientStream` the client's. Both move frames:
+`bytes` that are exactly one protobuf message each, made and read by `thinwire.proto.framing`.
+`session` adds the handshake and the retries of a client, `health` the standard health service.
 """
 
 from thinwire.proto.grpc.client import ClientStream, NoProgress, StreamLost, Unreachable

@@ -17,7 +17,7 @@ from thinwire.proto.grpc.common import (
     SERVICE,
     ChunkPace,
     Frames,
-    Outgoing,
+    QueuedFrames,
     channel_options,
     wire_bytes,
 )
@@ -33,7 +33,7 @@ class Unreachable(Exception):
 
 
 class StreamLost(Exception):
-    """The stream has ended; open another one. ``reason`` says why."""
+    """The stream has ended for ``reason``; open another one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -45,19 +45,19 @@ class NoProgress(Exception):
 
 
 class ClientStream:
-    """One conversation with one shard; for one life of the stream.
+    """A client's end of one stream to one shard, from `open` to `close`.
 
     A thread reads ahead, so `receive` can stop waiting without ending the stream: about 10 us of
     a 1 KB round trip of 200, against reading in the caller's thread.
 
     Attributes:
         chunks: How large pieces of payloads should be.
-        arrived_at: When the frame came that `receive` gave last.
-        heard_at: When the newest frame came, received or not.
+        arrived_at: When the frame arrived that `receive` returned last.
+        newest_frame_at: When the newest frame arrived, returned or not.
 
     Args:
         address: ``host:port``.
-        link: The worker's emulated up-link, shared by its streams to all shards.
+        link: The worker's emulated uplink, shared by its streams to all shards.
         keepalive_seconds: A shard silent for twice as long is lost.
         service: Whose Session to open.
         dscp: Class of service of what is sent, 0..63; None: the system's own.
@@ -92,9 +92,9 @@ class ClientStream:
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         self.chunks = ChunkPace()
-        self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[QueuedFrames | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[tuple[bytes | StreamLost, float]] = queue.SimpleQueue()
-        self.arrived_at = self.heard_at = time.monotonic()
+        self.arrived_at = self.newest_frame_at = time.monotonic()
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
         self._settled = threading.Event()
@@ -129,11 +129,11 @@ class ClientStream:
 
         Args:
             timeout_seconds: For both.
-            given_up: Whether nobody wants the connection any more; looked at now and then.
+            given_up: Whether nobody wants the connection any more; checked now and then.
 
         Raises:
             Unreachable: No shard accepted the stream in time.
-            NotTrusted: One of the two does not accept the other's certificate, or the shard does
+            UntrustedPeer: One of the two does not accept the other's certificate, or the shard does
                 not prove that it has the token.
         """
         deadline = time.monotonic() + timeout_seconds
@@ -163,14 +163,14 @@ class ClientStream:
             f"a process at {self.address} accepts connections but not this stream: {reason}"
         )
 
-    def prove(self, words: Sequence[str]) -> bytes:
-        """Return the proof that this node has the token, if the shard asks for one.
+    def prove(self, claims: Sequence[str]) -> bytes:
+        """Return the proof that this node has the token, if the shard requires one.
 
         Args:
-            words: What the first message claims.
+            claims: What the first message claims.
         """
         theirs, token = self._answer.get(trust.NONCE, b""), self._credentials.token
-        return trust.client_proof(token, self._nonce, theirs, words) if token and theirs else b""
+        return trust.client_proof(token, self._nonce, theirs, claims) if token and theirs else b""
 
     @property
     def _method(self) -> str:
@@ -189,7 +189,7 @@ class ClientStream:
             except grpc.FutureTimeoutError:
                 if given_up() or time.monotonic() >= deadline:
                     break
-        ready.cancel()
+        ready.cancel()  # type: ignore[no-untyped-call]  # grpc's future has no annotations
         reason = trust.why_unreachable(channel, self._method)
         channel.close()
         if trust.is_distrust(reason):
@@ -234,7 +234,7 @@ class ClientStream:
         except queue.Empty:
             raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:.3g} s") from None
         if isinstance(received, StreamLost):
-            self._incoming.put((received, arrived_at))  # whoever asks again is told again
+            self._incoming.put((received, arrived_at))  # for the next call
             raise received
         self.arrived_at = arrived_at
         return received
@@ -258,8 +258,8 @@ class ClientStream:
             self._settled.set()
             for data in call:
                 self._bytes_received += wire_bytes(len(data))
-                self.heard_at = time.monotonic()
-                self._incoming.put((data, self.heard_at))
+                self.newest_frame_at = time.monotonic()
+                self._incoming.put((data, self.newest_frame_at))
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         if self._send_error is not None:
@@ -284,9 +284,9 @@ class ClientStream:
                         self._bytes_sent += size
                     began = time.monotonic()
                     yield data
-                    self.chunks.note(len(data), time.monotonic() - began)
+                    self.chunks.record(len(data), time.monotonic() - began)
                 self._send_seconds += time.monotonic() - sent_at
-        except Exception as error:  # gRPC ends the call; the reader says why
+        except Exception as error:  # gRPC ends the call; the reader reports the reason
             self._send_error = error
             raise
 

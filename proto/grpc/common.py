@@ -1,10 +1,8 @@
-"""What both ends of a gRPC stream share: names, options, byte counting, addresses.
+"""What both ends of a gRPC stream share: names, options, byte counting, addresses, chunk sizes.
 
-How much of a payload goes into one message, by how fast the ones before it went.
-
-A whole message is the smallest sign of life that the other end sees. On a link of 0.5 Mbit/s one of
-1 MiB takes 17 s, and its sender would be taken for dead each time; on a fast one small messages
-cost time for nothing.
+`ChunkPace` adapts the size of a payload's messages to the link. A whole message is the smallest
+sign of life that the other end sees: on a link of 0.5 Mbit/s one of 1 MiB takes 17 s, and its
+sender would be declared dead each time; on a fast link small messages cost time for nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +27,9 @@ _FRAME_BYTES = 16 << 10
 #: Frames, or a function that makes them when their turn has come.
 Frames = Iterable[bytes] | Callable[[], Iterable[bytes]]
 
-
-#: Frames on their way to a stream's sending thread: themselves, whether their bytes are training
-#: bytes, and when they were handed in. A tuple because every exchange makes two of them.
-Outgoing = tuple[Frames, bool, float]
+#: Frames on their way to a stream's sending thread: the frames, whether their bytes are training
+#: bytes, and when they were queued. A tuple because every exchange makes two of them.
+QueuedFrames = tuple[Frames, bool, float]
 
 
 def wire_bytes(num_bytes: int) -> int:
@@ -82,11 +79,11 @@ def is_loopback(address: str) -> bool:
 def check_bind(
     address: str, insecure: bool, protection: Protection = NOT_PROTECTED, flag: str = "ip_PS"
 ) -> None:
-    """Refuse to listen beyond this machine for strangers unless the user asked for it.
+    """Refuse to listen beyond this machine without authentication unless the user allows it.
 
     Args:
         address: To listen at.
-        insecure: Whether the user asked for it.
+        insecure: Whether the user allows it.
         protection: Of those who listen there.
         flag: Names the address, for the message.
 
@@ -98,7 +95,7 @@ def check_bind(
     if protection.authenticated:
         if not protection.encrypted:
             logging.warning(
-                "listening on %s with a token alone: strangers are not let in, but whoever can "
+                "listening on %s with a token alone: strangers are rejected, but anyone who can "
                 "listen to the network reads weights and updates; TLS (--tls_cert) encrypts them",
                 address,
             )
@@ -126,8 +123,8 @@ def check_bind(
 _FIRST_BYTES = 32 << 10
 #: For one message; much less than any lease.
 _TARGET_SECONDS = 0.5
-#: So many that pass easily in a row double the size. Systems take megabytes into their buffers at
-#: once, whatever the link: pieces of 1 MiB come after 8 MiB that went well.
+#: This many easy ones in a row double the size. Systems accept megabytes into their buffers
+#: immediately, whatever the link: pieces of 1 MiB come after 8 MiB that went well.
 _IN_A_ROW = 8
 
 
@@ -142,8 +139,8 @@ class ChunkPace:
         self.num_bytes = _FIRST_BYTES
         self._num_easy = 0
 
-    def note(self, num_bytes: int, seconds: float) -> None:
-        """Hear how long a message of so many bytes took to be taken by the network."""
+    def record(self, num_bytes: int, seconds: float) -> None:
+        """Record how long the network took to accept a message of this many bytes."""
         if seconds > _TARGET_SECONDS:
             fitting = int(num_bytes * _TARGET_SECONDS / seconds)
             self.num_bytes = max(MIN_CHUNK_BYTES, min(self.num_bytes, fitting))

@@ -1,14 +1,8 @@
-"""Asks a PS, or a worker that listens to others, whether it takes work (grpc.health.v1).
+"""Queries a PS, or a worker that accepts peers, for its health (grpc.health.v1).
 
 ``python -m thinwire.proto.grpc.health HOST:PORT [--tls_ca CA [--tls_cert CERT --tls_key KEY]]``
 writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, and 3 where nobody answers. A
 token is not needed.
-
-grpc.health.v1 for whoever can connect: a shard's word on whether it takes work.
-
-grpcio-health-checking's own servicer sends while it holds the lock that gRPC's only completion
-thread wants when a watcher leaves, and then neither goes on (grpc/grpc pull request 43403): a
-stranger could stop a whole shard. Here nothing is sent under a lock.
 """
 
 from __future__ import annotations
@@ -28,10 +22,12 @@ from thinwire.proto.security.credentials import open_channel
 
 _EXIT_NOT_SERVING = 1
 _PATIENCE_SECONDS = 5.0
+_MOST_WATCHERS = 4  # at a time: each keeps one of the server's calls, and a thread
+_Response = health_pb2.HealthCheckResponse
 
 
 class HealthCheckFailed(Exception):
-    """Nobody tells; the message says why."""
+    """Nobody answered, for the reason in the message."""
 
 
 def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CREDENTIALS) -> str:
@@ -40,10 +36,10 @@ def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CR
     Args:
         address: ``host:port``.
         timeout_seconds: Patience.
-        credentials: Of whoever asks; a PS with an authority tells nothing without.
+        credentials: Of the client; a PS with an authority answers nobody without a certificate.
 
     Raises:
-        NoAnswer: None came.
+        HealthCheckFailed: No answer came.
     """
     channel = open_channel(address, credentials, [("grpc.enable_http_proxy", 0)])
     try:
@@ -57,8 +53,73 @@ def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CR
         channel.close()
 
 
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # has no annotations
+    """Reports health to everybody who can connect, and changes of it to a few watchers at a time.
+
+    grpcio-health-checking's own servicer sends while it holds the lock that gRPC's only completion
+    thread wants when a watcher leaves, and then neither goes on (grpc/grpc pull request 43403): a
+    stranger could stop a whole shard. Here nothing is sent under a lock.
+
+    Args:
+        services: Names that can be queried; none of them serves until `set_serving`.
+    """
+
+    def __init__(self, services: Sequence[str]) -> None:
+        self._services = frozenset(services)
+        self._status = _Response.NOT_SERVING
+        self._changed = threading.Condition()
+        self._free_watchers = threading.Semaphore(_MOST_WATCHERS)
+
+    def set_serving(self, serving: bool) -> None:
+        """Set whether all services accept work."""
+        with self._changed:
+            self._status = _Response.SERVING if serving else _Response.NOT_SERVING
+            self._changed.notify_all()
+
+    def Check(  # noqa: N802 - the name of the call
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        """Return a service's health."""
+        self._check_name(request, context)
+        return _Response(status=self._status)
+
+    def Watch(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> Iterator[health_pb2.HealthCheckResponse]:
+        """Yield a service's health and every change of it; reject further watchers."""
+        self._check_name(request, context)
+        if not self._free_watchers.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "others watch; call Check instead")
+        try:
+            yield from self._changes(context)
+        finally:
+            self._free_watchers.release()
+
+    def _changes(self, context: grpc.ServicerContext) -> Iterator[health_pb2.HealthCheckResponse]:
+        sent: int | None = None
+        is_watched = context.add_callback(self._wake)  # False: it has left already
+        while is_watched:
+            with self._changed:
+                while self._status == sent and context.is_active():
+                    self._changed.wait()
+                sent = self._status
+            if not context.is_active():
+                return
+            yield _Response(status=sent)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _check_name(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> None:
+        if request.service not in self._services:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r:.80} here")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask whom the command line names; return the exit code."""
+    """Query the node that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m thinwire.proto.grpc.health",
         description=__doc__,
@@ -85,68 +146,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-_MOST_WATCHERS = 4  # at a time: each keeps one of the server's calls, and a thread
-_Response = health_pb2.HealthCheckResponse
-
-
-class HealthService(health_pb2_grpc.HealthServicer):
-    """Tells everybody who can connect, but only a few of them for as long as they like.
-
-    Args:
-        services: Names that can be asked for; none of them serves until `set_serving`.
-    """
-
-    def __init__(self, services: Sequence[str]) -> None:
-        self._services = frozenset(services)
-        self._status = _Response.NOT_SERVING
-        self._changed = threading.Condition()
-        self._room = threading.Semaphore(_MOST_WATCHERS)
-
-    def set_serving(self, serving: bool) -> None:
-        """Say of all services whether they take work."""
-        with self._changed:
-            self._status = _Response.SERVING if serving else _Response.NOT_SERVING
-            self._changed.notify_all()
-
-    def Check(  # noqa: N802 - the name of the call
-        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
-    ) -> health_pb2.HealthCheckResponse:
-        """Tell a service's health."""
-        self._check_name(request, context)
-        return _Response(status=self._status)
-
-    def Watch(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
-    ) -> Iterator[health_pb2.HealthCheckResponse]:
-        """Tell every change of a service's health; of those who ask, to those who fit in."""
-        self._check_name(request, context)
-        if not self._room.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "others watch; call Check instead")
-        try:
-            yield from self._tell(context)
-        finally:
-            self._room.release()
-
-    def _tell(self, context: grpc.ServicerContext) -> Iterator[health_pb2.HealthCheckResponse]:
-        told: int | None = None
-        is_watched = context.add_callback(self._wake)  # False: it has left already
-        while is_watched:
-            with self._changed:
-                while self._status == told and context.is_active():
-                    self._changed.wait()
-                told = self._status
-            if not context.is_active():
-                return
-            yield _Response(status=told)
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _check_name(
-        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
-    ) -> None:
-        if request.service not in self._services:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r:.80} here")

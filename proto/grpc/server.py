@@ -1,10 +1,9 @@
-"""The shard's end: a gRPC server that hands each Session to a function as a ServerStream.
+"""The shard's end: a gRPC server that hands each Session to a function as a `ServerStream`.
 
-One client's stream at the shard's end: what comes in, what waits to go out, and their bytes.
-
-Threads for gRPC's calls that end with the process.
-
-Settings of the whole process that make moving large messages cheap.
+`serve` listens; it admits streams through a `ConnectionGuard` and serves grpc.health.v1 beside
+them. A stream has one thread that reads and one that sends, and these end with the process
+(`DaemonThreads`). `keep_freed_memory` is a setting of the whole process that makes large messages
+cheap.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from thinwire.proto.grpc.common import (
     SERVICE,
     ChunkPace,
     Frames,
-    Outgoing,
+    QueuedFrames,
     channel_options,
     host_and_port,
     wire_bytes,
@@ -43,10 +42,15 @@ from thinwire.proto.security.credentials import PeerEvidence
 
 
 class ServerStream:
-    """One client's conversation, as the shard sees it.
+    """The shard's end of one client's stream.
 
-    ``incoming`` is for one thread; everything else may be called from any thread. ``chunks`` says
-    how large pieces of payloads should be.
+    ``incoming`` is for one thread; everything else may be called from any thread.
+
+    Attributes:
+        chunks: How large pieces of payloads should be.
+        evidence: What is known of the client before its first message.
+        hello_received: Whether a Hello has been accepted, or the stream has ended.
+        peer: The client's address, as gRPC gives it.
     """
 
     def __init__(
@@ -57,10 +61,10 @@ class ServerStream:
     ) -> None:
         self._requests = requests
         self.evidence = evidence
-        self.introduced = False  # whether it has said Hello, or has ended
+        self.hello_received = False
         self._num_made = self._num_to_make = 0
         self.chunks = ChunkPace()
-        self._outgoing: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[QueuedFrames | None] = queue.SimpleQueue()
         self._sender: EmulatedSender | None = None
         self._lost = threading.Event()
         self._bytes_sent = 0
@@ -120,7 +124,7 @@ class ServerStream:
             self._sender = None
             return
         shared = Link(link.mbps * share, link.delay_ms, link.loss)
-        # Waiting on the event, a send to a client that has gone ends at once.
+        # Waiting on the event, a send to a client that has gone ends immediately.
         self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._wait)
 
     def close(self) -> None:
@@ -151,7 +155,7 @@ class ServerStream:
                     self._bytes_sent += size
                 began = time.monotonic()
                 yield data
-                self.chunks.note(len(data), time.monotonic() - began)
+                self.chunks.record(len(data), time.monotonic() - began)
 
 
 class DaemonThreads(futures.Executor):
@@ -175,9 +179,9 @@ class DaemonThreads(futures.Executor):
         return future
 
 
-_SPARE_CALLS = 8  # health checks, and streams that are told that there is no room
-#: Connections that nobody speaks on keep a descriptor: until one has become HTTP/2, and while it
-#: has no stream.
+_SPARE_CALLS = 8  # health checks, and streams beyond the limit, which are rejected with a reason
+#: Idle connections keep a descriptor: the time until one has become HTTP/2, and the time it may
+#: have no stream.
 _HANDSHAKE_MS, _IDLE_MS = 30_000, 60_000
 
 
@@ -193,11 +197,11 @@ class GrpcServer:
         self.port = port
 
     def set_serving(self, serving: bool) -> None:
-        """Say through grpc.health.v1 whether the shard takes work."""
+        """Publish through grpc.health.v1 whether the shard accepts work."""
         self._health.set_serving(serving)
 
     def stop(self, grace_seconds: float = 0.0) -> None:
-        """Take no new streams, give the open ones so long to end, then cut them."""
+        """Accept no new streams, give the open ones this long to end, then cut them."""
         self._health.set_serving(False)
         self._server.stop(grace_seconds).wait()
 
@@ -206,47 +210,47 @@ class _Sessions:
     """Runs the handler of each Session and bounds their number."""
 
     def __init__(
-        self, handler: Callable[[ServerStream], None], max_streams: int, door: ConnectionGuard
+        self, handler: Callable[[ServerStream], None], max_streams: int, guard: ConnectionGuard
     ) -> None:
-        self._handler, self._door = handler, door
-        self._room = threading.Semaphore(max_streams)
+        self._handler, self._guard = handler, guard
+        self._free_streams = threading.Semaphore(max_streams)
         self._max_streams = max_streams
 
     def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         peer = context.peer()
-        refusal = self._take_room(peer)
+        refusal = self._admit(peer)
         if refusal is not None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         try:
             yield from self._converse(requests, context)
         finally:
-            self._door.leave(peer)
-            self._room.release()
+            self._guard.release(peer)
+            self._free_streams.release()
 
-    def _take_room(self, peer: str) -> str | None:
-        """Count a stream in; return why it cannot be."""
-        if not self._room.acquire(blocking=False):
+    def _admit(self, peer: str) -> str | None:
+        """Admit a stream; return why not, if it is rejected."""
+        if not self._free_streams.acquire(blocking=False):
             full = f"all {self._max_streams} streams of this shard are taken"
-            self._door.note("no_room", peer, full)
+            self._guard.record_refusal("no_room", peer, full)
             return full
-        refusal = self._door.enter(peer)
+        refusal = self._guard.admit(peer)
         if refusal is not None:
-            self._room.release()
+            self._free_streams.release()
         return refusal
 
     def _converse(
         self, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        evidence, answer = trust.meet(context, self._door.credentials)
+        evidence, answer = trust.begin_handshake(context, self._guard.credentials)
         stream = ServerStream(requests, context, evidence)
-        context.send_initial_metadata(answer)  # tells the client that the stream stands
+        context.send_initial_metadata(answer)  # shows the client that the stream is open
         name = f"reader {stream.peer}"
         threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
-        self._door.await_hello(stream)
+        self._guard.await_hello(stream)
         try:
             yield from stream.responses()
         finally:
-            self._door.introduced(stream)
+            self._guard.hello_received(stream)
 
     def _read(self, stream: ServerStream) -> None:
         try:
@@ -265,12 +269,12 @@ def serve(
     keepalive_seconds: float = 20.0,
     service: str = SERVICE,
     dscp: int | None = None,
-    door: ConnectionGuard | None = None,
+    guard: ConnectionGuard | None = None,
 ) -> GrpcServer:
     """Listen, and run ``handler`` in a thread of its own for each stream.
 
-    The stream ends in good order when the handler returns. The health service says NOT_SERVING
-    until `Server.set_serving`.
+    The stream ends in good order when the handler returns. The health service reports NOT_SERVING
+    until `GrpcServer.set_serving`.
 
     Args:
         address: To bind; see `check_bind`.
@@ -280,7 +284,7 @@ def serve(
         keepalive_seconds: A client silent for twice as long is lost.
         service: Whose Session is served.
         dscp: Class of service of what is sent, 0..63; None: the system's own.
-        door: Who is let in; None: everybody.
+        guard: Admits and authenticates clients; None: admits everybody.
 
     Raises:
         PortInUse: Another process has the port, or the address is not of this machine.
@@ -295,15 +299,15 @@ def serve(
     server = grpc.server(
         executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
     )
-    door = door or ConnectionGuard()
-    session = grpc.stream_stream_rpc_method_handler(_Sessions(handler, max_streams, door))
+    guard = guard or ConnectionGuard()
+    session = grpc.stream_stream_rpc_method_handler(_Sessions(handler, max_streams, guard))
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
     )
     health = HealthService(("", service))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:
-        bound = trust.add_port(server, host_and_port(address, port), door.credentials)
+        bound = trust.add_port(server, host_and_port(address, port), guard.credentials)
     except RuntimeError as error:
         raise PortInUse(_why_not_bound(address, port)) from error
     server.start()

@@ -1,8 +1,7 @@
-"""A client's conversation with one shard, from Hello to Leave.
+"""A client's session with one shard, from Hello to Leave, and the retries until it is accepted.
 
-Workers, supervisors and following shards all speak through a Session; what they say differs.
-
-How a client finds a shard: one attempt after another, until it is let in or has no patience.
+Workers, supervisors and following shards all use a `ClientSession`; their messages differ. A
+`Dialler` opens one session after another until one is accepted or its patience ends.
 """
 
 from __future__ import annotations
@@ -31,20 +30,30 @@ from thinwire.proto.framing import (
 )
 from thinwire.proto.grpc import ClientStream, NoProgress, StreamLost, Unreachable
 from thinwire.proto.grpc.common import ChunkPace
-from thinwire.proto.security.credentials import UntrustedPeer, words_of
+from thinwire.proto.security.credentials import UntrustedPeer, claims_of
 
 #: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
 _SLACK_BYTES = 4096
 #: How long a shard may take to answer a Hello. A constant, and the same as on the shard's side
-#: (`thinwire.proto.security.connection_guard`): nothing is known of a peer that has not been heard.
+#: (`thinwire.proto.security.connection_guard`): nothing is known yet of a peer that sent nothing.
 _HELLO_TIMEOUT_SECONDS = 30.0
-#: Before a shard has said how long its leases are, and at least after that.
+#: The longest silence before a shard has sent the length of its leases, and in leases after that.
 _MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE = 10.0, 3.0
 #: A machine that is busy for a moment is not dead.
 _LEAST_SILENCE_SECONDS = 2.0
 _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS = 3.0, 3.0
-#: Waiting that took so much longer than it was to means that this process stood still.
+#: A wait that took so much longer than planned means that this process stood still.
 _STALL_SECONDS = 1.0
+#: The first attempt's time, so also the least time until a silent address is reported; later
+#: attempts may take longer.
+_FIRST_ATTEMPT_SECONDS = 2.0
+#: How many attempts there should be at least.
+_LEAST_ATTEMPTS = 4
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
+#: Of a lease: a client that finds the shard again after a short cut returns before its lease ends.
+_PAUSE_PER_LEASE = 1 / 4
+#: A Hello rejected for these reasons may be accepted a little later.
+_TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
 
 
 class RequestRejected(Exception):
@@ -69,15 +78,15 @@ def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:
 
 
 def beat_seconds(lease_seconds: float) -> float:
-    """Return how often a shard says that it lives."""
+    """Return the time between two signs of life of a shard."""
     return min(_LONGEST_BEAT_SECONDS, lease_seconds / _BEATS_PER_LEASE)
 
 
 def rhythm(lease_seconds: float = 0.0) -> RtoEstimator:
-    """Return what learns how often a shard is heard.
+    """Return an estimator of how long a shard may be silent.
 
-    It may be silent for two of its beats at least and for three leases at most; in between counts
-    what was seen of it.
+    The time-out is two of its beats at least and three leases at most; in between it follows the
+    arrivals seen so far.
 
     Args:
         lease_seconds: Of the run; 0: not known yet.
@@ -87,7 +96,7 @@ def rhythm(lease_seconds: float = 0.0) -> RtoEstimator:
 
 
 def chunk_bytes(emulated: Link, chunks: ChunkPace) -> int | Callable[[], int]:
-    """Return how large pieces of payloads should be: by an emulated link's rate, or as they go."""
+    """Return the size of a payload's pieces: from an emulated link's rate, or adapted to them."""
     if emulated.mbps > 0:
         return chunk_bytes_for(emulated)
     return lambda: chunks.num_bytes
@@ -97,16 +106,16 @@ class ClientSession:
     """One stream to one shard.
 
     Attributes:
-        arrivals: How often the shard is heard; outlives the session where it was given.
+        arrivals: Estimates how often the shard sends; outlives the session where it was given.
 
     Args:
         address: ``host:port``.
-        hello: How to introduce oneself.
-        max_payload_bytes: Larger replies are refused before anything is allocated.
-        link: The worker's emulated up-link, if it has one.
-        dscp: Class of service that the stream's packets ask for; None: as the system has it.
+        hello: The first message.
+        max_payload_bytes: Larger replies are rejected before anything is allocated.
+        link: The worker's emulated uplink, if it has one.
+        dscp: Class of service that the stream's packets request; None: the system's default.
         credentials: Of this node.
-        arrivals: What earlier sessions have learnt of the shard.
+        arrivals: The estimator of earlier sessions with the shard.
     """
 
     def __init__(
@@ -135,41 +144,41 @@ class ClientSession:
 
     @property
     def silent(self) -> bool:
-        """Whether the shard is to be given up: the stream has ended, or nothing comes any more."""
-        heard_at = max(self.arrivals.heard_at, self._stream.heard_at)
-        overdue = time.monotonic() > heard_at + self.arrivals.timeout_seconds
+        """Whether to give the shard up: the stream has ended, or nothing arrives any more."""
+        newest_at = max(self.arrivals.heard_at, self._stream.newest_frame_at)
+        overdue = time.monotonic() > newest_at + self.arrivals.timeout_seconds
         return self._stream.ended or overdue
 
-    def heard_within(self, seconds: float) -> bool:
-        """Return whether the stream stands, and anything came so lately."""
-        return not self._stream.ended and time.monotonic() - self._stream.heard_at < seconds
+    def received_within(self, seconds: float) -> bool:
+        """Return whether the stream is open and anything arrived in the last ``seconds``."""
+        return not self._stream.ended and time.monotonic() - self._stream.newest_frame_at < seconds
 
     def open(
         self, timeout_seconds: float, given_up: Callable[[], bool] = lambda: False
     ) -> pb.Welcome:
-        """Connect and introduce oneself.
+        """Connect, send Hello and return the Welcome.
 
         Args:
             timeout_seconds: To connect; the answer to the Hello has a time of its own.
-            given_up: Whether nobody wants it any more.
+            given_up: Whether nobody wants the session any more.
 
         Raises:
             Unreachable: Nothing answers in time.
-            Refused: The shard says no, or is not trusted itself.
-            StreamLost: The stream broke, or what answers is not a Thinwire shard.
+            RequestRejected: The shard rejects the Hello, or is not trusted itself.
+            StreamLost: The stream broke, or another program than a Thinwire shard answered.
         """
         try:
             self._stream.open(timeout_seconds, given_up)
         except UntrustedPeer as error:
             refusal = pb.Refusal(reason=pb.REASON_IDENTITY, message=str(error))
             raise RequestRejected(refusal) from error
-        self._hello.proof = self._stream.prove(words_of(self._hello))
-        self.say(pb.ToServer(hello=self._hello))
+        self._hello.proof = self._stream.prove(claims_of(self._hello))
+        self.send_control(pb.ToServer(hello=self._hello))
         deadline = time.monotonic() + _HELLO_TIMEOUT_SECONDS
         while True:
             message, _ = self.receive(max(0.0, deadline - time.monotonic()))
             if message.WhichOneof("body") == "welcome":
-                if why := versions.strange_fields(message.welcome, self.address):
+                if why := versions.unknown_fields(message.welcome, self.address):
                     self.close()
                     raise RequestRejected(
                         pb.Refusal(reason=pb.REASON_PROTOCOL_VERSION, message=why)
@@ -183,7 +192,7 @@ class ClientSession:
                 self.close()
                 raise RequestRejected(message.refusal)
 
-    def say(self, message: pb.ToServer, counted: bool = False) -> None:
+    def send_control(self, message: pb.ToServer, counted: bool = False) -> None:
         """Queue a message without payload; `counted` if it belongs to training."""
         self._stream.send((frame(message),), counted)
 
@@ -200,7 +209,7 @@ class ClientSession:
         """
         while True:
             try:
-                complete = self._take(progress_seconds)
+                complete = self._feed_frame(progress_seconds)
             except NoProgress as error:
                 self.close()
                 raise StreamLost(str(error)) from error
@@ -213,27 +222,27 @@ class ClientSession:
         Raises:
             StreamLost: As `listen_for` does.
         """
-        while (heard := self.listen_for(math.inf)) is None:
+        while (message := self.listen_for(math.inf)) is None:
             pass
-        return heard
+        return message
 
     def listen_for(self, seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Return the next whole message, or None if nothing at all comes in this time.
+        """Return the next whole message, or None if nothing at all arrives in this time.
 
         Raises:
-            StreamLost: The stream ended, what arrived is malformed, or the shard was silent for so
-                long as it never is.
+            StreamLost: The stream ended, a frame is malformed, or the shard was silent for longer
+                than the estimated time-out.
         """
         while True:
             began = time.monotonic()
             patience = max(0.0, self.arrivals.deadline - began)
             try:
-                complete = self._take(min(patience, seconds))
+                complete = self._feed_frame(min(patience, seconds))
             except NoProgress as error:
                 if seconds < patience:
                     return None
                 late = time.monotonic() - began - patience
-                if late > _STALL_SECONDS:  # we stood still; what came meanwhile is not read yet
+                if late > _STALL_SECONDS:  # we stood still; arrivals meanwhile are not read yet
                     self.arrivals.excuse(late + _STALL_SECONDS, time.monotonic())
                     continue
                 self.arrivals.note_alarm()
@@ -244,24 +253,24 @@ class ClientSession:
                 return complete
 
     def poll(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Return the next whole message if it is here soon; silence is no error.
+        """Return the next whole message if it arrives soon; silence is no error.
 
         Raises:
             StreamLost: As `receive` does.
         """
         while True:
             try:
-                complete = self._take(patience_seconds)
+                complete = self._feed_frame(patience_seconds)
             except NoProgress:
                 return None
             if complete is not None:
                 return complete
 
-    def _take(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Take in one frame; return the message that it completes, if any.
+    def _feed_frame(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
+        """Receive one frame; return the message that it completes, if any.
 
         Raises:
-            NoProgress: None came in time.
+            NoProgress: None arrived in time.
             StreamLost: The stream ended, or the frame is malformed.
         """
         try:
@@ -278,26 +287,15 @@ class ClientSession:
         self._stream.close(grace_seconds)
 
 
-#: The first attempt's time, also for whoever waits to hear that nobody answers; longer ones follow.
-_FIRST_ATTEMPT_SECONDS = 2.0
-#: How many attempts there should be at least.
-_LEAST_ATTEMPTS = 4
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
-#: Of a lease: who finds the shard again after a short cut is to be there before its lease ends.
-_PAUSE_PER_LEASE = 1 / 4
-#: A Hello refused for these reasons may be accepted a little later.
-_TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
-
-
 class Dialler:
     """Opens one session after another to the same shard.
 
     Args:
         name: Of the shard, for messages.
         make: Makes a session that is not open yet.
-        closing: Set when the client is asked to stop.
-        transient: Refusals of a Hello after which to say it again; a refusal that names a time for
-            that is always one.
+        closing: Set when the client is to stop.
+        transient: Reasons after which to send a rejected Hello again; a refusal that names a time
+            for that always allows it.
     """
 
     def __init__(
@@ -313,11 +311,11 @@ class Dialler:
         self._longest_pause_seconds = _LONGEST_PAUSE_SECONDS
 
     def dial(self, patience_seconds: float) -> tuple[ClientSession, pb.Welcome]:
-        """Return a session that is welcome, and the welcome.
+        """Return an accepted session and its Welcome.
 
         Raises:
             Unreachable: Nobody answered for the whole patience, or the client is to stop.
-            Refused: The shard said no for good.
+            RequestRejected: The shard rejected the Hello for good.
         """
         deadline = time.monotonic() + patience_seconds
         self._attempts.most_seconds = max(
@@ -349,11 +347,11 @@ class Dialler:
     def attempt(
         self, most_seconds: float = _FIRST_ATTEMPT_SECONDS
     ) -> tuple[ClientSession, pb.Welcome]:
-        """Try once, for about so long at most.
+        """Try once, for about this long at most.
 
         Raises:
-            Unreachable, StreamLost: It did not come about.
-            Refused: The shard said no.
+            Unreachable, StreamLost: The attempt failed.
+            RequestRejected: The shard rejected the Hello.
         """
         session, began = self._make(), time.monotonic()
         timeout = min(self._attempts.timeout_seconds, max(0.5, most_seconds))

@@ -5,7 +5,7 @@
 
 The folder then holds ca.crt, ca.key, and ps-0.crt, ps-0.key, worker-1.crt ... supervisor-0.key.
 Every node needs ca.crt and its own two files; ca.key makes new certificates and belongs to nobody
-else. Run again with the same folder, it uses the authority that is there and makes what is missing.
+else. Run again with the same folder, it uses the authority there and makes what is missing.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[s
 
 
 def _library() -> tuple[Any, Any]:
-    """Return cryptography's rooms for certificates and for the forms of keys.
+    """Return cryptography's modules for certificates and for the forms of keys.
 
     Raises:
         ConfigurationError: It is not installed.
@@ -193,8 +193,8 @@ def _library() -> tuple[Any, Any]:
     except ImportError as error:
         raise ConfigurationError(
             "making certificates needs the package cryptography, which is not installed here; "
-            "install it (it is this project's extra `tls`), or make them with openssl as "
-            "docs/SECURITY.md says what they must hold. Nodes do not need it."
+            "install it (it is this project's extra `tls`), or make them with openssl, with the "
+            "content that docs/SECURITY.md lists. Nodes do not need it."
         ) from error
 
 
@@ -244,7 +244,7 @@ def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make what the command line asks for; return the exit code."""
+    """Make the certificates that the command line requests; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m thinwire.proto.security.certificates",
         description=__doc__,

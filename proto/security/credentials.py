@@ -1,10 +1,9 @@
-"""TLS and the token: reads the files, opens protected channels, proves and judges who speaks.
+"""TLS and the token: protected channels, mutual authentication, and the files behind both.
 
 A certificate names its holder's part in a run by a URI among its subject's other names
 (`part_of_worker` and its like); see `thinwire.proto.security.certificates`, which makes them. The
-token is never sent: each side shows by an HMAC over fresh random numbers of both that it has it.
-
-Reads certificates, keys and the token, and says at once what is wrong with them.
+token is never sent: each side proves by an HMAC over fresh random numbers of both that it has it.
+`read` loads a node's certificate, key and token and rejects unusable ones before it connects.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import pathlib
 import secrets
 import ssl
 import stat
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import grpc
 from absl import logging
@@ -29,15 +28,19 @@ from thinwire.proto import thinwire_pb2 as pb
 NONCE, PROOF = "thinwire-nonce-bin", "thinwire-proof-bin"
 _NONCE_BYTES = 32
 _PREFIX = "thinwire://"
-#: What gRPC says when the other end's certificate does not do; trying again does not help.
+#: gRPC's message when the other end's certificate is not accepted; trying again does not help.
 _UNTRUSTED = ("handshake failed", "verification check failed")
-#: What it says of a server that does not take our certificate, or no plain text.
+#: Its message for a server that does not accept our certificate, or no plain text.
 _HUNG_UP = ("socket closed", "connection reset")
 _WHY_SECONDS = 0.2
+TOKEN_VARIABLE = "THINWIRE_TOKEN"
+#: Whoever listens to a connection can try shorter ones out.
+_SHORTEST_TOKEN_BYTES = 16
+_MAX_TURNS = 10  # of a handshake; TLS needs four
 
 
 class UntrustedPeer(Exception):
-    """The other end does not prove to be of this run, or does not take us for it."""
+    """The other end does not prove to be of this run, or does not accept our proof."""
 
 
 def part_of_worker(worker: int) -> str:
@@ -120,8 +123,10 @@ def add_port(server: grpc.Server, address: str, credentials: Credentials) -> int
 
 
 def why_unreachable(channel: grpc.Channel, method: str) -> str:
-    """Return what gRPC says of a channel that does not become ready."""
-    call = channel.stream_stream(method)(iter(()), timeout=_WHY_SECONDS)
+    """Return gRPC's reason why a channel does not become ready."""
+    call = channel.stream_stream(method, request_serializer=None, response_deserializer=None)(
+        iter(()), timeout=_WHY_SECONDS
+    )
     try:
         call.initial_metadata()
         return str(call.details() or "")
@@ -148,34 +153,34 @@ def new_nonce() -> bytes:
 
 
 def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return what a server shows before the client has said anything."""
+    """Return the proof that a server sends before the client's first message."""
     return _mac(token, "server", client_nonce, server_nonce, ())
 
 
 def client_proof(
-    token: bytes, client_nonce: bytes, server_nonce: bytes, words: Sequence[str]
+    token: bytes, client_nonce: bytes, server_nonce: bytes, claims: Sequence[str]
 ) -> bytes:
-    """Return what a client shows in its first message; `words` are what it claims there."""
-    return _mac(token, "client", client_nonce, server_nonce, words)
+    """Return the proof that a client sends in its first message, over what it claims there."""
+    return _mac(token, "client", client_nonce, server_nonce, claims)
 
 
-def words_of(hello: pb.Hello) -> tuple[str, ...]:
-    """Return what of a Hello its proof holds for."""
+def claims_of(hello: pb.Hello) -> tuple[str, ...]:
+    """Return the claims of a Hello that its proof covers."""
     numbers = (hello.shard, hello.num_shards, hello.incarnation)
     return (part_of(hello), hello.run_id, hello.peer_address, *map(str, numbers))
 
 
 def _mac(
-    token: bytes, end: str, client_nonce: bytes, server_nonce: bytes, words: Sequence[str]
+    token: bytes, end: str, client_nonce: bytes, server_nonce: bytes, claims: Sequence[str]
 ) -> bytes:
     """Authenticate parts of known number, each behind its length."""
     parts = [b"thinwire.v1", end.encode(), client_nonce, server_nonce]
-    parts += [word.encode() for word in words]
+    parts += [claim.encode() for claim in claims]
     text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.digest(token, text, "sha256")
 
 
-# -- judging -----------------------------------------------------------------------------------
+# -- authentication ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,15 +192,16 @@ class PeerEvidence:
     server_nonce: bytes = b""
 
 
-def meet(
+def begin_handshake(
     context: grpc.ServicerContext, credentials: Credentials
 ) -> tuple[PeerEvidence, tuple[tuple[str, bytes], ...]]:
-    """Return what is known of a new call, and the metadata that answers it."""
-    known = context.auth_context().get("peer_uri", ())
+    """Return the evidence about a new call's client, and the metadata that answers it."""
+    known = cast("Mapping[str, Iterable[bytes]]", context.auth_context()).get("peer_uri", ())
     parts = tuple(part.decode(errors="replace") for part in known)
     if not credentials.token:
         return PeerEvidence(parts), ()
-    given = {name: value for name, value in context.invocation_metadata() if name == NONCE}
+    metadata = cast("Iterable[tuple[str, bytes]]", context.invocation_metadata())
+    given = {name: value for name, value in metadata if name == NONCE}
     evidence = PeerEvidence(parts, given.get(NONCE, b""), new_nonce())
     answer: tuple[tuple[str, bytes], ...] = ((NONCE, evidence.server_nonce),)
     if len(evidence.client_nonce) == _NONCE_BYTES:
@@ -204,31 +210,35 @@ def meet(
     return evidence, answer
 
 
-def refusal(
-    evidence: PeerEvidence, credentials: Credentials, part: str, proof: bytes, words: Sequence[str]
-) -> tuple[int, str] | None:
-    """Judge who says to play a part.
+def check_client(
+    evidence: PeerEvidence,
+    credentials: Credentials,
+    part: str,
+    proof: bytes,
+    claims: Sequence[str],
+) -> tuple[pb.Reason, str] | None:
+    """Check that a client is the part of the run that it claims to be.
 
     Args:
         evidence: Of its stream.
         credentials: Of this server.
-        part: What the client claims to be.
+        part: The URI of the part that it claims.
         proof: That it has the token.
-        words: What that proof must hold for.
+        claims: What that proof must cover.
 
     Returns:
-        (reason, message) of a refusal; None where nothing speaks against it.
+        (reason, message) of a refusal; None where the client is accepted.
     """
     if credentials.certificate and credentials.authority and part not in evidence.parts:
         named = ", ".join(evidence.parts) or "no part at all"
         return pb.REASON_IDENTITY, (
-            f"the client says that it is {part}, and its certificate names {named:.200}; give each "
+            f"the client claims to be {part}, and its certificate names {named:.200}; give each "
             "node the certificate that was made for it (--tls_cert, --tls_key)."
         )
     if not credentials.token:
         return None
     nonces = evidence.client_nonce, evidence.server_nonce
-    expected = client_proof(credentials.token, *nonces, words)
+    expected = client_proof(credentials.token, *nonces, claims)
     if len(nonces[0]) != _NONCE_BYTES or not hmac.compare_digest(expected, proof):
         return pb.REASON_TOKEN, (
             "the client does not prove that it has this run's token; give all nodes the same "
@@ -239,8 +249,8 @@ def refusal(
 
 def check_server(
     address: str, credentials: Credentials, nonce: bytes, answer: dict[str, Any]
-) -> bytes:
-    """Return the server's nonce, once it has proved that it has our token.
+) -> None:
+    """Check that a server has proved that it has our token.
 
     Args:
         address: For the message.
@@ -249,24 +259,20 @@ def check_server(
         answer: Metadata of the server's answer.
 
     Raises:
-        NotTrusted: It has not.
+        UntrustedPeer: It has not.
     """
     theirs = answer.get(NONCE, b"")
     if not credentials.token:
-        return theirs
+        return
     expected = server_proof(credentials.token, nonce, theirs)
     if not (theirs and hmac.compare_digest(expected, answer.get(PROOF, b""))):
         raise UntrustedPeer(
             f"{address} does not prove that it has this run's token; give all nodes the same "
             "--token_file, or the same THINWIRE_TOKEN in their environment"
         )
-    return theirs
 
 
-TOKEN_VARIABLE = "THINWIRE_TOKEN"
-#: Whoever listens to a connection can try shorter ones out.
-_SHORTEST_TOKEN_BYTES = 16
-_MAX_TURNS = 10  # of a handshake; TLS needs four
+# -- the files ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +292,7 @@ def read(files: CredentialFiles, token_in_environment: str, part: str, serves: b
         files: Their files.
         token_in_environment: Value of THINWIRE_TOKEN; empty: not set.
         part: URI of the node's part, which its certificate must name if it shows it to others.
-        serves: Whether the node listens first of all; else it dials.
+        serves: Whether the node mainly listens; else it dials.
 
     Raises:
         ConfigurationError: A file that is missing, unreadable or of no use, or flags that need
@@ -370,7 +376,7 @@ def _token(path: str | None, in_environment: str) -> bytes:
 
 
 def _check_certificate(files: CredentialFiles, found: Credentials, part: str, serves: bool) -> None:
-    """Shake hands with oneself, as the others will do it.
+    """Run a TLS handshake between the two ends of this process, as the others will do it.
 
     Raises:
         ConfigurationError: The key is another one's, or nobody can accept the certificate.
@@ -440,22 +446,22 @@ def _show(
     serves: bool,
     whole_chain: bool = False,
 ) -> dict[str, Any]:
-    """Let one side show the certificate and the other judge it; return what it saw there.
+    """Let one side present the certificate and the other verify it; return what it contains.
 
     Args:
         ours: Server and client, both with the certificate.
         trusted: Certificates that the other side trusts.
-        serves: Whether it is the server that shows it.
-        whole_chain: Whether what is trusted must end a chain, and not stand somewhere in it.
+        serves: Whether the server presents it.
+        whole_chain: Whether the trusted certificate must be the last of the chain, not any of it.
 
     Raises:
         ssl.SSLError: It does not pass.
     """
-    judge = ours[1] if serves else ours[0]
+    verifier = ours[1] if serves else ours[0]
     if not whole_chain:
-        judge.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    judge.load_verify_locations(cadata=_text(trusted))
-    judge.verify_mode = ssl.CERT_REQUIRED
+        verifier.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    verifier.load_verify_locations(cadata=_text(trusted))
+    verifier.verify_mode = ssl.CERT_REQUIRED
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ours[1].wrap_bio(down, up)
     server = ours[0].wrap_bio(up, down, server_side=True)

@@ -1,7 +1,9 @@
-"""Datagrams between a worker and a shard: the public names.
+"""Datagrams between a worker and a shard.
 
-Their format, order and meaning are none of this package's business: batches of signed datagrams go
-in at one end, buffers of received ones come out at the other, or do not.
+Batches of signed datagrams enter at the worker's end (`connect`, `UdpSender`); buffers of received
+ones leave at the shard's (`UdpReceiver`), or are lost. Format, order and meaning of a datagram are
+defined in `thinwire.ops.routing`. `sockets` sets the options and the class of service, and
+`packet_filter` makes Linux drop foreign datagrams before they cost anything.
 """
 
 from thinwire.proto.udp.connect import connect, pacing

@@ -1,6 +1,8 @@
 """The shard's end of the datagram path: a thread that receives from all channels, and a timer.
 
-Gathers what several receive calls return into runs of equal datagrams.
+`UdpReceiver` gathers the results of several receive calls into a `DatagramRun`, datagrams of one
+size one after the other, and delivers runs to its `DatagramOwner`: an owner handles a hundred
+datagrams together in much less time than one by one.
 """
 
 from __future__ import annotations
@@ -28,10 +30,8 @@ _CALL_BYTES = 1 << 16
 class DatagramRun:
     """Datagrams of one size, one after the other; only the last may be shorter.
 
-    Whoever takes them in does so in much less time for a hundred at once than one by one.
-
     Args:
-        num_bytes: There is room while a run is shorter.
+        num_bytes: A run that is shorter can be added to.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -43,7 +43,7 @@ class DatagramRun:
         return self._fill
 
     @property
-    def room(self) -> memoryview:
+    def free_space(self) -> memoryview:
         """Where the next receive call may write, whatever it returns."""
         return self._buffer[self._fill : self._fill + _CALL_BYTES]
 
@@ -225,7 +225,7 @@ class UdpReceiver:
         return all([packet_filter.attach(channel.socket, program) for channel in self._channels])
 
     def wake(self) -> None:
-        """Make the thread ask for the deadline anew; from any thread."""
+        """Make the thread read the owner's deadline again; from any thread."""
         with contextlib.suppress(OSError):  # full of earlier wake-ups, or closed
             self._wake_sender.send(b"!")
 
@@ -252,7 +252,7 @@ class UdpReceiver:
         try:
             while not self._closed:
                 self._round()
-        except Exception as error:  # noqa: BLE001 - the shard's part is to ask for it
+        except Exception as error:  # noqa: BLE001 - the shard checks `failure`
             logging.exception("no more datagrams are received")
             self.failure = error
 
@@ -327,9 +327,10 @@ class UdpReceiver:
     def _receive(self, receiver: socket.socket) -> tuple[int, int]:
         """Write behind the run; return the length of what came and of each datagram in it."""
         if not self._joining:
-            length = receiver.recv_into(self._run.room)
+            length = receiver.recv_into(self._run.free_space)
             return length, length
-        length, ancillary, _, _ = receiver.recvmsg_into([self._run.room], _ANCILLARY_BYTES)
+        space = [self._run.free_space]
+        length, ancillary, _, _ = receiver.recvmsg_into(space, _ANCILLARY_BYTES)
         for level, kind, value in ancillary:
             if level == udp_sockets.SOL_UDP and kind == udp_sockets.UDP_GRO:
                 return length, struct.unpack("=i", value)[0]

@@ -1,6 +1,7 @@
 """The worker's end of the datagram path to one shard: a thread that sends batches by priority.
 
-What waits to be sent: a queue per channel, emptied strictly by priority; no socket, no clock.
+`Outbox` holds the batches that wait, one queue per channel, emptied strictly by priority; it knows
+no socket and no clock. `UdpSender` is the thread with the sockets.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class Outbox:
             return None
         waiting = queue[0]
         size = waiting.batch.size
-        room = max(1, min(MAX_SEGMENTS, min(max_bytes, MAX_SEND_BYTES) // max(1, size)))
+        most = max(1, min(MAX_SEGMENTS, min(max_bytes, MAX_SEND_BYTES) // max(1, size)))
         piece = SendBurst(
-            waiting, waiting.num_taken, min(room, waiting.batch.count - waiting.num_taken)
+            waiting, waiting.num_taken, min(most, waiting.batch.count - waiting.num_taken)
         )
         waiting.num_taken += piece.count
         if waiting.num_taken == waiting.batch.count:
@@ -136,7 +137,7 @@ class UdpSettings:
     key: bytes = dataclasses.field(repr=False)  # signs the datagrams
     mtu: int = 1472  # bytes of the largest datagram
     max_late: int = 5  # steps after which waiting datagrams are worth nothing
-    scheme: str = "cs"  # see udp_marking.tos
+    scheme: str = "cs"  # see thinwire.proto.udp.sockets.tos
     segmentation: bool = True  # let the kernel cut buffers into datagrams where it can
     overhead_bytes: int = 28  # IP and UDP headers of one datagram
 
@@ -220,7 +221,7 @@ class UdpSender:
     def _work(self) -> None:
         try:
             self._run()
-        except Exception as error:  # noqa: BLE001 - the worker's part is to ask for it
+        except Exception as error:  # noqa: BLE001 - the worker checks `failure`
             logging.exception("no more datagrams are sent")
             self.failure = error
             with self._changed:
@@ -302,7 +303,7 @@ class UdpSender:
         """Keep or drop what was not sent; return whether the kernel wants a pause."""
         channel = piece.waiting.batch.channel
         if error.errno == errno.ECONNREFUSED:  # about an earlier datagram; this one was not sent
-            counts.unheard += 1
+            counts.unreachable += 1
             self._keep(piece, num_sent)
             return False
         if error.errno in _FULL:

@@ -1,11 +1,11 @@
 """UDP sockets with the options that datagrams need; nothing here needs privileges.
 
-What Linux alone knows is asked for there only; elsewhere datagrams travel one by one, unmarked in
+Options that only Linux has are set only there; elsewhere datagrams travel one by one, unmarked in
 the local queue, and IP may fragment them.
 
-Which class of service each channel's packets ask the network and the local queue for.
-
-Channel 0 is the reliable stream; 1 is the most important datagram channel.
+`tos` and `queue_priority` give the class of service that each channel's packets request from the
+network and from the local queue. Channel 0 is the reliable stream; 1 is the most important datagram
+channel.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def queue_priority(channel: int, channels: int) -> int:
 
     Linux gives every class of `tos` priority 0, so classes alone reorder nothing on the sending
     host. In the map of its default queues (pfifo_fast, prio) 1, 2 and 3 all wait behind 0, where
-    the reliable stream is; queues that sort by number tell them apart. None needs privileges.
+    the reliable stream is; queues that sort by number distinguish them. None needs privileges.
     """
     return _NUM_QUEUE_PRIORITIES - _NUM_QUEUE_PRIORITIES * (channel - 1) // channels
 
@@ -154,7 +154,7 @@ def bind(address: str, count: int) -> list[socket.socket]:
     if sockets:
         granted = sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         logging.info(
-            "%d datagram sockets at %s; receive buffer: %.1f MiB each granted, %d asked for%s",
+            "%d datagram sockets at %s; receive buffer: %.1f MiB each granted, %d requested%s",
             count,
             address,
             granted / 2**20,
@@ -165,7 +165,7 @@ def bind(address: str, count: int) -> list[socket.socket]:
 
 
 def join_received(udp_socket: socket.socket) -> bool:
-    """Ask the kernel to hand over runs of equal datagrams as one buffer; return if it will."""
+    """Let the kernel hand over runs of equal datagrams as one buffer; return whether it will."""
     return ON_LINUX and _allows(udp_socket, SOL_UDP, UDP_GRO, 1)
 
 
@@ -194,7 +194,7 @@ def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]
     Args:
         host: Of the shard.
         ports: Channel 1 first.
-        scheme: See `udp_marking.tos`.
+        scheme: See `tos`.
 
     Raises:
         ConfigurationError: The host is unknown or has no route.

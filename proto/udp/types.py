@@ -1,4 +1,4 @@
-"""What the two ends of the datagram path and their owners agree on."""
+"""The interfaces between a datagram sender and its owner: batches, counters, `DatagramSender`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ChannelCounts:
     outdated: int = 0  # datagrams dropped unsent: newer steps came before their turn
     refused: int = 0  # ... dropped because the kernel took no more for too long, or failed
     too_large: int = 0  # ... dropped because the path no longer carries their size
-    unheard: int = 0  # times the receiver's machine said that nobody listens there
+    unreachable: int = 0  # times the receiver's machine reported that no socket is open there
 
 
 class DatagramSender(Protocol):

@@ -229,7 +229,7 @@ class DatagramReceiver:
             NonFinite: It holds NaN or infinity.
         """
         contents = self._decoder.read(push, payload, parts=True)
-        manifest = messages.from_message(push.manifest)
+        manifest = messages.manifest_from_message(push.manifest)
         with self._lock:
             reception = self._sessions.of_worker(worker)
             if reception is None or reception.incarnation != push.incarnation:
@@ -318,7 +318,7 @@ class DatagramReceiver:
             if reception is not None:
                 reception.assembler.refuse(step)
 
-    def outcome(self, worker: int, step: int) -> pb.Reception | None:
+    def outcome(self, worker: int, step: int) -> pb.DatagramOutcome | None:
         """Return what became of a push's datagrams, if it is the worker's newest whole one."""
         reception = self._sessions.of_worker(worker)  # one look: no lock
         if reception is None or reception.closed_step != step:

@@ -38,7 +38,7 @@ class WorkerReassembly:
     head: PendingPush | None = None
     closed_step: int = 0  # of the newest whole push
     refusal: str | None = None  # why that was not finite
-    outcome: pb.Reception | None = None  # of its datagrams
+    outcome: pb.DatagramOutcome | None = None  # of its datagrams
     bytes_before: int = 0  # of datagrams, when it was whole
     late_before: int = 0  # datagrams that had come late then
     was_kept: bool = False  # once, as a member's
@@ -57,7 +57,7 @@ class WorkerReassembly:
         late, num_bytes = sum(books.num_late), sum(books.num_bytes)
         came_late, self.late_before = late - self.late_before, late
         self.closed_step = assembled.step
-        self.outcome = messages.outcome_of(assembled, came_late)
+        self.outcome = messages.outcome_to_message(assembled, came_late)
         beside, self.bytes_before = num_bytes - self.bytes_before, num_bytes
         return beside
 

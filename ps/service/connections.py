@@ -96,7 +96,7 @@ def reply_frames(
     members: Sequence[pb.Member],
     shared: SharedBlocks,
     connection: Connection,
-    reception: pb.Reception | None = None,
+    reception: pb.DatagramOutcome | None = None,
 ) -> Iterable[bytes]:
     """Make the frames of one reply (in a sending thread)."""
     message = pb.ToClient()
@@ -108,7 +108,7 @@ def reply_frames(
     body.members.extend(members)
     body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
     if reception is not None:
-        body.reception.CopyFrom(reception)
+        body.outcome.CopyFrom(reception)
     coded = [] if reply.operation is Operation.NONE else shared.coded(connection.chooser)
     pieces = messages.blocks_to_message(coded, body.blocks)
     if reply.aux is not None:

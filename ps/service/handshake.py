@@ -118,8 +118,8 @@ _ASKING = ("pull", "push")
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 
 
-def door_of(run: Run) -> ConnectionGuard:
-    """Return the door of a run's shard; all its clients may be of one address."""
+def guard_of(run: Run) -> ConnectionGuard:
+    """Return the guard of a run's shard; all its clients may be of one address."""
     return ConnectionGuard(run.credentials, Limits(streams_per_address=_streams_of(run)))
 
 

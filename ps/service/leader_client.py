@@ -105,7 +105,7 @@ class LeaderClient:
         self._asks_for_end = cause
         session = self._session
         if session is not None:
-            session.say(pb.ToServer(halt=pb.Halt(cause=cause)))
+            session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
 
     def miss(self, missed: events.WorkersUnreachable) -> None:
         """Tell shard 0 of workers that are not heard here."""
@@ -114,7 +114,7 @@ class LeaderClient:
             lives = [
                 pb.Member(worker=life.worker, incarnation=life.incarnation) for life in missed.lives
             ]
-            session.say(pb.ToServer(heartbeat=pb.Heartbeat(unheard=lives)))
+            session.send_control(pb.ToServer(heartbeat=pb.Heartbeat(unreachable=lives)))
 
     def close(self) -> None:
         """Say farewell with a last report."""
@@ -122,8 +122,8 @@ class LeaderClient:
         self._hurry.set()
         session = self._session
         if session is not None:
-            session.say(pb.ToServer(report=pb.Report(document=self._report())))
-            session.say(pb.ToServer(leave=pb.Leave(cause="done")))
+            session.send_control(pb.ToServer(report=pb.Report(document=self._report())))
+            session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
             session.close()
 
     def _listen(self, reconnect_seconds: float) -> None:
@@ -199,7 +199,7 @@ class LeaderClient:
             self._hurry.clear()
             session = self._session
             if session is not None:
-                session.say(pb.ToServer(report=pb.Report(document=self._report())))
+                session.send_control(pb.ToServer(report=pb.Report(document=self._report())))
 
 
 #: After the end of the run. A constant: it is people who wait, and what is missed is a second's

@@ -33,7 +33,7 @@ _LONGEST_WAIT_SECONDS = 0.5
 _STALL_SECONDS = 1.0
 #: A push refused for these reasons does not come again; nor is what comes late of it wanted.
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
-#: Refusals that the core's accounts count; the door counts the others.
+#: Refusals that the core's accounts count; the guard counts the others.
 _IN_ACCOUNTS = ("NON_FINITE", *_GIVEN_UP)
 
 
@@ -63,7 +63,7 @@ class ShardServer:
         self.core, self.layout, self.share = core, layout, share
         self.journaled = JournaledCore(core)
         self.save, self.lease_seconds = save, lease_seconds
-        self.max_streams, self.door = max_streams, ConnectionGuard()
+        self.max_streams, self.guard = max_streams, ConnectionGuard()
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         model, self.bounds = core.model, bounds or ClaimBounds.of(core.model.method)
         self.decoder = PushDecoder(layout, model.kind, model.kernels, core.aux.size, self.bounds)
@@ -96,7 +96,7 @@ class ShardServer:
         """
         channels = self.core.model.method.router.channels
         dscp = stream_dscp(marks, channels) if channels else None
-        self.server = serve(bind, port, self._read, self.max_streams, dscp=dscp, door=self.door)
+        self.server = serve(bind, port, self._read, self.max_streams, dscp=dscp, guard=self.guard)
         return self.server.port
 
     def open_for(self, identity: Identity, document: str) -> None:
@@ -235,7 +235,7 @@ class ShardServer:
         if action.reason in _GIVEN_UP and self.datagrams is not None:
             self.datagrams.receptions.drop(action.worker, action.step)
         if action.reason not in _IN_ACCOUNTS:
-            self.door.count(action.reason.lower())
+            self.guard.count_refusal(action.reason.lower())
         hello = self._welcomes.pop(action.incarnation, None) if action.step == 0 else None
         connection = hello or self.connections.workers.get(action.worker)
         if connection is not None:

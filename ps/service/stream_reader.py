@@ -12,8 +12,8 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed, MessageAssembler
 from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.session import payload_limit
-from thinwire.proto.security.connection_guard import Rate
-from thinwire.proto.security.credentials import part_of, words_of
+from thinwire.proto.security.connection_guard import MessageRate
+from thinwire.proto.security.credentials import claims_of, part_of
 from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import STOP_REASON
 from thinwire.ps.service.connections import Connection
@@ -50,7 +50,7 @@ class StreamReader:
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
         self.number = 0  # of an observer
-        self.rate = Rate(server.door.limits)
+        self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
         limit = payload_limit(server.layout, server.core.aux.size)
         self.assembler = MessageAssembler(pb.ToServer, lambda message: limit)
@@ -72,8 +72,9 @@ class StreamReader:
         except _Bye:
             return False
         except Malformed as error:
-            self._complain(pb.REASON_MALFORMED, f"malformed message: {error}")
-            self.server.door.note("malformed", self.stream.peer, f"malformed message: {error}")
+            text = f"malformed message: {error}"
+            self._complain(pb.REASON_MALFORMED, text)
+            self.server.guard.record_refusal("malformed", self.stream.peer, text)
             return False
 
     def _take(self, frame: bytes) -> None:
@@ -88,7 +89,7 @@ class StreamReader:
             return
         message, payload = complete
         body = message.WhichOneof("body")
-        if (beyond := unanswered(body, self.stream, self.server.door.limits)) is not None:
+        if (beyond := unanswered(body, self.stream, self.server.guard.limits)) is not None:
             self._turn_away("unanswered", (pb.REASON_LIMIT, beyond))
         if connection is None and body != "hello":
             raise Malformed(f"{body} before hello")
@@ -101,10 +102,10 @@ class StreamReader:
 
     def _hello(self, hello: pb.Hello, payload: memoryview) -> None:
         del payload
-        mine, door = self.server.identity, self.server.door
+        mine, guard = self.server.identity, self.server.guard
         if (other := versions.refusal(hello)) is not None:  # its proof may be another one, too
             self._turn_away("hello", other)
-        stranger = door.judge(self.stream, part_of(hello), hello.proof, words_of(hello))
+        stranger = guard.authenticate(self.stream, part_of(hello), hello.proof, claims_of(hello))
         if stranger is not None:
             self._complain(*stranger)
             raise _Bye
@@ -114,7 +115,7 @@ class StreamReader:
         refusal = judge(hello, mine)
         if refusal is not None:
             self._turn_away("hello", refusal)
-        door.introduced(self.stream)
+        guard.hello_received(self.stream)
         if hello.role == pb.ROLE_WORKER:
             self._meet_worker(hello, mine.shard)
         else:
@@ -181,7 +182,7 @@ class StreamReader:
     def _shard_lives(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         """Hear whom a following shard misses."""
         del payload
-        for member in heartbeat.unheard:
+        for member in heartbeat.unreachable:
             life = events.WorkerIncarnation(member.worker, member.incarnation)
             self.server.queue.put(events.WorkerUnreachable(life))
 
@@ -236,7 +237,7 @@ class StreamReader:
         if not connection.welcomed:
             raise Malformed("a message before the hello was welcomed")
         if self.server.connections.workers.get(connection.id) is not connection:
-            self.server.door.count("replaced")
+            self.server.guard.count_refusal("replaced")
             raise _Bye
 
     def _renew_lease(self, connection: Connection) -> None:
@@ -254,7 +255,7 @@ class StreamReader:
     def _turn_away(self, why: str, refusal: tuple[int, str]) -> None:
         """End the stream; `why` is the name under which it is counted."""
         self._complain(*refusal)
-        self.server.door.note(why, self.stream.peer, refusal[1])
+        self.server.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _Bye
 
     def forget(self) -> None:

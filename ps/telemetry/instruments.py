@@ -159,7 +159,7 @@ def _server_meters(server: ShardServer) -> list[Instrument]:
             "queue",
         ),
         gauge("streams", "Open streams of clients.", streams, "of"),
-        counter("refused_peers", "Clients refused or cut off.", server.door.refused, "reason"),
+        counter("refused_peers", "Clients refused or cut off.", server.guard.refused, "reason"),
     ]
 
 

@@ -215,8 +215,8 @@ class Cast:
                 while (message := session.receive(20.0)[0]).WhichOneof("body") != "report":
                     pass
                 if halt:
-                    session.say(pb.ToServer(halt=pb.Halt(cause="max_seconds")))
-                session.say(pb.ToServer(leave=pb.Leave(cause="seen enough")))
+                    session.send_control(pb.ToServer(halt=pb.Halt(cause="max_seconds")))
+                session.send_control(pb.ToServer(leave=pb.Leave(cause="seen enough")))
                 return run_status.RunStatus.from_json(message.report.document)
             except (StreamLost, Unreachable, RequestRejected) as error:
                 failure = str(error)

@@ -131,7 +131,7 @@ def _reply_seeds() -> list[bytes]:
     dense = [pb.Block(slot=slot, count=size) for slot, size in enumerate((16, 8, 4))]
     full = pb.Reply(blocks=dense, operation=pb.OPERATION_FULL, step=3)
     full.payload = np.arange(31, dtype="<f4").tobytes()
-    lost = pb.Reply(step=3, reception=pb.Reception(announced=2, arrived=1, bitmap=b"\1"))
+    lost = pb.Reply(step=3, outcome=pb.DatagramOutcome(announced=2, arrived=1, bitmap=b"\1"))
     found = [full, lost, *(one.reply for one in samples().values() if _is_reply(one))]
     return [
         bytes([chosen, mends]) + one.SerializeToString()
@@ -211,7 +211,7 @@ class _Wire:
         self._frames = frames
         self.peer, self.evidence = "ipv4:127.0.0.1:1", None
         self.bytes_sent = self.bytes_received = self.num_waiting = 0
-        self.introduced = False
+        self.hello_received = False
 
     def incoming(self) -> list[bytes]:
         return self._frames

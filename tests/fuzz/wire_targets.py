@@ -16,7 +16,7 @@ from thinwire.proto import messages
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed, MessageAssembler
-from thinwire.proto.security.credentials import words_of
+from thinwire.proto.security.credentials import claims_of
 from thinwire.ps.persistence.journal_format import EventCoder, bodies
 from thinwire.ps.service import handshake
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
@@ -188,7 +188,7 @@ def hello(data: bytes) -> None:
         messages.spec_of(message.model)
     with contextlib.suppress(Malformed):
         handshake.checked_link(message.link)
-    words_of(message)
+    claims_of(message)
 
 
 def _hello_seeds() -> list[bytes]:
@@ -211,8 +211,8 @@ def manifest(data: bytes) -> None:
     if not parsed(message, data):
         return
     with contextlib.suppress(Malformed):
-        found = messages.from_message(message)
-        assert messages.from_message(messages.to_message(found)) == found
+        found = messages.manifest_from_message(message)
+        assert messages.manifest_from_message(messages.manifest_to_message(found)) == found
 
 
 def _manifest_seeds() -> list[bytes]:

@@ -208,12 +208,12 @@ class World:
     def refused(self) -> collections.Counter[str]:
         """Return what was refused so far, by reason."""
         return collections.Counter(self.core.accounts.rejected) + collections.Counter(
-            self.server.door.refused
+            self.server.guard.refused
         )
 
     def num_refused(self) -> int:
         """Return how much was refused so far; much quicker than by reason."""
-        return sum(self.core.accounts.rejected.values()) + sum(self.server.door.refused.values())
+        return sum(self.core.accounts.rejected.values()) + sum(self.server.guard.refused.values())
 
     def _note(self, event: events.Event, now: float) -> list[events.Action]:
         """Write down what is applied: only pushes are, each once, in order, and of this life."""

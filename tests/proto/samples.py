@@ -150,11 +150,11 @@ def _replies() -> dict[str, Message]:
     rest = pb.Reply(version=42, step=41, operation=pb.OPERATION_SET_REST)
     held = pb.Reply(version=42, step=41, held_seconds=0.75, staleness=3)
     mean_aux = pb.Reply(step=41, aux_count=2, payload_bytes=8, payload=_TWO_FLOATS)
-    came = pb.Reception(announced=3, arrived=2, late=1, fresh=0.5, filled=0.75, bitmap=b"\5")
+    came = pb.DatagramOutcome(announced=3, arrived=2, late=1, fresh=0.5, filled=0.75, bitmap=b"\5")
     return {
         "to_client_reply": pb.ToClient(reply=reply),
         "to_client_reply_held": pb.ToClient(reply=held),
-        "to_client_reply_reception": pb.ToClient(reply=pb.Reply(step=41, reception=came)),
+        "to_client_reply_reception": pb.ToClient(reply=pb.Reply(step=41, outcome=came)),
         "to_client_reply_rest": pb.ToClient(reply=rest),
         "to_client_reply_members": pb.ToClient(reply=among),
         "to_client_reply_aux": pb.ToClient(reply=mean_aux),
@@ -184,11 +184,11 @@ def _among_workers() -> dict[str, Message]:
         payload_bytes=4,
         payload=b"\0\0\x80?",
     )
-    ask = peers.Ask(generation=1, version=40, digest=b"0123456789abcdef")
+    query = peers.ModelQuery(generation=1, version=40, digest=b"0123456789abcdef")
     refusal = pb.Refusal(reason=pb.REASON_RUN, message="another run")
     return {
         "to_peer_greeting": peers.ToPeer(greeting=greeting),
-        "to_peer_ask": peers.ToPeer(ask=ask),
+        "to_peer_query": peers.ToPeer(query=query),
         "to_peer_part": peers.ToPeer(part=part),
         "to_peer_chunk": peers.ToPeer(chunk=_CHUNK),
         "from_peer_refusal": peers.FromPeer(refusal=refusal),

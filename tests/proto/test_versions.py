@@ -36,7 +36,7 @@ def said_to(shard, *frames):
 @pytest.mark.parametrize(("theirs", "age"), [(PROTOCOL_VERSION + 6, "newer"), (0, "older")])
 def test_another_version_is_refused_by_name_whatever_else_its_hello_says(theirs, age, caplog):
     shard = Shard()
-    shard.server.door = ConnectionGuard(Credentials(token=TOKEN))  # proofs may be others there
+    shard.server.guard = ConnectionGuard(Credentials(token=TOKEN))  # proofs may be others there
     hello = bytes([0x08, theirs]) + UNKNOWN
     with caplog.at_level("WARNING", logger="absl"):
         stream = said_to(shard, inside(1, hello), frame(pull=pb.Pull()))
@@ -48,7 +48,7 @@ def test_another_version_is_refused_by_name_whatever_else_its_hello_says(theirs,
     assert "install the same Thinwire" in refusal.message
     assert refusal.message in caplog.text
     assert len(stream.received) == 1
-    assert shard.server.door.refused == {"hello": 1}
+    assert shard.server.guard.refused == {"hello": 1}
 
 
 def test_unknown_fields_of_the_same_version_are_not_overlooked():
@@ -71,7 +71,7 @@ def test_an_unknown_message_ends_the_stream_with_a_reason():
         refusal, _ = stream.last("refusal")
         assert refusal.reason == pb.REASON_MALFORMED
         assert "no known message (fields [1020])" in refusal.message
-        assert shard.server.door.refused == {"malformed": 1}
+        assert shard.server.guard.refused == {"malformed": 1}
         assert stream.last("reply") == (None, None)
 
 
@@ -149,4 +149,4 @@ def test_the_golden_bytes_are_of_this_version_and_hold_nothing_unknown():
     for name, message in samples().items():
         read = type(message).FromString((GOLDEN / f"{name}.bin").read_bytes())
         body = getattr(read, read.WhichOneof("body"))
-        assert versions.strange_fields(body, "it") is None
+        assert versions.unknown_fields(body, "it") is None

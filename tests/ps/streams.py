@@ -27,7 +27,7 @@ class Stream:
     def __init__(self, server, frames=()):
         self.server, self.frames = server, frames
         self.peer, self.lost, self.bytes_sent, self.num_read = "fuzz", False, 0, 0
-        self.closed, self.introduced, self.num_waiting = False, False, 0
+        self.closed, self.hello_received, self.num_waiting = False, False, 0
         self.chunks = ChunkPace()
         self._assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 20)
         self.received = []
@@ -78,7 +78,7 @@ class Shard:
         about = types.SimpleNamespace(
             method=self.run.method, nb_workers=2, nb_ps=1, seed=1, iter_max=10**6
         )
-        beside = StatusSources(lambda: self.server.door.refused, self.server.journaled.summary)
+        beside = StatusSources(lambda: self.server.guard.refused, self.server.journaled.summary)
         self.board = StatusReporter(about, SPEC, self.core, self.server, beside=beside)
         self.server.observers.on_status = self.board.document
         self.server.open_for(mine, "{}")

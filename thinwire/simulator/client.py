@@ -160,7 +160,7 @@ class SimulatedClient:
     def _with_losses(self, replied: ReplyInFlight) -> ShardReply:
         if self._leg is None or not replied.step:
             return replied.reply
-        lost = self._leg.heard(replied.reception or pb.Reception())
+        lost = self._leg.heard(replied.reception or pb.DatagramOutcome())
         return dataclasses.replace(replied.reply, lost=lost)
 
     def _settle(self, reply: ShardReply | None) -> None:

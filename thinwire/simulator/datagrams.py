@@ -109,7 +109,7 @@ class SimulatedSender:
             piece = self._outbox.take(self._piece_bytes)
             if piece is None:
                 return
-            if not self._pipe.has_room(self._classes[piece.waiting.batch.channel]):
+            if not self._pipe.has_space(self._classes[piece.waiting.batch.channel]):
                 self._outbox.put_back(piece, 0)
                 return
             self._carry(piece)

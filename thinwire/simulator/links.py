@@ -115,9 +115,9 @@ class ClassPipe:
         self.model.offer_datagrams(self._clock.now, priority, size, count, deliver)
         self._set_alarm()
 
-    def has_room(self, priority: int) -> bool:
-        """See `PriorityLink.has_room`."""
-        return self.model.has_room(priority)
+    def has_space(self, priority: int) -> bool:
+        """See `PriorityLink.has_space`."""
+        return self.model.has_space(priority)
 
     def _arrived(
         self, counted: bool, call: Callable[[], None] | None, arrival: PacketArrival

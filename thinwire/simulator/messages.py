@@ -45,11 +45,11 @@ class ReplyInFlight:
     step: int  # 0 answers a pull
     epoch: int
     reply: ShardReply
-    reception: pb.Reception | None = None  # what became of the push's datagrams
+    reception: pb.DatagramOutcome | None = None  # what became of the push's datagrams
 
 
 def replied(
-    action: events.Reply, generation: int, blocks: Sequence[Block], came: pb.Reception | None
+    action: events.Reply, generation: int, blocks: Sequence[Block], came: pb.DatagramOutcome | None
 ) -> ReplyInFlight:
     """Return a reply of the core as a worker decodes it.
 

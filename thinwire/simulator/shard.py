@@ -242,7 +242,7 @@ class SimulatedShard(ShardLife):
         self.on_end: Callable[[str], None] | None = None
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.identity = types.SimpleNamespace(run_id=RUN_ID)
-        self.door = types.SimpleNamespace(refused={})  # where nobody uninvited comes
+        self.guard = types.SimpleNamespace(refused={})  # where nobody uninvited comes
         self.decoder: PushDecoder | None = None
         self.lease_seconds = 10.0
         self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None

@@ -123,14 +123,14 @@ class DatagramChannel:
         counts = self._counts_before[batch.channel - 1]
         counts.datagrams += batch.count  # their bytes are the stream's
 
-    def heard(self, reception: pb.Reception) -> list[LostEntries]:
+    def heard(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
         """Take in what became of an exchange's datagrams; return what is known to be lost."""
         self._judge(reception)
         if self._sealed is None or not reception.bitmap:
             return []
         return self._sealed[1].lost(reception.bitmap)
 
-    def _judge(self, reception: pb.Reception) -> None:
+    def _judge(self, reception: pb.DatagramOutcome) -> None:
         """Give up on UDP where next to nothing comes through."""
         if self._sender is None or not reception.announced:
             return

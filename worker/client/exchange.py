@@ -284,7 +284,7 @@ class Exchange:
         leg = self.shards[number].leg
         if leg is None or not reply.step:
             return None
-        return leg.heard(reply.reception)
+        return leg.heard(reply.outcome)
 
 
 def _pull() -> list[Spoken]:

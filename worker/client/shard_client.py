@@ -190,14 +190,14 @@ class ShardClient(ShardLine):
             return
         leg = self.leg if self._asked_step else None
         for datagrams in leg.before() if leg is not None else ():
-            self._session.say(datagrams, counted=True)
+            self._session.send_control(datagrams, counted=True)
         for message, pieces in self._asked:
             if message.WhichOneof("body") == "push":
                 self._session.send(message, pieces)
             else:
-                self._session.say(message, counted=True)
+                self._session.send_control(message, counted=True)
         for datagrams in leg.after() if leg is not None else ():
-            self._session.say(datagrams, counted=True)
+            self._session.send_control(datagrams, counted=True)
 
     def _receive(self, seconds: float) -> tuple[pb.Reply, memoryview] | None:
         if self._session is None:

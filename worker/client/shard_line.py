@@ -122,7 +122,7 @@ class ShardLine:
         """Whether the stream stands, and the shard was heard in the time of two of its beats."""
         session = self._session
         seconds = 2 * beat_seconds(self.welcome.lease_seconds)
-        return session is not None and session.heard_within(seconds)
+        return session is not None and session.received_within(seconds)
 
     # -- the stream -------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class ShardLine:
         """Queue a message that needs no answer, if the stream stands."""
         session = self._session  # another thread may drop it
         if session is not None:
-            session.say(message, counted)
+            session.send_control(message, counted)
 
     def attend(self, may_rejoin: Callable[[], bool] = lambda: True) -> None:
         """Look after the stream while nothing is asked (heartbeat thread).

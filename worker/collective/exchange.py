@@ -34,7 +34,7 @@ from thinwire.worker.collective.all_reduce import Aggregator, MembershipChanged
 from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, RoundId
 from thinwire.worker.collective.peers import Peers, listening_address
 from thinwire.worker.collective.replica import Neighbours, Replica
-from thinwire.worker.collective.service import PeerServer, door_of, pace_of
+from thinwire.worker.collective.service import PeerServer, guard_of, pace_of
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
 from thinwire.worker.flags import WorkerFlags
@@ -104,9 +104,9 @@ class CollectivePeers(Exchange):
         self._replica = Replica(core.base, method, core.kernels)
         self._mailbox = Mailbox(_MODELS_KEPT * size + _SLACK_BYTES)
         link, me = own.device.link, own.id_worker
-        self._door = door_of(self.credentials, self.nb_workers)
+        self._guard = guard_of(self.credentials, self.nb_workers)
         self._server = PeerServer(
-            self._mailbox, self._replica.answer, size + _SLACK_BYTES, pace_of(link), self._door
+            self._mailbox, self._replica.answer, size + _SLACK_BYTES, pace_of(link), self._guard
         )
         model_bytes = self._replica.num_bytes + _SLACK_BYTES
         chunk = chunk_bytes_for(link)
@@ -127,7 +127,7 @@ class CollectivePeers(Exchange):
     @property
     def refused_peers(self) -> dict[str, int]:
         """Streams of other workers that were refused or cut off, by reason."""
-        return self._door.refused
+        return self._guard.refused
 
     def join(self) -> list[pb.Welcome]:
         """Listen to peers, then say Hello to shard 0.

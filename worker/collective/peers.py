@@ -141,7 +141,7 @@ class Peers:
                 raise
 
     def ask(
-        self, member: CollectiveMember, question: peers.Ask, timeout_seconds: float
+        self, member: CollectiveMember, question: peers.ModelQuery, timeout_seconds: float
     ) -> tuple[peers.Holding, memoryview]:
         """Return what a peer holds, and the payload.
 
@@ -154,7 +154,7 @@ class Peers:
             PeerLost: It does not answer.
         """
         conversation = self._to(member)
-        conversation.stream.send((frame(peers.ToPeer(ask=question)),))
+        conversation.stream.send((frame(peers.ToPeer(query=question)),))
         try:
             answer = conversation.receive(timeout_seconds)
         except PeerLost:

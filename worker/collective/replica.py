@@ -87,7 +87,7 @@ class Replica:
             code.update(array.tobytes())
         return code.digest()
 
-    def answer(self, ask: peers.Ask) -> tuple[peers.Holding, Sequence[BytesLike]]:
+    def answer(self, ask: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
         """Say what is held, and hand it out if it is what was asked for (any thread)."""
         with self._lock:
             holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
@@ -148,7 +148,7 @@ class Neighbours:
     def take_over(self, goal: RoundId, others: Sequence[CollectiveMember]) -> bool:
         """Take over the model of a member that has finished a round; return whether one has."""
         self.ahead = False
-        question = peers.Ask(generation=goal.generation, version=goal.number)
+        question = peers.ModelQuery(generation=goal.generation, version=goal.number)
         for member in others:
             try:
                 holding, payload = self._streams.ask(member, question, _ANSWER_SECONDS)
@@ -170,7 +170,7 @@ class Neighbours:
             leads: Whether this worker is the lowest of all.
         """
         at = self._replica.at
-        question = peers.Ask(generation=at.generation, version=at.number)
+        question = peers.ModelQuery(generation=at.generation, version=at.number)
         question.digest = self._replica.digest()
         fetched: dict[CollectiveMember, memoryview] = {}
         for member in others:

@@ -14,7 +14,7 @@ from thinwire.proto.framing import BytesLike, Malformed, MessageAssembler, frame
 from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.common import PEER_SERVICE
 from thinwire.proto.grpc.server import serve
-from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, Rate
+from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, MessageRate
 from thinwire.proto.security.credentials import part_of_worker
 from thinwire.worker.collective.mailbox import Mailbox, PartName, RoundId
 
@@ -24,7 +24,7 @@ _SPARE_STREAMS = 16
 _STREAMS_OF_OTHERS = 64
 
 #: Answers an Ask: the message, and the pieces of its payload.
-Answerer = Callable[[peers.Ask], tuple[peers.Holding, Sequence[BytesLike]]]
+Answerer = Callable[[peers.ModelQuery], tuple[peers.Holding, Sequence[BytesLike]]]
 
 
 class PeerServer:
@@ -36,7 +36,7 @@ class PeerServer:
         answer: Answerer,
         max_part_bytes: int,
         pace: Callable[[ServerStream], None] = lambda stream: None,
-        door: ConnectionGuard | None = None,
+        guard: ConnectionGuard | None = None,
     ) -> None:
         """Listen to nobody yet.
 
@@ -45,9 +45,9 @@ class PeerServer:
             answer: Says what this worker holds; called in the streams' threads.
             max_part_bytes: Larger parts are refused before anything is allocated.
             pace: Makes a new stream keep to this worker's emulated link.
-            door: Who is let in; None: everybody.
+            guard: Who is let in; None: everybody.
         """
-        self._door = door or ConnectionGuard()
+        self._guard = guard or ConnectionGuard()
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
@@ -68,7 +68,7 @@ class PeerServer:
             self._read,
             nb_workers + _SPARE_STREAMS + _STREAMS_OF_OTHERS,
             service=PEER_SERVICE,
-            door=self._door,
+            guard=self._guard,
         )
         return int(self._server.port)
 
@@ -96,18 +96,18 @@ class PeerServer:
         assembler = MessageAssembler(peers.ToPeer, lambda message: self._max_part_bytes)
         self._streams.append(stream)
         self._pace(stream)
-        sender, rate = 0, Rate(self._door.limits)
+        sender, rate = 0, MessageRate(self._guard.limits)
         try:
             for data in stream.incoming():
                 if (beyond := rate.exceeded()) is not None:
-                    self._door.note("rate", stream.peer, beyond)
+                    self._guard.record_refusal("rate", stream.peer, beyond)
                     self._say_no(stream, pb.REASON_LIMIT, beyond)
                     break
                 complete = assembler.feed(data)
                 if complete is not None:
                     sender = self._take(stream, sender, *complete)
         except Malformed as error:
-            self._door.note("malformed", stream.peer, f"malformed message: {error}")
+            self._guard.record_refusal("malformed", stream.peer, f"malformed message: {error}")
         finally:
             self._streams.remove(stream)
             if sender:
@@ -131,7 +131,7 @@ class PeerServer:
             name = PartName(RoundId(part.generation, part.round), part.view, sender, part.number)
             self._mailbox.put(name, payload)
         else:
-            holding, pieces = self._answer(message.ask)
+            holding, pieces = self._answer(message.query)
             stream.send(frames(peers.FromPeer(holding=holding), pieces))
         return sender
 
@@ -142,11 +142,12 @@ class PeerServer:
             Malformed: It is not let in.
         """
         refusal = versions.difference(greeting.protocol_version, "the peer", "this worker")
-        refusal = refusal or versions.strange_fields(greeting, "the peer")
+        refusal = refusal or versions.unknown_fields(greeting, "the peer")
         part = part_of_worker(greeting.worker)
+        claims = (part, greeting.run_id)
         if refusal is not None:  # its proof may be another one, too
             reason = pb.REASON_PROTOCOL_VERSION
-        elif stranger := self._door.judge(stream, part, greeting.proof, (part, greeting.run_id)):
+        elif stranger := self._guard.authenticate(stream, part, greeting.proof, claims):
             reason, refusal = stranger
         elif greeting.run_id != self.run_id:
             reason = pb.REASON_RUN if self.run_id else pb.REASON_STARTING
@@ -154,7 +155,7 @@ class PeerServer:
         elif not greeting.worker:
             reason, refusal = pb.REASON_ID_RANGE, "worker: expected an id from 1"
         if refusal is None:
-            self._door.introduced(stream)
+            self._guard.hello_received(stream)
             self._heard.append(greeting.worker)
             return greeting.worker
         self._say_no(stream, reason, refusal)
@@ -166,8 +167,8 @@ class PeerServer:
         stream.send((frame(message),), counted=False)
 
 
-def door_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
-    """Return the door of a worker; all its peers may be of one address."""
+def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
+    """Return the guard of a worker; all its peers may be of one address."""
     return ConnectionGuard(credentials, Limits(streams_per_address=nb_workers + _SPARE_STREAMS))
 
 

@@ -142,7 +142,7 @@ def test_who_never_gets_on_is_heard_now_and_then():
         def now(self):
             return self.seconds
 
-        def has_room(self, priority):
+        def has_space(self, priority):
             return False
 
         def offer_datagrams(self, *arguments):

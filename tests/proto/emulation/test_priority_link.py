@@ -132,16 +132,16 @@ def test_background_shares_its_own_class_in_order_of_coming():
 def test_a_class_without_bound_says_when_it_holds_enough():
     link = PriorityLink(Link(mbps=100))
     batches = 0
-    while link.has_room(2):
+    while link.has_space(2):
         link.offer_datagrams(0.0, 2, SIZE, 40, batches)
         batches += 1
     assert batches == -(-SEND_BUFFER_BYTES // (40 * UNIT))
-    assert link.has_room(1)
+    assert link.has_space(1)
     link.advance(40 * UNIT * 8 / 100e6 + 1e-9)
-    assert link.has_room(2)
+    assert link.has_space(2)
     bounded = PriorityLink(Link(mbps=100, queue_kb=1e6))
     bounded.offer_datagrams(0.0, 2, SIZE, 1000, "x")
-    assert bounded.has_room(2)
+    assert bounded.has_space(2)
 
 
 def test_an_idle_link_jumps_over_background_and_counts_it():

@@ -23,10 +23,10 @@ WAIT_SECONDS = 20.0
 
 
 @contextlib.contextmanager
-def listening(door=None):
+def listening(guard=None):
     shard = Shard()
-    if door is not None:
-        shard.server.door = door
+    if guard is not None:
+        shard.server.guard = guard
     identity, shard.server.identity = shard.server.identity, None
     port = shard.server.listen("127.0.0.1", 0)
     shard.open = lambda: shard.server.open_for(identity, "{}")
@@ -51,7 +51,7 @@ def test_a_token_is_not_asked_for_and_nothing_else_is_told():
     with listening(ConnectionGuard(Credentials(token=TOKEN))) as (shard, address):
         shard.open()
         assert probe(address, WAIT_SECONDS) == "SERVING"
-        assert shard.server.door.refused == {}
+        assert shard.server.guard.refused == {}
 
 
 def test_with_an_authority_only_its_holders_are_told(tmp_path, capsys):
@@ -100,7 +100,7 @@ def test_whoever_watches_does_not_lock_workers_out():
             assert probe(address, WAIT_SECONDS) == "SERVING"
             session = ClientSession(address, shard.hello(id=1), 1 << 20)
             session.stream.open(WAIT_SECONDS)
-            session.say(pb.ToServer(hello=shard.hello(id=1)))
+            session.send_control(pb.ToServer(hello=shard.hello(id=1)))
             session.close()
             shard.server.server.set_serving(False)
             told = [next(call).status for call in inside]

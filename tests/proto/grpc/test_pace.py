@@ -18,7 +18,7 @@ def test_pieces_double_on_a_fast_network():
     pace, sizes = ChunkPace(), []
     for _ in range(48):
         sizes.append(pace.num_bytes)
-        pace.note(pace.num_bytes + 8, 1e-3)
+        pace.record(pace.num_bytes + 8, 1e-3)
     assert sizes[:40:8] == [32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10]
     assert sizes[40] == sizes[-1] == MAX_CHUNK_BYTES
     assert sum(sizes[:40]) > 7 << 20  # more than buffers take
@@ -27,17 +27,17 @@ def test_pieces_double_on_a_fast_network():
 def test_pieces_fall_to_what_passes_in_half_a_second():
     pace = ChunkPace()
     for _ in range(8):
-        pace.note(pace.num_bytes, 0.01)
-    pace.note(64 << 10, 1.0)
+        pace.record(pace.num_bytes, 0.01)
+    pace.record(64 << 10, 1.0)
     assert pace.num_bytes == 32 << 10
-    pace.note(100, 30.0)  # a little message that waited behind others
+    pace.record(100, 30.0)  # a little message that waited behind others
     assert pace.num_bytes == MIN_CHUNK_BYTES
 
 
 def test_little_messages_say_nothing_of_the_rate():
     pace = ChunkPace()
     for _ in range(100):
-        pace.note(50, 1e-5)
+        pace.record(50, 1e-5)
     assert pace.num_bytes == 32 << 10
 
 
@@ -45,7 +45,7 @@ def test_little_messages_say_nothing_of_the_rate():
 def test_the_bounds_hold(notes):
     pace = ChunkPace()
     for num_bytes, seconds in notes:
-        pace.note(num_bytes, seconds)
+        pace.record(num_bytes, seconds)
         assert MIN_CHUNK_BYTES <= pace.num_bytes <= MAX_CHUNK_BYTES
 
 

@@ -28,18 +28,19 @@ def strangers():
 
 
 @contextlib.contextmanager
-def serving(door, handler=None):
+def serving(guard, handler=None):
     """Yield (port, parts heard); the server keeps what a client's first frame claims."""
     heard = queue.SimpleQueue()
 
     def judge(stream):
         for frame in stream.incoming():
             hello = pb.Hello.FromString(frame)
-            refusal = door.judge(stream, trust.part_of(hello), hello.proof, trust.words_of(hello))
+            claims = trust.claims_of(hello)
+            refusal = guard.authenticate(stream, trust.part_of(hello), hello.proof, claims)
             heard.put(refusal and refusal[0])
             stream.send([b"no" if refusal else b"welcome"])
 
-    server = grpc.serve("127.0.0.1", 0, handler or judge, 8, door=door)
+    server = grpc.serve("127.0.0.1", 0, handler or judge, 8, guard=guard)
     try:
         yield server.port, heard
     finally:
@@ -52,7 +53,7 @@ def claim(port, credentials, seconds=DIAL_SECONDS, **hello):
     try:
         stream.open(seconds)
         said = pb.Hello(**({"role": pb.ROLE_WORKER, "id": 1} | hello))
-        said.proof = stream.prove(trust.words_of(said))
+        said.proof = stream.prove(trust.claims_of(said))
         stream.send([said.SerializeToString()])
         return stream.receive(WAIT_SECONDS)
     finally:
@@ -60,15 +61,15 @@ def claim(port, credentials, seconds=DIAL_SECONDS, **hello):
 
 
 def test_mutual_tls_lets_each_play_its_own_part(papers):
-    door = ConnectionGuard(papers.of("ps-0"))
-    with serving(door) as (port, _):
+    guard = ConnectionGuard(papers.of("ps-0"))
+    with serving(guard) as (port, _):
         assert claim(port, papers.of("worker-1"), WAIT_SECONDS) == b"welcome"
         assert claim(port, papers.of("worker-2"), WAIT_SECONDS, id=2) == b"welcome"
         supervisor = {"role": pb.ROLE_SUPERVISOR, "id": 0}
         assert claim(port, papers.of("supervisor-0"), WAIT_SECONDS, **supervisor) == b"welcome"
         shard = {"role": pb.ROLE_SHARD, "id": 1}
         assert claim(port, papers.of("ps-1"), WAIT_SECONDS, **shard) == b"welcome"
-    assert door.refused == {}
+    assert guard.refused == {}
 
 
 @pytest.mark.parametrize(
@@ -83,19 +84,19 @@ def test_mutual_tls_lets_each_play_its_own_part(papers):
     ],
 )
 def test_no_certificate_serves_for_another_part(papers, name, hello):
-    door = ConnectionGuard(papers.of("ps-0"))
-    with serving(door) as (port, heard):
+    guard = ConnectionGuard(papers.of("ps-0"))
+    with serving(guard) as (port, heard):
         assert claim(port, papers.of(name), WAIT_SECONDS, **hello) == b"no"
         assert heard.get() == pb.REASON_IDENTITY
-    assert door.refused == {"identity": 1}
+    assert guard.refused == {"identity": 1}
 
 
 def test_strangers_do_not_get_as_far_as_a_stream(papers, strangers):
     nameless = Credentials(authority=papers.authority)
     foreign = Credentials(*strangers.by_name["worker-1"].pem(), papers.authority)
     expired = papers.with_certificate(papers.expired("worker-1", WORKER))
-    door, met = ConnectionGuard(papers.of("ps-0")), []
-    with serving(door, met.append) as (port, _):
+    guard, met = ConnectionGuard(papers.of("ps-0")), []
+    with serving(guard, met.append) as (port, _):
         for stranger in (NO_CREDENTIALS, nameless, foreign, expired):
             with pytest.raises(grpc.Unreachable, match="hangs up: does it want TLS"):
                 claim(port, stranger, 0.5)
@@ -164,11 +165,11 @@ def test_the_right_token_with_and_without_tls(papers):
 
 
 def test_no_token_is_refused():
-    door = ConnectionGuard(WITH_TOKEN)
-    with serving(door) as (port, heard):
+    guard = ConnectionGuard(WITH_TOKEN)
+    with serving(guard) as (port, heard):
         assert claim(port, NO_CREDENTIALS, WAIT_SECONDS) == b"no"
         assert heard.get() == pb.REASON_TOKEN
-    assert door.refused == {"token": 1}
+    assert guard.refused == {"token": 1}
 
 
 @pytest.mark.parametrize("mine", [b"another token, as long", b""])
@@ -183,7 +184,7 @@ EVIDENCE = trust.PeerEvidence((), b"c" * 32, b"s" * 32)
 
 
 def judged(proof, evidence=EVIDENCE, words=("a", "b")):
-    refusal = trust.refusal(evidence, WITH_TOKEN, WORKER, proof, words)
+    refusal = trust.check_client(evidence, WITH_TOKEN, WORKER, proof, words)
     return refusal and refusal[0]
 
 
@@ -205,7 +206,7 @@ def test_what_a_server_shows_is_no_proof_of_a_client():
 
 def test_a_proof_speaks_of_the_part_the_run_and_the_life():
     hello = pb.Hello(role=pb.ROLE_WORKER, id=1, run_id="r", incarnation=5, num_shards=1)
-    words = trust.words_of(hello)
+    words = trust.claims_of(hello)
     for name, value in {
         "id": 2,
         "role": 2,
@@ -218,7 +219,7 @@ def test_a_proof_speaks_of_the_part_the_run_and_the_life():
         other = pb.Hello()
         other.CopyFrom(hello)
         setattr(other, name, value)
-        assert trust.words_of(other) != words
+        assert trust.claims_of(other) != words
 
 
 def test_parts_have_names():
@@ -232,29 +233,29 @@ def test_secrets_are_not_shown(papers):
     assert "PRIVATE" not in shown and TOKEN.decode() not in shown
 
 
-# -- the door ----------------------------------------------------------------------------------
+# -- the guard ----------------------------------------------------------------------------------
 
 
 def test_who_says_nothing_is_sent_away():
-    door = ConnectionGuard(limits=Limits(hello_seconds=0.05))
-    with serving(door) as (port, _):
+    guard = ConnectionGuard(limits=Limits(hello_seconds=0.05))
+    with serving(guard) as (port, _):
         stream = grpc.ClientStream(f"127.0.0.1:{port}")
         stream.open(WAIT_SECONDS)
         with pytest.raises(grpc.StreamLost):
             stream.receive(WAIT_SECONDS)
         stream.close()
-    assert door.refused == {"silent": 1}
+    assert guard.refused == {"silent": 1}
 
 
 def test_who_has_said_hello_may_be_silent():
-    door = ConnectionGuard(limits=Limits(hello_seconds=0.2))
+    guard = ConnectionGuard(limits=Limits(hello_seconds=0.2))
 
     def handler(stream):
         for frame in stream.incoming():
-            door.introduced(stream)
+            guard.hello_received(stream)
             stream.send([frame])
 
-    with serving(door, handler) as (port, _):
+    with serving(guard, handler) as (port, _):
         stream = grpc.ClientStream(f"127.0.0.1:{port}")
         stream.open(WAIT_SECONDS)
         stream.send([b"hello"])
@@ -262,17 +263,17 @@ def test_who_has_said_hello_may_be_silent():
         with pytest.raises(grpc.NoProgress):
             stream.receive(0.4)
         stream.close()
-    assert door.refused == {}
+    assert guard.refused == {}
 
 
 def test_an_address_does_not_take_all_streams():
-    door = ConnectionGuard(limits=Limits(streams_per_address=2))
-    assert door.enter("ipv4:10.0.0.1:1") is door.enter("ipv4:10.0.0.1:2") is None
-    assert "all 2 streams that one address may have" in door.enter("ipv4:10.0.0.1:3")
-    assert door.enter("ipv4:10.0.0.2:1") is None
-    door.leave("ipv4:10.0.0.1:1")
-    assert door.enter("ipv4:10.0.0.1:4") is None
-    assert door.refused == {"streams": 1}
+    guard = ConnectionGuard(limits=Limits(streams_per_address=2))
+    assert guard.admit("ipv4:10.0.0.1:1") is guard.admit("ipv4:10.0.0.1:2") is None
+    assert "all 2 streams that one address may have" in guard.admit("ipv4:10.0.0.1:3")
+    assert guard.admit("ipv4:10.0.0.2:1") is None
+    guard.release("ipv4:10.0.0.1:1")
+    assert guard.admit("ipv4:10.0.0.1:4") is None
+    assert guard.refused == {"streams": 1}
     with serving(ConnectionGuard(limits=Limits(streams_per_address=0))) as (port, _):
         stream = grpc.ClientStream(f"127.0.0.1:{port}")
         with pytest.raises(grpc.Unreachable, match="all 0 streams that one address"):
@@ -285,12 +286,12 @@ def test_refusals_are_logged_now_and_then(monkeypatch):
     lines, now = [], [0.0]
     monkeypatch.setattr(module.logging, "warning", lambda text, *words: lines.append(text % words))
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    door = ConnectionGuard()
+    guard = ConnectionGuard()
     for _ in range(1000):
-        door.note("rate", "ipv4:1.2.3.4:5", "x" * 5000)
+        guard.record_refusal("rate", "ipv4:1.2.3.4:5", "x" * 5000)
     now[0] = 11.0
-    door.note("rate", "ipv4:1.2.3.4:5", "again")
-    door.note("token", "ipv4:1.2.3.4:5", "another reason")
+    guard.record_refusal("rate", "ipv4:1.2.3.4:5", "again")
+    guard.record_refusal("token", "ipv4:1.2.3.4:5", "another reason")
     assert len(lines) == 3 and len(lines[0]) < 700
     assert lines[1].endswith("again (and 999 like it before)")
-    assert door.refused == {"rate": 1001, "token": 1}
+    assert guard.refused == {"rate": 1001, "token": 1}

@@ -151,7 +151,7 @@ def test_nobody_listening_is_counted():
             sender.send([FilledBatch(1, 80, 1)], step)
             assert sender.flush(WAIT_SECONDS)
         assert sender.counts()[0].datagrams == 10
-        assert sender.counts()[0].unheard > 0 and sender.failure is None
+        assert sender.counts()[0].unreachable > 0 and sender.failure is None
 
 
 def test_the_timer_runs_when_due_and_after_a_wake():

@@ -26,7 +26,7 @@ def test_cut_by_their_sizes_runs_are_the_datagrams_that_came(pieces):
         out.extend(data[at : at + run.size] for at in range(0, len(data), run.size))
 
     for data, size in pieces:
-        run.room[: len(data)] = data
+        run.free_space[: len(data)] = data
         if not run.fits(len(data), size):
             hand_over()
             run.restart(len(data))
@@ -52,4 +52,4 @@ def test_equal_ones_make_one_run_and_a_shorter_one_ends_it():
 def test_there_is_always_space_for_one_call():
     run = DatagramRun(MOST_BYTES)
     run.add(MOST_BYTES - 1, 1)
-    assert len(run.room) == 1 << 16
+    assert len(run.free_space) == 1 << 16

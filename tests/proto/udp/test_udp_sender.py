@@ -154,7 +154,7 @@ def test_nobody_there_is_counted_and_sending_goes_on(make):
     sender.send([FakeBatch(1, count=2), FakeBatch(1)], 0)
     assert sender.flush(WAIT_SECONDS)
     (counts,) = sender.counts()
-    assert (counts.unheard, counts.datagrams, len(log)) == (3, 3, 2)
+    assert (counts.unreachable, counts.datagrams, len(log)) == (3, 3, 2)
     assert not time.slept
 
 

@@ -20,7 +20,7 @@ def test_a_hello_that_the_core_refuses_is_counted(fields, reason):
         shard.say(**fields)
 
     Stream(shard.server, holder()).read()
-    assert shard.server.door.refused == {reason: 1}
+    assert shard.server.guard.refused == {reason: 1}
 
 
 @pytest.mark.parametrize(
@@ -33,21 +33,21 @@ def test_a_hello_that_the_core_refuses_is_counted(fields, reason):
 def test_what_another_life_asks_is_counted(asked):
     shard = Shard("asgd")
     shard.say(asked, incarnation=7)
-    assert shard.server.door.refused == {"not_member": 1}
+    assert shard.server.guard.refused == {"not_member": 1}
     assert shard.core.version == 0
 
 
 def test_a_push_of_another_membership_is_counted():
     shard = Shard("asgd")
     shard.say(push_frame(incarnation=7, epoch=99), incarnation=7)
-    assert shard.server.door.refused == {"stale_epoch": 1}
+    assert shard.server.guard.refused == {"stale_epoch": 1}
 
 
 def test_what_the_accounts_count_is_not_counted_twice():
     shard = Shard("asgd")
     lost = push_frame(incarnation=7, generation=3)
     shard.say(push_frame(incarnation=7, loss=float("nan")), lost, incarnation=7)
-    assert shard.server.door.refused == {}
+    assert shard.server.guard.refused == {}
     assert shard.core.accounts.rejected == {"non_finite": 1, "generation": 1}
 
 
@@ -64,7 +64,7 @@ def test_what_comes_on_a_stream_that_was_replaced_is_counted():
 
     stream.incoming = incoming
     stream.read()
-    assert shard.server.door.refused.get("replaced") == 1
+    assert shard.server.guard.refused.get("replaced") == 1
     assert set(shard.server.connections.workers) <= {ROGUE}
 
 

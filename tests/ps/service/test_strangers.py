@@ -12,9 +12,9 @@ from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import ClientSession, RequestRejected
-from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, Rate
+from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, MessageRate
 from thinwire.proto.security.credentials import PeerEvidence
-from thinwire.ps.service.handshake import door_of, most_streams, unanswered
+from thinwire.ps.service.handshake import guard_of, most_streams, unanswered
 
 WAIT_SECONDS = 20.0
 
@@ -25,10 +25,10 @@ def papers():
 
 
 @contextlib.contextmanager
-def shard_behind(door):
+def shard_behind(guard):
     """Yield (shard, port) of a server that runs until the end of the block."""
     shard, over = Shard(), threading.Event()
-    shard.server.door = door
+    shard.server.guard = guard
     port = shard.server.listen("127.0.0.1", 0)
     writer = threading.Thread(target=shard.server.run_until, args=(over.is_set,), daemon=True)
     writer.start()
@@ -64,7 +64,7 @@ def test_a_worker_with_papers_and_token_trains(papers):
         opened(shard, port, papers.of("worker-1", TOKEN), id=1) as (session, welcome),
     ):
         assert welcome.run_id == "run"
-        session.say(pb.ToServer(pull=pb.Pull()))
+        session.send_control(pb.ToServer(pull=pb.Pull()))
         message, payload = session.receive(WAIT_SECONDS)
         while message.WhichOneof("body") != "reply":
             message, payload = session.receive(WAIT_SECONDS)
@@ -72,8 +72,8 @@ def test_a_worker_with_papers_and_token_trains(papers):
 
 
 def test_who_is_somebody_else_is_refused_and_the_holder_stays(papers):
-    door = ConnectionGuard(papers.of("ps-0"))
-    with shard_behind(door) as (shard, port):
+    guard = ConnectionGuard(papers.of("ps-0"))
+    with shard_behind(guard) as (shard, port):
         with opened(shard, port, papers.of("worker-1"), id=1):
             assert refused(shard, port, papers.of("worker-2"), id=1) == pb.REASON_IDENTITY
             supervisor = {"role": pb.ROLE_SUPERVISOR, "id": 0}
@@ -94,7 +94,7 @@ def test_without_the_token_nothing_is_told_but_why(credentials):
 
 def test_not_even_that_it_is_starting_is_told_to_strangers():
     shard = Shard()
-    shard.server.door, shard.server.identity = ConnectionGuard(Credentials(token=TOKEN)), None
+    shard.server.guard, shard.server.identity = ConnectionGuard(Credentials(token=TOKEN)), None
     stream = Stream(shard.server, [frame(hello=shard.hello())])
     stream.evidence = PeerEvidence((), b"c" * 32, b"s" * 32)
     stream.read()
@@ -110,7 +110,7 @@ def test_a_client_that_says_nothing_does_not_stay():
         with pytest.raises(StreamLost):
             session.receive(WAIT_SECONDS)
         session.close()
-    assert shard.server.door.refused == {"silent": 1}
+    assert shard.server.guard.refused == {"silent": 1}
 
 
 def test_a_client_that_has_said_hello_stays():
@@ -119,7 +119,7 @@ def test_a_client_that_has_said_hello_stays():
         opened(shard, port, NO_CREDENTIALS, id=1) as (session, _),
     ):
         assert session.poll(0.4) is None
-    assert shard.server.door.refused == {}
+    assert shard.server.guard.refused == {}
 
 
 # -- limits ------------------------------------------------------------------------------------
@@ -127,12 +127,12 @@ def test_a_client_that_has_said_hello_stays():
 
 def test_a_flood_of_messages_is_cut_off():
     shard = Shard()
-    shard.server.door = ConnectionGuard(limits=Limits(messages_per_second=1.0, burst_messages=3.0))
+    shard.server.guard = ConnectionGuard(limits=Limits(messages_per_second=1.0, burst_messages=3.0))
     stream = shard.say(*[{"heartbeat": pb.Heartbeat()}] * 10, id=ROGUE)
     assert stream.last("refusal")[0].reason == pb.REASON_LIMIT
     assert "more than 1 messages a second" in stream.last("refusal")[0].message
     assert stream.num_read < 10
-    assert shard.server.door.refused == {"rate": 1}
+    assert shard.server.guard.refused == {"rate": 1}
 
 
 def test_a_client_that_does_not_take_replies_is_cut_off():
@@ -150,7 +150,7 @@ def test_a_client_that_does_not_take_replies_is_cut_off():
     stream.read()
     assert stream.last("reply")[0] is not None
     assert "while 16 replies wait" in stream.last("refusal")[0].message
-    assert shard.server.door.refused == {"unanswered": 1}
+    assert shard.server.guard.refused == {"unanswered": 1}
 
 
 def test_replies_wait_where_the_client_does_not_read():
@@ -177,7 +177,7 @@ def test_replies_wait_where_the_client_does_not_read():
 def test_what_legal_workers_do_is_far_below_the_limits():
     limits = Limits()
     stream = Stream(None)
-    rate = Rate(limits)
+    rate = MessageRate(limits)
     stream.num_waiting = 2
     assert all(rate.exceeded() is None for _ in range(5_000))
     assert unanswered("push", stream, limits) is None
@@ -185,7 +185,7 @@ def test_what_legal_workers_do_is_far_below_the_limits():
 
 def test_a_shard_keeps_places_for_other_addresses():
     run = SimpleNamespace(nb_workers=4, nb_ps=2, credentials=NO_CREDENTIALS)
-    limits = door_of(run).limits
+    limits = guard_of(run).limits
     assert limits.streams_per_address == 22
     assert most_streams(run) > limits.streams_per_address
 
@@ -194,6 +194,6 @@ def test_ill_formed_hellos_and_refused_ones_are_counted():
     shard = Shard()
     shard.say(id=ROGUE, shard=3)
     Stream(shard.server, [b"\xff"]).read()
-    assert shard.server.door.refused == {"hello": 1, "malformed": 1}
+    assert shard.server.guard.refused == {"hello": 1, "malformed": 1}
     with pytest.raises(Unreachable):
         ClientSession("127.0.0.1:1", shard.hello(), 1 << 20).open(0.2)

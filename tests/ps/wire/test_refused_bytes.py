@@ -60,8 +60,8 @@ class Tap:
 
 
 @contextlib.contextmanager
-def tapped(door):
-    with shard_behind(door) as (shard, port):
+def tapped(guard):
+    with shard_behind(guard) as (shard, port):
         shard.server.identity = identity(RUN_ID, 0, 1, 0, shard.fingerprint, SPEC, [])
         shard.server.document = '{"seams": "of nobody\'s business"}'
         tap = Tap(port)
@@ -114,7 +114,7 @@ def test_whoever_has_no_token_gets_a_sentence(credentials, role):
         assert len(tap.heard) < 2000
         assert not shard.server.connections.workers and not shard.server.connections.observers
         assert shard.server.queue.empty() and shard.core.version == 0
-        assert shard.server.door.refused == {"token": 1}
+        assert shard.server.guard.refused == {"token": 1}
 
 
 def test_the_tap_does_hear_what_a_member_gets():
@@ -123,7 +123,7 @@ def test_the_tap_does_hear_what_a_member_gets():
         shard.core.model.theta[:] = np.linspace(0.123, 4.567, shard.core.model.theta.size)
         session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(id=1, run_id=RUN_ID), 1 << 20)
         assert session.open(WAIT_SECONDS).run_id == RUN_ID
-        session.say(pb.ToServer(pull=pb.Pull()))
+        session.send_control(pb.ToServer(pull=pb.Pull()))
         while session.receive(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
             pass
         session.close()
@@ -171,7 +171,7 @@ def application_bytes(port, folder, issued):
 def test_without_a_good_certificate_not_a_byte_comes_out_of_tls(tmp_path):
     mine, theirs = Papers(), Papers()
     shard = Shard()
-    shard.server.door = ConnectionGuard(mine.of("ps-0"))
+    shard.server.guard = ConnectionGuard(mine.of("ps-0"))
     port = shard.server.listen("127.0.0.1", 0)
     try:
         for who, issued in papers_of_strangers(mine, theirs).items():

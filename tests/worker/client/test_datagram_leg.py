@@ -74,7 +74,7 @@ def routed():
 
 
 def answer(announced=3, arrived=3, came_late=0):
-    return pb.Reception(announced=announced, arrived=arrived, came_late=came_late)
+    return pb.DatagramOutcome(announced=announced, arrived=arrived, came_late=came_late)
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ class FakeSession:
             raise message
         return message, memoryview(b"")
 
-    def heard_within(self, seconds):
+    def received_within(self, seconds):
         return self.lively
 
-    def say(self, message, counted=False):
+    def send_control(self, message, counted=False):
         self.said.append(message.WhichOneof("body"))
 
     def send(self, message, pieces):

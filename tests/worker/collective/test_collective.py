@@ -179,15 +179,15 @@ def test_whoever_cannot_be_reached_is_named(start):
     with pytest.raises(MembershipChanged, match=r"worker 2 at 127\.0\.0\.1:1"):
         node.sum(ROUND, [node.member, gone], [summand(1)])
     with pytest.raises(PeerLost, match="worker 2"):
-        node.peers.ask(gone, peers.Ask(), 1.0)
+        node.peers.ask(gone, peers.ModelQuery(), 1.0)
 
 
 def test_peers_say_what_they_hold(start):
     nodes = start(2)
-    holding, payload = nodes[0].peers.ask(nodes[1].member, peers.Ask(version=2), 10.0)
+    holding, payload = nodes[0].peers.ask(nodes[1].member, peers.ModelQuery(version=2), 10.0)
     assert (holding.version, bytes(payload)) == (2, b"model")
     nodes[0].peers.forget([])
-    holding, _ = nodes[0].peers.ask(nodes[1].member, peers.Ask(), 10.0)
+    holding, _ = nodes[0].peers.ask(nodes[1].member, peers.ModelQuery(), 10.0)
     assert holding.standing == peers.STANDING_STEPPED
     assert nodes[1].server.bytes_sent > 0
     assert nodes[1].server.hears(1)
@@ -197,14 +197,14 @@ def test_peers_say_what_they_hold(start):
 def test_a_worker_of_another_run_is_refused(start):
     node, other = start(1)[0], Node(2, run_id="another")
     with pytest.raises(PeerLost, match="run_id"):
-        node.peers.ask(other.member, peers.Ask(), 10.0)
+        node.peers.ask(other.member, peers.ModelQuery(), 10.0)
     other.close()
 
 
 @pytest.mark.parametrize(
     "messages",
     [
-        [peers.ToPeer(ask=peers.Ask())],  # before the greeting
+        [peers.ToPeer(query=peers.ModelQuery())],  # before the greeting
         [peers.ToPeer(greeting=peers.Greeting(protocol_version=9, run_id="run", worker=2))],
         [peers.ToPeer(greeting=peers.Greeting(protocol_version=1, run_id="run"))],
         [peers.ToPeer(greeting=peers.Greeting(protocol_version=1, run_id="run", worker=2))] * 2,

@@ -56,7 +56,7 @@ def test_a_peer_takes_over_weights_and_slots(optimizer, choices):
     chosen = bsp(optimizer, **choices)
     first, second = replica(chosen), replica(chosen)
     first.step(some(seed=9), 0.1, RoundId(0, 5))
-    ask = peers.Ask(generation=0, version=5, digest=second.digest())
+    ask = peers.ModelQuery(generation=0, version=5, digest=second.digest())
     holding, pieces = first.answer(ask)
     assert holding.standing == peers.STANDING_STEPPED
     assert not holding.same
@@ -65,20 +65,20 @@ def test_a_peer_takes_over_weights_and_slots(optimizer, choices):
         each.step(some(seed=10), 0.1, RoundId(0, 6))
     np.testing.assert_array_equal(first.theta, second.theta)
     assert first.digest() == second.digest()
-    same, nothing = first.answer(peers.Ask(version=6, digest=second.digest()))
+    same, nothing = first.answer(peers.ModelQuery(version=6, digest=second.digest()))
     assert same.same
     assert not nothing
 
 
 def test_it_says_where_it_stands():
     mine = replica(bsp())
-    assert mine.answer(peers.Ask(version=4))[0].standing == peers.STANDING_FETCHED
-    for elsewhere in (peers.Ask(version=3), peers.Ask(version=4, generation=1)):
+    assert mine.answer(peers.ModelQuery(version=4))[0].standing == peers.STANDING_FETCHED
+    for elsewhere in (peers.ModelQuery(version=3), peers.ModelQuery(version=4, generation=1)):
         holding, pieces = mine.answer(elsewhere)
         assert (holding.standing, holding.version) == (peers.STANDING_ELSEWHERE, 4)
         assert not pieces
     nowhere = Replica(np.zeros(20, np.float32), bsp(), BODIES)
-    assert nowhere.answer(peers.Ask())[0].standing == peers.STANDING_ELSEWHERE
+    assert nowhere.answer(peers.ModelQuery())[0].standing == peers.STANDING_ELSEWHERE
 
 
 def test_a_model_of_another_size_is_refused():

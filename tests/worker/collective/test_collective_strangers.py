@@ -14,7 +14,7 @@ from thinwire.proto.grpc.common import PEER_SERVICE
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
 from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, PartName, RoundId
 from thinwire.worker.collective.peers import PeerLost, Peers
-from thinwire.worker.collective.service import PeerServer, door_of
+from thinwire.worker.collective.service import PeerServer, guard_of
 
 WAIT_SECONDS = 20.0
 PART = peers.Part(view=7, round=1, number=0)
@@ -29,8 +29,8 @@ class Listener:
     """Worker 2, which waits for parts."""
 
     def __init__(self, credentials):
-        self.mailbox, self.door = Mailbox(1 << 20), ConnectionGuard(credentials)
-        self.server = PeerServer(self.mailbox, lambda ask: None, 1 << 16, door=self.door)
+        self.mailbox, self.guard = Mailbox(1 << 20), ConnectionGuard(credentials)
+        self.server = PeerServer(self.mailbox, lambda ask: None, 1 << 16, guard=self.guard)
         self.server.run_id = "run"
         port = self.server.listen("127.0.0.1", 0, 4)
         self.member = CollectiveMember(2, 102, f"127.0.0.1:{port}")
@@ -90,19 +90,19 @@ def test_a_worker_does_not_speak_for_another(papers, listen):
     listener = listen(papers.of("worker-2"))
     assert greet(listener, papers.of("worker-1"), 3) == pb.REASON_IDENTITY
     assert greet(listener, papers.of("ps-0"), 1) == pb.REASON_IDENTITY
-    assert listener.door.refused["identity"] == 2
+    assert listener.guard.refused["identity"] == 2
     assert not listener.server.hears(3)
 
 
 def test_without_the_token_nobody_is_heard(listen):
     listener = listen(Credentials(token=TOKEN))
     assert greet(listener, Credentials(), 1) == pb.REASON_TOKEN
-    assert listener.door.refused["token"] == 1
+    assert listener.guard.refused["token"] == 1
 
 
 def test_a_flood_of_messages_is_cut_off(listen):
     listener = listen(Credentials())
-    listener.door.limits = Limits(messages_per_second=1.0, burst_messages=3.0)
+    listener.guard.limits = Limits(messages_per_second=1.0, burst_messages=3.0)
     stream = ClientStream(listener.member.address, service=PEER_SERVICE)
     stream.open(WAIT_SECONDS)
     greeting = peers.Greeting(protocol_version=messages.PROTOCOL_VERSION, run_id="run", worker=1)
@@ -113,7 +113,7 @@ def test_a_flood_of_messages_is_cut_off(listen):
     with pytest.raises(StreamLost):
         stream.receive(WAIT_SECONDS)
     stream.close()
-    assert listener.door.refused == {"rate": 1}
+    assert listener.guard.refused == {"rate": 1}
     assert not listener.server.hears(1)
 
 
@@ -131,10 +131,10 @@ def test_a_peer_of_another_version_is_told_which(listen, version):
 
 
 def test_an_address_does_not_lock_peers_out(listen):
-    assert door_of(Credentials(), 4).limits.streams_per_address == 20
+    assert guard_of(Credentials(), 4).limits.streams_per_address == 20
     listener = listen(Credentials())
     silent = [ClientStream(listener.member.address, service=PEER_SERVICE) for _ in range(30)]
-    listener.door.limits = Limits(streams_per_address=20)
+    listener.guard.limits = Limits(streams_per_address=20)
     outside = 0
     for stream in silent:
         try:
@@ -142,7 +142,7 @@ def test_an_address_does_not_lock_peers_out(listen):
         except Unreachable:
             outside += 1
     assert outside == 10
-    assert listener.door.refused == {"streams": 10}
+    assert listener.guard.refused == {"streams": 10}
     for stream in silent:
         stream.close(0.0)
 
