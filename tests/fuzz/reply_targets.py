@@ -122,7 +122,9 @@ def _look(message: pb.Reply) -> None:
     viewer = ModelFetcher(SPEC, _exchange(0).layouts, 3, in_step=False)
     replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
     answer = message, memoryview(message.payload)
-    session = types.SimpleNamespace(say=lambda asked: replies.put(answer), address="127.0.0.1:1")
+    session = types.SimpleNamespace(
+        send_control=lambda sent: replies.put(answer), address="127.0.0.1:1"
+    )
     with contextlib.suppress(ConfigurationError):
         viewer.fetch([types.SimpleNamespace(replies=replies, session=session)])  # type: ignore[list-item]
 

@@ -52,7 +52,7 @@ def push_messages(
             message = _header(outgoing, shard, incarnation, epoch)
             message.push.more = True
             manifest = Manifest(sealed.by_slot.get(block.slot, ()), routed.k, 0, 0, 0, 0)
-            message.push.manifest.CopyFrom(proto_messages.to_message(manifest))
+            message.push.manifest.CopyFrom(proto_messages.manifest_to_message(manifest))
             messages.append(
                 (message, proto_messages.blocks_to_message([block], message.push.blocks))
             )
@@ -67,7 +67,7 @@ def push_messages(
             routed.num_reliable,
             routed.num_dropped,
         )
-        message.push.manifest.CopyFrom(proto_messages.to_message(manifest))
+        message.push.manifest.CopyFrom(proto_messages.manifest_to_message(manifest))
     pieces = proto_messages.blocks_to_message(coded, message.push.blocks)
     if shard == 0 and outgoing.aux is not None:
         message.push.aux_count = len(outgoing.aux)

@@ -45,7 +45,9 @@ def view_of(reply):
     viewer = ModelFetcher(SPEC, layouts, 0, in_step=False)
     replies = queue.SimpleQueue()
     answer = reply, memoryview(reply.payload)
-    session = types.SimpleNamespace(say=lambda message: replies.put(answer), address="here:1")
+    session = types.SimpleNamespace(
+        send_control=lambda message: replies.put(answer), address="here:1"
+    )
     return viewer.fetch([types.SimpleNamespace(replies=replies, session=session)])
 
 
