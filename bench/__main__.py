@@ -4,7 +4,7 @@
 
 Every part prints its rows as it ends; all of them go to bench/results/ as Markdown and CSV, dated,
 with machine, versions and commit. A part that fails is named, with its error, and the others go
-on; the exit code is then 1. A row that falls short says so, and is no failure.
+on; the exit code is then 1. A row that misses its goal is marked, and is no failure.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _find(summary: Any, *path: str) -> Any:
 
 
 def main() -> None:
-    """Run what is asked for and print the table."""
+    """Run the chosen arms and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--study", default="adacomp", choices=list(STUDIES))
     parser.add_argument("--runs", type=pathlib.Path, help="default: runs/accuracy/STUDY")

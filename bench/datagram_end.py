@@ -52,7 +52,7 @@ def last_block(step: int) -> RangedBlock:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What the assembler asks of a router: everything is waited for."""
+    """What the assembler needs of a router: it waits for everything."""
 
     dgt_channels: int = CHANNELS
     dgt_block_size: int = BLOCK_BYTES
@@ -73,7 +73,7 @@ class Stack:
         self.first_at = self.first_cpu = 0.0
         self.closed: list[ReassembledStep] = []
         self.done = threading.Event()
-        self.said: dict[str, float] = {}
+        self.report: dict[str, float] = {}
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
         if not self.first_at:
@@ -93,7 +93,7 @@ class Stack:
             self._close(now)
 
     def marked(self, step: int, announced: list[AnnouncedDatagrams]) -> None:
-        """Hear that the reliable part is in."""
+        """Take the reliable part, which has arrived."""
         manifest = Manifest(tuple(announced), 0.0, NUM_BLOCKS, 0, 1, 0)
         block = last_block(step)
         with self._lock:
@@ -109,7 +109,7 @@ class Stack:
         self.closed.append(dataclasses.replace(done, blocks=(), flat=None))
         _answer({"step": done.step})
         if len(self.closed) == STEPS:
-            self.said = {
+            self.report = {
                 "end": time.monotonic(),
                 "cpu": time.process_time() - self.first_cpu,
                 "num_datagrams": sum(step.arrived for step in self.closed),
@@ -129,10 +129,10 @@ def _run_stack(joining: bool) -> None:
     stack.receiver.start()
     _answer({"ports": stack.receiver.ports})
     for line in sys.stdin:
-        said = json.loads(line)
-        stack.marked(said["step"], [AnnouncedDatagrams(*each) for each in said["announced"]])
+        sent = json.loads(line)
+        stack.marked(sent["step"], [AnnouncedDatagrams(*each) for each in sent["announced"]])
     stack.done.wait(15.0)
-    _answer(stack.said)
+    _answer(stack.report)
     stack.receiver.close()
 
 

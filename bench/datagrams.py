@@ -100,9 +100,9 @@ def _stack(mbps: float, plain: bool = False) -> dict[str, float]:
             stdout.readline()
         cpu = time.process_time() - cpu
         stdin.close()
-        said = json.loads(stdout.readline())
+        report = json.loads(stdout.readline())
         sender.close()
-    return {"seconds": said["end"] - start, "sender_cpu": cpu, **said}
+    return {"seconds": report["end"] - start, "sender_cpu": cpu, **report}
 
 
 def _raw(joined: bool, mbps: float) -> dict[str, float]:
@@ -127,9 +127,9 @@ def _raw(joined: bool, mbps: float) -> dict[str, float]:
             if bucket:
                 bucket.take(time.monotonic(), len(data) + 28 * len(pieces))
         cpu = time.process_time() - cpu
-        said = json.loads(stdout.readline())
+        report = json.loads(stdout.readline())
         sender.close()
-    return {"seconds": said["end"] - start, "sender_cpu": cpu, **said}
+    return {"seconds": report["end"] - start, "sender_cpu": cpu, **report}
 
 
 def _medians(calls: Sequence[Callable[[], dict[str, float]]]) -> list[dict[str, float]]:

@@ -117,8 +117,8 @@ def main() -> int:
     start = time.monotonic()
     num_sent = flood(given.host, given.ports, given.seconds, data, given.size)
     took = time.monotonic() - start
-    said = {"kind": given.kind, "datagrams": num_sent, "per_second": round(num_sent / took)}
-    sys.stdout.write(json.dumps(said) + "\n")
+    report = {"kind": given.kind, "datagrams": num_sent, "per_second": round(num_sent / took)}
+    sys.stdout.write(json.dumps(report) + "\n")
     return 0
 
 

@@ -3,7 +3,7 @@
     python -m bench.gpu
 
 Each `tf.function` of `ops.kernels` runs with all its tensors on the GPU and soft placement off, so
-that an operation which only a CPU has is an error. Without a GPU this says so.
+that an operation which only a CPU has is an error. Without a GPU it reports `no GPU`.
 ``--device cpu`` runs the same on the processor.
 """
 
@@ -114,14 +114,14 @@ def _by_magnitude(given: Given) -> Iterator[Op]:
     from thinwire.ops.kernels import tensorflow_select as bodies
 
     size, x, kept = given.size, given.x, given.kept
-    threshold, room = np.float32(np.abs(given.values).min()), min(size, 2 * kept)
+    threshold, capacity = np.float32(np.abs(given.values).min()), min(size, 2 * kept)
     where, values = numpy_select.at_least(x, threshold)  # more than are kept, if some are equal
-    padded = np.full(room, size), np.zeros(room, np.float32)
+    padded = np.full(capacity, size), np.zeros(capacity, np.float32)
     padded[0][: where.size], padded[1][: where.size] = where, values
     yield Op(
         "reaching",
         bodies._reaching,
-        (x, threshold, room),
+        (x, threshold, capacity),
         (*padded, np.int32(where.size)),
         _FLOAT * size,
     )

@@ -164,10 +164,10 @@ class Shard:
             self.journaled.begin()
             self.decoder.keeps_coded = True
         for worker in range(1, _WORKERS + 1):
-            self._tell(events.Join(worker, worker, False, "peer"))
-            self._tell(events.Pull(worker, worker, None, 0))
+            self._handle(events.Join(worker, worker, False, "peer"))
+            self._handle(events.Pull(worker, worker, None, 0))
 
-    def _tell(self, event: events.Event) -> list[events.Action]:
+    def _handle(self, event: events.Event) -> list[events.Action]:
         self.now += 0.001
         return self.journaled.handle(event, self.now)
 
@@ -191,7 +191,7 @@ class Shard:
         """
         start = time.thread_time()
         for push in pushes:
-            self._tell(push)
+            self._handle(push)
         return (time.thread_time() - start) / len(pushes)
 
 

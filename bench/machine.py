@@ -1,4 +1,4 @@
-"""What a result must say of where it comes from, and where it is written."""
+"""Where a result comes from, as each page of results states it, and where it is written."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def blast(host: str, port: int, mbps: float, priority: int, seconds: float | Non
         while seconds is None or time.monotonic() - started < seconds:
             due = int((time.monotonic() - started) * rate)
             while num_sent < due:
-                with contextlib.suppress(OSError):  # no room, or nobody listens yet: lost
+                with contextlib.suppress(OSError):  # the queue is full, or nobody listens yet: lost
                     sender.send(data)
                 num_sent += 1
             time.sleep(1e-3)
@@ -62,9 +62,9 @@ def sink(port: int) -> None:
     """Drop datagrams until the process is ended."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
         receiver.bind(("", port))
-        room = bytearray(65536)
+        buffer = bytearray(65536)
         while True:
-            receiver.recv_into(room)
+            receiver.recv_into(buffer)
 
 
 def serve(port: int) -> None:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Trains, or measures, over the kernel's own queues: every worker and the PS in a network namespace
-# of its own, each worker's way up shaped by htb with one class per class selector of DSCP, traffic of
-# others beside it, random loss where it arrives. The way down is not shaped. Needs root; leaves
+# of its own, each worker's uplink shaped by htb with one class per class selector of DSCP, traffic of
+# others beside it, random loss where it arrives. The downlink is not shaped. Needs root; leaves
 # nothing behind.
 #
-#   bench/netns.sh --check              say what is missing
+#   bench/netns.sh --check              show what is missing
 #   bench/netns.sh probe                what each class gets beside the background traffic
 #   bench/netns.sh train FLAG...        PS, workers and Supervisor with these flags of main.py
 #
@@ -25,28 +25,28 @@ ADDRESS=10.77.0.1
 SINK_PORT=9
 CHILDREN=()
 
-say() { echo "netns: $*" >&2; }
+log() { echo "netns: $*" >&2; }
 
 check() {
   local missing=0 name
-  [ "$(id -u)" = 0 ] || { say "not root"; missing=1; }
+  [ "$(id -u)" = 0 ] || { log "not root"; missing=1; }
   for name in ip tc nft; do
-    command -v "$name" >/dev/null || { say "no $name: install iproute2 and nftables"; missing=1; }
+    command -v "$name" >/dev/null || { log "no $name: install iproute2 and nftables"; missing=1; }
   done
-  [ -x "$PYTHON" ] || { say "no $PYTHON: run make setup, or set PYTHON"; missing=1; }
+  [ -x "$PYTHON" ] || { log "no $PYTHON: run make setup, or set PYTHON"; missing=1; }
   [ "$missing" = 0 ] || return 1
   # Whether the kernel can is found out by doing it.
   local try=tw$$-try
   trap 'ip netns del '"$try"' 2>/dev/null || true' RETURN
-  ip netns add "$try" || { say "no network namespaces"; return 1; }
-  ip -n "$try" link add try0 type veth peer name try1 || { say "no veth"; return 1; }
-  tc -n "$try" qdisc add dev try0 root handle 1: htb || { say "no sch_htb in the kernel"; missing=1; }
+  ip netns add "$try" || { log "no network namespaces"; return 1; }
+  ip -n "$try" link add try0 type veth peer name try1 || { log "no veth"; return 1; }
+  tc -n "$try" qdisc add dev try0 root handle 1: htb || { log "no sch_htb in the kernel"; missing=1; }
   tc -n "$try" filter add dev try0 parent 1: protocol ip u32 match ip dsfield 0xe0 0xe0 flowid 1:1 ||
-    { say "no cls_u32 in the kernel"; missing=1; }
-  ip -n "$try" link set try0 gso_max_segs 1 || { say "ip does not know gso_max_segs"; missing=1; }
+    { log "no cls_u32 in the kernel"; missing=1; }
+  ip -n "$try" link set try0 gso_max_segs 1 || { log "ip does not know gso_max_segs"; missing=1; }
   printf 'table netdev t {\n chain c {\n type filter hook ingress device try1 priority 0\n%s\n }\n}\n' \
     'numgen random mod 100 < 1 drop' | ip netns exec "$try" nft -f - ||
-    { say "no nftables with numgen and the ingress hook in the kernel"; missing=1; }
+    { log "no nftables with numgen and the ingress hook in the kernel"; missing=1; }
   [ "$missing" = 0 ]
 }
 
@@ -147,14 +147,14 @@ train() {
   ip netns exec "$PS" "$PYTHON" main.py --type_node=Supervisor "${common[@]}" || status=$?
   for number in "${workers[@]}"; do wait "$number" || status=$?; done
   for number in $(seq "$WORKERS"); do
-    say "worker $number, way up:"
+    log "worker $number, uplink:"
     tc -s -n "tw$$-w$number" class show dev way0 | grep -A1 'htb 1:1[0-7]' | grep -v '^--' >&2
   done
   return "$status"
 }
 
 case ${1:-} in
-  --check) check && say "nothing is missing" ;;
+  --check) check && log "nothing is missing" ;;
   probe) check && probe ;;
   train) check && { shift; train "$@"; } ;;
   *) sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;

@@ -119,9 +119,9 @@ def run_program(folder: pathlib.Path, listed: dict[str, Any], device: Any, peak:
     except (RuntimeError, TypeError, ValueError, ir.MLIRError) as refusal:
         text = str(refusal).strip() or repr(refusal)
         return Ran(name, text.splitlines()[0][:200], 0.0, tolerance, 0.0, 0.0)
-    told = [difference(*pair, tolerance) for pair in zip(found, wanted, strict=True)]
-    errors = [f"output {place} {text}" for place, (text, _) in enumerate(told) if text]
-    gap = max(each for _, each in told)
+    compared = [difference(*pair, tolerance) for pair in zip(found, wanted, strict=True)]
+    errors = [f"output {place} {text}" for place, (text, _) in enumerate(compared) if text]
+    gap = max(each for _, each in compared)
     share = listed["bytes"] / seconds / peak
     return Ran(name, "; ".join(errors), gap, tolerance, 1e3 * seconds, share)
 

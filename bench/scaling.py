@@ -1,7 +1,7 @@
 """What an update costs the server, with more workers and with more shards.
 
 mnist_cnn, batch 64, real processes: the processor time of all shards' processes divided by the
-updates, which says what a server can bear also where the workers' own computing fills the cores.
+updates, which shows the server's limit also where the workers' own computing fills the cores.
 
     python -m bench.scaling --seconds 20
 """
@@ -70,7 +70,7 @@ def cost_of_update(method: str, workers: int, shards: int, seconds: float) -> fl
     """Run a cluster; return processor seconds of all shards for an update.
 
     Raises:
-        RuntimeError: The run ended badly, or was too short to say.
+        RuntimeError: The run ended badly, or was too short to measure.
     """
     task = work.Work(seconds, 0, workers, 64, _LEARNING_RATE, 0.9, 1)
     extra = (*METHODS[method], f"--nb_ps={shards}", "--type_node=Cluster")

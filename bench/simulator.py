@@ -3,7 +3,7 @@
     python -m bench.simulator --only predict --seconds 60
     python -m bench.simulator --only scale --updates 10000
 
-``predict``: per method a real run of one worker says what a step takes beside the emulated device
+``predict``: per method a real run of one worker shows what a step takes beside the emulated device
 and link; a simulation of four workers with it is held against the real run of four. Rates are those
 of the time in which all workers train. ``scale``: AdaComp on LeNet with 10 and 1,000 workers.
 """
@@ -145,7 +145,7 @@ def _cost(workers: int, updates: int) -> float:
         )
         found = _COST.search(output)
         if found is None:
-            raise RuntimeError(f"the simulation did not say what it cost: {output[-2000:]}")
+            raise RuntimeError(f"the simulation did not report its cost: {output[-2000:]}")
         return float(found[1]) / updates
 
 

@@ -65,7 +65,7 @@ class RawClient:
         self._socket.recv(1)
 
     def pull(self, size: int) -> None:
-        """Ask for bytes and receive them."""
+        """Request bytes and receive them."""
         self._socket.sendall(self._order(b"<", size))
         receive(self._socket, self._data[:size])
 
@@ -134,7 +134,7 @@ class StackClient:
         self._receive()
 
     def pull(self, size: int) -> None:
-        """Ask for a reply with a payload of so many bytes."""
+        """Request a reply with a payload of this size."""
         message = pb.ToServer()
         message.pull.base_version = size
         self._stream.send((framing.frame(message),))

@@ -24,7 +24,6 @@ BY_HAND = ("--type_node=PS", "--type_node=Worker", "--type_node=Supervisor")
 SHIPPED = {"--dataset=fashion_mnist": "--dataset=fashion_mnist_sample"}
 #: Module of `python -m` -> what makes its commands small: words given last win.
 SMALL: dict[str, tuple[str, ...]] = {
-    "bench.dgt": (),  # those that only print
     "bench.picture": ("--out=picture.svg",),
     "bench.uneven": ("--seconds=3", "--dataset=fashion_mnist_sample", "--methods=ssgd"),
     "thinwire.proto.security.certificates": (),
@@ -70,9 +69,7 @@ def is_run(command):
 
 def is_small(command):
     """Whether it is a module's command that is run with what makes it small."""
-    if command.words[:1] != ("-m",) or command.words[1] not in SMALL:
-        return False
-    return command.words[1] != "bench.dgt" or bool({"--table", "--commands"} & set(command.words))
+    return command.words[:1] == ("-m",) and command.words[1] in SMALL
 
 
 def by_hand(command):

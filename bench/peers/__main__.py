@@ -43,7 +43,7 @@ class Harness:
     Args:
         settings: The table.
         path: Records, one JSON object a line; those that are there are not made again.
-        say: Takes lines for people.
+        log: Takes lines for people.
         commit: What is measured; kept with every record.
     """
 
@@ -51,10 +51,10 @@ class Harness:
         self,
         settings: plan.Settings,
         path: Path,
-        say: Callable[[str], object],
+        log: Callable[[str], object],
         commit: str = "unknown",
     ) -> None:
-        self.settings, self._path, self._say, self._commit = settings, path, say, commit
+        self.settings, self._path, self._log, self._commit = settings, path, log, commit
         self.records = read_records(path)
         self._obstacle = why_not()
         self._evaluate: Callable[[Path], float] | None = None
@@ -62,12 +62,12 @@ class Harness:
     def measure(self) -> None:
         """Make the runs that are left."""
         if self._obstacle:
-            self._say(
+            self._log(
                 f"no network namespaces ({self._obstacle}): ours alone over emulated links, "
                 "and bytes are not counted"
             )
         minutes = plan.estimated_seconds(self.settings, self.records) / 60
-        self._say(
+        self._log(
             f"about {minutes:.0f} min for {len(self.settings.names)} contenders; "
             f"records: {self._path}"
         )
@@ -90,9 +90,9 @@ class Harness:
                 found = self._run(wanted)
             except Failed as error:
                 errors, diverged = _without_paths(str(error)), isinstance(error, Diverged)
-                self._say(f"{wanted.contender}, attempt {attempts}: {errors[-600:]}")
+                self._log(f"{wanted.contender}, attempt {attempts}: {errors[-600:]}")
         if found is not None:
-            self._say(
+            self._log(
                 f"{wanted.contender}, {wanted.link}, lr {wanted.learning_rate:g}, round "
                 f"{wanted.round}: {found['samples_per_second']:,.0f} samples/s, accuracy "
                 f"{max((p['accuracy'] for p in found['curve']), default=0.0):.3f}, took "
@@ -183,18 +183,18 @@ def rows(seconds: float, rounds: int) -> list[Row]:
     }
     names = [name for name, each in wanted.items() if each.python.exists()]
     if missing := sorted(wanted.keys() - set(names)):
-        _say(f"not installed, left out: {', '.join(missing)}; run bench/peers/setup.sh")
+        _log(f"not installed, left out: {', '.join(missing)}; run bench/peers/setup.sh")
     found = settings(names, ["none", "100"], [0.01], rounds, seconds, seconds, _TARGETS)
     path = machine.RESULTS / f"{datetime.date.today()}-bench-peers.jsonl"
     machine.RESULTS.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)  # every row is to be of one run
-    harness = Harness(found, path, _say, machine.commit(machine.facts()))
+    harness = Harness(found, path, _log, machine.commit(machine.facts()))
     harness.measure()
     return list(report.rows(harness.records, found.links, found.targets))
 
 
 def rows_of(path: Path) -> list[Row]:
-    """Return what records of an earlier run say of ours against theirs."""
+    """Return the comparison of ours with theirs from the records of an earlier run."""
     records = read_records(path)
     links = dict.fromkeys(record["link"] for record in records)
     return list(report.rows(records, links, _TARGETS))
@@ -216,7 +216,7 @@ def settings(
     )
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
@@ -257,7 +257,7 @@ def main() -> int:
     if bad := [link for link in arguments.link if link != "none" and not _is_rate(link)]:
         options.error(f"--link {bad[0]}: expected none or a number of Mbit/s above 0")
     if not work.full_set_is_installed():
-        _say("Fashion-MNIST is not installed: all train on the shipped sample")
+        _log("Fashion-MNIST is not installed: all train on the shipped sample")
     found = machine.facts(peer_versions())
     machine.RESULTS.mkdir(exist_ok=True)
     path = arguments.resume or machine.RESULTS / f"{found['date'][:10]}-peers.jsonl"
@@ -272,7 +272,7 @@ def main() -> int:
         arguments.most_seconds,
         arguments.target,
     )
-    harness = Harness(wanted, path, _say, machine.commit(found))
+    harness = Harness(wanted, path, _log, machine.commit(found))
     # Whoever ends this ends its processes and namespaces with it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

@@ -32,7 +32,7 @@ class Steps:
     def __init__(self, lines: Iterable[Sequence[tuple[float, int]]]) -> None:
         self._tables = []
         for process in lines:
-            # Only where the count changes: a line between two changes says nothing new.
+            # Only where the count changes: a line between two changes adds nothing.
             kept = [
                 line
                 for number, line in enumerate(process)

@@ -31,7 +31,7 @@ def _serve(task: work.Work, address: str, local_steps: int) -> None:
         if number == 0:  # nobody has joined yet
             return
         last = 0 < task.steps <= number * local_steps
-        if progress.tell(None, lambda: tensors[0], last):
+        if progress.report(None, lambda: tensors[0], last):
             os._exit(0)
 
     strategy = flwr.server.strategy.FedAvg(
@@ -68,7 +68,7 @@ class _Client(flwr.client.NumPyClient):
             nn.functional.cross_entropy(self._model(images), labels).backward()
             optimizer.step()
             self._steps += 1
-            self._progress.tell(self._steps)
+            self._progress.report(self._steps)
         flat = torch_model.get_weights(self._model)
         return [flat], self._local_steps * self._task.batch_size, {}
 

@@ -74,7 +74,7 @@ def _train(rank: int, task: work.Work, kvstore: str) -> None:
         trainer.step(task.batch_size * together)
         _parameters(model)[0].data().wait_to_read()  # it computes behind Python's back
         steps += 1
-        over = progress.tell(steps, lambda: _weights(model))
+        over = progress.report(steps, lambda: _weights(model))
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ class Settings:
         links: "none", or megabits per second.
         learning_rates: To choose from, by the seconds to the highest target.
         rounds: Runs of each contender over each link.
-        seconds: Of a run without a limit, and of one that only tells the rate.
+        seconds: Of a run without a limit, and of one that only measures the rate.
         most_seconds: Of a run over a link that is to reach the highest target.
         targets: Test accuracies.
     """
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, str, float, int]:
-        """What tells one run of a table from another."""
+        """What distinguishes one run of a table from another."""
         return (self.contender, self.link, self.learning_rate, self.round)
 
 
@@ -81,7 +81,7 @@ def mbps(link: str) -> float | None:
 
 
 class Known:
-    """What the records say so far; the list may grow."""
+    """The records so far; the list may grow."""
 
     def __init__(self, records: list[Record], targets: Sequence[float]) -> None:
         self._records, self._targets = records, sorted(targets)
@@ -99,7 +99,7 @@ class Known:
     def best_rate(self, name: str) -> float | None:
         """Return the learning rate that reaches most, and that soonest; None: nothing is known.
 
-        Judged by the first round without a limit.
+        Chosen by the first round without a limit.
         """
         runs = [record for record in self.runs(name, NO_LIMIT) if record["round"] == 1]
         tried = {record["learning_rate"] for record in runs}
@@ -121,7 +121,7 @@ class Known:
     def cost(self, name: str, link: str, target: float) -> tuple[curves.Point, bool] | None:
         """Return what an accuracy cost over a link, and whether that is computed.
 
-        Medians of the runs at the best rate. None: no run reached it, and none tells the steps.
+        Medians of the runs at the best rate. None: no run reached it, and none counted its steps.
         """
         runs = self.runs(name, link, self.best_rate(name))
         found = [point for point in (reached(record, target) for record in runs) if point]

@@ -23,7 +23,7 @@ _DIE_WITH_PARENT = 1  # Linux' PR_SET_PDEATHSIG
 #: To import, build, trace and to end, on a machine with much else to do.
 _START_SECONDS = 600.0
 _POLL_SECONDS = 0.2
-_TOLD_BYTES = 1500
+_SHOWN_BYTES = 1500
 
 
 class Failed(Exception):
@@ -134,7 +134,7 @@ def _wait(children: Sequence[_Child], seconds: float, is_ours: bool) -> None:
 
 
 def _tail(child: _Child) -> str:
-    return child.output.read_bytes()[-_TOLD_BYTES:].decode(errors="replace").strip()
+    return child.output.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace").strip()
 
 
 def _outputs(children: Sequence[_Child]) -> str:

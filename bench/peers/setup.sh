@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the peers' own virtual environments beside this script; a second call does nothing.
-# TensorFlow's peer uses the project's .venv. What cannot be installed is said, and the others go
+# TensorFlow's peer uses the project's .venv. What cannot be installed is logged, and the others go
 # on; the exit code is then 1.
 #
 #   peer      packages                            Python            set it by
@@ -16,7 +16,7 @@ set -uo pipefail
 cd "$(dirname "$0")"
 failed=0
 
-say() { echo "peers/setup: $*" >&2; }
+log() { echo "peers/setup: $*" >&2; }
 
 # The first interpreter that exists and is of a version from MINOR_FIRST to MINOR_LAST.
 interpreter() { # PREFERRED MINOR_FIRST MINOR_LAST
@@ -45,13 +45,13 @@ environment() { # NAME PREFERRED_PYTHON MINOR_FIRST MINOR_LAST CHECK PACKAGE...
   local folder=.venv-$name
   if [ "$(cat "$folder/.complete" 2>/dev/null)" = "$*" ]; then return; fi
   if ! python=$(interpreter "$preferred" "$first" "$last"); then
-    say "$name is left out: no Python of 3.$first to 3.$last; set ${name^^}_PYTHON"
+    log "$name is left out: no Python of 3.$first to 3.$last; set ${name^^}_PYTHON"
     failed=1
   elif ! { rm -rf "$folder" && "$python" -m venv "$folder" && install "$folder" "$@"; }; then
-    say "$name is left out: cannot install $* with $("$python" --version)"
+    log "$name is left out: cannot install $* with $("$python" --version)"
     failed=1
   elif ! "$folder/bin/python" -c "$check"; then
-    say "$name is left out: installed, but '$check' fails; see the notes in this script"
+    log "$name is left out: installed, but '$check' fails; see the notes in this script"
     failed=1
   else
     echo "$*" >"$folder/.complete"

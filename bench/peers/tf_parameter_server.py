@@ -121,8 +121,8 @@ class Trainer:
         """Return the model as it is on the ps."""
         return work.flatten([variable.numpy() for variable in self._weights])
 
-    def run(self, tell: Callable[[int], bool]) -> None:
-        """Let the workers step until `tell`, which hears of the steps done, is satisfied."""
+    def run(self, report: Callable[[int], bool]) -> None:
+        """Let the workers step until `report`, called with the steps done, returns True."""
         scheduled, over = 0, False
         while not over:
             done = int(self._done.numpy())
@@ -130,7 +130,7 @@ class Trainer:
                 self._coordinator.schedule(self._step, args=(self._iterator,))
                 scheduled += 1
             if done:
-                over = tell(done)
+                over = report(done)
             threading.Event().wait(_POLL_SECONDS)
 
 
@@ -140,7 +140,7 @@ def _coordinate(task: work.Work, cluster: dict[str, list[str]]) -> None:
     # The coordinator counts the steps of all workers.
     together = dataclasses.replace(task, steps=task.steps * task.workers)
     progress = work.Progress(together, "all", snapshots=True)
-    trainer.run(lambda steps: progress.tell(steps, trainer.weights))
+    trainer.run(lambda steps: progress.report(steps, trainer.weights))
 
 
 def main() -> None:

@@ -79,9 +79,9 @@ def _watch(task: work.Work, address: str) -> None:
     over = False
     while not over:
         if shard.lost.is_set():
-            raise RuntimeError(f"lost the shard, which said {shard.halt_cause!r}")
+            raise RuntimeError(f"lost the shard: {shard.halt_cause!r}")
         if shard.status is not None and shard.status.samples:
-            over = progress.tell(shard.status.samples // task.batch_size, weights)
+            over = progress.report(shard.status.samples // task.batch_size, weights)
         time.sleep(_POLL_SECONDS)
 
 

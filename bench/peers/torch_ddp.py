@@ -43,7 +43,7 @@ def _train(rank: int, task: work.Work, hook: str) -> None:
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
         steps += 1
-        over = progress.tell(steps, lambda: torch_model.get_weights(own))
+        over = progress.report(steps, lambda: torch_model.get_weights(own))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The work every peer does, and how each of its processes says how far it is.
+"""The work every peer does, and how each of its processes reports its progress.
 
 Keras' mnist_cnn (1,199,882 parameters, Glorot-uniform weights, zero biases, dropout 0.25 and 0.5)
 on Fashion-MNIST, SGD with momentum, one thread a worker. All begin with the same weights. Imports
@@ -77,7 +77,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def from_arguments(arguments: argparse.Namespace) -> Work:
-    """Return the work asked for on the command line."""
+    """Return the work that the command line describes."""
     names = [field.name for field in dataclasses.fields(Work)]
     return Work(**{name: getattr(arguments, name) for name in names})
 
@@ -171,10 +171,10 @@ def from_channels_first(tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.fl
 
 
 class Progress:
-    """What one process of a contender tells the harness: lines of time, own steps, snapshot.
+    """Progress of one process for the harness: lines of time, own steps, snapshot.
 
-    The file's name says whose it is. The harness sums the steps of all files and evaluates the
-    snapshots after the run, so that evaluation takes no time of anybody's.
+    The file has the name of the process. The harness sums the steps of all files and evaluates
+    the snapshots after the run, so that evaluation takes no process any time.
 
     Args:
         task: What to train.
@@ -191,23 +191,23 @@ class Progress:
         self._next_line = self._next_snapshot = 0.0
         self._num_snapshots = 0
 
-    def tell(
+    def report(
         self,
         steps: int | None,
         weights: Callable[[], NDArray[np.float32]] | None = None,
         last: bool = False,
     ) -> bool:
-        """Say how many steps are done; keep a snapshot when it is due; return whether to end.
+        """Record the steps done; keep a snapshot when it is due; return whether to end.
 
         Args:
             steps: Of those that this process counts; None: it counts none.
             weights: Gives the model, flat in Keras' layout.
-            last: The run ends here whatever the limits say.
+            last: The run ends here, before its limits are reached.
         """
         now = time.monotonic()
         if self._began is None:
             self._began = now
-            # Who counts no steps tells of a whole round, the first of which is worth keeping.
+            # A process that counts no steps reports whole rounds; the first is worth keeping.
             self._next_snapshot = now + (0.0 if steps is None else self._task.snapshot_seconds)
         over = last or now - self._began >= self._task.seconds
         over = over or (0 < self._task.steps <= (steps or 0))

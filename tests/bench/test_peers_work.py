@@ -46,7 +46,7 @@ def test_progress_keeps_snapshots_at_its_interval(tmp_path, monkeypatch):
     progress = work.Progress(task(tmp_path), "0", snapshots=True)
     over = []
     for steps in range(1, 103):
-        over.append(progress.tell(steps, lambda: np.ones(3, np.float32)))
+        over.append(progress.report(steps, lambda: np.ones(3, np.float32)))
         now[0] += 0.1
     lines = [json.loads(line) for line in (tmp_path / "progress-0.jsonl").read_text().splitlines()]
     assert lines[0] == {"time": 100.0, "steps": 1, "snapshot": None}
@@ -61,14 +61,14 @@ def test_progress_keeps_snapshots_at_its_interval(tmp_path, monkeypatch):
 def test_progress_ends_by_steps_or_by_word(tmp_path, limit):
     progress = work.Progress(task(tmp_path, steps=3 if limit == "steps" else 0), "0", True)
     weights = lambda: np.zeros(1, np.float32)  # noqa: E731
-    assert not progress.tell(1, weights) and not progress.tell(2, weights)
-    assert progress.tell(3, weights, last=limit == "last")
+    assert not progress.report(1, weights) and not progress.report(2, weights)
+    assert progress.report(3, weights, last=limit == "last")
     assert (tmp_path / "00000.npy").exists()
 
 
 def test_the_first_round_is_kept(tmp_path):
     progress = work.Progress(task(tmp_path), "server", snapshots=True)
-    assert not progress.tell(None, lambda: np.zeros(1, np.float32))
+    assert not progress.report(None, lambda: np.zeros(1, np.float32))
     assert (tmp_path / "00000.npy").exists()
 
 
