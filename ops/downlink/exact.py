@@ -1,6 +1,7 @@
-"""Down codecs after whose reply a worker's floats equal the shard's, bit for bit: dense, delta.
+"""Exact down codecs, dense and delta: after the reply the worker's floats equal the shard's.
 
-AdaComp's published code sends the whole model every time; docs/methods/adacomp.md, has the rule.
+``dense`` is what AdaComp's published code does: it sends the whole model every time. ``delta`` is
+the rule of docs/methods/adacomp.md.
 """
 
 from __future__ import annotations
@@ -17,41 +18,41 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 
-def whole(shard: ShardView) -> ModelReply:
-    """Return a copy of all of the shard."""
+def full_reply(shard: ShardView) -> ModelReply:
+    """Return a reply that holds a copy of the whole shard."""
     return ModelReply(Operation.FULL, Update(None, shard.theta.copy()), shard.version, "full")
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Raise ConfigurationError for what is no fraction."""
+    """Raise ConfigurationError for a value that is not a fraction."""
     if not 0 <= value <= 1:  # refuses NaN too
         raise ConfigurationError(f"{name}={value}: expected a fraction from 0 to 1.")
 
 
-class _Shared:
-    """A down codec that knows no worker: what it answers depends on the version asked from."""
+class _WithoutReplicas:
+    """A down codec whose replies depend on the requested base version, not on the worker."""
 
-    per_worker: ClassVar[bool] = False
-    leaves_own_out: ClassVar[bool] = False
+    keeps_replicas: ClassVar[bool] = False
+    omits_own_entries: ClassVar[bool] = False
 
-    def share_of(self, asked: ModelRequest, state: State) -> Hashable:
-        """Return what two questions have in common that may be given the same arrays."""
+    def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
+        """Return the base version: workers that have the same one share a reply."""
         del state
-        return asked.base_version
+        return request.base_version
 
     def forget(self, worker: int, state: State) -> State:
-        """Return the state as it is: there is nothing of a worker's own in it."""
+        """Return the state unchanged: it holds nothing of a worker."""
         del worker
         return state
 
-    def copy_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
-        """Return nothing: no copies are kept."""
+    def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
+        """Return None: no replicas are kept."""
         del worker, base_version, state
         return None
 
 
 @dataclasses.dataclass(frozen=True)
-class DownDense(_Shared):
+class DownDense(_WithoutReplicas):
     """Send the whole shard every time."""
 
     def init(self, size: int) -> State:
@@ -59,36 +60,36 @@ class DownDense(_Shared):
         del size
         return {}
 
-    def note(
+    def record_update(
         self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
     ) -> State:
-        """Hear that applying `version` changed these entries (None: all)."""
+        """Return the state unchanged: replies do not depend on what changed."""
         del indices, version, own
         return state
 
-    def gather(self, asked: ModelRequest, shard: ShardView, state: State) -> ModelReply:
+    def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return a copy of the model."""
-        del asked, state
-        return whole(shard)
+        del request, state
+        return full_reply(shard)
 
 
 @dataclasses.dataclass(frozen=True)
-class DownDelta(_Shared):
+class DownDelta(_WithoutReplicas):
     """Send the new values of the entries that changed since the worker's version (SET).
 
-    One int32 per entry remembers when it last changed and serves every worker. Where more than
-    `dense_fraction` of the entries changed, the whole shard is smaller and is sent instead.
+    One int32 per entry holds the version of its last change and serves every worker. Where more
+    than `dense_fraction` of the entries changed, the whole shard is smaller and is sent instead.
 
-    A worker's own entries are left out where nobody else has changed them since its base: it adds
-    to them what it sent (SET_REST). For that the positions of each worker's newest push are kept;
-    not in checkpoints, for whoever comes back is sent the whole model.
+    A worker's own entries are left out where nobody else has changed them since its base: the
+    worker adds what it sent (SET_REST). For that the positions of each worker's newest push are
+    kept; checkpoints do not hold them, for a worker that rejoins receives the whole model.
     """
 
     dense_fraction: float = 0.6
-    leaves_own_out: ClassVar[bool] = True
+    omits_own_entries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse what is no fraction."""
+        """Refuse a `dense_fraction` that is not a fraction."""
         check_fraction("dense_fraction", self.dense_fraction)
 
     def init(self, size: int) -> State:
@@ -97,23 +98,16 @@ class DownDelta(_Shared):
 
         return {"last_changed": np.zeros(size, np.int32), "dense_version": 0, "scratch": {}}
 
-    def note(
+    def record_update(
         self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
     ) -> State:
-        """Hear that applying `version` changed these entries (None: all).
-
-        Args:
-            indices: The entries.
-            version: After the change.
-            state: From `init`.
-            own: Those of them that a worker can add by itself, if the change was its alone.
-        """
+        """Record the version at each changed entry; see `base.DownCodec.record_update`."""
         if indices is None:
             state["dense_version"] = version
             return state
         if own is not None:
             untouched = state["last_changed"][own.indices] <= own.base_version
-            state["scratch"][str(own.worker)] = own.plain(own.indices[untouched])
+            state["scratch"][str(own.worker)] = own.as_state(own.indices[untouched])
         state["last_changed"][indices] = version
         return state
 
@@ -122,34 +116,35 @@ class DownDelta(_Shared):
         state["scratch"].pop(str(worker), None)
         return state
 
-    def share_of(self, asked: ModelRequest, state: State) -> Hashable:
-        """Return the question itself where what is left out is this worker's own."""
-        return asked.base_version if self._own_of(asked, state) is None else asked
+    def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
+        """Return the base version; the request itself where own entries are left out."""
+        return request.base_version if self._own_entries(request, state) is None else request
 
-    def _own_of(self, asked: ModelRequest, state: State) -> State | None:
-        """Return what the worker can add by itself of the push that it asks after."""
-        own: State | None = state["scratch"].get(str(asked.worker))
-        if own is None or (own["step"], own["base_version"]) != (asked.step, asked.base_version):
-            return None
-        return own if len(own["indices"]) else None
-
-    def gather(self, asked: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return what turns the model of `asked.base_version` into the current one."""
+    def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
+        """Return the changes that turn the model of `request.base_version` into the current one."""
         import numpy as np
 
-        base = asked.base_version
+        base = request.base_version
         if base is None or base < state["dense_version"]:
-            return whole(shard)
+            return full_reply(shard)
         if base == shard.version:
             nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
             return ModelReply(Operation.NONE, nothing, shard.version, "delta")
-        last_changed, own = state["last_changed"], self._own_of(asked, state)
+        last_changed, own = state["last_changed"], self._own_entries(request, state)
         is_lacking = last_changed > base
         if own is not None:
             mine = own["indices"]
             is_lacking[mine[last_changed[mine] == own["version"]]] = False
         changed = np.flatnonzero(is_lacking)
         if len(changed) > self.dense_fraction * len(shard.theta):
-            return whole(shard)
+            return full_reply(shard)
         operation = Operation.SET if own is None else Operation.SET_REST
         return ModelReply(operation, Update(changed, shard.theta[changed]), shard.version, "delta")
+
+    def _own_entries(self, request: ModelRequest, state: State) -> State | None:
+        """Return the entries of the request's own push that the worker can add by itself."""
+        own: State | None = state["scratch"].get(str(request.worker))
+        pushed = (request.step, request.base_version)
+        if own is None or (own["step"], own["base_version"]) != pushed:
+            return None
+        return own if len(own["indices"]) else None

@@ -1,8 +1,8 @@
-"""What a worker can add to its own model by itself, so that no reply need bring it.
+"""The entries of a worker's own push, which its reply may leave out.
 
-A push that is released alone and simply added leaves most of its entries at exactly what the worker
-can compute: what it has, plus what it sent, in the same float32 operation. Whether an entry is such
-a one is not concluded from settings but seen from the shard's weights, bit by bit.
+A push that is released alone and simply added leaves most of its entries at exactly the value that
+the worker computes from its weights and what it sent, in the same float32 operation. Which entries
+these are is not derived from settings but compared in the shard's weights, bit by bit.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _TINY = np.finfo(np.float32).tiny
 
 @dataclasses.dataclass(frozen=True)
 class OwnEntries:
-    """Where one push, applied alone, did nothing but add what it holds."""
+    """The entries to which one push, applied alone, did nothing but add its values."""
 
     worker: int
     step: int
     base_version: int
-    version: int  # that it made
+    version: int  # of the shard after it
     indices: Int64  # [j] int64, of the shard
 
-    def plain(self, indices: Int64) -> State:
-        """Return some of the entries as plain data, to be kept of the worker."""
+    def as_state(self, indices: Int64) -> State:
+        """Return some of the entries as plain data, to be kept in the worker's state."""
         return {
             "step": self.step,
             "base_version": self.base_version,
@@ -42,26 +42,26 @@ class OwnEntries:
 
 
 def values_at(arrival: Arrival | None, theta: Float32) -> Float32:
-    """Return the weights [k] where a sparse update has entries; of no arrival, none."""
+    """Return the weights [k] at the entries of a sparse update; empty without an arrival."""
     return theta[arrival.update.indices] if arrival is not None else np.empty(0, np.float32)
 
 
 def find(
     arrival: Arrival | None, before: Float32, theta: Float32, version: int
 ) -> OwnEntries | None:
-    """Return where the weights are what they were plus what was sent, bit for bit.
+    """Return the entries that equal the former weights plus the sent values, bit for bit.
 
     Below the normal range kernels differ (TensorFlow's threads flush such numbers to zero), so
-    values and sums there are not counted; they are sent like anything else.
+    values and sums in that range do not count; they are sent like all others.
 
     Args:
-        arrival: A sparse update of k entries, as it came; None where nothing can be left out.
+        arrival: A sparse update of k entries, as received; None where nothing can be left out.
         before: [k] float32, the weights at its entries before it was applied.
         theta: [n] float32, the weights after.
-        version: After it.
+        version: Of the shard, after.
 
     Returns:
-        The entries; None of no arrival.
+        The entries; None without an arrival.
     """
     if arrival is None:
         return None

@@ -1,33 +1,18 @@
-"""The down half of the Codec seam: what a worker must be sent so that it has the shard's model.
+"""The down codecs by name, and the settings that each of them heeds.
 
-`dense` and `delta` are exact: after applying the reply the worker's floats equal the shard's bit
-for bit. `sparse` leaves the smaller part of what a worker lacks for later; `auto` is `delta` until
-`sparse` pays.
+``dense`` and ``delta`` are exact: after applying the reply the worker's floats equal the shard's
+bit for bit. ``sparse`` leaves the smaller part of what a worker lacks for later; ``auto`` is
+``delta`` until ``sparse`` pays.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from thinwire.ops.downlink.exact import DownDelta, DownDense
 from thinwire.ops.downlink.sparse import DownAuto, DownSparse
-from thinwire.ops.downlink.types import Operation
 from thinwire.ops.types import ConfigurationError
-
-__all__ = [
-    "DOWN_CODECS",
-    "DownAuto",
-    "DownCodec",
-    "DownDelta",
-    "DownDense",
-    "DownSparse",
-    "Operation",
-    "refuse_idle",
-]
-
-DownCodec = DownDense | DownDelta | DownSparse
 
 #: --down_codec value -> policy.
 DOWN_CODECS: dict[str, type[DownDense] | type[DownDelta] | type[DownSparse]] = {
@@ -38,17 +23,17 @@ DOWN_CODECS: dict[str, type[DownDense] | type[DownDelta] | type[DownSparse]] = {
 }
 
 
-def refuse_idle(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse settings of sparse replies for a down codec that makes none.
+def refuse_idle(name: str, given: Mapping[str, object]) -> None:
+    """Refuse settings of sparse replies for a down codec that sends none.
 
     Raises:
         ConfigurationError: Naming the setting.
     """
     if issubclass(DOWN_CODECS[name], DownSparse):
         return
-    usual = {field.name: field.default for field in dataclasses.fields(DownSparse)}
+    defaults = {field.name: field.default for field in dataclasses.fields(DownSparse)}
     for setting in ("down_ratio", "down_value_dtype", "resync_every", "max_staleness"):
-        if given[setting] != usual[setting]:
+        if given[setting] != defaults[setting]:
             raise ConfigurationError(
                 f"--{setting}={given[setting]} is for --down_codec=sparse and auto, and this is "
                 f"--down_codec={name}; change one."

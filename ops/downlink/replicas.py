@@ -1,19 +1,18 @@
-"""Dense copies of what each worker has, for replies that leave something out.
+"""What a shard keeps of the weights that its workers hold.
 
-A copy holds the very floats that its worker holds: both do the same float32 operation with the same
-decoded values. What a reply leaves out is the difference between the shard and the copy, so nothing
-is ever lost. The functions here work on the state of `thinwire.ops.downlink.registry.DownSparse`:
+A **replica** is a dense copy of one worker's weights, for replies that leave something out
+(`thinwire.ops.downlink.sparse`). It holds the very floats that the worker holds: both do the same
+float32 operation with the same decoded values. What a reply leaves out stays in the difference
+between the shard and the replica, so nothing is ever lost. The functions here work on this state:
 
-    held: worker -> {"weights": [n] float32, "version": of the shard when it was last handed out,
-        "replies": since the worker was last sent the whole model}
-    scratch: not saved. "difference" [largest slice] float32, "last": worker -> its last reply
+    replicas: worker -> {"weights": [n] float32, "version": of the shard at the worker's last reply,
+        "replies": since the worker last received the whole model}
+    scratch: not saved. "difference": [largest slice] float32, "last": worker -> its `LastReply`
+
+`BackupWeights` are copies by version of the shard, for weightings that compare a gradient with the
+weights it was computed from (w_bak of DC-ASGD). Workers that received the same version share one.
 
 Source: the server of DGS, Yan et al. (ICPP 2020); docs/methods/down.md.
-
-What the workers were last handed: a dense copy per worker, for weightings that ask for it.
-
-A copy belongs to a version of the shard, so that workers handed the same version share it. Only
-a weighting whose `needs_copies` is true costs this memory.
 """
 
 from __future__ import annotations
@@ -40,88 +39,90 @@ CHECKSUM_INTERVAL = 1000
 
 @dataclasses.dataclass(frozen=True)
 class LastReply:
-    """What a retry is answered with."""
+    """A worker's last sparse reply, which a retry of the same push receives again."""
 
     step: int
-    base_version: int  # what the worker had before it
-    handed: ModelReply
+    base_version: int  # of the worker before it
+    reply: ModelReply
 
 
 def keep(worker: int, shard: ShardView, state: State) -> None:
-    """Note that a worker is being handed the whole of the shard as it is."""
-    held = state["held"].setdefault(str(worker), {"weights": np.empty_like(shard.theta)})
-    np.copyto(held["weights"], shard.theta)
-    held |= {"version": shard.version, "replies": 0}
+    """Keep a replica of a worker that is about to receive the whole of the shard."""
+    fresh = {"weights": np.empty_like(shard.theta)}
+    replica = state["replicas"].setdefault(str(worker), fresh)
+    np.copyto(replica["weights"], shard.theta)
+    replica |= {"version": shard.version, "replies": 0}
     state["scratch"]["last"].pop(str(worker), None)
 
 
 def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = False) -> ModelReply:
-    """Hand a worker the whole shard, and keep a copy of it."""
+    """Return a reply with the whole shard, and keep a replica of it."""
     keep(worker, shard, state)
     update = Update(None, shard.theta.copy())
     return ModelReply(Operation.FULL, update, shard.version, "full", is_resync)
 
 
-def send_copy(worker: int, state: State) -> ModelReply:
-    """Hand a worker all of the copy that is kept for it: it goes on as if it had never been away.
+def send_replica(worker: int, state: State) -> ModelReply:
+    """Return a reply with the worker's whole replica: it continues where it was interrupted.
 
-    What the copy lacks will come with later replies. A shard that comes back from a snapshot
-    answers so, and the run goes on bit for bit.
+    Later replies bring what the replica lacks. A shard that was restored from a snapshot replies
+    like this, and the run continues bit for bit.
     """
-    held = state["held"][str(worker)]
+    replica = state["replicas"][str(worker)]
     state["scratch"]["last"].pop(str(worker), None)
-    update = Update(None, held["weights"].copy())
-    return ModelReply(Operation.FULL, update, held["version"], "full")
+    update = Update(None, replica["weights"].copy())
+    return ModelReply(Operation.FULL, update, replica["version"], "full")
 
 
 def send_largest(
-    asked: ModelRequest, shard: ShardView, ratio: float, value_dtype: str, state: State
+    request: ModelRequest, shard: ShardView, ratio: float, value_dtype: str, state: State
 ) -> ModelReply:
-    """Hand a worker, of each slice, the entries that its copy differs most in.
+    """Return a reply with those entries of each slice in which the replica differs most.
 
     float32 values are the shard's own and overwrite (SET): such an entry is equal afterwards, bit
-    for bit, where an addition would round. Others are differences (ADD), rounded; the copy takes
-    the rounded ones as the worker does, so the rounding errors stay to be sent.
+    for bit, where an addition would round. Others are rounded differences (ADD); the replica adds
+    the rounded ones as the worker does, so the rounding errors remain to be sent.
 
     Args:
-        asked: By a worker that has what its copy has.
-        shard: What it is to come nearer to.
-        ratio: Of each slice's entries; at least one, and no zero difference.
+        request: Of a worker whose weights equal its replica.
+        shard: The model to get nearer to.
+        ratio: Fraction of each slice's entries; at least one is sent, and no zero difference.
         value_dtype: One of thinwire.ops.types.VALUE_DTYPES.
-        state: The copy moves on.
+        state: Its replica is updated as the worker's weights will be.
 
     Returns:
         The blocks, or the whole shard where that is not more bytes.
     """
-    held = state["held"][str(asked.worker)]
+    replica = state["replicas"][str(request.worker)]
     blocks = []
     for slot, (start, stop) in enumerate(itertools.pairwise(shard.offsets)):
-        copy, theta = held["weights"][start:stop], shard.theta[start:stop]
-        indices = _farthest(theta, copy, ratio, shard, state)
+        copy, theta = replica["weights"][start:stop], shard.theta[start:stop]
+        indices = _largest_differences(theta, copy, ratio, shard, state)
         if indices.size:
-            coded = _move(copy, theta, indices, value_dtype, shard)
+            coded = _update_replica(copy, theta, indices, value_dtype, shard)
             blocks.append(Block(slot, stop - start, indices, coded))
     if sum(map(_block_bytes, blocks)) >= shard.theta.nbytes:
-        return send_all(asked.worker, shard, state)
+        return send_all(request.worker, shard, state)
     operation = Operation.SET if value_dtype == "float32" else Operation.ADD
-    handed = ModelReply(
+    reply = ModelReply(
         operation if blocks else Operation.NONE, tuple(blocks), shard.version, "sparse"
     )
-    before, held["version"] = held["version"], shard.version
-    held["replies"] += 1
-    state["scratch"]["last"][str(asked.worker)] = LastReply(asked.step, before, handed)
-    return handed
+    before, replica["version"] = replica["version"], shard.version
+    replica["replies"] += 1
+    state["scratch"]["last"][str(request.worker)] = LastReply(request.step, before, reply)
+    return reply
 
 
-def repeat(asked: ModelRequest, state: State) -> ModelReply | None:
-    """Return the reply that was given to this very push, if it is asked for again."""
-    last = state["scratch"]["last"].get(str(asked.worker))
-    again = last is not None and (last.step, last.base_version) == (asked.step, asked.base_version)
-    return last.handed if again else None
+def repeated_reply(request: ModelRequest, state: State) -> ModelReply | None:
+    """Return the reply to this very push, if the request is a retry of it."""
+    last: LastReply | None = state["scratch"]["last"].get(str(request.worker))
+    if last is None or (last.step, last.base_version) != (request.step, request.base_version):
+        return None
+    return last.reply
 
 
 def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
-    """Return about how many bytes so many of `size` entries take, with positions at their entropy.
+    """Return about how many bytes `count` of `size` entries take, with positions at their entropy.
 
     >>> round(reply_bytes(10, 1000)), reply_bytes(1000, 1000), reply_bytes(0, 1000)
     (50, 4000, 0)
@@ -134,7 +135,7 @@ def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
 
 
 def sparse_bytes(shard: ShardView, ratio: float, value_dtype: str) -> float:
-    """Return about how many bytes the largest entries of a shard take."""
+    """Return about how many bytes a sparse reply with this fraction of a shard's entries takes."""
     sizes = [stop - start for start, stop in itertools.pairwise(shard.offsets)]
     return sum(reply_bytes(kept_entries(ratio, size), size, value_dtype) for size in sizes)
 
@@ -147,8 +148,10 @@ def checksum(pieces: Iterable[Float32]) -> int:
     return total
 
 
-def _farthest(theta: Float32, copy: Float32, ratio: float, shard: ShardView, state: State) -> Int64:
-    """Return where a slice differs most from its copy: ascending, ties to the lowest index."""
+def _largest_differences(
+    theta: Float32, copy: Float32, ratio: float, shard: ShardView, state: State
+) -> Int64:
+    """Return where a slice differs most from its replica: ascending, ties to the lowest index."""
     scratch = state["scratch"]
     if scratch["difference"].size < theta.size:
         scratch["difference"] = np.empty(_largest_slice(shard), np.float32)
@@ -157,10 +160,10 @@ def _farthest(theta: Float32, copy: Float32, ratio: float, shard: ShardView, sta
     return indices  # type: ignore[no-any-return]
 
 
-def _move(
+def _update_replica(
     copy: Float32, theta: Float32, indices: Int64, value_dtype: str, shard: ShardView
 ) -> CodedValues:
-    """Move a copy on at these places as its worker will; return what the worker is sent."""
+    """Update a replica at these entries as its worker will; return the coded values to send."""
     values = theta[indices]
     if value_dtype == "float32":
         copy[indices] = values
@@ -180,16 +183,19 @@ def _block_bytes(block: Block) -> float:
 
 
 class BackupWeights:
-    """The copies, and who holds which."""
+    """The shard's weights at the versions that workers received last.
+
+    Only a weighting whose `needs_copies` is true costs this memory.
+    """
 
     def __init__(self) -> None:
-        """Start with nobody."""
-        self._versions: dict[int, int] = {}  # worker -> version it was last handed
+        """Start without workers."""
+        self._versions: dict[int, int] = {}  # worker -> version that it received last
         self._copies: dict[int, Float32] = {}  # version -> [n] float32, read-only
 
     @property
     def copies(self) -> Mapping[int, Float32]:
-        """Version -> the shard's weights [n] float32 as they were then."""
+        """Version -> the shard's weights [n] float32 at that version."""
         return self._copies
 
     @property
@@ -197,19 +203,19 @@ class BackupWeights:
         """Memory of the copies."""
         return sum(copy.nbytes for copy in self._copies.values())
 
-    def note(self, worker: int, version: int, theta: Float32) -> None:
-        """Keep what a worker is being handed, `theta` [n] at `version`, instead of what it had."""
+    def record(self, worker: int, version: int, theta: Float32) -> None:
+        """Record that a worker receives `theta` [n] at `version`, instead of what it had."""
         if version not in self._copies:
             copy = theta.copy()
             copy.flags.writeable = False
             self._copies[version] = copy
         self._versions[worker] = version
-        self._drop_unheld()
+        self._drop_unused()
 
     def forget(self, worker: int) -> None:
-        """Drop what a worker held that has left."""
+        """Drop the weights of a worker that has left."""
         self._versions.pop(worker, None)
-        self._drop_unheld()
+        self._drop_unused()
 
     def save(self) -> State:
         """Return durable state; the arrays never change, so they are not copied."""
@@ -219,11 +225,11 @@ class BackupWeights:
         }
 
     def restore(self, state: State) -> None:
-        """Take back what `save` gave."""
+        """Restore the state that `save` returned."""
         self._versions = {int(worker): version for worker, version in state["versions"].items()}
         self._copies = {int(version): copy for version, copy in state["copies"].items()}
 
-    def _drop_unheld(self) -> None:
-        held = set(self._versions.values())
-        for version in [version for version in self._copies if version not in held]:
+    def _drop_unused(self) -> None:
+        used = set(self._versions.values())
+        for version in [version for version in self._copies if version not in used]:
             del self._copies[version]

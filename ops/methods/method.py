@@ -12,8 +12,8 @@ from typing import Any
 from thinwire.ops.aggregation import base as aggregation_base
 from thinwire.ops.codecs.registry import coding_of
 from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.downlink.exact import DownDelta
-from thinwire.ops.downlink.registry import DownCodec
 from thinwire.ops.methods import validation as methods_validation
 from thinwire.ops.optimizers.local import LocalUpdate
 from thinwire.ops.optimizers.server import ServerUpdate

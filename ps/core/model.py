@@ -117,13 +117,13 @@ class ShardModel:
         )
         self.version += 1
         own = own_entries.find(lone, before, self._seen, self.version)
-        self._down = self.method.down_codec.note(touched, self.version, self._down, own)
+        self._down = self.method.down_codec.record_update(touched, self.version, self._down, own)
         return kept
 
     def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
         """Return the arrival of which a reply might leave out what its worker can add itself."""
         method = self.method
-        can_add = method.down_codec.leaves_own_out and method.router.delivers_all
+        can_add = method.down_codec.omits_own_entries and method.router.delivers_all
         if not can_add or not method.server.adds(method.kind):
             return None
         alone = len(arrivals) == 1 and arrivals[0].update.indices is not None
@@ -139,23 +139,23 @@ class ShardModel:
 
     def share_of(self, asked: ModelRequest) -> Hashable:
         """Return what two questions have in common that may be given the same arrays."""
-        return self.method.down_codec.share_of(asked, self._down)
+        return self.method.down_codec.sharing_key(asked, self._down)
 
     def gather(self, asked: ModelRequest) -> ModelReply:
         """Return what a worker must be sent; the arrays are copies."""
         view = ShardView(self._seen, self.version, self.kernels, self._offsets)
         handed = self.method.down_codec.gather(asked, view, self._down)
-        self._counts["copies"] = max(self._counts["copies"], len(self._down.get("held", ())))
+        self._counts["copies"] = max(self._counts["copies"], len(self._down.get("replicas", ())))
         return handed
 
     def hand_out(self, worker: int, handed: ModelReply) -> None:
         """Note what a worker is being sent."""
-        self._counts[handed.way] += 1
+        self._counts[handed.kind] += 1
         self._counts["resyncs"] += handed.is_resync
         if not self.method.weighting.needs_copies:
             return
         if self._copy_of(worker, handed.version) is None:  # then it holds the current weights
-            self._handed_out.note(worker, handed.version, self.theta)
+            self._handed_out.record(worker, handed.version, self.theta)
         else:
             self._handed_out.forget(worker)
 
@@ -174,7 +174,7 @@ class ShardModel:
         self._down = self.method.down_codec.forget(worker, self._down)
 
     def _copy_of(self, worker: int, base_version: int) -> Float32 | None:
-        return self.method.down_codec.copy_of(worker, base_version, self._down)
+        return self.method.down_codec.replica_of(worker, base_version, self._down)
 
     def _copies_of(self, arrivals: Sequence[Arrival]) -> dict[int, Float32]:
         """Return what workers have that were not sent all, where the weighting asks for it."""
@@ -195,7 +195,7 @@ class ShardModel:
         count. ``full``, ``delta``, ``sparse``: replies by kind. ``resyncs``: whole models that were
         sent although the worker's was known, or because its checksum was wrong (``mismatches``).
         """
-        now = len(self._down.get("held", ()))
+        now = len(self._down.get("replicas", ()))
         gone = (self._counts["copies"] - now) * self.theta.nbytes
         return {"bytes": _num_bytes(self._down) + gone, **self._counts}
 

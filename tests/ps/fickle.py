@@ -185,7 +185,7 @@ class World:
 
     def check(self, number, reply):
         """The worker and the shard agree on what the worker has (invariant I1 of DGS)."""
-        copy_of = self.core.model.method.down_codec.copy_of
+        copy_of = self.core.model.method.down_codec.replica_of
         held = copy_of(number, reply.version, self.core.model._down)
         expected = self.theta if held is None else held
         assert held is not None or reply.version == self.core.version

@@ -262,7 +262,7 @@ class WorkerCore:
 
     def _checksums(self) -> list[int] | None:
         """Return what lets the shards see that their copies of this base are right."""
-        if not self.method.down_codec.per_worker or self.step % replicas.CHECKSUM_INTERVAL:
+        if not self.method.down_codec.keeps_replicas or self.step % replicas.CHECKSUM_INTERVAL:
             return None
         places = (shard_positions(self.spec, layout) for layout in self.layouts)
         return [replicas.checksum(self.base[at] for at in shard) for shard in places]

@@ -170,7 +170,7 @@ def test_copies_are_kept_while_somebody_holds_them():
     theta, kept = np.zeros(4, np.float32), BackupWeights()
     for worker, version in ((1, 0), (2, 0), (1, 1), (3, 1)):
         theta[:] = version
-        kept.note(worker, version, theta)
+        kept.record(worker, version, theta)
     theta[:] = 9
     assert sorted(kept.copies) == [0, 1] and kept.num_bytes == 32
     np.testing.assert_array_equal(kept.copies[1], 1)

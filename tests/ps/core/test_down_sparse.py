@@ -144,7 +144,7 @@ def test_a_worker_of_which_nothing_is_known_is_sent_all():
     full = world.counts["full"]
     world.forget(1)
     assert world.counts["bytes"] == 4 * (2 * SIZE + 30)  # the most there were; and the scratch
-    assert world.core.model._down["held"].keys() == {"2"}
+    assert world.core.model._down["replicas"].keys() == {"2"}
     world.push(1)
     assert world.counts["full"] == full + 1
     np.testing.assert_array_equal(world.base(1), world.theta)

@@ -161,7 +161,7 @@ def test_a_worker_alone_is_sent_nothing():
 
 def test_replies_shrink_by_about_the_workers_own():
     class Sees(DownDelta):
-        leaves_own_out = False
+        omits_own_entries = False
 
     counts = []
     for down_codec in (DownDelta(), Sees()):
