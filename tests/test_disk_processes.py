@@ -41,7 +41,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on(nodes, disk):
     found = nodes.summary()
     assert found["stop_reason"] == "journal_failed" and found["updates"] >= 5
     output = nodes.output("ps")
-    assert "No space left on device" in output and "make room on that disk" in output
+    assert "No space left on device" in output and "free space on that disk" in output
     assert "Traceback" not in output + nodes.output("worker-1")
     assert sum(path.stat().st_size for path in disk.rglob("*")) > 2 << 20
     assert mount(disk, "400m", "remount")
@@ -80,7 +80,7 @@ def test_a_disk_that_is_full_at_the_start_is_said_in_one_line(nodes, disk):
     start(nodes, 1, "--method=asgd", "--iter_max=1000000")
     assert nodes.wait("ps") == EXIT_CONFIGURATION
     output = nodes.output("ps")
-    assert "cannot write a checkpoint into" in output and "make room" in output
+    assert "cannot write a checkpoint into" in output and "free space" in output
     assert "Traceback" not in output
 
 

@@ -112,7 +112,9 @@ def test_the_summary_tells_exactly_how_many_dense_updates_are_lost(nodes, method
         for shard in range(nb_ps):
             nodes.kill("ps" if shard == 0 else f"ps-{shard}")
         for shard in range(1, nb_ps):
-            lost += persistence_journal.read(checkpoints_of(nodes.run_dir, f"ps-{shard}")).version
+            lost += persistence_journal.read_mark(
+                checkpoints_of(nodes.run_dir, f"ps-{shard}")
+            ).version
         for shard in range(nb_ps):  # what it goes on from
             assert Checkpoints(checkpoints_of(nodes.run_dir, f"ps-{shard}")).load_latest()[0] == 0
         start_ps(nodes)

@@ -1,18 +1,13 @@
-"""The journal of one shard: what its core was told since the last snapshot, in order.
+"""The write-ahead journal of one shard: every event of its core since the last snapshot, in order.
 
-A file is begun with each snapshot and named in it. Its first record, the head, says what it is: the
-settings of the core, and which file it goes on from, up to where. So the files from a snapshot's
-own one on are all that happened to the core after that snapshot, across restarts.
+Each snapshot begins a file and names it. The file's first record, its head, holds the settings of
+the core, and which file it continues, up to which byte. So the files from a snapshot's own one on
+hold everything that happened to the core after that snapshot, across restarts.
 
-Records are written before anything is done about the event, straight to the system: nothing is lost
-when the process dies. They are not synced: when the machine dies, the snapshot is what is left.
-
-A core whose events are written down before anything comes of them.
-
-How far a shard has come, on disk: one that comes back knows how many updates it lacks.
-
-Twenty bytes, written over in place after each update, before anybody is told of it. Like a journal
-they outlive the process, and not a crash of the machine.
+An event is appended before the core handles it (`JournaledCore`), and the version that an update
+leads to is written before any reply leaves the shard (`HighWaterLog`): a restarted shard knows how
+many updates it lacks. Both are written unbuffered and not synced, so they survive the death of the
+process; after a crash of the machine the last snapshot is what remains.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence import journal_format
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
 
-#: A snapshot is due when the journal is so many times as large as the model ...
+#: A snapshot is due when the journal is this many times as large as the model ...
 _MODELS = 4
 #: ... and at least this large.
 LEAST_BYTES = 64 << 20
@@ -43,7 +38,7 @@ _NAME = re.compile(r"journal-(\d{6,})\.bin")
 
 
 class JournalFailed(Exception):
-    """The disk does not take the journal; the message says where and what to do."""
+    """The journal cannot be written; the message names the file and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +67,10 @@ def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
 
     Args:
         path: The file.
-        most_bytes: To be read of it; -1: all.
+        most_bytes: How many to read; -1: all.
 
     Raises:
-        Damaged: It is no journal, or ends before that can be told (CutShort).
+        DamagedRecord: It is not a journal (TruncatedRecord: it ends before its head).
     """
     try:
         with open(path, "rb") as file:
@@ -90,25 +85,25 @@ def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
 
 
 def remove_before(folder: pathlib.Path, number: int) -> None:
-    """Remove files that no snapshot needs any more."""
+    """Remove the files before this number, which no snapshot needs any more."""
     for old in numbers(folder):
         if old < number:
             path_of(folder, old).unlink(missing_ok=True)
 
 
 def _create(path: pathlib.Path) -> BinaryIO:
-    return open(path, "xb", buffering=0)  # type: ignore[return-value]  # unbuffered
+    return open(path, "xb", buffering=0)
 
 
 class Journal:
-    """Writes the journal of one life of a shard (writer thread).
+    """Writes the journal of one generation of a shard (writer thread).
 
     Args:
         folder: Of the shard's checkpoints.
         coder: Of its events.
         model_bytes: Size of its weights.
-        after: Where the earlier life's journal ended; None: there is nothing to go on from.
-        create: Makes a new file, without a buffer.
+        after: Where the journal of the generation before ended; None: there is nothing to continue.
+        create: Creates a file, unbuffered.
     """
 
     def __init__(
@@ -133,17 +128,17 @@ class Journal:
 
     @property
     def bytes_since_snapshot(self) -> int:
-        """Size of the present file: what a restart would read again."""
+        """Size of the present file, which a restart would replay."""
         return self._place.offset
 
     def begin(self, settings: State) -> int:
-        """Begin another file, for what follows the state that the core has now; return its number.
+        """Begin another file, for the events after the core's present state; return its number.
 
         Args:
-            settings: What the core was made with, as plain data without arrays.
+            settings: Of the core, as plain data without arrays.
 
         Raises:
-            JournalFailed: The disk refused.
+            JournalFailed: The disk failed.
         """
         self.close()
         after = dataclasses.asdict(self._place) if self._place.number else None
@@ -160,16 +155,16 @@ class Journal:
         return number
 
     def append(self, event: events.Event, now: float) -> None:
-        """Write down an event that the core is about to be told.
+        """Append an event that the core is about to handle.
 
         Raises:
-            JournalFailed: The disk refused; what is written of the record counts as nothing.
+            JournalFailed: The disk failed; a record that is only partly written does not count.
         """
         self._write(self._coder.code(event, now))
         self.num_records += 1
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Close the file; nothing more can be appended."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -193,28 +188,28 @@ class Journal:
         path = path_of(self.folder, self._place.number)
         return JournalFailed(
             f"cannot write the journal {path}: {error.strerror or error}. Nothing that was "
-            "acknowledged is lost: make room on that disk, and start the same command again; or "
-            "give --journal=off, and the run goes back to its last snapshot whenever a PS dies."
+            "acknowledged is lost: free space on that disk, and start the same command again; or "
+            "set --journal=off, and the run returns to its last snapshot whenever a PS dies."
         )
 
 
-_REACHED_NAME = "reached.bin"
+_MARK_NAME = "reached.bin"
 _VALUES = struct.Struct("<QQ")  # generation, version
 _CHECKSUM = struct.Struct("<I")  # CRC-32 of the values
 
 
 @dataclasses.dataclass(frozen=True)
 class HighWaterMark:
-    """The last version of one life of a shard."""
+    """The last version that a generation of a shard has reached."""
 
     generation: int
     version: int
 
 
-def read(folder: pathlib.Path) -> HighWaterMark | None:
-    """Return what was written last; None where nothing was, or it is damaged."""
+def read_mark(folder: pathlib.Path) -> HighWaterMark | None:
+    """Return the newest mark; None if there is none, or it is damaged."""
     try:
-        data = (folder / _REACHED_NAME).read_bytes()
+        data = (folder / _MARK_NAME).read_bytes()
         (checksum,) = _CHECKSUM.unpack(data[_VALUES.size :])
         values = data[: _VALUES.size]
         return HighWaterMark(*_VALUES.unpack(values)) if zlib.crc32(values) == checksum else None
@@ -223,16 +218,19 @@ def read(folder: pathlib.Path) -> HighWaterMark | None:
 
 
 class HighWaterLog:
-    """Writes the marks of one life of a shard (writer thread)."""
+    """Writes the marks of one generation of a shard (writer thread).
+
+    A mark is 20 bytes, overwritten in place.
+    """
 
     def __init__(self, folder: pathlib.Path, mark: HighWaterMark) -> None:
-        """Begin at `mark`, which is not written: nothing has been applied in this life."""
+        """Begin at `mark`, which is not written: this generation has applied nothing yet."""
         self._folder, self._generation, self._version = folder, mark.generation, mark.version
         self._descriptor: int | None = None
         self._failed = False
 
-    def note(self, version: int) -> None:
-        """Write down that this version was reached; a disk that refuses is asked no more."""
+    def record(self, version: int) -> None:
+        """Record that this version was reached; after a failure of the disk nothing is written."""
         if version == self._version or self._failed:
             return
         self._version = version
@@ -240,47 +238,47 @@ class HighWaterLog:
         try:
             if self._descriptor is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-                self._descriptor = os.open(self._folder / _REACHED_NAME, flags, 0o644)
+                self._descriptor = os.open(self._folder / _MARK_NAME, flags, 0o644)
             os.pwrite(self._descriptor, values + _CHECKSUM.pack(zlib.crc32(values)), 0)
         except OSError as error:
             self._failed = True
-            path = self._folder / _REACHED_NAME
+            path = self._folder / _MARK_NAME
             logging.error(
-                "cannot write %s: %s. Updates that are lost when this PS dies are then counted "
-                "only as far as workers have seen them.",
+                "cannot write %s: %s. Updates that are lost when this PS dies are counted only as "
+                "far as workers have seen them.",
                 path,
                 error.strerror or error,
             )
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Close the file; later marks are ignored."""
         self._failed = True
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
-#: Why a run ends whose journal cannot be written any more.
+#: The stop reason of a run whose journal cannot be written any more.
 STOP_REASON = "journal_failed"
 
 
 class JournaledCore:
-    """Writes down, then handles; without a journal it only handles.
+    """A core whose events are written before it handles them; without a journal it only handles.
 
-    An event of a worker that the core does not survive is refused: the event that says so is
-    written down behind it, by which a replay knows not to try it again.
+    A worker's event over which the core raises is rejected: an event that records the failure is
+    appended behind it, so that a replay does not try it again.
 
-    When the disk refuses, the run ends: what the core has not been told by then it is not told. A
-    following shard cannot end a run by itself; until shard 0 does, it answers no push, for it would
-    not be applied.
+    When the disk fails, the run ends, and the core handles nothing that is not in the journal. A
+    following shard cannot end a run by itself; until shard 0 does, it replies to no push, for the
+    push would not be applied.
 
     Attributes:
         journal: None: nothing is written.
-        failure: What went wrong; None: nothing.
-        about: What the summary says beside the counts.
-        recovered: What earlier journals brought back, all lives together.
-        reached: Where to note how far the core has come; None: nowhere.
-        on_failure: Called once, when the disk has refused.
+        failure: Why the journal cannot be written; None: it can.
+        about: What the run's summary holds on the journal besides the counts.
+        recovered: What earlier journals restored, over all generations.
+        high_water: Records the versions that the core reaches; None: nobody does.
+        on_failure: Called once, when the disk has failed.
     """
 
     def __init__(self, core: PsCore) -> None:
@@ -290,7 +288,7 @@ class JournaledCore:
         self.failure: JournalFailed | None = None
         self.about: dict[str, Any] = {}
         self.recovered: State = {"replayed": 0, "cuts": []}
-        self.reached: HighWaterLog | None = None
+        self.high_water: HighWaterLog | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._settings: State = {}
         self._writes = self._ends = False
@@ -300,7 +298,7 @@ class JournaledCore:
         self.journal, self._settings, self._writes = journal, settings, True
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Tell the core, or, where that cannot be written down, tell it to end the run."""
+        """Have the core handle an event; end the run if the event cannot be written first."""
         self._write(event, now)
         if self.failure is not None and not self._ends:
             self._ends = True
@@ -308,9 +306,9 @@ class JournaledCore:
         follows = not self.core.membership.leads
         if self.failure is not None and follows and isinstance(event, events.Push):
             return []
-        actions = self._tell(event, now)
-        if self.reached is not None:
-            self.reached.note(self.core.version)
+        actions = self._handle_or_reject(event, now)
+        if self.high_water is not None:
+            self.high_water.record(self.core.version)
         if self.journal is not None and self._writes and self.journal.is_due:
             actions.append(events.SaveSnapshot(self.core.version, self.core.snapshot()))
         return actions
@@ -323,8 +321,8 @@ class JournaledCore:
         except JournalFailed as failure:
             self._fail(failure)
 
-    def _tell(self, event: events.Event, now: float) -> list[events.Action]:
-        """Tell the core; what it raises over an event of a worker is that worker's end alone."""
+    def _handle_or_reject(self, event: events.Event, now: float) -> list[events.Action]:
+        """Have the core handle an event; if it raises over a worker's, only that worker fails."""
         try:
             return self.core.handle(event, now)
         except Exception as error:
@@ -335,7 +333,7 @@ class JournaledCore:
         return self.core.handle(failed, now)
 
     def begin(self) -> State:
-        """Begin another file; return what the snapshot of the present state must say of it."""
+        """Begin another file; return what the snapshot of the present state must hold on it."""
         if self.journal is None or not self._writes:
             return {"recovered": self.recovered}
         try:
@@ -347,16 +345,16 @@ class JournaledCore:
         return {"recovered": self.recovered, "journal": number, "soft": soft}
 
     def consistent(self, state: State) -> State:
-        """Return the core's durable state as it is now, where `state` may be of a moment ago.
+        """Return the core's present durable state, where `state` may be older than the file.
 
-        A run that ends takes its last snapshot before everybody has been answered.
+        A run that ends takes its last snapshot before every worker has received its last reply.
         """
         return self.core.snapshot() if self._writes and self.core.stop_reason else state
 
     def close(self) -> None:
-        """Write nothing more: the next snapshot is the last one and holds everything."""
+        """Stop writing: the next snapshot is the last one and holds everything."""
         self._writes = False
-        for file in (self.journal, self.reached):
+        for file in (self.journal, self.high_water):
             if file is not None:
                 file.close()
 

@@ -1,11 +1,11 @@
-"""Records of a journal: what happened to a shard's core, and when, as checked bytes.
+"""Records of a journal: the events of a shard's core, each with its moment, as checked bytes.
 
     length: 4 bytes, of the body    checksum: 4 bytes, CRC-32 of length and body    body
 
-A body is the moment (8 bytes, float64), what it is (1 byte) and its contents. Pushes are kept as
-they came over the wire: the Push message, then its payload. One that was put together from
-datagrams is coded the same way. All other events, and the head of a file, are JSON. Everything is
-little-endian; nothing is pickled.
+A body is the moment (8 bytes, float64), the kind of the record (1 byte) and its contents. Pushes
+are kept as they were received: the Push message, then its payload. A push that was reassembled
+from datagrams is coded the same way. All other events, and the head of a file, are JSON. Everything
+is little-endian; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
 _FRAME = struct.Struct("<II")
 _BODY = struct.Struct("<dB")
-_PUSH = struct.Struct("<III")  # worker, bytes of the update as it came, bytes of the message
+_PUSH = struct.Struct("<III")  # worker, bytes of the update as received, bytes of the message
 _HEAD, _EVENT, _PUSH_EVENT = 0, 1, 2
 _KINDS = {
     Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
     Kind.DELTA: pb.UPDATE_KIND_DELTA,
     Kind.VALUES: pb.UPDATE_KIND_VALUES,
 }
-#: What reading anything else than such a record may raise.
-_NOT_WRITTEN_HERE = (
+#: What decoding a body that is not an event may raise.
+_DECODING_ERRORS = (
     *(struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError),
     RecursionError,
 )
 
 
 class DamagedRecord(ValueError):
-    """A record is not what was written; the message says how."""
+    """A record is not as it was written; the message names the difference."""
 
 
 class TruncatedRecord(DamagedRecord):
@@ -60,7 +60,7 @@ class EventCoder:
     def __init__(
         self, layout: ShardLayout, method: Method, kernels: Any, aux_count: int = 0
     ) -> None:
-        """Remember what pushes look like; see PushDecoder."""
+        """See `PushDecoder` for the arguments."""
         self._layout = layout
         self._kind = kind = method.kind if method.collective == THROUGH_PS else Kind.VALUES
         self._decoder = PushDecoder(layout, kind, kernels, aux_count)
@@ -102,7 +102,7 @@ class EventCoder:
         """Return (event, the moment it was handled).
 
         Raises:
-            Damaged: The body is none of an event.
+            DamagedRecord: The body is not that of an event.
         """
         try:
             now, kind = _BODY.unpack_from(body)
@@ -110,7 +110,7 @@ class EventCoder:
                 return self._push(body[_BODY.size :]), now
             if kind == _EVENT:
                 return _event(json.loads(bytes(body[_BODY.size :]))), now
-        except _NOT_WRITTEN_HERE as error:
+        except _DECODING_ERRORS as error:
             raise DamagedRecord(f"{type(error).__name__}: {error}") from error
         except (DecodeError, Malformed, NonFinite) as error:
             raise DamagedRecord(f"no push of this shard: {error}") from error
@@ -147,10 +147,10 @@ def head(content: dict[str, Any]) -> list[Any]:
 
 
 def content_of_head(body: memoryview) -> dict[str, Any]:
-    """Return what `head` was given.
+    """Return the content that `head` was called with.
 
     Raises:
-        Damaged: It is no head.
+        DamagedRecord: It is not a head.
     """
     try:
         _, kind = _BODY.unpack_from(body)
@@ -163,10 +163,10 @@ def content_of_head(body: memoryview) -> dict[str, Any]:
 
 
 def bodies(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Return of each record, in order, (where it ends, its body).
+    """Yield (where it ends, its body) for each record, in order.
 
     Raises:
-        Damaged: At the first record that is CutShort or was changed.
+        DamagedRecord: At the first record that was changed or is incomplete (TruncatedRecord).
     """
     at = 0
     while at < len(data):

@@ -1,6 +1,7 @@
-"""Whether a shard keeps a journal, and what the last one brought back.
+"""Whether a shard keeps a journal, and what the journal of its last generation restored.
 
-How large a method's pushes are, measured before anybody trains.
+``--journal=auto`` decides by the size of the method's pushes, which is measured before training
+starts: sparse pushes are small beside the model and are journaled, dense ones are not.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ _MOST_ENTRIES = 4_000_000
 def push_fraction(method: Method, spec: ModelSpec) -> float:
     """Return the coded bytes of a push of random values over those of the model in float32.
 
-    The codec and the wire's coding do what they would do for a gradient, past any warm-up. Of a
-    large model some tensors are taken. Whole weights are what is pushed where workers sum among
-    themselves.
+    The codec and the wire's coding process the values like a gradient, after any warm-up. A large
+    model is sampled by some of its tensors. With a collective, workers push whole weights.
     """
     if method.collective != THROUGH_PS:
         return 1.0
@@ -49,27 +49,27 @@ def push_fraction(method: Method, spec: ModelSpec) -> float:
 
 
 def _sample(spec: ModelSpec) -> ModelSpec:
-    """Return some of the tensors: the first ones that are not too much together, at least one."""
-    chosen: list[TensorSpec] = []
+    """Return some of the tensors: the first that fit in `_MOST_ENTRIES` together, at least one."""
+    sampled: list[TensorSpec] = []
     num_entries = 0
     for tensor in spec.tensors:
-        if not chosen or num_entries + tensor.size <= _MOST_ENTRIES:
-            chosen.append(tensor)
+        if not sampled or num_entries + tensor.size <= _MOST_ENTRIES:
+            sampled.append(tensor)
             num_entries += tensor.size
-    return ModelSpec(tuple(chosen))
+    return ModelSpec(tuple(sampled))
 
 
-#: With --journal=auto: pushes of a larger share of the model are not written down.
+#: With --journal=auto: pushes that are a larger fraction of the model are not journaled.
 LARGEST_FRACTION = 0.1
 
 
 class JournalPolicy:
-    """Decides once, at the start, by the method alone.
+    """Decides at the start whether the shard keeps a journal, by the flag and the method alone.
 
     Args:
         run: The run's settings.
         choice: --journal.
-        saved: The shard's place on disk.
+        saved: The shard's files.
         coder: Of its events.
         spec: Of the whole model.
     """
@@ -88,20 +88,20 @@ class JournalPolicy:
             )
 
     def replay(self, make: MakeCore) -> None:
-        """Bring the newest snapshot up to what the journal says."""
-        come = self._saved.replay(make, self._coder)
+        """Replay the journal on top of the newest snapshot."""
+        replayed = self._saved.replay(make, self._coder)
         before = self._saved.recovered
         self.recovered: dict[str, Any] = {
-            "replayed": before["replayed"] + (come.num_records if come else 0),
-            "cuts": [*before["cuts"], *([come.damage] if come and come.damage else [])],
+            "replayed": before["replayed"] + (replayed.num_records if replayed else 0),
+            "cuts": [*before["cuts"], *([replayed.damage] if replayed and replayed.damage else [])],
         }
 
     def begin(self, server: ShardServer) -> None:
-        """Let the server write a journal, if one is to be kept, from its next snapshot on."""
+        """Have the server write a journal from its next snapshot on, if one is to be kept."""
         journaled, config = server.journaled, server.core.config
         self._count_lost(server.core)
         mark = HighWaterMark(config.generation, server.core.version)
-        journaled.reached = HighWaterLog(self._saved.folder, mark)
+        journaled.high_water = HighWaterLog(self._saved.folder, mark)
         journaled.about, journaled.recovered = self.about, self.recovered
         if not self.about["on"]:
             return
@@ -112,15 +112,15 @@ class JournalPolicy:
         journaled.write_to(self._saved.new_journal(self._coder, model_bytes), settings)
 
     def _count_lost(self, core: PsCore) -> None:
-        """Count, and say, what the life before had applied and is gone."""
+        """Count and log the updates that the generation before had applied and that are lost."""
         reached = self._saved.reached_version
         if reached is None:
             return
         core.accounts.note_lost_updates(reached)
         if (lost := reached - core.version) > 0:
             logging.warning(
-                "this shard goes on from version %d; it had come to %d: %d updates are lost",
+                "this shard continues from version %d; it had reached %d: %d updates are lost",
                 *(core.version, reached, lost),
             )
         else:
-            logging.info("this shard goes on from version %d: no update is lost", core.version)
+            logging.info("this shard continues from version %d: no update is lost", core.version)

@@ -1,4 +1,8 @@
-"""From a snapshot and its journal to the state that a shard died with."""
+"""Restores the state that a shard died with: its snapshot, and the journal's events replayed on it.
+
+The core is deterministic, so that the same events lead to the same state, bit for bit. Damage ends
+the replay at the last intact record; an event over which the core raises ends it too.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,13 @@ from thinwire.ps.persistence.journal import JournalPosition
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
 
 _LARGEST_HEAD_BYTES = 1 << 20
-#: Makes a core that has been told nothing: (its settings, seconds of a lease) -> core.
+#: Makes a core that has handled no event: (its settings, seconds of a lease) -> core.
 MakeCore = Callable[[CoreConfig, float], PsCore]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplaySettings:
-    """What a life's core was made with; the head of each of its files says so."""
+    """The settings of a generation's core, as the head of each of its files holds them."""
 
     config: CoreConfig
     lease_seconds: float
@@ -40,10 +44,10 @@ class ReplaySettings:
 
     @staticmethod
     def of(content: State) -> ReplaySettings:
-        """Return what `to_plain` gave.
+        """Return the settings of which `to_plain` returned this content.
 
         Raises:
-            Damaged: It is something else.
+            DamagedRecord: It is something else.
         """
         try:
             return ReplaySettings(**{name: from_plain(value) for name, value in content.items()})
@@ -53,22 +57,22 @@ class ReplaySettings:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """How far a journal has brought a snapshot."""
+    """The state that a replay led to, and where it ended."""
 
     core: State  # durable
-    place: JournalPosition  # where it ends
+    place: JournalPosition  # after the last record
     num_records: int
     generation: int  # the highest one that this shard ever had
-    limits: dict[str, float | None]  # of the last life
-    damage: str | None = None  # why it ends there, if not because nothing follows
+    limits: dict[str, float | None]  # of the last generation
+    damage: str | None = None  # why it ends there, if a record follows
 
 
 class _Unhandled(Exception):
-    """The core does not take an event of the journal."""
+    """The core raised over an event of the journal."""
 
     def __init__(self, num_records: int) -> None:
         super().__init__(num_records)
-        self.num_records = num_records  # before it
+        self.num_records = num_records  # before the event
 
 
 class _RecordReader:
@@ -81,7 +85,7 @@ class _RecordReader:
         for number in journal.numbers(folder):
             try:
                 self.heads[number] = _head(folder, number)
-            except TruncatedRecord:  # it was begun, and nobody was told anything after that
+            except TruncatedRecord:  # begun, but no event was handled after it
                 continue
             except DamagedRecord as error:
                 self._broken[number] = f"cannot be read ({error})"
@@ -89,20 +93,20 @@ class _RecordReader:
         self.is_head = False
 
     def records(self) -> Iterator[memoryview]:
-        """Return the bodies; `place` and `is_head` are of the newest.
+        """Yield the bodies; `place` and `is_head` are of the newest.
 
         Raises:
-            Damaged: At the first one that is not what was written.
+            DamagedRecord: At the first one that is not as it was written.
         """
         number = self.place.number
         while True:
-            # A restart after damage goes on from the same file once more: the later one counts.
+            # A restart after damage continues the same file once more: the later file counts.
             after = {n: head.after for n, head in self.heads.items() if head.after is not None}
             follow = (n for n, place in after.items() if n > number == place.number)
             follows = max(follow, default=None)
             yield from self._records_of(number, after[follows].offset if follows else None)
             if follows is None:
-                self._refuse_more(number)
+                self._check_no_file_after(number)
                 return
             number = follows
 
@@ -114,13 +118,15 @@ class _RecordReader:
             yield body
             self.place = JournalPosition(number, end)
         if stop is not None and len(data) < stop:
-            raise DamagedRecord(f"ends at byte {len(data)}, and the next file goes on from {stop}")
+            raise DamagedRecord(
+                f"ends at byte {len(data)}, but the next file continues at byte {stop}"
+            )
 
-    def _refuse_more(self, last: int) -> None:
-        """Say so where there are later files, and no way from the last one to them."""
+    def _check_no_file_after(self, last: int) -> None:
+        """Raise DamagedRecord if there are later files that do not continue the last one."""
         for number in sorted(each for each in {*self.heads, *self._broken} if each > last):
             after = self.heads[number].after if number in self.heads else None
-            leads = f"goes on from file {after.number}" if after else "begins anew"
+            leads = f"continues file {after.number}" if after else "begins anew"
             name = journal.path_of(self._folder, number).name
             raise DamagedRecord(
                 f"the journal ends here, and {name} {self._broken.get(number, leads)}"
@@ -131,7 +137,7 @@ class _RecordReader:
 class _FileHeader:
     """A file's first record."""
 
-    after: JournalPosition | None  # what it goes on from
+    after: JournalPosition | None  # where the file that it continues ends
     settings: ReplaySettings
 
     @staticmethod
@@ -139,7 +145,7 @@ class _FileHeader:
         """Read the record.
 
         Raises:
-            Damaged: It is none.
+            DamagedRecord: It is not a head.
         """
         content = journal_format.content_of_head(body)
         try:
@@ -153,7 +159,7 @@ def _head(folder: pathlib.Path, number: int) -> _FileHeader:
     """Return a file's head.
 
     Raises:
-        Damaged: It cannot be read; CutShort: the file ends before it does.
+        DamagedRecord: It cannot be read (TruncatedRecord: the file ends before it does).
     """
     data = journal.contents(journal.path_of(folder, number), 2 * _LARGEST_HEAD_BYTES)
     if (claimed := int.from_bytes(data[:4], "little")) > _LARGEST_HEAD_BYTES:
@@ -171,12 +177,12 @@ def replay(
     make: MakeCore,
     coder: EventCoder,
 ) -> Replayed:
-    """Tell a core again what it was told after a snapshot.
+    """Have a core handle once more the events that were journaled after a snapshot.
 
     Args:
         folder: Of the journal.
         snapshot: The core's durable state.
-        soft: What it knew besides.
+        soft: The rest of its state.
         first: The file that was begun with the snapshot.
         make: Makes cores.
         coder: Of the shard's events.
@@ -188,15 +194,14 @@ def replay(
         except _Unhandled as error:
             logging.error("%s", error.__cause__, exc_info=error.__cause__)
             cause = error.__cause__
-            damage = f"the core does not take the next record ({type(cause).__name__}: {cause})"
+            damage = f"the core fails on the next record ({type(cause).__name__}: {cause})"
             most = error.num_records
             continue
-        return dataclasses.replace(found, damage=_told(folder, found, damage or found.damage))
+        damage = damage or found.damage
+        return dataclasses.replace(found, damage=damage and _describe(damage, folder, found))
 
 
-def _told(folder: pathlib.Path, found: Replayed, damage: str | None) -> str | None:
-    if damage is None:
-        return None
+def _describe(damage: str, folder: pathlib.Path, found: Replayed) -> str:
     path = journal.path_of(folder, found.place.number)
     return f"{path}: {damage}; cut at byte {found.place.offset}, {found.num_records} events kept"
 
@@ -208,27 +213,28 @@ def _attempt(
     coder: EventCoder,
     most: int | None,
 ) -> Replayed:
-    """Replay all, or at most so many records."""
+    """Replay all records, or the first `most`."""
     core: PsCore | None = None
     settings, damage, count = None, None, 0
-    held: tuple[Any, float] | None = None  # the newest record: the next one may say that it failed
+    newest: tuple[Any, float] | None = None  # handled later: the next record may reject it
     try:
         for body in files.records():
             if files.is_head:
-                held = _handle(core, held, count)
+                _handle(core, newest, count)
+                newest = None
                 settings = _FileHeader.of(body).settings
-                core = _enter(core, settings, start, make)
+                core = _core_for(core, settings, start, make)
                 continue
             if core is None or count == most:
                 break
             event, now = coder.decode(body)
             if not isinstance(event, events.Failed):
-                _handle(core, held, count)
-            held = event, now
+                _handle(core, newest, count)
+            newest = event, now
             count += 1
     except DamagedRecord as error:
         damage = str(error)
-    _handle(core, held, count)
+    _handle(core, newest, count)
     state = core.snapshot() if core is not None else start[0]
     lives = [head.settings.config.generation for head in files.heads.values()]
     generation = max([state["generation"], *lives])
@@ -236,38 +242,36 @@ def _attempt(
     return Replayed(state, files.place, count, generation, limits, damage)
 
 
-def _handle(core: PsCore | None, held: tuple[Any, float] | None, count: int) -> None:
-    """Tell the core; what it wants to be done was done, or is not to be done any more.
+def _handle(core: PsCore | None, newest: tuple[Any, float] | None, count: int) -> None:
+    """Have the core handle an event; its actions were done then, or need not be done any more.
 
     Args:
-        core: None: there is nobody to tell.
-        held: (event, the moment it was handled); None: nothing is to be told.
+        core: None: no head has been read yet.
+        newest: (event, the moment it was handled); None: there is none.
         count: Records up to this one.
 
     Raises:
-        _Unhandled: It does not take the event.
+        _Unhandled: The core raised.
     """
-    if core is None or held is None:
+    if core is None or newest is None:
         return
     try:
-        core.handle(*held)
+        core.handle(*newest)
     except Exception as error:
         raise _Unhandled(count - 1) from error
 
 
-def _enter(
+def _core_for(
     core: PsCore | None, settings: ReplaySettings, start: tuple[State, State], make: MakeCore
 ) -> PsCore:
-    """Return the core that a file is about."""
+    """Return the core whose events a file holds."""
     if core is not None and core.config.generation == settings.config.generation:
         return core
     fresh = make(settings.config, settings.lease_seconds)
     if core is None:
-        durable, soft = copy.deepcopy(
-            start
-        )  # a core goes on with it, and another may have to begin
+        durable, soft = copy.deepcopy(start)  # another attempt may need it unchanged
         fresh.restore(durable)
         soft_state.restore(fresh, soft)
-    else:  # the shard was started anew, from all that was in the journal till then
+    else:  # a restart of the shard, from everything that the journal held by then
         fresh.restore(core.snapshot())
     return fresh

@@ -1,6 +1,7 @@
-"""A shard's place on disk: what it left there when it last ran, and what it leaves now.
+"""The files of one shard: what its last generation left there, and what this one leaves.
 
-Writes snapshots in a thread of its own; only the newest one waits.
+Snapshots are written by a thread of their own (`Saver`); only the newest waits for it. Journals
+that no snapshot on disk needs any more are removed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Saver:
             self._wake.notify_all()
 
     def flush(self) -> None:
-        """Wait until everything handed in is on disk.
+        """Wait until every snapshot is on disk.
 
         Raises:
             Exception: Why writing failed.
@@ -65,7 +66,7 @@ class Saver:
                 self._checkpoints.save(version, state)
                 self._on_saved(state)
                 self.failure = None
-            except Exception as error:  # noqa: BLE001 - flush() hands it on
+            except Exception as error:  # noqa: BLE001 - flush() raises it
                 self.failure = error
                 logging.error("cannot write the checkpoint of version %d: %s", version, error)
             with self._wake:
@@ -74,11 +75,11 @@ class Saver:
 
 
 class SavedShard:
-    """The checkpoints of one shard of a run: the core's state, and whose it is.
+    """The checkpoints of one shard of a run: the core's state, and the run's identity.
 
     Args:
         run: The run's settings.
-        name: Of the node, as its folder in the run directory is called.
+        name: Of the node, which its folder in the run directory bears.
         spec: Of the whole model.
 
     Raises:
@@ -91,26 +92,26 @@ class SavedShard:
         self.folder = checkpoints_of(run.run_dir, name)
         self._checkpoints = Checkpoints(self.folder, keep=run.keep_checkpoints)
         self._found = self._load()
-        self._mark = journal.read(self.folder)
+        self._mark = journal.read_mark(self.folder)
         self._replayed: Replayed | None = None
-        # First files of the journals that the snapshots on disk need, the newest last. Which ones
-        # those need that are found there is not known: all that are.
+        # First files of the journals that the snapshots on disk need, the newest last. Snapshots of
+        # earlier generations may need any of the files found.
         files = journal.numbers(self.folder)
         self._needed: list[int | None] = [min(files, default=None)] * run.keep_checkpoints
 
     @property
     def core(self) -> State | None:
-        """The core's state when it was last saved; None where nothing was."""
+        """The core's state when it was last saved; None if it never was."""
         return self._found["core"] if self._found else None
 
     @property
     def run_id(self) -> str:
-        """The run's identity; empty where nothing was saved."""
+        """The run's identity; empty if nothing was saved."""
         return str(self._found["run_id"]) if self._found else ""
 
     @property
     def finished(self) -> str | None:
-        """Why the run ended then, if nothing is left to do; else None."""
+        """Why the run had ended, if nothing is left to do; else None."""
         if self._found is None:
             return None
         reason = self._found["core"]["stop_reason"]
@@ -133,18 +134,18 @@ class SavedShard:
 
     @property
     def datagrams(self) -> DatagramCounts:
-        """What was received in datagrams."""
+        """The datagrams received."""
         return DatagramCounts.from_dict(self._found.get("datagrams", {}) if self._found else {})
 
     @property
     def recovered(self) -> State:
-        """What journals had brought back when it was saved."""
+        """What journals had restored when it was saved."""
         nothing = {"replayed": 0, "cuts": []}
         return self._found.get("recovered", nothing) if self._found else nothing
 
     @property
     def generation(self) -> int:
-        """Of the life that begins now: higher than any before, snapshots that are damaged too."""
+        """The generation that begins now: above any before, those of damaged snapshots included."""
         before = [self._found["core"]["generation"] if self._found else -1]
         if self._replayed is not None:
             before.append(self._replayed.generation)
@@ -159,16 +160,16 @@ class SavedShard:
 
     @property
     def reached_version(self) -> int | None:
-        """The version that the life before had come to; None where that is not known.
+        """The version that the generation before had reached; None if that is not known.
 
-        Or where it is of no use: what an earlier life had lost has been counted in what was found.
+        None too for the mark of an earlier generation: the snapshot has counted its lost updates.
         """
         found = self._found["core"]["generation"] if self._found else 0
         mark = self._mark if self._found else None
         return mark.version if mark is not None and mark.generation >= found else None
 
     def replay(self, make: MakeCore, coder: EventCoder) -> Replayed | None:
-        """Bring what was found up to what a journal says; None where there is none.
+        """Replay the journal on top of the snapshot found; return None if there is no journal.
 
         Args:
             make: Makes cores.
@@ -177,26 +178,26 @@ class SavedShard:
         if self._found is None or self._found.get("journal") is None:
             return None
         found, ended = self._found, self._found["core"]["stop_reason"]
-        come = replay(self.folder, found["core"], found["soft"], found["journal"], make, coder)
-        found["core"], self._replayed = come.core, come
-        if come.core["stop_reason"] != ended:
-            found["limit"] = come.limits.get(come.core["stop_reason"])
-        logging.info("the journal brought back %d events", come.num_records)
-        if come.damage:
-            logging.warning("the journal was cut: %s", come.damage)
-        return come
+        replayed = replay(self.folder, found["core"], found["soft"], found["journal"], make, coder)
+        found["core"], self._replayed = replayed.core, replayed
+        if replayed.core["stop_reason"] != ended:
+            found["limit"] = replayed.limits.get(replayed.core["stop_reason"])
+        logging.info("the journal restored %d events", replayed.num_records)
+        if replayed.damage:
+            logging.warning("the journal was cut: %s", replayed.damage)
+        return replayed
 
     def open(self) -> None:
-        """Get ready to write."""
-        self._saver = Saver(self._checkpoints, self._cut)
+        """Start the thread that writes."""
+        self._saver = Saver(self._checkpoints, self._remove_unneeded)
 
     def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
-        """Return a journal that goes on from the one that was found."""
+        """Return a journal that continues the one found."""
         end: JournalPosition | None = self._replayed.place if self._replayed is not None else None
         return Journal(self.folder, coder, model_bytes, end)
 
-    def _cut(self, state: State) -> None:
-        """Remove what none of the snapshots on disk needs; each is one to fall back to."""
+    def _remove_unneeded(self, state: State) -> None:
+        """Remove the journals that none of the snapshots on disk needs; each may be a fallback."""
         self._needed = [*self._needed, state.get("journal")][-self._run.keep_checkpoints :]
         needed = [number for number in self._needed if number is not None]
         try:
@@ -222,9 +223,8 @@ class SavedShard:
             run_id: The run's identity.
             bytes_down: Bytes sent to each worker.
             reports: The newest document of each (role, id).
-            datagrams: What was received so.
-            begun: What `thinwire.ps.persistence.journal` says of the journal that goes on from
-            here, if one does.
+            datagrams: Those received.
+            begun: What `JournaledCore.begin` returned, if a journal continues from this state.
         """
         self._saver.put(
             version,
@@ -242,17 +242,17 @@ class SavedShard:
         )
 
     def flush(self) -> None:
-        """Wait until everything handed in is on disk.
+        """Wait until every snapshot is on disk.
 
         Raises:
-            ConfigurationError: The disk refused.
+            ConfigurationError: The disk failed.
         """
         try:
             self._saver.flush()
         except OSError as error:
             raise ConfigurationError(
-                f"cannot write a checkpoint into {self.folder}: {error.strerror or error}. What "
-                "was there before is as it was: make room on that disk, or let this user write "
+                f"cannot write a checkpoint into {self.folder}: {error.strerror or error}. The "
+                "checkpoints before it are intact: free space on that disk, or let this user write "
                 "there, and start the same command again."
             ) from error
 
@@ -280,12 +280,12 @@ class SavedShard:
 
     @property
     def _settings(self) -> list[tuple[str, str]]:
-        """What must be as it was: the run's fingerprint, and how the model is divided."""
+        """What a resumed run must have in common: its fingerprint, and the number of shards."""
         return [*fingerprint.fingerprint(self._run), ("nb_ps", str(self._run.nb_ps))]
 
     def _all_damaged(self) -> str:
         count = self._checkpoints.num_skipped
         return (
-            f"{self.folder} holds {count} checkpoints, and all of them are damaged (the log says "
-            "how). Put back a copy of that folder, or give --overwrite to begin this run anew."
+            f"{self.folder} holds {count} checkpoints, and all of them are damaged (see the "
+            "log). Restore a copy of that folder, or set --overwrite to start this run afresh."
         )

@@ -17,7 +17,7 @@ from thinwire.ps.persistence.journal import (
     JournaledCore,
     numbers,
     path_of,
-    read,
+    read_mark,
 )
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
@@ -127,7 +127,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
         saved.flush()
         mark = HighWaterLog(folder, HighWaterMark(generation, version - 1))
         for reached in range(version, version + more + 1):
-            mark.note(reached)
+            mark.record(reached)
         mark.close()
         saved = shard(tmp_path)
         assert saved.generation == max(generation, 3) + 1
@@ -140,7 +140,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
             keeping.replay(None)
             keeping.begin(server)
         assert core.accounts.lost_updates == lost
-        told = f"had come to {version + lost}: {lost} updates are lost" if lost else "no update is"
+        told = f"had reached {version + lost}: {lost} updates are lost" if lost else "no update is"
         assert told in caplog.text or generation == 2
         journaled.close()
 
@@ -148,12 +148,12 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
 def test_each_update_is_marked_before_anybody_is_told(tmp_path):
     run, seen = MiniRun(method("asgd"), iter_max=20), []
     journaled, decoded = JournaledCore(run.shards[0]), run.decoded
-    journaled.reached = HighWaterLog(tmp_path, HighWaterMark(5, 0))
+    journaled.high_water = HighWaterLog(tmp_path, HighWaterMark(5, 0))
     journaled.config, journaled.membership = run.shards[0].config, run.shards[0].membership
     run.shards[0] = journaled
 
     def told(shard, reply):
-        seen.append((reply.version, read(tmp_path)))
+        seen.append((reply.version, read_mark(tmp_path)))
         return decoded(shard, reply)
 
     run.decoded = told
@@ -166,12 +166,12 @@ def test_each_update_is_marked_before_anybody_is_told(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"x" * 19, b"x" * 20, b"x" * 21])
 def test_a_damaged_mark_is_none(tmp_path, data):
     (tmp_path / "reached.bin").write_bytes(data)
-    assert read(tmp_path) is None
+    assert read_mark(tmp_path) is None
 
 
 def test_a_disk_that_takes_no_marks_is_said_once(tmp_path, caplog):
     mark = HighWaterLog(tmp_path / "missing", HighWaterMark(1, 0))
     with caplog.at_level("INFO", logger="absl"):
         for version in range(9):
-            mark.note(version)
+            mark.record(version)
     assert len(caplog.records) == 1 and "missing/reached.bin" in caplog.text
