@@ -1,6 +1,7 @@
 # One target per chore; pre-commit and .ci/run call these and nothing else.
+# Every Python has an environment of its own: .venv, and with PYTHON=python3.12 .venv-3.12.
 PYTHON ?= python3
-VENV := .venv
+VENV := .venv$(patsubst python3%,-3%,$(filter python3.%,$(notdir $(PYTHON))))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 SHELL := /bin/bash
@@ -14,19 +15,23 @@ TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
 
-setup: $(STAMP) ## Make .venv with everything pinned
+setup: $(STAMP) ## Make .venv with everything pinned, and the command thinwire
 
 # uv installs in a third of pip's time; where it cannot be had, pip does the same work. What uv
 # leaves uncompiled is compiled here: every start of a node is then 4 s shorter where Python may not
 # write (PYTHONDONTWRITEBYTECODE). A few packages hold files for other Pythons: "-".
+# pyenv's python3.12 works only where that version is selected: then it is looked up.
 $(STAMP): requirements.txt requirements-dev.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "$(PYTHON) is $$($(PYTHON) --version): the pinned packages need CPython 3.11 or later;" \
-	    "run for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@python=$(PYTHON); $$python -c '' 2>/dev/null || \
+	  python=$$(pyenv prefix "$$(pyenv whence $(PYTHON) | tail -n 1)")/bin/$(PYTHON); \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$($$python --version): the pinned packages need CPython 3.11 or later;" \
+	    "run for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }; \
+	test -x $(BIN)/python || $$python -m venv $(VENV)
 	if $(BIN)/python -m pip install --quiet uv && \
 	   $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -r requirements-dev.txt; \
 	then :; else $(BIN)/python -m pip install --quiet -r requirements-dev.txt; fi
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null
 	touch $@
 
@@ -36,7 +41,7 @@ demo: $(STAMP) ## AdaComp, 1 PS, 4 workers, a Supervisor, on this machine
 # Two runs. First what stays in one process, on the cores: a process that runs all of it grows past
 # 2 GB and takes three times as long. Then the tests that start nodes, which need the cores
 # themselves: two at a time, for they wait a lot. The second runs even if the first fails, so that
-# one call tells everything.
+# one call shows every failure.
 test: $(STAMP) ## All tests but those of make product
 	@failed=0; trap 'exit 130' INT; \
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile \
@@ -60,7 +65,7 @@ lint: $(STAMP) ## Style, import arrows
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(STAMP) ## mypy on ops, proto/messages and the cores
+types: $(STAMP) ## mypy on the package
 	$(BIN)/mypy
 
 format: $(STAMP) ## Format and fix what can be fixed
@@ -81,4 +86,4 @@ peers: $(STAMP) ## The same work on TensorFlow's, torch's, MXNet's and Flower's 
 
 clean: ## Remove caches and runs, keep .venv
 	rm -rf runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

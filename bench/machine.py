@@ -27,7 +27,7 @@ def facts(packages: Mapping[str, str] | None = None) -> dict[str, Any]:
     """
     own = {name: version for name in _PACKAGES if (version := _version(name))}
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cores": os.cpu_count(),
         "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
         "memory_gib": _memory_gib(),

@@ -73,7 +73,8 @@ def kill_worker(nodes, number):
     """Kill a worker of a Cluster."""
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         words = path.read_bytes().split(b"\0")
-        mine = f"--run_dir={nodes.run_dir}".encode() in words and b"keeper.py" not in words[2][-9:]
+        mine = f"--run_dir={nodes.run_dir}".encode() in words
+        mine = mine and not words[2].endswith(b"watchdog.py")
         if mine and f"--id_worker={number}".encode() in words:
             os.kill(int(path.parent.name), signal.SIGKILL)
             return

@@ -1,7 +1,8 @@
-"""The one name user scripts import from: ``from thinwire import W_global, distribute``.
+"""Train Keras models over thin, slow, uneven networks with a parameter server.
 
-Everything but W_global is imported when it is first asked for: model files import this room too,
-on nodes that need nothing else of it.
+Scripts import from here: ``from thinwire import W_global, distribute``. Everything but W_global is
+imported at its first use, because model files import this package too, on nodes that need nothing
+else of it. The command line is `thinwire.cli`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from thinwire.server import ServerHandle, Snapshot, init_server
     from thinwire.session import RunOver, StepInfo
 
+__version__ = "0.1.0"
+
 __all__ = [
     "PS",
     "ConfigurationError",
@@ -29,6 +32,7 @@ __all__ = [
     "StepInfo",
     "W_global",
     "Worker",
+    "__version__",
     "distribute",
     "init_server",
 ]

@@ -98,7 +98,7 @@ class Harness:
                 f"{max((p['accuracy'] for p in found['curve']), default=0.0):.3f}, took "
                 f"{time.monotonic() - began:.0f} s"
             )
-        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         more = {
             "error": errors,
             "attempts": attempts,

@@ -58,7 +58,7 @@ class LockOwner:
         """Return what to say of this process."""
         if address.endswith(":0"):  # any free port
             address = ""
-        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(role, number, os.getpid(), os.uname().nodename, now, address)
 
     def __str__(self) -> str:

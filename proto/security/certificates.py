@@ -224,7 +224,7 @@ def _builder(
 ) -> x509.CertificateBuilder:
     from cryptography import x509
 
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     until = now + datetime.timedelta(days=days)
     return (
         x509.CertificateBuilder()

@@ -28,7 +28,8 @@ from thinwire.advisor import flags as advisor_flags
 from thinwire.advisor import predict
 from thinwire.flags.method import CODEC
 from thinwire.flags.run import TOPICS
-from thinwire.launcher.role import MAIN, environment, given_flags
+from thinwire.launcher.program import NODE
+from thinwire.launcher.role import environment, given_flags
 from thinwire.ops.methods.method import SEAMS
 from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
 from thinwire.ops.run.signals import heard_by
@@ -109,7 +110,7 @@ def command(run: Run, probe: Probe, seconds: float, folder: pathlib.Path) -> lis
     elsewhere = FLAGS.hosts_file or FLAGS.launcher not in (None, "local") or FLAGS.ps_hosts
     here = not (FLAGS["port"].present or elsewhere)
     return [
-        *(sys.executable, str(MAIN), "--type_node=Cluster"),
+        *(sys.executable, *NODE, "--type_node=Cluster"),
         *given_flags({*_of_method(), *_OWN}),
         *(["--port=0"] if here else []),
         *probe.flags,

@@ -1,8 +1,8 @@
 """What a host has: runs there by itself, before the code does. Standard library only.
 
-``python -I - INTERFACE < host_probe.py`` writes one line, ``thinwire-probe`` and a JSON object:
-``cpus``, ``missing`` (packages that are not installed), ``interfaces`` (names) and ``address`` (of
-the interface asked for, null if there is none).
+``python -I - INTERFACE [PACKAGE...] < host_probe.py`` writes one line, ``thinwire-probe`` and a
+JSON object: ``cpus``, ``missing`` (packages that are not installed, of those that every node needs
+and those named), ``interfaces`` (names) and ``address`` (of INTERFACE, null if there is none).
 """
 
 import fcntl
@@ -33,9 +33,10 @@ def _cpus() -> int:
     return os.cpu_count() or 1
 
 
+needed = (*_NEEDED, *sys.argv[2:])
 found = {
     "cpus": _cpus(),
-    "missing": [name for name in _NEEDED if importlib.util.find_spec(name) is None],
+    "missing": [name for name in needed if importlib.util.find_spec(name) is None],
     "interfaces": [name for _, name in socket.if_nameindex()],
     "address": _address(sys.argv[1]) if sys.argv[1] else None,
 }

@@ -9,7 +9,6 @@ import collections
 import contextlib
 import math
 import os
-import pathlib
 import signal
 import socket
 import subprocess
@@ -21,10 +20,10 @@ from collections.abc import Sequence
 from absl import flags
 
 from thinwire.launcher import watchdog
-from thinwire.launcher.role import MAIN, Node, environment, threads_of
+from thinwire.launcher.program import NODE, WATCHDOG
+from thinwire.launcher.role import Node, environment, threads_of
 from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
 
-WATCHDOG = pathlib.Path(watchdog.__file__).resolve()
 #: A launcher on another host that has been silent for so long is taken for gone ...
 SILENCE_SECONDS = 60.0
 #: ... and on the same one never, not even while it is stopped: the system closes a dead one's pipe.
@@ -38,7 +37,7 @@ _PATIENCE_SECONDS = 5.0
 
 def keeper_command(
     python: str,
-    script: str,
+    entry: Sequence[str],
     command: Sequence[str],
     announce: bool = True,
     silence_seconds: float = SILENCE_SECONDS,
@@ -47,13 +46,13 @@ def keeper_command(
 
     Args:
         python: Which Python, there.
-        script: Path of keeper.py, there.
+        entry: What follows it to run the watchdog there, such as `program.WATCHDOG`.
         command: What to run.
         announce: Whether the keeper says that it was started; needed to follow its output.
         silence_seconds: After so long without a word from the launcher the keeper ends it.
     """
     manner = "announce" if announce else "quiet"
-    return [python, "-I", script, str(silence_seconds), manner, *command]
+    return [python, *entry, str(silence_seconds), manner, *command]
 
 
 def exit_code(code: int) -> int:
@@ -68,9 +67,9 @@ def exit_code(code: int) -> int:
 
 def start_here(node: Node, *more_flags: str) -> SupervisedProcess:
     """Start a node on the launching host; it speaks for itself."""
-    command = [sys.executable, str(MAIN), *node.flags, *more_flags]
+    command = [sys.executable, *NODE, *node.flags, *more_flags]
     kept = keeper_command(
-        sys.executable, str(WATCHDOG), command, announce=False, silence_seconds=_NO_SILENCE_SECONDS
+        sys.executable, WATCHDOG, command, announce=False, silence_seconds=_NO_SILENCE_SECONDS
     )
     return SupervisedProcess(kept, None)
 

@@ -1,6 +1,6 @@
 """Nodes as actors of a Ray cluster; the Supervisor stays on the launching node.
 
-Each actor runs ``python main.py`` as a process of its own, under a keeper that ends it with the
+Each actor runs a node as a process of its own, under a keeper that ends it with the
 actor; Ray ends the actors of a launcher that is gone. Ray only finds the places: what nodes say to
 each other does not pass through it.
 """
@@ -217,7 +217,7 @@ class RayLauncher:
         own = [f"--ip_PS={found.address}"] if node.role == "PS" else []
         command = [
             self._python,
-            self._code.main,
+            *self._code.node,
             *node.flags,
             *self._code.flags,
             *own,
@@ -225,7 +225,7 @@ class RayLauncher:
         ]
         if not node.num_restarts:  # who comes back goes on
             command += self._overwrite
-        kept = keeper_command(self._python, self._code.keeper, command, announce=False)
+        kept = keeper_command(self._python, self._code.watchdog, command, announce=False)
         actor = self._actors[node.role, node.number]
         process = RayProcess(self._ray, actor, self._code.folder, kept)
         self._started.append(process)
@@ -285,8 +285,8 @@ def _connect() -> Any:
         ray = importlib.import_module("ray")
     except ImportError as error:
         raise ConfigurationError(
-            "--launcher=ray needs the package ray, which is not installed here; install it (it is "
-            "this project's extra `ray`), or choose --launcher=local or ssh."
+            "--launcher=ray needs the package ray, which is not installed here; install it (pip "
+            "install 'thinwire[ray]'), or choose --launcher=local or ssh."
         ) from error
     try:
         ray.init(address=FLAGS.ray_address, logging_level="warning")

@@ -1,6 +1,6 @@
 """The Cluster role: every node of a run as a process of its own, here or on other hosts.
 
-Starts PS shards, workers and a Supervisor as plain ``python main.py`` command lines, passes signals
+Starts PS shards, workers and a Supervisor as plain command lines, passes signals
 on, reaps every child, and exits with the worst of their codes. Where a node runs, and how it is
 reached, is the business of a launcher (`LAUNCHERS`).
 
@@ -13,7 +13,6 @@ import collections
 import dataclasses
 import importlib
 import os
-import pathlib
 import signal
 import threading
 import time
@@ -90,7 +89,6 @@ class Restarts:
 
 
 FLAGS = flags.FLAGS
-MAIN = pathlib.Path(__file__).resolve().parents[2] / "main.py"
 #: --launcher value -> module with `prepare(run) -> Launcher`.
 LAUNCHERS = {
     "local": "thinwire.launcher.local",
@@ -127,7 +125,7 @@ class Node:
     name: str
     role: str
     number: int  # its id
-    flags: tuple[str, ...]  # of main.py
+    flags: tuple[str, ...]  # of its command line
     num_restarts: int = 0  # how often it has been started before
 
 

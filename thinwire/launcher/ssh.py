@@ -30,9 +30,10 @@ from typing import Any, TypeVar
 from absl import flags, logging
 
 from thinwire.flags import launch, security
+from thinwire.launcher import program
 from thinwire.launcher.hosts import Host, parse_hosts, place
-from thinwire.launcher.local import WATCHDOG, SupervisedProcess, keeper_command, start_here
-from thinwire.launcher.role import MAIN, Node, threads_of
+from thinwire.launcher.local import SupervisedProcess, keeper_command, start_here
+from thinwire.launcher.role import Node, threads_of
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
@@ -129,18 +130,21 @@ class Ssh:
         ]
         return found[0] if found else host.name
 
-    def probe(self, host: Host, python: str, interface: str) -> ProbedHost:
+    def probe(
+        self, host: Host, python: str, interface: str, needed: Sequence[str] = ()
+    ) -> ProbedHost:
         """Ask a host what it has.
 
         Args:
             host: Which.
             python: Its Python.
             interface: Name of the one whose address is wanted; empty for none.
+            needed: Packages that it must have beside the requirements.
 
         Raises:
             HostFailed: It cannot be reached, or lacks Python, packages or that interface.
         """
-        line = f"exec {shlex.join([python, '-I', '-', interface])}"
+        line = f"exec {shlex.join([python, '-I', '-', interface, *needed])}"
         found = _answer(self.run(host, line, _PROBE.read_bytes(), _PROBE_SECONDS))
         if found["missing"]:
             raise HostFailed(
@@ -198,8 +202,6 @@ def _answer(written: str) -> dict[str, Any]:
     raise HostFailed("its shell or Python gave no answer; is --remote_python right?")
 
 
-#: What a node needs; its packages are the host's own.
-ROOMS = ("data", "ops", "proto", "ps", "supervisor", "thinwire", "worker")
 #: Flags that name files which stay here: no node reads the one, the other holds a secret.
 _NOT_SENT = ("hosts_file", "token_file")
 #: Folder of the files that flags name, beside the code.
@@ -211,8 +213,8 @@ class CodeDeployment:
     """The code on a host."""
 
     folder: str  # where nodes run; relative: to the home directory
-    main: str  # main.py, from there
-    keeper: str  # thinwire/launcher/watchdog.py, from there
+    node: tuple[str, ...]  # what follows the interpreter to run a node
+    watchdog: tuple[str, ...]  # and the watchdog
     flags: tuple[str, ...]  # that name files, as they lie there
     archive: bytes | None  # .tar.gz to unpack in `folder`; None: it is there already
 
@@ -224,7 +226,7 @@ def code_deployment() -> CodeDeployment:
         ConfigurationError: A folder that a host would not find, or a file that is missing here.
     """
     if FLAGS.sync_dst_dir is None:
-        return CodeDeployment(os.getcwd(), str(MAIN), str(WATCHDOG), (), None)
+        return CodeDeployment(os.getcwd(), program.NODE, program.REMOTE_WATCHDOG, (), None)
     folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
     if not folder or folder.startswith(("~", "-")):
         raise ConfigurationError(
@@ -234,7 +236,7 @@ def code_deployment() -> CodeDeployment:
     files = _named_files()
     flags_there = tuple(f"--{name}={_place(name, path)}" for name, path in files.items())
     return CodeDeployment(
-        folder, MAIN.name, f"thinwire/launcher/{WATCHDOG.name}", flags_there, pack(files)
+        folder, program.COPIED_NODE, program.COPIED_WATCHDOG, flags_there, pack(files)
     )
 
 
@@ -259,12 +261,15 @@ def _place(name: str, path: pathlib.Path) -> str:
 
 
 def pack(files: dict[str, pathlib.Path]) -> bytes:
-    """Return the code, and the files that flags name, as a .tar.gz."""
+    """Return the package, and the files that flags name, as a .tar.gz.
+
+    The links of a checkout's package stay links; what they point to lies beside it.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-        archive.add(MAIN, MAIN.name, filter=_member)
-        for room in ROOMS:
-            archive.add(MAIN.parent / room, room, filter=_member)
+        archive.add(program.PACKAGE, program.PACKAGE.name, filter=_member)
+        for link in sorted(path for path in program.PACKAGE.iterdir() if path.is_symlink()):
+            archive.add(link.resolve(), link.name, filter=_member)
         for name, path in files.items():
             archive.add(path, _place(name, path), filter=_strip_owner)
     return buffer.getvalue()
@@ -308,7 +313,12 @@ class SshLauncher:
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
         hosts = self._placement.hosts
-        self._probed = on_all(hosts, lambda host: self._ssh.probe(host, self._python, interface))
+        # A wheel is installed on every host, unless this one's package is copied there.
+        is_installed = program.CHECKOUT is None and self._code.archive is None
+        needed = [program.PACKAGE.name] if is_installed else []
+        self._probed = on_all(
+            hosts, lambda host: self._ssh.probe(host, self._python, interface, needed)
+        )
         self._binds = [self._bind(host) for host in self._placement.shards]
         self.addresses = self._choose_addresses(run.addresses)
         self._check_binds()
@@ -369,7 +379,7 @@ class SshLauncher:
         own = [f"--ip_PS={self._binds[node.number]}"] if node.role == "PS" else []
         command = [
             self._python,
-            self._code.main,
+            *self._code.node,
             *node.flags,
             *self._code.flags,
             *own,
@@ -377,7 +387,7 @@ class SshLauncher:
         ]
         if not node.num_restarts:  # who comes back goes on
             command += self._overwrite
-        kept = keeper_command(self._python, self._code.keeper, command)
+        kept = keeper_command(self._python, self._code.watchdog, command)
         return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(kept)}"
 
     def _bind(self, host: Host) -> str:

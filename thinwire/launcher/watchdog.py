@@ -1,6 +1,6 @@
 """Runs one command on a host, and ends it when the launcher is gone.
 
-``python -I keeper.py SILENCE_SECONDS announce|quiet COMMAND...`` The launcher holds the other end
+``python -I watchdog.py SILENCE_SECONDS announce|quiet COMMAND...`` The launcher holds the other end
 of the standard input, through ssh or a pipe. However the launcher ends, this input ends too; where
 a network swallows that, its silence is noticed. So nothing is left running.
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from thinwire.launcher import watchdog
-from thinwire.launcher.local import WATCHDOG, exit_code
+from thinwire.launcher.local import exit_code
+from thinwire.launcher.program import PACKAGE, WATCHDOG
 
 #: Says its number, then waits for ever; on SIGTERM it does as told.
 CHILD = """
@@ -23,7 +24,7 @@ signal.pause()
 #: The keeper, but for its patience.
 SHORT_GRACE = f"""
 import sys
-sys.path.insert(0, {str(WATCHDOG.parent)!r})
+sys.path.insert(0, {str(PACKAGE / "launcher")!r})
 import watchdog as keeper
 keeper.GRACE_SECONDS = 0.5
 sys.exit(keeper.main(sys.argv[1:]))
@@ -34,7 +35,7 @@ sys.exit(keeper.main(sys.argv[1:]))
 def kept():
     started = []
 
-    def start(manner, silence="60", program=("-I", str(WATCHDOG))):
+    def start(manner, silence="60", program=WATCHDOG):
         command = [
             sys.executable,
             *program,

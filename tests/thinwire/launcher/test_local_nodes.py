@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 
+from tests.nodes import MAIN
 from thinwire.launcher.local import start_here
-from thinwire.launcher.role import MAIN, Node
+from thinwire.launcher.role import Node
 
 
 def test_a_node_of_this_machine_says_how_it_ended(monkeypatch, tmp_path):

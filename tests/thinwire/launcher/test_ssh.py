@@ -77,7 +77,7 @@ def test_one_command_starts_follows_and_ends_a_cluster(nodes, sshd):
     assert nodes.summary()["nb_workers"] == 2
     copied = nodes.folder / "it's code"
     assert (copied / "sent" / "groups_file" / "my groups").read_text() == "1 2\n"
-    assert (copied / "main.py").exists()
+    assert (copied / "thinwire" / "ops").is_symlink()
     assert "exit codes: {'ps-0': 0, 'worker-1': 0, 'worker-2': 0" in nodes.output("cluster")
     wait_for_none(nodes.run_dir)
 
@@ -89,7 +89,7 @@ def test_one_command_starts_follows_and_ends_a_cluster(nodes, sshd):
 def test_a_launcher_that_ends_leaves_nothing_running(nodes, sshd, number):
     start(nodes, sshd.host, sshd.options, "--iter_max=1000000")
     nodes.watch(lambda status: all(worker.pushes >= 2 for worker in status.workers), 150)
-    assert len([text for text in running(nodes.run_dir).values() if "keeper.py" in text]) >= 4
+    assert len([text for text in running(nodes.run_dir).values() if "watchdog.py" in text]) >= 4
     nodes.kill("cluster", number)
     if number == signal.SIGINT:
         assert nodes.wait("cluster") == 130, nodes.output("cluster")

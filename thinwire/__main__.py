@@ -1,0 +1,11 @@
+"""``python -m thinwire COMMAND``: the same as the command ``thinwire COMMAND``."""
+
+import sys
+
+if not __package__:  # run by its path: `import ops` would find a second copy of thinwire.ops
+    sys.exit(f"{sys.argv[0]}: run it as `python -m thinwire`, not by its path")
+
+from thinwire.cli import run_command
+
+if __name__ == "__main__":
+    run_command()
