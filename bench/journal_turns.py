@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from thinwire import cli as command_line
+from thinwire import node as command_line
 from thinwire.flags import run as run_flags
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events

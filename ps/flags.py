@@ -6,7 +6,7 @@ import dataclasses
 
 from absl import flags
 
-from thinwire.ops.run.flags import Topic, choice, integer, number, switch
+from thinwire.ops.run.flags import Topic, advanced, choice, integer, number, switch
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
@@ -19,26 +19,31 @@ TOPICS = (
     Topic(
         "Parameter server",
         (
-            integer("id_ps", 0, "Which shard this is, 0..nb_ps-1.", low=0),
+            integer("id_ps", 0, "Which shard this is, 0..nb_ps-1.", "number", low=0),
             switch("insecure", "Allow listening beyond this machine to whoever comes."),
-            number(
-                "start_timeout_seconds",
-                600.0,
-                "Synchronous runs wait this long for all workers, then start with those present.",
-                low=0.0,
-            ),
-            number(
-                "linger_seconds",
-                15.0,
-                "How long a finished PS waits for workers and Supervisor to say farewell.",
-                low=0.0,
-            ),
             choice(
                 "journal",
                 "auto",
-                "Whether a PS writes down what it is told, so that nothing acknowledged is lost "
-                "when it dies; auto: where a push is below a tenth of the model.",
+                "Whether a PS records what it accepts, so that no acknowledged update is lost when "
+                "it dies; auto: where a push is below a tenth of the model.",
                 JOURNAL,
+            ),
+            *advanced(
+                number(
+                    "start_timeout_seconds",
+                    600.0,
+                    "Synchronous runs wait this long for all workers, then start with those "
+                    "present.",
+                    "seconds",
+                    low=0.0,
+                ),
+                number(
+                    "linger_seconds",
+                    15.0,
+                    "Time that a finished PS waits for workers and Supervisor to leave.",
+                    "seconds",
+                    low=0.0,
+                ),
             ),
         ),
     ),

@@ -14,19 +14,22 @@ TOPICS = (
     Topic(
         "Supervisor",
         (
-            number("eval_interval_seconds", 60.0, "Seconds between two evaluations.", low=0.0),
+            number(
+                "eval_interval_seconds", 60.0, "Time between two evaluations.", "seconds", low=0.0
+            ),
             integer(
                 "eval_interval_updates",
                 0,
-                "Evaluate as soon as so many updates have been applied since the last "
-                "evaluation; 0 goes by seconds alone.",
+                "Also evaluate after so many applied updates; 0: by time alone.",
+                "updates",
                 low=0,
             ),
             words(
                 "advice",
                 None,
-                "The advice.json of an Advisor, to set its prediction beside the outcome in the "
-                "summary. Default: that in --run_dir, if there is one.",
+                "The advice.json of an Advisor, whose prediction the summary compares.",
+                "file",
+                unset="that in --run_dir, if there is one",
             ),
         ),
     ),

@@ -6,7 +6,7 @@ import dataclasses
 from absl import flags
 from absl.testing import flagsaver
 
-from thinwire import cli
+from thinwire import node
 from thinwire.flags.run import read_run
 from thinwire.worker import flags as worker_flags
 
@@ -19,7 +19,7 @@ def given(*arguments):
         absl.flags.Error: What main.py ends with code 1 for.
     """
     if "type_node" not in flags.FLAGS:
-        cli.define_flags()
+        node.define_flags()
     with flagsaver.flagsaver():
         flags.FLAGS(["main.py", *arguments])
         yield flags.FLAGS

@@ -18,7 +18,7 @@ from absl import flags
 
 from tests import documents
 from tests.command_line import given, own_flags
-from thinwire import cli
+from thinwire import node
 from thinwire.flags import launch, observability
 from thinwire.flags.run import read_run
 from thinwire.launcher import tf_config
@@ -154,7 +154,7 @@ def _of_main(words, variables):
         elif run.type_node != "Advisor":
             launch.refuse_elsewhere(run)
         observability.check(run, values)
-        cli.CHECKS.get(run.type_node, lambda run: None)(run)
+        node.CHECKS.get(run.type_node, lambda run: None)(run)
         run.method.check()
     return None
 

@@ -16,6 +16,7 @@ from absl import flags, logging
 
 from thinwire.flags import run as run_flags
 from thinwire.flags import security
+from thinwire.flags.registration import define
 from thinwire.flags.run import TOPICS
 from thinwire.launcher import tf_config
 from thinwire.ops.collectives import THROUGH_PS
@@ -253,7 +254,7 @@ def _new_values(type_node: str) -> flags.FlagValues:
         "type_node", type_node, ["PS", "Worker"], "", flag_values=values, module_name="Run"
     )
     values["type_node"].present = 1  # TF_CONFIG may say who this is, but not what
-    run_flags.define(*_TOPICS, flag_values=values)
+    define(*_TOPICS, flag_values=values)
     return values
 
 

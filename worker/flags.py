@@ -7,98 +7,124 @@ import dataclasses
 from absl import flags
 
 from thinwire.ops.collectives import THROUGH_PS
-from thinwire.ops.run.flags import Topic, choice, integer, number, numbers_per_worker
+from thinwire.ops.run.flags import Topic, advanced, choice, integer, number, numbers_per_worker
 from thinwire.ops.run.settings import Run, links, per_worker
 from thinwire.ops.telemetry.round_trace import LEVELS
 from thinwire.ops.types import BEST_EFFORT, ConfigurationError, Link
 
 FLAGS = flags.FLAGS
 
-_WORKER = Topic(
+WORKER = Topic(
     "Worker",
     (
-        integer("id_worker", 1, "This worker, 1..nb_workers."),
+        integer("id_worker", 1, "Which worker this is, 1..nb_workers.", "number"),
         integer(
-            "worker_threads", 0, "TensorFlow threads of a worker; 0 lets TensorFlow choose.", low=0
-        ),
-        integer(
-            "num_restarts",
+            "worker_threads",
             0,
-            "How often this worker has been started before; a Cluster sets it, for the summary.",
+            "TensorFlow threads of a worker; 0: TensorFlow chooses.",
+            "threads",
             low=0,
-        ),
-        integer(
-            "worker_port",
-            0,
-            "With --collective: where this worker listens to others; 0 takes a free port.",
-            low=0,
-            high=65535,
-        ),
-        integer(
-            "collective_sync_every",
-            1,
-            "With --collective: rounds between two copies of the model to the PS.",
-            low=1,
         ),
         number(
             "clip_norm",
             0.0,
-            "Clip each mini-batch's gradient to this global L2 norm before it is coded; 0 is off.",
+            "Clip each mini-batch's gradient to this global norm before it is coded; 0: off.",
+            "L2 norm",
             low=0.0,
         ),
-        number(
-            "worker_weight_decay",
-            0.0,
-            "Add this times the weights to each mini-batch's gradient, before it is clipped.",
-            low=0.0,
-        ),
-        choice(
-            "measure",
-            "rounds",
-            "What of each round goes to RUN_DIR/measure: nothing, its sums, or every local step.",
-            LEVELS,
+        *advanced(
+            number(
+                "worker_weight_decay",
+                0.0,
+                "Add this times the weights to each mini-batch's gradient, before it is clipped.",
+                "factor",
+                low=0.0,
+            ),
+            integer(
+                "num_restarts",
+                0,
+                "Earlier starts of this worker; a Cluster sets it, for the summary.",
+                "count",
+                low=0,
+            ),
+            integer(
+                "worker_port",
+                0,
+                "With --collective: where this worker listens to others; 0: a free port.",
+                "port",
+                low=0,
+                high=65535,
+            ),
+            integer(
+                "collective_sync_every",
+                1,
+                "With --collective: time between two copies of the model to the PS.",
+                "rounds",
+                low=1,
+            ),
+            choice(
+                "measure",
+                "rounds",
+                "What of each round goes to RUN_DIR/measure: nothing, its sums, or every local "
+                "step.",
+                LEVELS,
+            ),
         ),
     ),
 )
 _EMULATION = Topic(
     "Emulated links and devices",
     (
-        numbers_per_worker("link_mbps", "0", "Megabit per second, each way; 0 is no limit."),
-        numbers_per_worker("link_delay_ms", "0", "One-way delay in milliseconds."),
+        numbers_per_worker("link_mbps", "0", "Rate of the link, each way; 0: no limit.", "Mbit/s"),
+        numbers_per_worker("link_delay_ms", "0", "One-way delay.", "milliseconds"),
         numbers_per_worker(
             "link_loss",
             "0",
-            "Probability that a 1,448-byte segment, or a datagram, is lost, below 1.",
+            "Probability, below 1, that a 1,448-byte segment, or a datagram, is lost.",
+            "fraction",
         ),
         numbers_per_worker(
-            "link_queue_kb",
+            "slowdown", "1", "How many times slower than this machine a worker computes.", "factor"
+        ),
+        numbers_per_worker(
+            "step_seconds",
             "0",
-            "On the way up, kilobytes (1,000 bytes) of datagrams that wait in one class of "
-            "service; further ones are dropped. 0 is no limit.",
+            "Least time of a mini-batch: a worker sleeps for the rest of it.",
+            "seconds",
         ),
-        numbers_per_worker(
-            "link_reorder", "0", "Probability that a datagram arrives behind later ones."
-        ),
-        numbers_per_worker("link_duplicate", "0", "Probability that a datagram arrives twice."),
-        numbers_per_worker(
-            "link_background_mbps",
-            "0",
-            "Megabit per second of others' traffic on the way up, less than --link_mbps.",
-        ),
-        numbers_per_worker(
-            "link_background_class",
-            str(BEST_EFFORT),
-            "Its class of service, from 0, served first, to 7, that of all that is not marked.",
-        ),
-        numbers_per_worker(
-            "slowdown", "1", "How many times slower than this machine a worker computes."
-        ),
-        numbers_per_worker(
-            "step_seconds", "0", "Seconds a mini-batch takes at least: the rest of it is slept."
+        *advanced(
+            numbers_per_worker(
+                "link_queue_kb",
+                "0",
+                "Datagrams that wait on the uplink in one class of service; further ones are "
+                "dropped. 0: no limit.",
+                "kB (1,000 bytes)",
+            ),
+            numbers_per_worker(
+                "link_reorder",
+                "0",
+                "Probability that a datagram arrives behind later ones.",
+                "fraction",
+            ),
+            numbers_per_worker(
+                "link_duplicate", "0", "Probability that a datagram arrives twice.", "fraction"
+            ),
+            numbers_per_worker(
+                "link_background_mbps",
+                "0",
+                "Others' traffic on the uplink, less than --link_mbps.",
+                "Mbit/s",
+            ),
+            numbers_per_worker(
+                "link_background_class",
+                str(BEST_EFFORT),
+                "Its class of service: 0 is served first, 7 is that of all unmarked traffic.",
+                "class",
+            ),
         ),
     ),
 )
-TOPICS = (_WORKER, _EMULATION)
+TOPICS = (WORKER, _EMULATION)
 
 
 _PREFIX = "link_"  # of the fields of Link

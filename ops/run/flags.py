@@ -29,12 +29,26 @@ class Option:
     kind: Kind
     name: str
     default: Any  # None: not given
-    text: str  # the line of --help
+    text: str  # the line of --help; unit and default are added to it
+    unit: str = ""  # seconds, Mbit/s, fraction ...; what the text of a text flag is
     low: float | None = None  # inclusive bounds of integer and number
     high: float | None = None
     values: tuple[str, ...] = ()  # of a choice
     rule: FlagRule | None = None
+    unset: str = ""  # what holds if it is not given and has no default
     is_advanced: bool = False  # shown by --helpfull, not by --help
+
+    @property
+    def values_and_default(self) -> str:
+        """What it takes, and what holds if it is not given.
+
+        >>> number("pause", 10.0, "Time between two looks.", "seconds").values_and_default
+        'seconds; default 10'
+        """
+        if self.kind == "switch":
+            return f"switch; default {'on' if self.default else 'off'}"
+        default = self.unset if self.default in (None, "") else f"{self.default}".removesuffix(".0")
+        return f"{'|'.join(self.values) or self.unit}; default {default}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,45 +73,60 @@ def integer(
     name: str,
     default: int | None,
     text: str,
+    unit: str,
     low: int | None = None,
     high: int | None = None,
     rule: FlagRule | None = None,
+    unset: str = "",
 ) -> Option:
     """Return a flag of a whole number from `low` to `high`."""
-    return Option("integer", name, default, text, low, high, rule=rule)
+    return Option("integer", name, default, text, unit, low, high, rule=rule, unset=unset)
 
 
 def number(
     name: str,
     default: float | None,
     text: str,
+    unit: str,
     low: float | None = None,
     high: float | None = None,
     rule: FlagRule | None = None,
+    unset: str = "",
 ) -> Option:
     """Return a flag of a finite number from `low` to `high`."""
-    return Option("number", name, default, text, low, high, rule=rule)
+    return Option("number", name, default, text, unit, low, high, rule=rule, unset=unset)
 
 
-def choice(name: str, default: str | None, text: str, values: Iterable[str]) -> Option:
+def choice(
+    name: str, default: str | None, text: str, values: Iterable[str], unset: str = ""
+) -> Option:
     """Return a flag of one word out of `values`."""
-    return Option("choice", name, default, text, values=tuple(values))
+    return Option("choice", name, default, text, values=tuple(values), unset=unset)
 
 
-def words(name: str, default: str | None, text: str, rule: FlagRule | None = None) -> Option:
+def words(
+    name: str,
+    default: str | None,
+    text: str,
+    unit: str,
+    rule: FlagRule | None = None,
+    unset: str = "",
+) -> Option:
     """Return a flag of free text, such as a path."""
-    return Option("text", name, default, text, rule=rule)
+    return Option("text", name, default, text, unit, rule=rule, unset=unset)
 
 
-def comma_list(name: str, default: str, text: str, rule: FlagRule | None = None) -> Option:
+def comma_list(
+    name: str, default: str, text: str, unit: str, rule: FlagRule | None = None, unset: str = ""
+) -> Option:
     """Return a flag of words between commas; empty text is the empty list."""
-    return Option("list", name, default, text, rule=rule)
+    return Option("list", name, default, text, unit, rule=rule, unset=unset)
 
 
-def numbers_per_worker(name: str, default: str, text: str) -> Option:
+def numbers_per_worker(name: str, default: str, text: str, unit: str) -> Option:
     """Return a flag of one number, or of one for each worker."""
     rule = FlagRule(_are_numbers, "takes numbers, such as 100 or 100,10,1")
-    return comma_list(name, default, f"{text} One value, or one per worker.", rule)
+    return comma_list(name, default, text, f"{unit}, one for all or one per worker", rule)
 
 
 def above_zero(advice: str = "") -> FlagRule:

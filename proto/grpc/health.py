@@ -1,6 +1,6 @@
 """Queries a PS, or a worker that accepts peers, for its health (grpc.health.v1).
 
-``python -m thinwire.proto.grpc.health HOST:PORT [--tls_ca CA [--tls_cert CERT --tls_key KEY]]``
+``thinwire health HOST:PORT [--tls_ca CA [--tls_cert CERT --tls_key KEY]]``
 writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, and 3 where nobody answers. A
 token is not needed.
 """
@@ -121,7 +121,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
 def main(arguments: Sequence[str] | None = None) -> int:
     """Query the node that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m thinwire.proto.grpc.health",
+        prog="thinwire health",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

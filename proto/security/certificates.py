@@ -1,6 +1,6 @@
 """Makes the certificates of a run: an authority of its own, and one for each node.
 
-``python -m thinwire.proto.security.certificates --out certs --hosts 10.0.0.1,ps.example --shards 2
+``thinwire certificates --out certs --hosts 10.0.0.1,ps.example --shards 2
 --workers 4``
 
 The folder then holds ca.crt, ca.key, and ps-0.crt, ps-0.key, worker-1.crt ... supervisor-0.key.
@@ -246,7 +246,7 @@ def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the certificates that the command line requests; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m thinwire.proto.security.certificates",
+        prog="thinwire certificates",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Reports of finished runs: pictures and one self-contained page.
 
-``python -m thinwire.supervisor.report.__main__ RUN [RUN...] [--output FILE]`` compares runs.
+``thinwire report RUN [RUN...] [--output FILE]`` compares runs.
 TensorFlow is not needed: everything comes from summary.json and metrics.jsonl.
 """
 
@@ -221,9 +221,7 @@ class ReportArguments(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the runs named on the command line; return the exit code."""
-    parser = ReportArguments(
-        prog="python -m thinwire.supervisor.report.__main__", description="Compare finished runs."
-    )
+    parser = ReportArguments(prog="thinwire report", description="Compare finished runs.")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's --run_dir")
     parser.add_argument("--output", default="comparison.html", help="page to write (%(default)s)")
     options = parser.parse_args(arguments)

@@ -7,7 +7,7 @@ import pytest
 from tests.papers import TOKEN
 from tests.proto.samples import GOLDEN, samples
 from tests.ps.streams import Shard, Stream, frame
-from thinwire import cli
+from thinwire import node
 from thinwire.ops.run.credentials import Credentials
 from thinwire.ops.run.settings import EXIT_REFUSED
 from thinwire.proto import thinwire_pb2 as pb
@@ -111,7 +111,7 @@ def test_a_client_hears_what_an_older_ps_says_and_ends():
     ):
         session.open(WAIT_SECONDS)
     assert str(caught.value) == words
-    assert cli._exit_code(caught.value) == EXIT_REFUSED
+    assert node._exit_code(caught.value) == EXIT_REFUSED
 
 
 def test_a_welcome_with_unknown_fields_is_not_believed():

@@ -23,20 +23,24 @@ TOPICS = (
                 "advise_rate",
                 0.8,
                 "Propose the first composition, from true to lossy, that is predicted to reach "
-                "this share of the samples a second that the workers could compute.",
+                "this share of the samples per second that the workers could compute.",
+                "fraction",
                 low=0.01,
                 high=1.0,
             ),
             number(
                 "probe_seconds",
                 30.0,
-                "How long each of the two runs that measure links may train; slow links need more.",
+                "Most training time of each of the two runs that measure links; slow ones need "
+                "more.",
+                "seconds",
                 low=1.0,
             ),
             integer(
                 "advise_pushes",
                 48,
                 "Pushes of each worker from which a composition is predicted.",
+                "pushes",
                 low=4,
             ),
         ),

@@ -9,7 +9,7 @@ from absl import flags, logging
 
 from thinwire.ops.routing import dgt
 from thinwire.ops.routing.base import CLASSES, TRANSPORTS, Transport
-from thinwire.ops.run.flags import FlagRule, Topic, choice, integer, number, switch
+from thinwire.ops.run.flags import FlagRule, Topic, advanced, choice, integer, number, switch
 from thinwire.ops.types import ConfigurationError
 
 _IS_BLOCK = FlagRule(lambda size: size % 4 == 0, "must be a multiple of 4, the bytes of a float32")
@@ -18,120 +18,151 @@ _IS_BITS = FlagRule(lambda bits: bits in dgt.LOW_BITS, "must be 32, 16, 8 or 4")
 TOPIC = Topic(
     "DGT: blocks that contribute little travel in datagrams (--router=dgt)",
     (
-        integer(
-            "dgt_channels",
-            3,
-            "Channels for datagrams; 0: all is reliable.",
-            low=0,
-            high=dgt.MAX_CHANNELS,
-        ),
-        number("dgt_k", 0.8, "Fraction of blocks that are reliable.", low=0.0, high=1.0),
-        number("dgt_k_min", 0.2, "Least fraction with --dgt_adaptive_k.", low=0.0, high=1.0),
+        number("dgt_k", 0.8, "Blocks that are reliable.", "fraction", low=0.0, high=1.0),
         switch("dgt_adaptive_k", "Let the fraction fall with the training loss."),
-        switch(
-            "dgt_enable_block",
-            "Cut tensors into blocks; without, everything is reliable.",
-            default=True,
-        ),
-        integer("dgt_block_size", 4096, "Bytes of a block of float32.", low=4, rule=_IS_BLOCK),
-        number(
-            "dgt_alpha",
-            0.3,
-            "Weight of the past in the contribution of a block.",
-            low=0.0,
-            high=1.0,
-        ),
-        choice(
-            "dgt_reception",
-            "diff",
-            "What comes late is added to the next step, or dropped.",
-            dgt.RECEPTIONS,
-        ),
-        switch("dgt_send_drop", "A control: throw unreliable blocks away at the sender."),
-        choice(
-            "dgt_random",
-            "0",
-            "A control: rank at random, anew in each step, or always the same as the original.",
-            dgt.RANDOM,
-        ),
-        switch("dgt_clear_zero", "Leave out blocks of zeros.", default=True),
-        integer(
-            "dgt_low_bits",
-            32,
-            "Of a value in unreliable blocks: 32, 16, 8 or 4; errors are kept for the next step.",
-            low=4,
-            rule=_IS_BITS,
-        ),
-        number(
-            "dgt_wait_ms",
-            0.0,
-            "How long a shard waits for datagrams after the reliable part.",
-            low=0.0,
-            high=3_600_000.0,
-        ),
-        integer("dgt_max_late", 5, "Most steps that a block may be late.", low=0),
-        number(
-            "dgt_late_decay",
-            1.0,
-            "Factor on late blocks, for each step of lateness.",
-            low=0.0,
-            high=1.0,
-        ),
-        switch(
-            "dgt_error_feedback",
-            "Add what did not arrive to the next gradient; with --dgt_reception=drop.",
-        ),
-        choice(
-            "dgt_marker",
-            "step",
-            "Whose reliable part ends the wait: the step's, or each tensor's own.",
-            dgt.MARKERS,
-        ),
-        number(
-            "dgt_loss_ema",
-            0.0,
-            "Weight of the past in the loss that k follows.",
-            low=0.0,
-            high=0.9999,
-        ),
-        choice(
-            "dgt_scope",
-            "tensor",
-            "k of each tensor's blocks, or of all of a shard's.",
-            dgt.SCOPES,
-        ),
-        integer("dgt_mtu", 1472, "Most bytes in a datagram; 1452 for IPv6.", low=128, high=65_507),
-        choice(
-            "dgt_transport",
-            "udp",
-            "grpc: unreliable blocks follow on the reliable stream.",
-            TRANSPORTS,
-        ),
-        choice("dgt_dscp", "cs", "How priorities are marked in IP headers.", CLASSES),
         number(
             "dgt_pace_mbps",
             0.0,
             "Rate of a worker's datagrams; 0: no limit.",
+            "Mbit/s",
             low=0.0,
             high=1_000_000.0,
         ),
-        number(
-            "dgt_drop_rate",
-            0.0,
-            "For tests: fraction of datagrams that a shard drops on arrival.",
-            low=0.0,
-            high=1.0,
+        *advanced(
+            integer(
+                "dgt_channels",
+                3,
+                "Channels for datagrams; 0: all is reliable.",
+                "count",
+                low=0,
+                high=dgt.MAX_CHANNELS,
+            ),
+            number(
+                "dgt_k_min",
+                0.2,
+                "Least reliable part with --dgt_adaptive_k.",
+                "fraction",
+                low=0.0,
+                high=1.0,
+            ),
+            switch(
+                "dgt_enable_block",
+                "Cut tensors into blocks; without, everything is reliable.",
+                default=True,
+            ),
+            integer(
+                "dgt_block_size",
+                4096,
+                "Size of a block of float32.",
+                "bytes",
+                low=4,
+                rule=_IS_BLOCK,
+            ),
+            number(
+                "dgt_alpha",
+                0.3,
+                "Weight of the past in the contribution of a block.",
+                "fraction",
+                low=0.0,
+                high=1.0,
+            ),
+            choice(
+                "dgt_reception",
+                "diff",
+                "Late blocks are added to the next step, or dropped.",
+                dgt.RECEPTIONS,
+            ),
+            switch("dgt_send_drop", "A control: throw unreliable blocks away at the sender."),
+            choice(
+                "dgt_random",
+                "0",
+                "A control: rank at random, anew in each step, or always the same as the original.",
+                dgt.RANDOM,
+            ),
+            switch("dgt_clear_zero", "Leave out blocks of zeros.", default=True),
+            integer(
+                "dgt_low_bits",
+                32,
+                "Size of a value in unreliable blocks: 32, 16, 8 or 4; errors are kept for the "
+                "next step.",
+                "bits",
+                low=4,
+                rule=_IS_BITS,
+            ),
+            number(
+                "dgt_wait_ms",
+                0.0,
+                "Time that a shard waits for datagrams after the reliable part.",
+                "milliseconds",
+                low=0.0,
+                high=3_600_000.0,
+            ),
+            integer("dgt_max_late", 5, "How late a block may be.", "steps", low=0),
+            number(
+                "dgt_late_decay",
+                1.0,
+                "Factor on late blocks, for each step of lateness.",
+                "factor",
+                low=0.0,
+                high=1.0,
+            ),
+            switch(
+                "dgt_error_feedback",
+                "Add what did not arrive to the next gradient; with --dgt_reception=drop.",
+            ),
+            choice(
+                "dgt_marker",
+                "step",
+                "Whose reliable part ends the wait: the step's, or each tensor's own.",
+                dgt.MARKERS,
+            ),
+            number(
+                "dgt_loss_ema",
+                0.0,
+                "Weight of the past in the loss that k follows.",
+                "fraction",
+                low=0.0,
+                high=0.9999,
+            ),
+            choice(
+                "dgt_scope",
+                "tensor",
+                "k of each tensor's blocks, or of all of a shard's.",
+                dgt.SCOPES,
+            ),
+            integer(
+                "dgt_mtu",
+                1472,
+                "Largest datagram; 1452 for IPv6.",
+                "bytes",
+                low=128,
+                high=65_507,
+            ),
+            choice(
+                "dgt_transport",
+                "udp",
+                "grpc: unreliable blocks follow on the reliable stream.",
+                TRANSPORTS,
+            ),
+            choice("dgt_dscp", "cs", "How priorities are marked in IP headers.", CLASSES),
+            number(
+                "dgt_drop_rate",
+                0.0,
+                "For tests: datagrams that a shard drops on arrival.",
+                "fraction",
+                low=0.0,
+                high=1.0,
+            ),
+            integer(
+                "dgt_drop_seed",
+                0,
+                "For tests: seed of --dgt_drop_rate.",
+                "number",
+                low=0,
+                high=2**31 - 1,
+            ),
+            switch("dgt_info", "Log k, blocks, ratios, lateness and bytes of each step."),
         ),
-        integer("dgt_drop_seed", 0, "Seeds which.", low=0, high=2**31 - 1),
-        switch("dgt_info", "Log k, blocks, ratios, lateness and bytes of each step."),
-        integer(
-            "dgt_fallback_steps",
-            20,
-            "Send all reliably after so many steps in which few datagrams arrived; 0: never.",
-            low=0,
-            high=1_000_000,
-        ),
-        number("dgt_fallback_fill", 0.01, "Fewer than this fraction.", low=0.0, high=1.0),
     ),
 )
 
@@ -194,7 +225,7 @@ NOT_READ = {
 
 
 def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
-    """Give the flags that were not given what the original's variables say; log each.
+    """Set the flags that were not given from the original's variables; log each.
 
     Args:
         values: The parsed flags.

@@ -6,7 +6,7 @@ import sys
 
 from absl import flags
 
-from thinwire.ops.run.flags import FlagRule, Topic, choice, integer, number, words
+from thinwire.ops.run.flags import FlagRule, Topic, advanced, choice, integer, number, words
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
@@ -21,36 +21,56 @@ TOPICS = (
             choice(
                 "launcher",
                 None,
-                "How a Cluster starts its nodes. Default: ssh where "
-                "--hosts_file is given, else local.",
+                "How a Cluster starts its nodes.",
                 ("local", "ssh", "ray"),
+                unset="ssh with --hosts_file, else local",
             ),
             words(
                 "hosts_file",
                 None,
                 "A host a line, fast to slow: [user@]host[:port] [slots=q].",
+                "file",
                 rule=_IS_NAME,
+                unset="none",
             ),
             words(
                 "sync_dst_dir",
                 None,
-                "Copy the code to this folder of every host and run it "
-                "there; without it the code must be at the same path everywhere.",
+                "Copy the code to this folder of every host and run it there.",
+                "folder",
                 rule=_IS_NAME,
+                unset="each host has it, at the same path or installed",
             ),
-            words(
-                "interface",
-                None,
-                "Where a PS listens: the name of an interface of its host, or "
-                "an address. Default: the address that the hosts file names.",
-                rule=_IS_NAME,
-            ),
-            words("ssh_options", "", "More options for ssh, such as '-i key -J gateway'."),
-            words("remote_python", None, "Python of the hosts. Default: the launcher's path."),
-            words(
-                "ray_address",
-                None,
-                "Ray cluster to use, or 'local'. Default: RAY_ADDRESS, else a Ray of this machine.",
+            *advanced(
+                words(
+                    "interface",
+                    None,
+                    "Where a PS listens: the name of an interface of its host, or an address.",
+                    "name or address",
+                    rule=_IS_NAME,
+                    unset="the address that the hosts file names",
+                ),
+                words(
+                    "ssh_options",
+                    "",
+                    "More options for ssh, such as '-i key -J gateway'.",
+                    "options",
+                    unset="none",
+                ),
+                words(
+                    "remote_python",
+                    None,
+                    "Python of the hosts.",
+                    "path or name",
+                    unset="the launcher's path",
+                ),
+                words(
+                    "ray_address",
+                    None,
+                    "Ray cluster to use, or 'local'.",
+                    "address",
+                    unset="RAY_ADDRESS, else a Ray of this machine",
+                ),
             ),
         ),
     ),
@@ -60,17 +80,20 @@ TOPICS = (
             integer(
                 "restart_workers",
                 0,
-                "Start a worker that dies again, at most so often "
-                "within --restart_window_seconds each; 0 never does. Pauses before it grow "
-                "from 1 s to 30 s. One that ended well, was refused, interrupted or diverged "
-                "is left alone.",
+                "Start a worker that dies again, at most so often within "
+                "--restart_window_seconds, after 1 s to 30 s; 0: never. One that ended well, was "
+                "refused, interrupted or diverged is left alone.",
+                "restarts",
                 low=0,
             ),
-            number(
-                "restart_window_seconds",
-                600.0,
-                "After so long without a death the restarts of a worker are counted anew.",
-                low=1.0,
+            *advanced(
+                number(
+                    "restart_window_seconds",
+                    600.0,
+                    "Time without a death after which restarts are counted anew.",
+                    "seconds",
+                    low=1.0,
+                ),
             ),
         ),
     ),
@@ -126,7 +149,7 @@ def refuse_elsewhere(run: Run) -> None:
     for name in NAMES:
         if _is_set(name):
             raise ConfigurationError(
-                f"--{name}={FLAGS[name].value} says how a Cluster starts its nodes, and this is "
+                f"--{name}={FLAGS[name].value} is for a Cluster, which starts nodes, and this is "
                 f"--type_node={run.type_node}; leave it out, or take --type_node=Cluster."
             )
 
@@ -151,7 +174,7 @@ def remote_python() -> str:
 
 
 def refuse_chosen_addresses() -> None:
-    """Refuse what cannot be said of shards on other hosts.
+    """Refuse addresses that only shards of this host could have.
 
     Raises:
         ConfigurationError: --ip_PS, or --port=0.
@@ -159,7 +182,7 @@ def refuse_chosen_addresses() -> None:
     if _is_set("ip_PS"):
         raise ConfigurationError(
             f"--ip_PS={FLAGS.ip_PS}: the launcher gives each PS its address; leave this out, and "
-            "set --interface where the PS shall listen elsewhere than the hosts file says."
+            "set --interface where the PS shall not listen at the hosts file's address."
         )
     if FLAGS.port == 0 and not FLAGS.ps_hosts:
         raise ConfigurationError(

@@ -1,9 +1,4 @@
-"""The flags of the method: what its policies are, and their hyper-parameters; one line a flag.
-
-The flags of what a worker sends: one line a flag.
-
-The flags of guards against faulty devices: one line a flag.
-"""
+"""The flags of the method, the same on every node: policies, hyper-parameters, guards."""
 
 from __future__ import annotations
 
@@ -23,6 +18,7 @@ from thinwire.ops.run.flags import (
     FlagRule,
     Topic,
     above_zero,
+    advanced,
     choice,
     integer,
     number,
@@ -34,210 +30,313 @@ from thinwire.ops.types import VALUE_DTYPES
 from thinwire.ops.weighting.base import WEIGHTINGS
 from thinwire.ops.weighting.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
 
+#: What holds where a policy is not given.
+_OF_METHOD = "the method's"
+
+_ADVANCED = (
+    number(
+        "down_ratio",
+        None,
+        "Entries that --down_codec=sparse and auto KEEP.",
+        "fraction",
+        rule=above_zero("1 or more is all"),
+        unset="--compression_rate",
+    ),
+    choice("down_value_dtype", "float32", "Type of the values that these send.", VALUE_DTYPES),
+    integer(
+        "resync_every",
+        0,
+        "One in so many of their replies is the whole model; 0: none.",
+        "replies",
+        low=0,
+    ),
+    integer(
+        "max_staleness",
+        0,
+        "With these a worker whose model is staler gets the whole one; 0: no limit.",
+        "updates",
+        low=0,
+    ),
+    words("esync_eps", "auto", "Safety margin of --pacer=esync.", "seconds, or auto"),
+    choice(
+        "esync_query",
+        "blocking",
+        "Wait for the state server, or go on training meanwhile.",
+        ("blocking", "delayed"),
+    ),
+    words(
+        "esync_smoothing", "ema:0.5", "How --pacer=esync smooths step times.", "ema:A|max:M|none"
+    ),
+    integer(
+        "max_local_steps", 0, "Limit of a round of --pacer=esync; 0: no limit.", "steps", low=0
+    ),
+    words("groups_file", None, "The same as --groups, one group a line.", "file", unset="none"),
+    integer(
+        "groups_warmup_updates",
+        None,
+        "Updates before --groups=auto first forms groups.",
+        "updates",
+        low=1,
+        unset="10 per worker",
+    ),
+    number(
+        "regroup_interval_seconds",
+        None,
+        "Least time between two changes of --groups=auto; 0: form them once.",
+        "seconds",
+        low=0.0,
+        unset="60",
+    ),
+    integer(
+        "staleness_window", 1024, "Updates that --weighting=per_entry remembers.", "updates", low=1
+    ),
+    choice(
+        "beyond_window",
+        "count",
+        "What --weighting=per_entry does with an older update.",
+        ("count", "reject"),
+    ),
+    number(
+        "dcasgd_lambda",
+        None,
+        "Strength of --weighting=dc_asgd.",
+        "factor",
+        low=0.0,
+        unset="0.04, or 2 if adaptive",
+    ),
+    choice(
+        "dcasgd_variant",
+        "constant",
+        "The same strength for every entry, or by its running mean square.",
+        DEFAULT_LAMBDAS,
+    ),
+    number(
+        "dcasgd_decay",
+        None,
+        "Decay of that mean.",
+        "factor",
+        low=0.0,
+        high=0.9999,
+        unset="0.95",
+    ),
+    choice(
+        "dcasgd_backup",
+        "per_worker",
+        "Compensate from the weights the worker received, or from those before the latest step.",
+        BACKUPS,
+    ),
+    number("weight_decay", 0.0, "Decoupled weight decay on the server.", "factor", low=0.0),
+    number(
+        "global_lr",
+        1.0,
+        "Factor on changes of weights (pacer esync; fixed with H > 1; codecs dgs, dgc, gd).",
+        "factor",
+        low=0.0,
+    ),
+    choice("local_optimizer", "sgd", "Optimizer of a worker's local steps.", OPTIMIZERS),
+    number(
+        "local_momentum",
+        None,
+        "Momentum of local steps with SGD.",
+        "factor",
+        low=0.0,
+        high=0.9999,
+        unset="0.9 with --local_optimizer=momentum, else 0",
+    ),
+    choice(
+        "local_opt_state",
+        "keep",
+        "What an exchange does to the local optimizer's slots.",
+        SLOT_FATES,
+    ),
+    number(
+        "local_lr",
+        None,
+        "Initial rate of local steps, which --lr_schedule scales too.",
+        "factor",
+        rule=above_zero(),
+        unset="--learning_rate",
+    ),
+    switch(
+        "bn_sync",
+        "Average BatchNorm's moving statistics over the workers.",
+        default=True,
+    ),
+)
+
 METHOD = Topic(
     "Method",
     (
-        choice("method", "adacomp", "A named composition of the seams.", METHODS),
+        choice("method", "adacomp", "A named composition of policies.", METHODS),
+        integer(
+            "batch_size",
+            10,
+            "Size of a mini-batch; on a Supervisor, of an evaluation batch.",
+            "examples",
+            low=1,
+        ),
+        number("learning_rate", 0.02, "Initial learning rate.", "factor", rule=above_zero()),
+        words(
+            "lr_schedule",
+            "",
+            "Changes of the rate over the run, such as 0.6:0.2,0.8:0.2.",
+            "fraction of the budget:factor,...",
+            unset="constant",
+        ),
+        number(
+            "momentum",
+            None,
+            "Momentum of the server's SGD.",
+            "factor",
+            low=0.0,
+            high=0.9999,
+            unset="0.9 with --server_optimizer=momentum, else 0",
+        ),
         number(
             "compression_rate",
             0.01,
-            "Fraction of entries KEPT by sparsifying codecs.",
+            "Entries that sparsifying codecs KEEP.",
+            "fraction",
             rule=above_zero("1 or more is dense"),
         ),
-        choice("value_dtype", "float32", "Of values sent up.", VALUE_DTYPES),
-        number(
-            "down_ratio",
+        choice("value_dtype", "float32", "Type of the values on the uplink.", VALUE_DTYPES),
+        words(
+            "groups",
             None,
-            "Fraction of entries KEPT by --down_codec=sparse and auto; --compression_rate if not "
-            "given.",
-            rule=above_zero("1 or more is all"),
-        ),
-        choice("down_value_dtype", "float32", "Of values that these send down.", VALUE_DTYPES),
-        integer(
-            "resync_every", 0, "Every n-th of their replies is the whole model; 0: none.", low=0
-        ),
-        integer(
-            "max_staleness",
-            0,
-            "With these a worker whose model is more updates old gets the whole one; 0: no limit.",
-            low=0,
-        ),
-        integer("local_steps", 1, "H of --pacer=fixed.", low=1),
-        choice(
-            "collective",
-            THROUGH_PS,
-            "Who sums a round of bsp or esync: the PS, or the workers among themselves.",
-            (THROUGH_PS, *collectives.REGISTRY),
-        ),
-        switch(
-            "overlap",
-            "Compute the next gradient while an exchange is under way: one step staler.",
-        ),
-        words("esync_eps", "auto", "Safety margin of --pacer=esync in seconds, or auto."),
-        choice(
-            "esync_query",
-            "blocking",
-            "Wait for the state server, or train on meanwhile.",
-            ("blocking", "delayed"),
-        ),
-        words("esync_smoothing", "ema:0.5", "Of step times: ema:A, max:M, or none."),
-        integer("max_local_steps", 0, "Of a round of --pacer=esync; 0 is no limit.", low=0),
-        words("groups", None, "Groups of --sync=gsp, such as '1,2|3,4'; auto: by measured speeds."),
-        words("groups_file", None, "The same, one group a line."),
-        integer(
-            "groups_warmup_updates",
-            None,
-            "Updates before --groups=auto first forms groups; ten a worker if not given.",
-            low=1,
-        ),
-        number(
-            "regroup_interval_seconds",
-            None,
-            "Least time between two changes of --groups=auto (60 if not given); 0: form them once.",
-            low=0.0,
+            "Groups of --sync=gsp, such as '1,2|3,4'; auto: by measured speed.",
+            "groups of workers",
+            unset="none",
         ),
         integer(
             "staleness_bound",
             None,
-            "How far a worker may run ahead of the slowest (ssp: 3 if not given; gsp: none).",
+            "How far a worker may run ahead of the slowest.",
+            "updates",
             low=0,
+            unset="3 for ssp, none for gsp",
         ),
-        integer("staleness_window", 1024, "Updates that per_entry remembers.", low=1),
+        integer("local_steps", 1, "H of --pacer=fixed.", "steps", low=1),
         choice(
-            "beyond_window",
-            "count",
-            "What per_entry does with an older update.",
-            ("count", "reject"),
-        ),
-        number(
-            "dcasgd_lambda",
-            None,
-            "Strength of --weighting=dc_asgd; if not given 0.04, or 2 if adaptive.",
-            low=0.0,
-        ),
-        choice(
-            "dcasgd_variant",
-            "constant",
-            "The same strength for every entry, or by its running mean square.",
-            DEFAULT_LAMBDAS,
-        ),
-        number("dcasgd_decay", None, "Of that mean; 0.95 if not given.", low=0.0, high=0.9999),
-        choice(
-            "dcasgd_backup",
-            "per_worker",
-            "Compensate from what the worker was handed, or from before the latest step.",
-            BACKUPS,
-        ),
-        number("learning_rate", 0.02, "Initial rate.", rule=above_zero()),
-        words("lr_schedule", "", "fraction of the budget:factor, such as 0.6:0.2,0.8:0.2."),
-        number("momentum", None, "Of the server's SGD.", low=0.0, high=0.9999),
-        number("weight_decay", 0.0, "Decoupled, on the server.", low=0.0),
-        number(
-            "global_lr",
-            1.0,
-            "Factor on changes of weights (pacer esync; fixed with H > 1; codecs dgs, dgc, gd).",
-            low=0.0,
-        ),
-        choice("local_optimizer", "sgd", "Of a worker's local steps.", OPTIMIZERS),
-        number(
-            "local_momentum",
-            None,
-            "Of local steps with SGD; 0.9 if not given and --local_optimizer=momentum.",
-            low=0.0,
-            high=0.9999,
-        ),
-        choice(
-            "local_opt_state",
-            "keep",
-            "What an exchange does to the local optimizer's slots.",
-            SLOT_FATES,
-        ),
-        number(
-            "local_lr",
-            None,
-            "Initial rate of local steps, which --lr_schedule scales too; --learning_rate if not "
-            "given.",
-            rule=above_zero(),
+            "collective",
+            THROUGH_PS,
+            "What sums a round of bsp or esync: the PS, or the workers among themselves.",
+            (THROUGH_PS, *collectives.REGISTRY),
         ),
         switch(
-            "bn_sync",
-            "Average BatchNorm's moving statistics over the workers.",
-            default=True,
+            "overlap", "Compute the next gradient during an exchange, which makes it a step staler."
         ),
-        integer(
-            "batch_size",
-            10,
-            "Examples of a mini-batch; on a Supervisor of an evaluation batch.",
-            low=1,
-        ),
+        *advanced(*_ADVANCED),
     ),
 )
 
 POLICIES = Topic(
-    "Seams: an explicit value overrides the method's",
+    "Policies: an explicit value overrides the method's",
     (
-        choice("pacer", None, "Push now, or one more local step?", pacers.PACERS),
-        choice("codec", None, "What of an update is sent.", CODECS),
-        choice("down_codec", None, "What of the model is sent back.", DOWN_CODECS),
-        choice("router", None, "Which class of service carries a block.", ROUTERS),
-        choice("sync", None, "When an update is released, and who may go on.", SYNC_RULES),
-        choice("weighting", None, "What a stale update is worth.", WEIGHTINGS),
-        choice("server_optimizer", None, "How a released update becomes weights.", OPTIMIZERS),
+        choice("pacer", None, "Push now, or one more local step.", pacers.PACERS, unset=_OF_METHOD),
+        choice("codec", None, "What of an update is sent.", CODECS, unset=_OF_METHOD),
+        choice(
+            "down_codec", None, "What of the model is sent back.", DOWN_CODECS, unset=_OF_METHOD
+        ),
+        choice(
+            "router", None, "Which class of service carries a block.", ROUTERS, unset=_OF_METHOD
+        ),
+        choice(
+            "sync",
+            None,
+            "When an update is released, and which worker may proceed.",
+            SYNC_RULES,
+            unset=_OF_METHOD,
+        ),
+        choice("weighting", None, "Weight of a stale update.", WEIGHTINGS, unset=_OF_METHOD),
+        choice(
+            "server_optimizer",
+            None,
+            "How a released update becomes weights.",
+            OPTIMIZERS,
+            unset=_OF_METHOD,
+        ),
     ),
 )
-
 
 CODEC = Topic(
     "What workers send",
     (
-        choice(
-            "selection",
-            "exact",
-            "How the largest entries are found: exactly, or by a threshold that is estimated from "
-            "a sample, or carried over from the step before.",
-            top_k.SELECTIONS,
-        ),
-        choice(
-            "threshold_scope",
-            "tensor",
-            "The largest of each tensor, or of all together.",
-            top_k.SCOPES,
-        ),
         switch("error_feedback", "Keep what the codec drops or rounds off for the next step."),
-        integer("dense_below", 0, "Tensors with fewer entries are sent whole; 0: none.", low=0),
-        choice(
-            "ratio_schedule",
-            "constant",
-            "lr: send --compression_rate times learning rate / initial rate.",
-            RATIO_SCHEDULES,
-        ),
-        integer(
-            "warmup_epochs",
-            None,
-            "First epochs, in which sparsifying codecs send more; dgc: 4 if not given, else 0.",
-            low=0,
-        ),
-        number("dgs_momentum", 0.7, "Of --codec=dgs, on the worker.", low=0.0, high=0.9999),
-        number("dgc_momentum", 0.9, "Of --codec=dgc, on the worker.", low=0.0, high=0.9999),
-        switch("dgc_nesterov", "Nesterov's momentum in --codec=dgc."),
-        switch("dgc_masking", "Zero the velocity of --codec=dgc where it is sent.", default=True),
-        number(
-            "dgc_clip_norm",
-            0.0,
-            "Of --codec=dgc: clip gradients to this L2 norm / sqrt(workers) first; 0: off.",
-            low=0.0,
-        ),
-        choice(
-            "dgc_clip_scope",
-            "model",
-            "What --dgc_clip_norm is the norm of: the whole gradient, or each tensor.",
-            wrappers.CLIP_SCOPES,
-        ),
-        integer(
-            "powersgd_rank",
-            2,
-            "Of --codec=powersgd: columns of each of the two factors that a matrix travels as.",
-            low=1,
+        *advanced(
+            choice(
+                "selection",
+                "exact",
+                "How the largest entries are found: exactly, or by a threshold that is estimated "
+                "from a sample, or carried over from the step before.",
+                top_k.SELECTIONS,
+            ),
+            choice(
+                "threshold_scope",
+                "tensor",
+                "The largest of each tensor, or of all together.",
+                top_k.SCOPES,
+            ),
+            integer(
+                "dense_below",
+                0,
+                "Tensors with fewer entries are sent whole; 0: none.",
+                "entries",
+                low=0,
+            ),
+            choice(
+                "ratio_schedule",
+                "constant",
+                "lr: send --compression_rate times learning rate / initial rate.",
+                RATIO_SCHEDULES,
+            ),
+            integer(
+                "warmup_epochs",
+                None,
+                "First epochs, in which sparsifying codecs send more.",
+                "epochs",
+                low=0,
+                unset="4 for dgc, else 0",
+            ),
+            number(
+                "dgs_momentum",
+                0.7,
+                "Momentum of --codec=dgs, on the worker.",
+                "factor",
+                low=0.0,
+                high=0.9999,
+            ),
+            number(
+                "dgc_momentum",
+                0.9,
+                "Momentum of --codec=dgc, on the worker.",
+                "factor",
+                low=0.0,
+                high=0.9999,
+            ),
+            switch("dgc_nesterov", "Nesterov's momentum in --codec=dgc."),
+            switch(
+                "dgc_masking", "Zero the velocity of --codec=dgc where it is sent.", default=True
+            ),
+            number(
+                "dgc_clip_norm",
+                0.0,
+                "--codec=dgc first clips gradients to this / sqrt(workers); 0: off.",
+                "L2 norm",
+                low=0.0,
+            ),
+            choice(
+                "dgc_clip_scope",
+                "model",
+                "What --dgc_clip_norm is the norm of: the whole gradient, or each tensor.",
+                wrappers.CLIP_SCOPES,
+            ),
+            integer(
+                "powersgd_rank",
+                2,
+                "Rank of the two factors that --codec=powersgd sends of a matrix.",
+                "columns",
+                low=1,
+            ),
         ),
     ),
 )
@@ -252,42 +351,49 @@ GUARDS = Topic(
         number(
             "max_update_norm",
             Guards.max_update_norm,
-            "A shard refuses its part of a push if its L2 norm is larger; 0: off.",
+            "A shard refuses its part of a push if its norm is larger; 0: off.",
+            "L2 norm",
             low=0.0,
-        ),
-        number(
-            "update_norm_factor",
-            Guards.update_norm_factor,
-            "It refuses what exceeds so many times the median of the newest accepted norms of all "
-            "workers; 0: off.",
-            low=0.0,
-            rule=_IS_FACTOR,
-        ),
-        integer(
-            "quarantine_after",
-            Guards.quarantine_after,
-            "Offences (not finite, too large, malformed) within --quarantine_seconds after which a "
-            "worker is put out; 0: off.",
-            low=0,
-        ),
-        number(
-            "quarantine_seconds",
-            Guards.quarantine_seconds,
-            "How long it is put out for the first time; each further time doubles it.",
-            low=0.1,
         ),
         choice(
             "aggregate",
             Mean.name,
-            "What the updates of a synchronous group are merged into, entry by entry.",
+            "How the updates of a synchronous group are merged, entry by entry.",
             AGGREGATES,
         ),
-        number(
-            "trim_fraction",
-            None,
-            "Of a group's values that --aggregate=trimmed_mean leaves out on either side; 0.25 if "
-            "not given, at least one value.",
-            rule=_IS_FRACTION,
+        *advanced(
+            number(
+                "update_norm_factor",
+                Guards.update_norm_factor,
+                "A shard refuses norms above this multiple of the median of the newest accepted "
+                "norms of all workers; 0: off.",
+                "factor",
+                low=0.0,
+                rule=_IS_FACTOR,
+            ),
+            integer(
+                "quarantine_after",
+                Guards.quarantine_after,
+                "Offences (not finite, too large, malformed) within --quarantine_seconds after "
+                "which a worker is quarantined; 0: off.",
+                "offences",
+                low=0,
+            ),
+            number(
+                "quarantine_seconds",
+                Guards.quarantine_seconds,
+                "Length of a worker's first quarantine; each further one is twice as long.",
+                "seconds",
+                low=0.1,
+            ),
+            number(
+                "trim_fraction",
+                None,
+                "Values that --aggregate=trimmed_mean leaves out on either side, at least one.",
+                "fraction of the group",
+                rule=_IS_FRACTION,
+                unset="0.25",
+            ),
         ),
     ),
 )

@@ -1,10 +1,10 @@
-"""Flags of those who watch a run from outside: what is logged, and where figures are read."""
+"""The flags of observing a run: what is logged, and where figures are read."""
 
 from __future__ import annotations
 
 from absl import flags
 
-from thinwire.ops.run.flags import FlagRule, Topic, comma_list, integer, words
+from thinwire.ops.run.flags import FlagRule, Topic, advanced, comma_list, integer, words
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
@@ -34,8 +34,9 @@ TOPICS = (
             comma_list(
                 "log_level",
                 "info",
-                "What is logged, on the console and in --run_dir: debug, info, warning or error; "
-                "of a role or a node others, such as warning,ps=info,worker-3=debug.",
+                "Least level of what is logged; of a role or a node another: "
+                "warning,ps=info,worker-3=debug.",
+                "|".join(LEVELS),
                 FlagRule(
                     lambda entries: all(_is_level(entry) for entry in entries),
                     f"takes levels ({', '.join(LEVELS)}), each of all nodes or, as in ps=debug "
@@ -45,16 +46,20 @@ TOPICS = (
             integer(
                 "metrics_port",
                 0,
-                "Where Prometheus reads a node's figures; 0 is off. A Cluster gives its nodes this "
-                "port and those that follow: first PS, then workers, then the Supervisor.",
+                "Where Prometheus reads a node's figures; 0: nowhere. A Cluster gives its nodes "
+                "this port and those that follow: first PS, then workers, then the Supervisor.",
+                "port",
                 low=0,
                 high=_HIGHEST_PORT,
             ),
-            words(
-                "metrics_host",
-                "127.0.0.1",
-                "Address that --metrics_port listens at. Whoever reaches it reads the figures.",
-                rule=FlagRule(lambda host: bool(host.strip()), "must not be empty"),
+            *advanced(
+                words(
+                    "metrics_host",
+                    "127.0.0.1",
+                    "Address that --metrics_port binds; whoever reaches it reads the figures.",
+                    "address",
+                    rule=FlagRule(lambda host: bool(host.strip()), "must not be empty"),
+                ),
             ),
         ),
     ),
@@ -72,15 +77,15 @@ def level_of(entries: list[str], role: str, node: str) -> str:
     >>> level_of(["warning", "worker=info", "worker-3=debug"], "worker", "worker-3")
     'debug'
     """
-    told = dict(_parts(entry) for entry in entries)
-    return told.get(node) or told.get(role) or told.get("") or "info"
+    levels = dict(_parts(entry) for entry in entries)
+    return levels.get(node) or levels.get(role) or levels.get("") or "info"
 
 
 def check(run: Run, given: flags.FlagValues) -> None:
     """Refuse ports that nobody would open, or that there are not, and levels of nobody.
 
     Raises:
-        ConfigurationError: Says which.
+        ConfigurationError: Such a flag; the message names it.
     """
     _check_levels(run, given.log_level)
     port: int = given.metrics_port

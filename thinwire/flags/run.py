@@ -1,13 +1,11 @@
-"""Registers the flags of all rooms, and reads those of a run as a whole into one
-thinwire.ops.run.settings.Run.
+"""The flags of a run as a whole, the same on every node, and the `Run` that they make.
 
-The flags of a run as a whole, the same on every node: one line a flag.
+A `Run` (thinwire.ops.run.settings) is what roles see: nothing after it reads these flags.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pathlib
 import re
@@ -30,9 +28,9 @@ from thinwire.ops.optimizers.schedule import Schedule, parse_drops
 from thinwire.ops.run.flags import (
     ARE_NUMBERS_OR_NONE,
     FlagRule,
-    Option,
     Topic,
     above_zero,
+    advanced,
     choice,
     comma_list,
     integer,
@@ -52,49 +50,211 @@ FLAGS = flags.FLAGS
 _ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
 #: Roles that write a summary, and the one that starts them; others may lack --advice's file.
 _ROLES_THAT_RECORD = ("Supervisor", "Cluster", "Simulator", "Standalone")
-_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")  # a bound lets NaN through
 
+_IS_DEVICE = FlagRule(
+    lambda device: re.fullmatch(r"auto|cpu|gpu:\d+", device) is not None,
+    "must be auto, cpu or gpu:N",
+)
+_IS_LIMIT = above_zero("leave it out for no limit")
 
-def define(*topics: Topic, flag_values: flags.FlagValues = FLAGS) -> None:
-    """Register the flags of some topics, on the command line or in a set of their own."""
-    for topic in topics:
-        for option in topic.options:
-            _define(topic.title, option, flag_values)
+_RUN = Topic(
+    "Run",
+    (
+        integer("nb_workers", 4, "Number of workers.", "count", low=1, high=65535),
+        integer("nb_ps", 1, "Number of PS shards.", "count", low=1, high=256),
+        words("ip_PS", "127.0.0.1", "Host of the PS; on a PS, the address to bind.", "host"),
+        integer(
+            "port",
+            2223,
+            "Port of shard 0; shard j has port + j. A local Cluster takes free ports with 0.",
+            "port",
+            low=0,
+            high=65535,
+        ),
+        comma_list(
+            "ps_hosts",
+            "",
+            "Every shard, fast to slow, in place of --ip_PS and --port.",
+            "host:port,...",
+            unset="as --ip_PS and --port",
+        ),
+        words(
+            "run_dir",
+            None,
+            "Folder of everything the run writes; the same command again resumes it.",
+            "folder",
+            unset="runs/METHOD-DATASET, or runs/METHOD-MODEL with --model",
+        ),
+        switch("overwrite", "Discard what a used --run_dir holds and start anew."),
+        integer(
+            "seed", 1, "Seed of weights, data order and codecs.", "number", low=0, high=2**31 - 1
+        ),
+        number(
+            "lease_seconds",
+            10.0,
+            "Silence after which a worker is out of the run.",
+            "seconds",
+            low=0.5,
+        ),
+        number(
+            "checkpoint_interval_seconds",
+            10.0,
+            "Time between two checkpoints.",
+            "seconds",
+            low=0.1,
+        ),
+        words(
+            "device",
+            "auto",
+            "auto: the first GPU if there is one; cpu; or gpu:N, the N-th GPU from 0.",
+            "auto|cpu|gpu:N",
+            rule=_IS_DEVICE,
+        ),
+        switch("quiet", "Show warnings only; the log file in --run_dir has everything."),
+        *advanced(
+            integer("keep_checkpoints", 3, "Checkpoints that a PS keeps.", "count", low=1),
+            number(
+                "reconnect_timeout_seconds",
+                60.0,
+                "Time to look for the PS before giving up with exit code 3.",
+                "seconds",
+                low=0.5,
+            ),
+            choice(
+                "placement",
+                "hash",
+                "Tensors to the least loaded shard, or blocks of layers by the shards' speed.",
+                placement.REGISTRY,
+            ),
+            comma_list(
+                "ps_speeds",
+                "",
+                "Speeds of the shards relative to each other for --placement=speed: 4,2,1.",
+                "numbers, one per shard",
+                ARE_NUMBERS_OR_NONE,
+                unset="equal",
+            ),
+            choice(
+                "kernels",
+                "auto",
+                "Implementation of the kernels; auto takes numpy on a CPU.",
+                ("auto", "tf", "numpy"),
+            ),
+        ),
+    ),
+)
 
+_MODEL_AND_DATA = Topic(
+    "Model and data",
+    (
+        choice("network", "cnn", "A built-in model.", NETWORKS),
+        words(
+            "model",
+            None,
+            "Your own: a .py file with build_model() and load_data().",
+            "file",
+            unset="--network",
+        ),
+        choice("dataset", "fashion_mnist_sample", "Training and test examples.", DATASETS),
+        words(
+            "data_dir",
+            None,
+            "Folder with the data set's files.",
+            "folder",
+            unset="the data set's usual places",
+        ),
+        choice("partition", "iid", "Which worker gets which examples.", PARTITIONS),
+        *advanced(
+            integer("image_size", 28, "Height and width of an image.", "pixels", low=1),
+            integer("image_depth", 1, "Channels of an image.", "count", low=1),
+            integer("nb_classes", 10, "Number of classes.", "count", low=2),
+            choice(
+                "scaling",
+                None,
+                "Scaling of images.",
+                SCALINGS,
+                unset="the set's channels for cifar10 and imagenet, else standardize",
+            ),
+            choice(
+                "augment",
+                None,
+                "Augmentation of training images.",
+                AUGMENTATIONS,
+                unset="crop_flip for cifar10, resized_crop_flip for imagenet, else none",
+            ),
+            choice("input_pipeline", "tfdata", "What decodes imagenet's images.", INPUT_PIPELINES),
+            switch(
+                "top5",
+                "Evaluations also report how often the label is among the best five answers; "
+                "always on for imagenet.",
+            ),
+            words(
+                "data_sharding_file",
+                None,
+                "Start and end fraction per worker, for --partition=file.",
+                "file",
+                unset="none",
+            ),
+            number(
+                "dirichlet_alpha",
+                None,
+                "Evenness of --partition=dirichlet; the smaller, the more uneven.",
+                "number",
+                low=1e-3,
+                high=1e6,
+                unset="0.5",
+            ),
+            switch(
+                "no_block_shuffle", "--partition=class in the order by label, the same each epoch."
+            ),
+        ),
+    ),
+)
 
-def _define(topic: str, option: Option, flag_values: flags.FlagValues) -> None:
-    """Register one flag and its rules."""
-    common: dict[str, Any] = {
-        "default": option.default,
-        "help": option.text,
-        "module_name": topic,
-        "flag_values": flag_values,
-    }
-    bounds = {"lower_bound": option.low, "upper_bound": option.high}
-    if option.kind == "switch":
-        flags.DEFINE_boolean(option.name, **common)
-    elif option.kind == "integer":
-        flags.DEFINE_integer(option.name, **common, **bounds)
-    elif option.kind == "number":
-        flags.DEFINE_float(option.name, **common, **bounds)
-        _enforce(option.name, _IS_FINITE, flag_values)
-    elif option.kind == "choice":
-        flags.DEFINE_enum(option.name, enum_values=list(option.values), **common)
-    elif option.kind == "list":
-        flags.DEFINE_list(option.name, **common)
-    else:
-        flags.DEFINE_string(option.name, **common)
-    if option.rule is not None:
-        _enforce(option.name, option.rule, flag_values)
+_STOP = Topic(
+    "When to stop",
+    (
+        integer("iter_max", 100_000, "Applied updates.", "updates", low=1, high=2**31 - 2),
+        number(
+            "epochs",
+            None,
+            "Examples consumed / size of the training set.",
+            "epochs",
+            rule=_IS_LIMIT,
+            unset="no limit",
+        ),
+        number(
+            "max_seconds",
+            None,
+            "Time of training.",
+            "seconds",
+            rule=_IS_LIMIT,
+            unset="no limit",
+        ),
+        number(
+            "target_accuracy",
+            None,
+            "Stop when an evaluation reaches it.",
+            "fraction",
+            low=0.0,
+            high=1.0,
+            unset="none",
+        ),
+    ),
+)
 
-
-def _enforce(name: str, rule: FlagRule, flag_values: flags.FlagValues) -> None:
-    flags.register_validator(
-        name,
-        lambda value: value is None or rule.holds(value),
-        message=f"--{name} {rule.sentence}",
-        flag_values=flag_values,
-    )
+TOPICS = (
+    _RUN,
+    METHOD,
+    CODEC,
+    POLICIES,
+    dgt.TOPIC,
+    GUARDS,
+    _MODEL_AND_DATA,
+    _STOP,
+)
+#: Topics that matter only where gradients are exchanged.
+OF_EXCHANGES = (CODEC, dgt.TOPIC, GUARDS)
 
 
 def read_run(given: flags.FlagValues = FLAGS) -> Run:
@@ -268,139 +428,3 @@ def _groups_of_file(given: flags.FlagValues) -> Groups:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--groups_file={given.groups_file}: {error}.") from error
     return parse_groups_file(text, given.groups_file)
-
-
-_IS_DEVICE = FlagRule(
-    lambda device: re.fullmatch(r"auto|cpu|gpu:\d+", device) is not None,
-    "must be auto, cpu or gpu:N",
-)
-_IS_LIMIT = above_zero("leave it out for no limit")
-
-_RUN = Topic(
-    "Run",
-    (
-        integer("nb_workers", 4, "Workers of the run.", low=1, high=65535),
-        integer("nb_ps", 1, "PS shards of the run.", low=1, high=256),
-        words("ip_PS", "127.0.0.1", "Where the PS is; on a PS the address to bind."),
-        integer("port", 2223, "Port of shard 0; shard j has port + j.", low=0, high=65535),
-        comma_list(
-            "ps_hosts",
-            "",
-            "host:port of every shard, fast to slow, instead of --ip_PS and --port.",
-        ),
-        choice(
-            "placement",
-            "hash",
-            "Tensors to the least loaded shard, or blocks of layers by the shards' speed.",
-            placement.REGISTRY,
-        ),
-        comma_list(
-            "ps_speeds",
-            "",
-            "Speeds of the shards for --placement=speed, such as 4,2,1; all alike if not given.",
-            ARE_NUMBERS_OR_NONE,
-        ),
-        words(
-            "run_dir",
-            None,
-            "Folder of everything the run writes; the same command again resumes. Default: "
-            "runs/METHOD-DATASET, or runs/METHOD-MODEL with --model.",
-        ),
-        switch("overwrite", "Start anew in a used --run_dir."),
-        integer("seed", 1, "Of weights, data order and codecs.", low=0, high=2**31 - 1),
-        number("lease_seconds", 10.0, "A worker silent for longer is out.", low=0.5),
-        number("checkpoint_interval_seconds", 10.0, "Between two checkpoints.", low=0.1),
-        integer("keep_checkpoints", 3, "How many a PS keeps.", low=1),
-        number(
-            "reconnect_timeout_seconds",
-            60.0,
-            "How long to look for the PS before giving up with exit code 3.",
-            low=0.5,
-        ),
-        choice(
-            "kernels",
-            "auto",
-            "Bodies of the kernels; auto takes numpy on a CPU.",
-            ("auto", "tf", "numpy"),
-        ),
-        words(
-            "device",
-            "auto",
-            "auto: the first GPU if there is one; cpu; or gpu:N, the N-th GPU from 0.",
-            rule=_IS_DEVICE,
-        ),
-        switch("quiet", "Show warnings only; the log file in --run_dir has everything."),
-    ),
-)
-
-_MODEL_AND_DATA = Topic(
-    "Model and data",
-    (
-        choice("network", "cnn", "A built-in model.", NETWORKS),
-        words("model", None, "Your own: a .py file with build_model() and load_data()."),
-        integer("image_size", 28, "Height and width.", low=1),
-        integer("image_depth", 1, "Channels.", low=1),
-        integer("nb_classes", 10, "Classes.", low=2),
-        choice("dataset", "fashion_mnist_sample", "Training and test examples.", DATASETS),
-        words("data_dir", None, "Folder with the data set's files."),
-        choice(
-            "scaling",
-            None,
-            "Of images; of cifar10 and imagenet by the set's channels if not given, else "
-            "standardize.",
-            SCALINGS,
-        ),
-        choice(
-            "augment",
-            None,
-            "Of training images; of cifar10 crop_flip, of imagenet resized_crop_flip if not "
-            "given, else none.",
-            AUGMENTATIONS,
-        ),
-        choice("input_pipeline", "tfdata", "Who decodes images of imagenet.", INPUT_PIPELINES),
-        switch(
-            "top5",
-            "Evaluations also tell how often the label is among the best five answers; always on "
-            "for imagenet.",
-        ),
-        choice("partition", "iid", "Who gets which examples.", PARTITIONS),
-        words(
-            "data_sharding_file", None, "start and end fraction per worker, for --partition=file."
-        ),
-        number(
-            "dirichlet_alpha",
-            None,
-            "Of --partition=dirichlet, 0.5 if not given; the smaller, the more uneven.",
-            low=1e-3,
-            high=1e6,
-        ),
-        switch("no_block_shuffle", "--partition=class in the order by label, the same each epoch."),
-    ),
-)
-
-_STOP = Topic(
-    "When to stop",
-    (
-        integer("iter_max", 100_000, "Applied updates.", low=1, high=2**31 - 2),
-        number("epochs", None, "Examples consumed / size of the training set.", rule=_IS_LIMIT),
-        number("max_seconds", None, "Seconds of training.", rule=_IS_LIMIT),
-        number(
-            "target_accuracy",
-            None,
-            "Stop when an evaluation reaches it, 0 to 1.",
-            low=0.0,
-            high=1.0,
-        ),
-    ),
-)
-
-TOPICS = (
-    _RUN,
-    METHOD,
-    CODEC,
-    POLICIES,
-    dgt.TOPIC,
-    GUARDS,
-    _MODEL_AND_DATA,
-    _STOP,
-)

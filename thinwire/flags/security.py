@@ -18,25 +18,37 @@ TOPIC = Topic(
         words(
             "tls_cert",
             None,
-            "This node's certificate in PEM form; {node} in the path stands for its name, such as "
-            "worker-3. python -m thinwire.proto.security.certificates makes them.",
+            "This node's certificate in PEM form; {node} stands for its name, such as worker-3. "
+            "`thinwire certificates` makes them.",
+            "file",
             rule=_IS_PATH,
+            unset="no TLS",
         ),
-        words("tls_key", None, "Its private key; {node} as above.", rule=_IS_PATH),
+        words(
+            "tls_key",
+            None,
+            "Its private key; {node} as above.",
+            "file",
+            rule=_IS_PATH,
+            unset="no TLS",
+        ),
         words(
             "tls_ca",
             None,
-            "Certificate of the authority that others' certificates must be of; a PS that has it "
-            "lets in nobody without one.",
+            "Certificate of the authority that signed the others'; a PS with it rejects clients "
+            "without one.",
+            "file",
             rule=_IS_PATH,
+            unset="others are not authenticated by certificate",
         ),
         words(
             "token_file",
             None,
-            "File with the run's token, which every node must have; the environment's "
-            "THINWIRE_TOKEN if not given. There is no flag for the token itself: others could read "
-            "it in the list of processes.",
+            "File with the run's token, which every node must have. The token itself is never a "
+            "flag: others could read it in the list of processes.",
+            "file",
             rule=_IS_PATH,
+            unset="the environment's THINWIRE_TOKEN",
         ),
     ),
 )

@@ -7,7 +7,7 @@ import dataclasses
 from absl import flags
 
 from thinwire.ops.collectives import THROUGH_PS
-from thinwire.ops.run.flags import Topic, comma_list, words
+from thinwire.ops.run.flags import Topic, advanced, comma_list, words
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError, Link
 from thinwire.ps import flags as ps_flags
@@ -27,35 +27,42 @@ TOPICS = (
             words(
                 "sim_step_seconds",
                 None,
-                "What a mini-batch takes: seconds, one value or one per worker (0.1,0.4); "
-                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, one or (between "
-                "semicolons) one per worker; trace:FILE with a step a line. --slowdown multiplies "
-                "it, --step_seconds is its lower bound, and stands for it if this flag is not "
-                f"given; without either it is {_DEFAULT_STEP}.",
+                "Time of a mini-batch: one value or one per worker (0.1,0.4); "
+                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, one or, with semicolons, one per worker; "
+                "trace:FILE with a step a line. --slowdown multiplies it, --step_seconds is its "
+                "lower bound.",
+                "seconds",
+                unset=f"--step_seconds if given, else {_DEFAULT_STEP}",
             ),
             words(
                 "sim_failures",
                 "",
-                "Who dies when: WORKER@SECONDS-SECONDS, such as 2@30-60,3@45: worker 2 is killed "
-                "at 30 s and started again at 60 s, worker 3 is killed for good.",
-            ),
-            words(
-                "sim_garbage",
-                "",
-                "Faulty devices: WORKER:NORM, such as 4:1e6: worker 4 sends noise of this L2 norm "
-                "in the place of every gradient, to see what --max_update_norm and its like do.",
-            ),
-            comma_list(
-                "sim_server_seconds",
-                "0",
-                "What a shard takes for each push, one after the other. One value, or one per "
-                "shard.",
+                "Deaths of workers: 2@30-60,3@45 kills worker 2 at 30 s and starts it again at "
+                "60 s, and kills worker 3 for good.",
+                "WORKER@SECONDS-SECONDS",
+                unset="none",
             ),
             comma_list(
                 "sim_server_mbps",
                 "0",
-                "A shard's own link, shared by all workers, megabit per second each way; 0 is no "
-                "limit. One value, or one per shard.",
+                "A shard's own link, each way, shared by all workers; 0: no limit.",
+                "Mbit/s, one for all or one per shard",
+            ),
+            *advanced(
+                comma_list(
+                    "sim_server_seconds",
+                    "0",
+                    "What a shard takes for each push, one after the other.",
+                    "seconds, one for all or one per shard",
+                ),
+                words(
+                    "sim_garbage",
+                    "",
+                    "Faulty devices: with 4:1e6 worker 4 sends noise of this norm in place of "
+                    "every gradient, to see what --max_update_norm and its like do.",
+                    "WORKER:L2 norm",
+                    unset="none",
+                ),
             ),
         ),
     ),

@@ -7,7 +7,7 @@ from absl import flags
 
 from tests.command_line import given
 from tests.papers import TOKEN, Papers
-from thinwire import cli
+from thinwire import node
 from thinwire.flags import security
 from thinwire.flags.run import read_run
 from thinwire.launcher import ray, ssh
@@ -174,7 +174,7 @@ def test_grpc_is_told_to_be_quiet_before_certificates_make_it_look(folder, monke
         monkeypatch.setenv(name, "")  # put back afterwards
         monkeypatch.delenv(name)
     monkeypatch.setattr(credentials, "read", refuse)
-    monkeypatch.setattr(cli, "_start_log", lambda: None)
+    monkeypatch.setattr(node, "_start_log", lambda: None)
     with given("--type_node=PS", *tls(folder)):
-        assert cli.main(["main.py"]) == EXIT_CONFIGURATION
+        assert node.main(["main.py"]) == EXIT_CONFIGURATION
     assert seen == ["ERROR"]

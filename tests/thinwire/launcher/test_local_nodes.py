@@ -27,13 +27,13 @@ def test_a_node_of_this_machine_says_how_it_ended(monkeypatch, tmp_path):
 #: A Cluster that has started a PS here, and waits.
 LAUNCHER = """
 import sys, time
-from thinwire import cli
+from thinwire import node
 from thinwire.launcher import local
 from thinwire.flags.run import read_run
 from thinwire.launcher.role import Node
-cli.define_flags()
-cli.FLAGS(["main.py", *sys.argv[1:]])
-flags = ("--type_node=PS", f"--run_dir={cli.FLAGS.run_dir}")
+node.define_flags()
+node.FLAGS(["main.py", *sys.argv[1:]])
+flags = ("--type_node=PS", f"--run_dir={node.FLAGS.run_dir}")
 process = local.prepare(read_run()).start(Node("ps-0", "PS", 0, flags))
 time.sleep(100)
 """

@@ -1,0 +1,269 @@
+"""Plays one role as a process: flags, log, locks, and an exit code for whatever ends it.
+
+TensorFlow is imported only inside a role, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.util
+import logging as standard_logging
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from absl import flags, logging
+
+from thinwire import help_text
+from thinwire.advisor import flags as advisor_flags
+from thinwire.flags import launch, observability
+from thinwire.flags import run as run_flags
+from thinwire.flags.registration import define
+from thinwire.launcher import tf_config
+from thinwire.ops.run.directory import LogFile, lock_of
+from thinwire.ops.run.lock import LockOwner
+from thinwire.ops.run.settings import (
+    EXIT_BAD_FLAG,
+    EXIT_CONFIGURATION,
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    Diverged,
+    Run,
+)
+from thinwire.ops.run.signals import END_SIGNALS
+from thinwire.ops.types import ConfigurationError
+from thinwire.ps import flags as ps_flags
+from thinwire.simulator import flags as simulator_flags
+from thinwire.worker import flags as worker_flags
+
+FLAGS = flags.FLAGS
+
+#: What ends a node that nothing is wrong with, and is mended from outside.
+_DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+#: --type_node value -> module with `main(run) -> exit code`.
+ROLES = {
+    "PS": "thinwire.ps.role",
+    "Worker": "thinwire.worker.role",
+    "Supervisor": "thinwire.supervisor.role",
+    "Cluster": "thinwire.launcher.role",
+    "Standalone": "thinwire.standalone",
+    "Simulator": "thinwire.simulator.role",
+    "Advisor": "thinwire.advisor.role",
+}
+#: Name in --log_level -> absl's number.
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_CHATTY = ("matplotlib", "PIL", "h5py", "asyncio")
+#: --type_node value -> its own settings, checked before TensorFlow is imported.
+CHECKS = {
+    "PS": ps_flags.check,
+    "Worker": worker_flags.check,
+    "Standalone": worker_flags.check,
+    "Simulator": simulator_flags.check,
+    "Advisor": advisor_flags.check,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Play one role; return the exit code."""
+    if FLAGS.help or FLAGS.helpfull:
+        role = FLAGS.type_node if FLAGS["type_node"].present else None
+        program = arguments[0]
+        text = (
+            help_text.full_text_of(program) if FLAGS.helpfull else help_text.text_of(program, role)
+        )
+        sys.stdout.write(text)
+        return EXIT_DONE
+    if len(arguments) > 1:
+        sys.stderr.write(f"unexpected argument {arguments[1]!r}: every setting is a --flag\n")
+        return EXIT_BAD_FLAG
+    _start_log()
+    _quieten_libraries()  # before gRPC reads certificates
+    try:
+        tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
+        logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new ...
+        _set_level()  # ... and its level with it
+        run = run_flags.read_run()
+        if run.type_node not in ("Cluster", "Advisor"):
+            launch.refuse_elsewhere(run)
+        observability.check(run, FLAGS)
+        if run.type_node in CHECKS:
+            CHECKS[run.type_node](run)
+        _require_tensorflow()
+        _lock(run)
+        _keep_log(run)
+        warnings = run.method.check()
+        if (
+            run.type_node != "Supervisor" and not FLAGS.quiet
+        ):  # the node that starts the others logs it once
+            for warning in warnings:
+                logging.warning("%s", warning)
+        _prepare_process(run)
+        return int(importlib.import_module(ROLES[run.type_node]).main(run))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        logging.error("%s", error)
+        return code
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Return the documented exit code of an expected failure."""
+    full = isinstance(error, OSError) and error.errno in _DISK_REFUSES
+    if full or isinstance(error, ConfigurationError):
+        return EXIT_CONFIGURATION
+    if isinstance(error, Diverged):
+        return EXIT_DIVERGED
+    from thinwire.proto.framing import Malformed
+    from thinwire.proto.grpc import Unreachable
+    from thinwire.proto.grpc.session import RequestRejected
+
+    refused = (RequestRejected, Malformed)  # the latter: what a PS has sent makes no sense here
+    codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
+    return next((code for kind, code in codes if isinstance(error, kind)), None)
+
+
+def _quieten_libraries() -> None:
+    """Limit what TensorFlow and gRPC write; they look once, when they are imported.
+
+    gRPC has a line for every handshake that fails, so whoever can connect could fill the disk.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+def _require_tensorflow() -> None:
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ConfigurationError(
+            "TensorFlow is not installed, and every role needs it: pip install 'thinwire[cpu]', or "
+            "'thinwire[gpu]' for NVIDIA GPUs."
+        )
+
+
+def _prepare_process(run: Run) -> None:
+    """Set what must be set before TensorFlow and gRPC start."""
+    from thinwire.proto.grpc.server import keep_freed_memory
+
+    keep_freed_memory()
+    if run.device != "auto":
+        os.environ["CUDA_VISIBLE_DEVICES"] = run.device.removeprefix("gpu:").replace("cpu", "-1")
+    if run.type_node != "Cluster":
+        _import_tensorflow_quietly()
+
+
+def _import_tensorflow_quietly() -> None:
+    """Import TensorFlow without the lines it writes to stderr before its log settings apply."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        importlib.import_module("tensorflow")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _node_name() -> str:
+    """Return for example ``worker-3``."""
+    return f"{FLAGS.type_node.lower()}-{_node_number()}"
+
+
+def _node_number() -> int:
+    """Return this node's id; 0 for those that have none."""
+    return int({"PS": FLAGS.id_ps, "Worker": FLAGS.id_worker}.get(FLAGS.type_node, 0))
+
+
+def _log_layout() -> standard_logging.Formatter:
+    """Put the node's name into each line."""
+    return standard_logging.Formatter(f"%(asctime)s {_node_name()} %(levelname).1s %(message)s")
+
+
+def _start_log() -> None:
+    """Log to stderr."""
+    logging.use_absl_handler()
+    logging.get_absl_handler().setFormatter(_log_layout())
+    _set_level()
+    if FLAGS.quiet:
+        logging.get_absl_handler().setLevel(standard_logging.WARNING)
+
+
+def _set_level() -> None:
+    """Set the level of every log; absl's own --verbosity wins where given."""
+    level = observability.level_of(FLAGS.log_level, FLAGS.type_node.lower(), _node_name())
+    given = FLAGS["verbosity"]
+    logging.set_verbosity(int(given.value or 0) if given.present else LEVELS[level])
+    for library in _CHATTY:  # their lines at these levels concern nobody's run
+        standard_logging.getLogger(library).setLevel(standard_logging.WARNING)
+
+
+def _lock(run: Run) -> None:
+    """Hold what this node writes until the process ends; nothing may be written there before."""
+    number = _node_number()
+    address = run.addresses[number] if run.type_node == "PS" else ""
+    lock_of(run.run_dir, run.type_node, number).take(LockOwner.here(run.type_node, number, address))
+
+
+def _keep_log(run: Run) -> None:
+    """Log to the run directory too, and keep all flags there."""
+    folder, name = run.run_dir / "logs", _node_name()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = LogFile(folder / f"{name}.log")
+        (run.run_dir / f"flags-{name}.txt").write_text(FLAGS.flags_into_string())
+    except OSError as error:
+        raise ConfigurationError(
+            f"--run_dir={run.run_dir} cannot be written ({error}); choose another folder."
+        ) from error
+    handler.setFormatter(_log_layout())
+    standard_logging.getLogger().addHandler(handler)
+
+
+def define_flags() -> None:
+    """Register every flag of every role."""
+    define(*help_text.TOPICS)
+    flags.DEFINE_boolean("help", False, "Show common flags.", short_name="h", module_name="Help")
+    flags.DEFINE_boolean("helpfull", False, "Show every flag.", module_name="Help")
+
+
+def run(program: str, arguments: list[str], role: str | None = None) -> NoReturn:
+    """Play a role, and exit with its code.
+
+    Args:
+        program: What was run, such as ``thinwire ps``.
+        arguments: The flags.
+        role: A value of --type_node; None: the flags name it.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a role handles it
+    define_flags()
+    code = main(_parse(program, arguments, role))
+    for end_signal in END_SIGNALS:  # there is nothing left to interrupt, and the code is known
+        signal.signal(end_signal, signal.SIG_IGN)
+    sys.exit(code)
+
+
+def _parse(program: str, arguments: list[str], role: str | None) -> list[str]:
+    """Parse the flags; a bad one ends the process with one clear line and code 1."""
+    own = [] if role is None else [f"--type_node={role}"]
+    try:
+        rest = list(FLAGS([program, *own, *arguments]))
+        if role not in (None, FLAGS.type_node):
+            raise flags.Error(
+                f"--type_node={FLAGS.type_node}: {program} is the {role}; leave it out"
+            )
+    except flags.Error as error:
+        sys.stderr.write(f"{error} (see {program} --help)\n")
+        sys.exit(EXIT_BAD_FLAG)
+    return rest

@@ -1,0 +1,106 @@
+"""``thinwire version``: the versions of everything that matters, for reports of bugs.
+
+Nothing slow is imported: TensorFlow's build is read from its files, devices from the system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+
+from thinwire import __version__
+from thinwire.launcher import program
+
+_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-intel", "tensorflow-macos")
+_PACKAGES = (
+    *("keras", "numpy", "grpcio", "grpcio-health-checking", "protobuf", "ml_dtypes", "absl-py"),
+    *("tensorboard", "matplotlib", "h5py", "prometheus-client", "rich", "ray", "cryptography"),
+)
+_GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write one line for each part; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="thinwire version", description="Show the versions of everything that matters."
+    )
+    parser.parse_args(arguments)
+    sys.stdout.write("".join(f"{name:24}{found}\n" for name, found in versions()))
+    return 0
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    """Yield (part, version)."""
+    from thinwire.proto.messages import PROTOCOL_VERSION
+
+    where = "checkout" if program.CHECKOUT else "package"
+    yield "thinwire", f"{__version__} ({where} in {program.CHECKOUT or program.PACKAGE})"
+    yield "wire protocol", str(PROTOCOL_VERSION)
+    yield "python", f"{platform.python_version()} ({sys.executable})"
+    yield "platform", platform.platform()
+    yield "processors", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
+    yield "NVIDIA GPUs", ", ".join(_gpus()) or "none"
+    yield "tensorflow", _tensorflow()
+    yield "keras backend", os.environ.get("KERAS_BACKEND", "as Keras is configured")
+    for name in _PACKAGES:
+        yield name, _version(name) or "not installed"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _tensorflow() -> str:
+    """Return its version, the package that brought it, and whether it was built with CUDA."""
+    found = [f"{version} ({name})" for name in _TENSORFLOW if (version := _version(name))]
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None:
+        return "not installed"
+    build = _build(pathlib.Path(spec.origin or "").parent / "python/platform/build_info.py")
+    return ", ".join([*found, *build]) or "of unknown version"
+
+
+def _build(path: pathlib.Path) -> list[str]:
+    """Return what TensorFlow's own table of its build says of CUDA; nothing if there is none."""
+    try:
+        tree = ast.parse(path.read_text())
+    except (OSError, SyntaxError):
+        return []
+    tables = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    values = {
+        key.value: value.value
+        for table in tables
+        for call in ast.walk(table)
+        if isinstance(call, ast.Dict)
+        for key, value in zip(call.keys, call.values, strict=True)
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)
+    }
+    values |= {
+        word.arg: word.value.value
+        for table in tables
+        for call in ast.walk(table)
+        if isinstance(call, ast.Call)
+        for word in call.keywords
+        if isinstance(word.value, ast.Constant)
+    }
+    if values.get("is_cuda_build"):
+        return [f"built with CUDA {values.get('cuda_version', '')}".rstrip()]
+    return ["built without CUDA"] if "is_cuda_build" in values else []
+
+
+def _gpus() -> Iterator[str]:
+    """Yield the models of the GPUs that the driver knows."""
+    for path in sorted(_GPUS.glob("*/information")):
+        for line in path.read_text().splitlines():
+            if line.startswith("Model:"):
+                yield line.removeprefix("Model:").strip()
