@@ -102,9 +102,7 @@ def main(arguments: list[str]) -> int:
         _lock(run)
         _keep_log(run)
         warnings = run.method.check()
-        if (
-            run.type_node != "Supervisor" and not FLAGS.quiet
-        ):  # the node that starts the others logs it once
+        if run.type_node != "Supervisor" and not FLAGS.quiet:  # a Cluster logs them once for all
             for warning in warnings:
                 logging.warning("%s", warning)
         _prepare_process(run)

@@ -6,12 +6,12 @@ Nothing slow is imported: TensorFlow's build is read from its files, devices fro
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib.metadata
 import importlib.util
 import os
 import pathlib
 import platform
+import re
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -71,31 +71,13 @@ def _tensorflow() -> str:
 
 
 def _build(path: pathlib.Path) -> list[str]:
-    """Return what TensorFlow's own table of its build says of CUDA; nothing if there is none."""
-    try:
-        tree = ast.parse(path.read_text())
-    except (OSError, SyntaxError):
+    """Return what TensorFlow's own table of its build has of CUDA; nothing if there is none."""
+    if not path.is_file():
         return []
-    tables = [node.value for node in tree.body if isinstance(node, ast.Assign)]
-    values = {
-        key.value: value.value
-        for table in tables
-        for call in ast.walk(table)
-        if isinstance(call, ast.Dict)
-        for key, value in zip(call.keys, call.values, strict=True)
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)
-    }
-    values |= {
-        word.arg: word.value.value
-        for table in tables
-        for call in ast.walk(table)
-        if isinstance(call, ast.Call)
-        for word in call.keywords
-        if isinstance(word.value, ast.Constant)
-    }
-    if values.get("is_cuda_build"):
+    values = dict(re.findall(r"'(is_cuda_build|cuda_version)', '?([\w.]+)", path.read_text()))
+    if values.get("is_cuda_build") == "True":
         return [f"built with CUDA {values.get('cuda_version', '')}".rstrip()]
-    return ["built without CUDA"] if "is_cuda_build" in values else []
+    return ["built without CUDA"] if values else []
 
 
 def _gpus() -> Iterator[str]:

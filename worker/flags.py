@@ -210,7 +210,7 @@ def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[EmulatedD
     Raises:
         ConfigurationError: A value out of range, or another number of values than workers.
     """
-    columns = {name: [float(value) for value in given[name].value] for name in _LIMITS}
+    columns = {name: [float(value) for value in getattr(given, name)] for name in _LIMITS}
     for name, (low, high) in _LIMITS.items():
         for value in columns[name]:
             if not low <= value <= high:

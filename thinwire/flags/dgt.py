@@ -19,16 +19,16 @@ TOPIC = Topic(
     "DGT: blocks that contribute little travel in datagrams (--router=dgt)",
     (
         number("dgt_k", 0.8, "Blocks that are reliable.", "fraction", low=0.0, high=1.0),
-        switch("dgt_adaptive_k", "Let the fraction fall with the training loss."),
-        number(
-            "dgt_pace_mbps",
-            0.0,
-            "Rate of a worker's datagrams; 0: no limit.",
-            "Mbit/s",
-            low=0.0,
-            high=1_000_000.0,
-        ),
         *advanced(
+            switch("dgt_adaptive_k", "Let the fraction fall with the training loss."),
+            number(
+                "dgt_pace_mbps",
+                0.0,
+                "Rate of a worker's datagrams; 0: no limit.",
+                "Mbit/s",
+                low=0.0,
+                high=1_000_000.0,
+            ),
             integer(
                 "dgt_channels",
                 3,
@@ -277,11 +277,10 @@ def transport(given: flags.FlagValues, router: str) -> Transport:
     Raises:
         ConfigurationError: A flag about that was given, and there are no datagrams.
     """
-    settings = {field.name: given[field.name].value for field in dataclasses.fields(Transport)}
-    found = Transport(**settings)
+    settings = {field.name: getattr(given, field.name) for field in dataclasses.fields(Transport)}
     for name, value in settings.items():
         if router != "dgt" and value != getattr(Transport, name):
             raise ConfigurationError(
                 f"--{name}={value} is for --router=dgt, and this is --router={router}; change one."
             )
-    return found
+    return Transport(**settings)

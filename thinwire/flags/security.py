@@ -77,14 +77,15 @@ def credentials(given: flags.FlagValues) -> Credentials:
     from thinwire.proto.security import credentials as trust
 
     flag = _NUMBERED[given.type_node]
-    number = 0 if flag is None else given[flag].value
+    number = 0 if flag is None else getattr(given, flag)
     node = f"{given.type_node.lower()}-{number}"
     parts = {
         "PS": trust.part_of_shard(number),
         "Worker": trust.part_of_worker(number),
         "Supervisor": trust.PART_OF_SUPERVISOR,
     }
-    paths = [given[name].value and given[name].value.replace("{node}", node) for name in NAMES]
+    values = (getattr(given, name) for name in NAMES)
+    paths = [path and path.replace("{node}", node) for path in values]
     return trust.read(
         trust.CredentialFiles(*paths),
         in_environment,

@@ -28,9 +28,9 @@ TOPICS = (
                 "sim_step_seconds",
                 None,
                 "Time of a mini-batch: one value or one per worker (0.1,0.4); "
-                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, one or, with semicolons, one per worker; "
-                "trace:FILE with a step a line. --slowdown multiplies it, --step_seconds is its "
-                "lower bound.",
+                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, one or, with "
+                "semicolons, one per worker; trace:FILE with a step a line. --slowdown multiplies "
+                "it, --step_seconds is its lower bound.",
                 "seconds",
                 unset=f"--step_seconds if given, else {_DEFAULT_STEP}",
             ),
@@ -137,7 +137,7 @@ def read(run: Run) -> SimulatorFlags:
             "step_seconds": _shortened(text),
             "failures": _shortened(FLAGS.sim_failures),
             "garbage": _shortened(FLAGS.sim_garbage),
-            **{name: _shortened(",".join(FLAGS[name].value)) for name in names},
+            **{name: _shortened(",".join(getattr(FLAGS, name))) for name in names},
         },
         weight_decay=own.weight_decay,
         garbage=faulty_gradients.parse(FLAGS.sim_garbage, run.nb_workers),
@@ -160,7 +160,7 @@ def _step_seconds_of(devices: tuple[EmulatedDevice, ...]) -> str:
 def _per_shard(name: str, most: float, nb_ps: int) -> list[float]:
     """Return one number from 0 to `most` for each shard."""
     try:
-        values = [float(word) for word in FLAGS[name].value]
+        values = [float(word) for word in getattr(FLAGS, name)]
     except ValueError as error:
         raise ConfigurationError(
             f"--{name}: expected numbers such as 0.002 or 0,0.01 ({error})."
