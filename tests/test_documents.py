@@ -29,7 +29,7 @@ ROOT = documents.ROOT
 #: What a page may call that is not ours.
 FOREIGN = (".venv/bin/tensorboard",)
 #: Flags of these, of absl, of bench/netns.sh, what stands for any, an example.
-FOREIGN_FLAGS = {"logdir", "flagfile", "help", "check", "flag", "power_exponent"}
+FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "power_exponent"}
 #: Words of a command that only exist at a reader's.
 AT_THE_READERS = {"--data_dir=/data": f"--data_dir={ROOT / 'data'}", "...": None}
 #: Script in examples/ -> who it is; it takes main.py's settings.
@@ -204,7 +204,7 @@ def named_flags(text):
 
 def test_every_flag_is_documented():
     text = "\n".join(page.read_text() for page in documents.pages())
-    missing = sorted(set(own_flags()) - named_flags(text) - {"help"})
+    missing = sorted(set(own_flags()) - named_flags(text) - {"help", "helpfull"})
     assert not missing, f"no page of docs/ tells of --{', --'.join(missing)}"
 
 

@@ -1,17 +1,14 @@
 """Rules of this repository that no other tool checks."""
 
 import ast
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("ps", "worker", "supervisor", "ops", "proto", "data", "thinwire")
-HELP_SECONDS = 0.5
 
 #: Spelled in parts, so that this file does not hold them.
 FORBIDDEN = {
@@ -82,49 +79,6 @@ def test_local_links_lead_somewhere():
         if not (path.parent / target).exists()
     ]
     assert not broken, broken
-
-
-def _run_main(*arguments):
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.processes  # its time is measured: nothing else may run
-def test_help_is_instant():
-    best, result = float("inf"), None
-    for _ in range(8):
-        before = os.times()  # processor time: beside other work it takes longer than it costs
-        result = _run_main("main.py", "--help")
-        after = os.times()
-        spent = after.children_user + after.children_system
-        best = min(best, spent - before.children_user - before.children_system)
-        if best <= HELP_SECONDS:
-            break
-    assert result.returncode == 0
-    assert "--type_node" in result.stdout
-    assert best <= HELP_SECONDS, f"--help took {best:.2f} s at best"
-
-
-def test_help_groups_the_flags_by_topic():
-    text = _run_main("main.py", "--help").stdout
-    topics = [line for line in text.splitlines() if re.fullmatch(r"[A-Z][^-]*:", line)]
-    assert len(topics) >= 5
-    assert len(re.findall(r"(?m)^ *--compression_rate\b", text)) == 1
-
-
-def test_help_needs_no_tensorflow():
-    imported = _run_main("-X", "importtime", "main.py", "--help").stderr
-    names = {line.rpartition("|")[2].strip().split(".")[0] for line in imported.splitlines()}
-    assert "thinwire" in names
-    assert not names & {
-        "tensorflow",
-        "keras",
-        "numpy",
-        "grpc",
-        "matplotlib",
-        "rich",
-        "prometheus_client",
-    }
 
 
 def test_requirements_are_pinned_and_name_no_index():

@@ -53,4 +53,14 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"thinwire.{_MODULES[name]}"), name)
+    try:
+        module = importlib.import_module(f"thinwire.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ModuleNotFoundError(
+            "TensorFlow is not installed: pip install 'thinwire[cpu]', or 'thinwire[gpu]' for "
+            "NVIDIA GPUs.",
+            name=error.name,
+        ) from error
+    return getattr(module, name)

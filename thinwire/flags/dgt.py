@@ -162,6 +162,22 @@ TOPIC = Topic(
                 high=2**31 - 1,
             ),
             switch("dgt_info", "Log k, blocks, ratios, lateness and bytes of each step."),
+            integer(
+                "dgt_fallback_steps",
+                20,
+                "Send all reliably after so many steps in which few datagrams arrived; 0: never.",
+                "steps",
+                low=0,
+                high=1_000_000,
+            ),
+            number(
+                "dgt_fallback_fill",
+                0.01,
+                "Datagrams that arrive, below which --dgt_fallback_steps counts a step.",
+                "fraction",
+                low=0.0,
+                high=1.0,
+            ),
         ),
     ),
 )

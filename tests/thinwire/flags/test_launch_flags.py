@@ -13,7 +13,7 @@ from thinwire.ops.types import ConfigurationError
     "flag", ["--hosts_file=hosts", "--launcher=ssh", "--interface=eth1", "--ssh_options=-v"]
 )
 def test_nodes_that_start_no_others_refuse_them(role, flag):
-    words = f"{flag} says how a Cluster .*={role};"
+    words = f"{flag} is for a Cluster, .*={role};"
     with given(f"--type_node={role}", flag), pytest.raises(ConfigurationError, match=words):
         launch.refuse_elsewhere(read_run())
 

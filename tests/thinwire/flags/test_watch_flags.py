@@ -6,6 +6,7 @@ import pytest
 from absl import flags, logging
 
 from tests.command_line import given
+from thinwire import node as playing
 from thinwire.flags import observability
 from thinwire.flags.run import read_run
 from thinwire.ops.types import ConfigurationError
@@ -33,7 +34,7 @@ def as_before():
 )
 def test_a_nodes_own_level_comes_before_its_roles_and_that_before_all(asked, node, level):
     with given("--nb_workers=2", *node, *asked):
-        node._set_level()
+        playing._set_level()
         assert logging.get_absl_logger().getEffectiveLevel() == getattr(standard_logging, level)
 
 

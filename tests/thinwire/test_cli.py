@@ -1,0 +1,259 @@
+"""The command `thinwire`: its subcommands, their help, and what they do without TensorFlow."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import given
+from thinwire import __version__, cli, help_text, node
+from thinwire.ops.run.flags import Option
+from thinwire.proto.messages import PROTOCOL_VERSION
+
+ROOT = Path(__file__).resolve().parents[2]
+HELP_SECONDS = 0.5
+OPTIONS = [option for topic in help_text.TOPICS for option in topic.options]
+#: Numbers without a dimension are counts, identities or factors, and say so too.
+UNITS = re.compile(
+    r"seconds|milliseconds|Mbit/s|bytes|bits|kB|fraction|factor|count|number|port|pixels|updates|"
+    r"epochs|steps|examples|replies|entries|rounds|offences|columns|L2 norm|pushes|threads|"
+    r"restarts|class|numbers"
+)
+HEAVY = {"tensorflow", "keras", "numpy", "grpc", "matplotlib", "rich", "prometheus_client"}
+
+
+def run(*arguments, seconds=60, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def thinwire(*arguments, **environment):
+    return run("-m", "thinwire", *arguments, **environment)
+
+
+@pytest.mark.parametrize("arguments", [(), ("help",), ("--help",), ("-h",)])
+def test_alone_it_lists_its_commands(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["thinwire", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.run_command()
+    assert ended.value.code == 0
+    listed = re.findall(r"(?m)^  ([a-z]+) +[a-z]", capsys.readouterr().out)
+    assert listed == list(cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [("suprvisor", "supervisor"), ("PS", "ps"), ("Simulator", "simulate"), ("adviser", "advise")],
+)
+def test_an_unknown_command_is_refused_with_the_one_that_was_meant(
+    unknown, meant, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys, "argv", ["thinwire", unknown, "--seed=1"])
+    with pytest.raises(SystemExit) as ended:
+        cli.run_command()
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert f"'{unknown}'. Did you mean {meant}?" in error
+    assert all(command in error for command in cli.COMMANDS)
+
+
+def test_what_is_like_no_command_has_no_proposal(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["thinwire", "xyzzy"])
+    with pytest.raises(SystemExit):
+        cli.run_command()
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+def test_every_role_has_a_command_its_module_and_its_help():
+    roles = [role for role, _ in cli.ROLES.values()]
+    assert roles == list(node.ROLES) == list(help_text.ROLE_HELP) == list(help_text.ROLES)
+
+
+def test_a_command_s_role_is_not_another():
+    done = thinwire("ps", "--type_node=Worker")
+    assert done.returncode == 1
+    assert "--type_node=Worker" in done.stderr and "thinwire ps" in done.stderr
+
+
+@pytest.mark.parametrize("how", [("main.py", "--type_node=PS"), ("-m", "thinwire", "ps")])
+def test_a_command_and_main_take_the_same_flags(how):
+    done = run(*how, "--id_ps=3")
+    assert (done.returncode, "--id_ps=3: this run has shards 0..0" in done.stderr) == (2, True)
+
+
+def test_the_package_is_not_run_by_its_path():
+    done = run(str(ROOT / "thinwire"), "version")
+    assert done.returncode == 1
+    assert "python -m thinwire" in done.stderr
+
+
+# -- help ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes  # its time is measured: nothing else may run
+@pytest.mark.parametrize("command", [*cli.COMMANDS, "main.py"])
+def test_help_is_instant(command):
+    how = (command,) if command == "main.py" else ("-m", "thinwire", command)
+    best, result = float("inf"), None
+    for _ in range(8):
+        before = os.times()  # processor time: beside other work it takes longer than it costs
+        result = run(*how, "--help")
+        after = os.times()
+        spent = after.children_user + after.children_system
+        best = min(best, spent - before.children_user - before.children_system)
+        if best <= HELP_SECONDS:
+            break
+    assert result.returncode == 0
+    assert best <= HELP_SECONDS, f"--help took {best:.2f} s at best"
+
+
+@pytest.mark.parametrize("command", [*cli.COMMANDS, "main.py"])
+def test_help_needs_nothing_heavy(command):
+    how = (command,) if command == "main.py" else ("-m", "thinwire", command)
+    done = run("-X", "importtime", *how, "--help")
+    names = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert done.returncode == 0 and "thinwire" in names
+    allowed = {"grpc"} if command == "health" else set()
+    assert not names & HEAVY - allowed
+
+
+def shown(text):
+    return re.findall(r"(?m)^  --(\w+) ", text)
+
+
+@pytest.mark.parametrize("command", list(cli.ROLES))
+def test_help_has_the_few_dozen_flags_that_matter_by_topic(command):
+    text = help_text.text_of(f"thinwire {command}", cli.ROLES[command][0])
+    names = shown(text)
+    assert len(set(names)) == len(names)
+    assert 20 <= len(names) <= 66
+    assert len([line for line in text.splitlines() if re.fullmatch(r"[A-Z].*:", line)]) >= 5
+    assert f"thinwire {command} --helpfull shows all {len(OPTIONS)} flags" in text
+    advanced = {option.name for option in OPTIONS if option.is_advanced}
+    assert not advanced & set(names)
+
+
+@pytest.mark.parametrize(
+    ("command", "has", "lacks"),
+    [
+        ("ps", {"id_ps", "journal", "method", "tls_cert"}, {"id_worker", "link_mbps", "launcher"}),
+        ("worker", {"id_worker", "link_mbps", "batch_size"}, {"id_ps", "journal", "hosts_file"}),
+        ("supervisor", {"eval_interval_seconds"}, {"id_ps", "id_worker", "link_mbps"}),
+        ("cluster", {"hosts_file", "nb_workers", "link_mbps"}, {"id_ps", "id_worker"}),
+        ("standalone", {"learning_rate", "model"}, {"ip_PS", "groups", "tls_cert", "launcher"}),
+        ("simulate", {"sim_failures", "link_mbps"}, {"tls_cert", "ip_PS", "launcher", "insecure"}),
+        ("advise", {"probe_seconds", "hosts_file"}, {"id_worker", "sim_failures"}),
+    ],
+)
+def test_help_has_what_matters_to_the_command_alone(command, has, lacks):
+    names = set(shown(help_text.text_of("thinwire", cli.ROLES[command][0])))
+    assert has <= names
+    assert not lacks & names
+
+
+def test_helpfull_has_every_flag_and_main_s_help_no_advanced_one():
+    done = run("main.py", "--helpfull")
+    assert (done.returncode, shown(done.stdout)) == (0, [option.name for option in OPTIONS])
+    common = [option.name for option in OPTIONS if not option.is_advanced]
+    text = run("main.py", "--help").stdout
+    assert shown(text) == common
+    assert "--type_node" in text
+    assert thinwire("--type_node=PS", "--help").stdout == help_text.text_of(
+        str(ROOT / "thinwire" / "__main__.py"), "PS"
+    )
+
+
+def test_what_a_role_s_help_leaves_out_exists():
+    for role in help_text.ROLE_HELP.values():
+        names = {option.name for topic in role.topics for option in topic.options}
+        assert not set(role.without) - {option.name for option in OPTIONS}
+        assert names & set(role.without) or not role.without
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_flag_names_its_unit_and_its_default(option: Option):
+    assert len(option.text.split()) >= 2 and option.text.rstrip().endswith((".", ".)"))
+    assert "\n" not in option.text and len(option.text) <= 300
+    if option.kind in ("integer", "number"):
+        assert UNITS.search(option.unit), f"--{option.name} has no unit: {option.unit!r}"
+    if option.kind in ("text", "list"):
+        assert option.unit, f"--{option.name}: what does it take?"
+    if option.default in (None, ""):
+        assert option.unset, f"--{option.name}: what holds if it is not given?"
+    assert re.search(r"; default \S", option.values_and_default)
+    for suffix, unit in (("_seconds", "seconds"), ("_ms", "milliseconds"), ("_mbps", "Mbit/s")):
+        if option.name.endswith(suffix):
+            assert unit in option.unit, option.name
+
+
+def test_the_flags_are_those_of_the_tables():
+    with given() as values:
+        assert {option.name for option in OPTIONS} <= set(values)
+
+
+# -- without TensorFlow -------------------------------------------------------------------------
+
+#: Comes first on the module path, and has TensorFlow missing.
+NO_TENSORFLOW = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorflow":
+            raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+sys.meta_path.insert(0, Missing())
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "tensorflow" else found(name, *rest)
+"""
+
+
+@pytest.fixture
+def without_tensorflow(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(NO_TENSORFLOW)
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+@pytest.mark.parametrize("command", list(cli.ROLES))
+def test_a_role_without_tensorflow_names_the_extras(command, without_tensorflow, tmp_path):
+    done = thinwire(command, f"--run_dir={tmp_path / 'run'}", **without_tensorflow)
+    assert done.returncode == 2, done.stderr
+    assert "pip install 'thinwire[cpu]'" in done.stderr and "thinwire[gpu]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_without_tensorflow_is_pointed_to_the_extras(without_tensorflow):
+    done = run("-c", "from thinwire import distribute", **without_tensorflow)
+    assert "thinwire[cpu]" in done.stderr.splitlines()[-1]
+
+
+def test_tools_do_without_tensorflow(without_tensorflow, tmp_path):
+    def tool(*arguments):
+        return thinwire(*arguments, **without_tensorflow)
+
+    assert "not installed" in tool("version").stdout
+    assert tool("certificates", f"--out={tmp_path / 'certs'}").returncode == 0
+    assert (tmp_path / "certs" / "worker-4.crt").exists()
+    missing = tool("report", str(tmp_path))
+    assert (missing.returncode, "summary.json" in missing.stderr) == (2, True)
+    assert tool("health", "127.0.0.1:1", "--seconds=1").returncode == 3
+
+
+def test_version_names_what_matters():
+    done = thinwire("version")
+    rows = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert rows["thinwire"].startswith(f"{__version__} (checkout in {ROOT})")
+    assert f"wire protocol           {PROTOCOL_VERSION}" in done.stdout
+    for name in ("python", "platform", "processors", "tensorflow", "keras", "numpy", "grpcio"):
+        assert rows[name][0].isalnum(), name
+    assert {"protobuf", "ray", "cryptography", "ml_dtypes"} <= rows.keys()
