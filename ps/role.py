@@ -60,7 +60,7 @@ from thinwire.ps.service.handshake import (
 )
 from thinwire.ps.service.leader_client import LeaderClient
 from thinwire.ps.service.server import ShardServer
-from thinwire.ps.telemetry.instruments import ShardMeters
+from thinwire.ps.telemetry.instruments import ShardInstruments
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 from thinwire.ps.telemetry.tensorboard import PsScalars
 
@@ -263,18 +263,18 @@ class ShardProcess:
         )
         self.server.guard = guard_of(self.run)
         server = self.server
-        beside = StatusSources(
+        sources = StatusSources(
             lambda: server.guard.refused,
             server.journaled.summary,
             lambda: leader_client.are_awaited(server),
         )
-        self.board = StatusReporter(self.run, self.spec, core, server, self._received, beside)
+        self.board = StatusReporter(self.run, self.spec, core, server, self._received, sources)
         self.server.reports = self.saved.reports
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
         self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
-        meters = ShardMeters(self.server, self.board, self._received)
-        self.metrics = meters.open_port(self.run, _name(own.id_ps))
+        instruments = ShardInstruments(self.server, self.board, self._received)
+        self.metrics = instruments.open_port(self.run, _name(own.id_ps))
         if (datagrams := self.server.datagrams) is not None:
             datagrams.receptions.restore(self.saved.datagrams)
             datagrams.open(self.run.transport, own.bind)

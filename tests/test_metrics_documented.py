@@ -23,7 +23,7 @@ def told():
     worker = part()
     worker.exchange.datagrams = SentCounts()
     meters = [
-        *shard_meters(shard, lambda: DatagramCounts())[0].read(),
+        *shard_meters(shard, lambda: DatagramCounts())[0].collect(),
         *worker_meters.meters_of(worker),
         *supervisor_meters.meters_of(STATUS, [evaluation(1, 0.5)]),
     ]

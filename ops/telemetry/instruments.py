@@ -1,7 +1,7 @@
-"""What a node tells those who watch it from outside: counters, gauges and histograms.
+"""Instruments of a node for monitoring: counters, gauges and histograms.
 
-Plain data: a role says what it counts, `thinwire.proto.metrics_server` says it in a language for
-machines.
+Plain data: each role collects its own, and `thinwire.proto.metrics_server` exports them in
+Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Values = Mapping[tuple[str, ...], float]
 
 @dataclasses.dataclass(frozen=True)
 class Instrument:
-    """One meter, with a value for each combination of labels.
+    """One instrument, with a value for each combination of labels.
 
     Attributes:
-        name: In small letters and with its unit, without prefix and without `_total`.
+        name: In lower case and with its unit, without prefix and without `_total`.
         kind: A counter only grows; a histogram's values are counts of whole numbers.
-        text: What it is, in a sentence.
-        labels: Names of the labels; of a histogram none.
-        values: By labels; of a histogram by the whole number, as text.
+        text: One sentence that describes it.
+        labels: Names of the labels; a histogram has none.
+        values: By labels; for a histogram by the whole number, as text.
     """
 
     name: str
@@ -37,44 +37,43 @@ def counter(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
     """Return a counter, or one for each value of a label."""
-    return _figure("counter", name, text, value, label)
+    return _scalar("counter", name, text, value, label)
 
 
 def gauge(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return a value that goes up and down, or one for each value of a label."""
-    return _figure("gauge", name, text, value, label)
+    """Return a gauge, whose value rises and falls, or one for each value of a label."""
+    return _scalar("gauge", name, text, value, label)
 
 
 def histogram(name: str, text: str, counts: Mapping[int, int]) -> Instrument:
-    """Return how often each whole number was seen."""
+    """Return how often each whole number was counted."""
     values: dict[tuple[str, ...], float] = {
         (str(number),): float(count) for number, count in counts.items()
     }
     return Instrument(name, "histogram", text, (), values)
 
 
-def since(meter: Instrument, before: Instrument | None) -> Instrument:
-    """Return what a counter or a histogram has counted since; a gauge stays as it is.
+def since(instrument: Instrument, before: Instrument | None) -> Instrument:
+    """Return what a counter or a histogram has counted since `before`; a gauge is unchanged.
 
     A node that was restarted from an older state counts again what the state does not hold. A
-    watcher who sees a total go down takes it for a new count from 0, so totals begin with the
-    process.
+    scraper takes a total that decreases for a new count from 0, so totals begin with the process.
 
     >>> since(counter("steps", "", 7), counter("steps", "", 5)).values
     {(): 2}
     """
-    if meter.kind == "gauge" or before is None:
-        return meter
+    if instrument.kind == "gauge" or before is None:
+        return instrument
     values = {
         labels: max(0, value - before.values.get(labels, 0))
-        for labels, value in meter.values.items()
+        for labels, value in instrument.values.items()
     }
-    return dataclasses.replace(meter, values=values)
+    return dataclasses.replace(instrument, values=values)
 
 
-def _figure(
+def _scalar(
     kind: Literal["counter", "gauge"],
     name: str,
     text: str,

@@ -1,7 +1,7 @@
-"""Predictions of an Advisor: how they are kept, and how a run compares with them.
+"""Predictions of an Advisor: the file ``advice.json``, and how a run compares with them.
 
-The file is written once by the Advisor; whoever ends a run reads it and puts the block ``advice``
-into summary.json.
+The Advisor writes the file once; the node that ends a run reads it and adds the block ``advice`` to
+summary.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Prediction(Document):
-    """What a composition comes to, while all workers train."""
+    """The predicted figures of a composition, while all workers train."""
 
     updates_per_second: float
     samples_per_second: float
@@ -34,7 +34,7 @@ class Prediction(Document):
 
 @dataclasses.dataclass(frozen=True)
 class PredictionSetting(Document):
-    """What a prediction holds for, besides the links and devices."""
+    """The run that a prediction is valid for, besides its links and devices."""
 
     network: str
     dataset: str
@@ -55,11 +55,11 @@ class Predicted(Document):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerLink(Document):
-    """What was measured of one worker."""
+    """The measurements of one worker."""
 
     worker: int  # from 1
     step_seconds: float  # of a mini-batch
-    up_mbps: float  # 0: no limit was seen
+    up_mbps: float  # 0: no limit was found
     down_mbps: float
     round_trip_seconds: float  # of an exchange, besides its bytes and their coding
     rounds: int  # that this is the median of
@@ -75,7 +75,7 @@ class Excluded(Document):
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation(Document):
-    """The file."""
+    """The content of the file."""
 
     setting: PredictionSetting
     given: list[str]  # flags of the run in question
@@ -90,7 +90,7 @@ class Recommendation(Document):
 
 
 def digest_of(method: Method) -> str:
-    """Return what two compositions share only if they are the same, settings included."""
+    """Return a digest that two compositions share only if all their settings are equal."""
     text = "\n".join(f"{name}={value}" for name, value in method.fingerprint())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -99,7 +99,7 @@ def load(path: pathlib.Path) -> Recommendation:
     """Read an Advisor's file.
 
     Raises:
-        ConfigurationError: It cannot be read, or is none.
+        ConfigurationError: It cannot be read, or is not an Advisor's.
     """
     try:
         advice = Recommendation.from_dict(parse_json(path.read_bytes()))
@@ -107,14 +107,14 @@ def load(path: pathlib.Path) -> Recommendation:
             raise ValueError(f"schema {advice.schema}, proposal {advice.proposal}")
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"{path} is no advice of this version ({error}); name the {ADVICE_FILE} that "
+            f"{path} is not an advice file of this version ({error}); name the {ADVICE_FILE} that "
             "--type_node=Advisor has written."
         ) from error
     return advice
 
 
 def of_run(run: Run) -> tuple[pathlib.Path, Recommendation] | None:
-    """Return the advice that a run is to be compared with: that of --advice or of its folder.
+    """Return the recommendation to compare a run with: that of --advice, or of its folder.
 
     Raises:
         ConfigurationError: As `load`.
@@ -131,14 +131,14 @@ def outcome(
     """Return a summary's block ``advice``.
 
     Args:
-        advice: What was predicted.
+        advice: The predictions.
         run: The run's settings.
-        status: Its last one.
-        summary: Its figures.
+        status: The run's last status.
+        summary: The run's figures.
 
     Returns:
         ``predicted``, ``measured`` and ``off_by`` (predicted / measured - 1) by name; without a
-        prediction of this run ``predicted`` is None, and ``why`` says why.
+        prediction of this run ``predicted`` is None, and ``why`` is the reason.
     """
     names = [field.name for field in dataclasses.fields(Prediction)]
     measured = {name: summary[name] for name in names}
@@ -180,7 +180,7 @@ def network_of(run: Run) -> str:
 
 
 def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
-    """A Supervisor's own --batch_size is another one: what workers did tells."""
+    """The batch size is that of the workers' steps: a Supervisor's --batch_size may differ."""
     samples = sum(worker.samples for worker in status.workers)
     steps = sum(worker.local_steps for worker in status.workers)
     return PredictionSetting(
@@ -193,7 +193,7 @@ def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
 
 
 def _difference(predicted: PredictionSetting, here: PredictionSetting) -> str:
-    """Return the first thing that is not as predicted, in words."""
+    """Return the first difference from the prediction's run, in words."""
     for name, value in predicted.to_dict().items():
         if (now := getattr(here, name)) != value:
             return f"the prediction is for {name} {value}, this run has {now}"

@@ -1,7 +1,7 @@
-"""What is written down of every round of every worker: a row a round, in the units of ESync's logs.
+"""Records of every round of every worker, in the units of ESync's logs.
 
-A worker sends its rows in batches to shard 0, which passes them on to the Supervisor; there each
-row becomes a line of ``measure/worker-N.jsonl``. Names and units follow ESync's per-round files.
+A worker sends its records in batches to shard 0, which passes them on to the Supervisor; there each
+becomes a line of ``measure/worker-N.jsonl``. Names and units follow ESync's per-round files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from thinwire.ops.pacing.pacers import Pacer
 from thinwire.ops.persistence.documents import Document, parse_json
 
-CHECK_READY = "check ready"  # asking the state server
+CHECK_READY = "check ready"  # a query to the state server
 GET_BATCH = "get_batch"
 FORWARD_AND_BACKWARD = "forward and backward"  # an emulated device's pause included
 LOCAL_UPDATE = "local update"
@@ -22,24 +22,24 @@ ENCODE = "encode"  # making the push; not a phase of ESync's own logs
 GLOBAL_UPDATE = "global update"  # exchange of a change of weights: barrier, transfer, apply
 GLOBAL_AGGREGATE = "global aggregate"  # the same of a gradient
 EVALUATION = "evaluation"
-#: What an exchange takes, under either name.
+#: The phase of an exchange, under either name.
 GLOBAL_PHASES = (GLOBAL_UPDATE, GLOBAL_AGGREGATE)
 #: Work on the model itself.
 COMPUTING_PHASES = (FORWARD_AND_BACKWARD, LOCAL_UPDATE)
 
-#: Flag --measure: nothing, sums of each round, or also every local step.
+#: Values of --measure: nothing, sums of each round, or every local step as well.
 LEVELS = ("off", "rounds", "steps")
-#: A batch is kept shorter than what a shard takes in (256 KiB).
+#: Largest batch; a shard accepts up to 256 KiB.
 MAX_BATCH_BYTES = 200 << 10
 _DECIMALS = 6  # of seconds
 
 
 class RoundRecord(NamedTuple):
-    """One round as the worker knows it. Seconds by the worker's monotonic clock."""
+    """One round as the worker measured it, in seconds of the worker's monotonic clock."""
 
     num_iters: int  # the worker's exchange, from 1
     num_samples: int  # examples it trained on in this round
-    total_time: float  # seconds since it began to train, earlier lives included
+    total_time: float  # seconds since it began to train, earlier incarnations included
     n_local: int  # local steps
     epoch: int  # of its own examples, whole
     version: int  # of shard 0's model after the round
@@ -50,22 +50,24 @@ class RoundRecord(NamedTuple):
     barrier_wait: float  # seconds the synchronisation rule held the reply back
     transfer: float  # rest of the round trip: both links, queues, merging
     time: dict[str, float]  # phase -> seconds, summed over the round
-    steps: list[dict[str, float]] | None  # the same of every local step, if it was asked for
+    steps: (
+        list[dict[str, float]] | None
+    )  # the same for every local step; None with --measure=rounds
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredBy(Document):
-    """Who measured."""
+    """The node that measured."""
 
     host: str
     device: str  # cpu, gpu0, gpu1 ...
     rank: int  # from 0: worker N has rank N - 1
-    life: str  # of the worker; rounds are numbered within it
+    life: str  # the worker's incarnation; rounds are numbered within it
 
 
 @dataclasses.dataclass(frozen=True)
 class Round(Document):
-    """A row and its origin, as a line of a file."""
+    """A record and its origin, as a line of a file."""
 
     num_iters: int
     num_samples: int
@@ -98,7 +100,7 @@ class Round(Document):
 
     @property
     def entries(self) -> int:
-        """How many entries ESync's log has of this round: one a local step, one for READY."""
+        """Entries that ESync's log has of this round: one per local step, one for READY."""
         return self.n_local + (1 if CHECK_READY in self.time else 0)
 
 
@@ -116,7 +118,7 @@ def phases_of(pacer: Pacer) -> tuple[str, ...]:
 
 
 def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
-    """Return the rows as documents of at most MAX_BATCH_BYTES; a row too long loses its steps."""
+    """Return documents of at most MAX_BATCH_BYTES; a longer record loses its steps."""
     head = {**origin.to_dict(), "columns": list(RoundRecord._fields)}
     start = _dumps(head)[:-1] + ',"rows":['
     batches: list[str] = []
@@ -140,7 +142,7 @@ def unpack(text: str | bytes) -> list[Round]:
     """Return the rounds of a batch of any origin, every field checked; raises ValueError."""
     batch = parse_json(text)
     if not isinstance(batch, dict):
-        raise ValueError("a batch of rounds is no object")
+        raise ValueError("a batch of rounds is not an object")
     columns, rows = batch.pop("columns", None), batch.pop("rows", None)
     if not isinstance(columns, list) or not isinstance(rows, list):
         raise ValueError("a batch of rounds has no columns and rows")
@@ -151,7 +153,7 @@ def unpack(text: str | bytes) -> list[Round]:
 
 
 def line_of(each: Round) -> str:
-    """Return one line of a file, without what is not known."""
+    """Return one line of a file, without unknown values."""
     values = {name: value for name, value in each.to_dict().items() if value is not None}
     return _dumps(values) + "\n"
 

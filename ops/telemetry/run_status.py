@@ -1,8 +1,8 @@
 """The run's status document, its evaluations, and the summary made of both.
 
-PS shard 0 makes a ``RunStatus`` and sends it to the Supervisor; whoever ends the run calls
-``summarise``. "Up" is worker to server. Bytes are those on the wire for training, headers included,
-counted by the sender; evaluation pulls do not count.
+PS shard 0 makes a `RunStatus` and sends it to the Supervisor; the node that ends the run calls
+`summarise`. "Up" is from worker to server. Bytes are those on the wire for training, headers
+included, counted by the sender; evaluation pulls do not count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUMMARY_WORKER_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Histogram(Document):
-    """How often each whole number was seen; exact, whatever the number of samples.
+    """How often each whole number was counted; exact, whatever the number of samples.
 
     >>> Histogram({0: 18, 3: 1, 7: 1}).p95
     3
@@ -94,11 +94,11 @@ class Histogram(Document):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMetrics(Document):
-    """What is known of one worker. Seconds and bytes are totals since it first joined."""
+    """The figures of one worker. Seconds and bytes are totals since it first joined."""
 
     id: int  # from 1
     state: Literal["waiting", "training", "suspect", "left", "done"] = "waiting"
-    clock: int = 0  # exchanges finished
+    clock: int = 0  # finished exchanges
     lag: int = 0  # clocks behind the fastest worker
     pushes: int = 0
     samples: int = 0
@@ -130,11 +130,11 @@ class MembershipCounts(Document):
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus(Document):
-    """Everything about the run at one moment, as shard 0 knows it."""
+    """The run at one moment, as shard 0 knows it."""
 
     run_id: str
     method: str
-    seams: dict[str, str]  # seam -> value, for example codec -> topk
+    seams: dict[str, str]  # policy interface -> value, for example codec -> topk
     nb_workers: int
     nb_ps: int
     num_parameters: int
@@ -170,7 +170,7 @@ class RunStatus(Document):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Document):
-    """The central model on the whole test set, and what it had cost to get there."""
+    """The central model on the whole test set, and the cost of the training up to then."""
 
     version: int  # updates applied
     samples: int
@@ -181,7 +181,7 @@ class Evaluation(Document):
     bytes_down: int
     versions: list[int] = dataclasses.field(default_factory=list)  # of each shard
     final: bool = False  # of the version the run ended with
-    top5_accuracy: float | None = None  # likewise of the best five answers; None: not asked for
+    top5_accuracy: float | None = None  # likewise of the best five classes; None: not wanted
 
 
 def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
@@ -246,8 +246,8 @@ def summarise(
     }
     if last is not None and last.top5_accuracy is not None:
         summary["test_top5_accuracy"] = last.top5_accuracy
-        told = [e.top5_accuracy for e in kept if e.top5_accuracy is not None]
-        summary["best_test_top5_accuracy"] = max(told)
+        known = [e.top5_accuracy for e in kept if e.top5_accuracy is not None]
+        summary["best_test_top5_accuracy"] = max(known)
     for name, block in status.policies.items():
         if name in summary:
             raise ValueError(f"a policy reports as {name!r}, which is a key of the summary itself")

@@ -1,7 +1,7 @@
-"""TensorBoard scalars of one node.
+"""A file of TensorBoard scalars.
 
-Event files are written as TensorFlow records of Event messages. `tf.summary` would cost a node
-0.6 s and 90 modules at its first write and a millisecond at each further one; this takes 20 us.
+Event files are TFRecords of Event messages. `tf.summary` would cost a node 0.6 s and 90 modules at
+its first write and a millisecond at each further one; this takes 20 us.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 
 class ScalarFile:
-    """Appends scalars to a new event file in a directory that may hold those of earlier lives.
+    """Appends scalars to a new event file in a directory that may hold those of earlier processes.
 
-    The file is made, and TensorFlow imported, with the first scalar. One thread at a time.
+    The first scalar creates the file and imports TensorFlow. One thread at a time.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -27,7 +27,7 @@ class ScalarFile:
         self._records: Any = None  # tf.io.TFRecordWriter
 
     def write(self, values: Mapping[str, float | None], step: int) -> None:
-        """Record values by tag at model version ``step`` and flush; unknown ones are left out.
+        """Record values by tag at model version ``step`` and flush; None and NaN are left out.
 
         Raises:
             OSError: The file cannot be written.
@@ -52,7 +52,7 @@ class ScalarFile:
 
         self._tensorflow = tf
         self._directory.mkdir(parents=True, exist_ok=True)
-        # TensorBoard knows its files by this beginning and reads them in order of name.
+        # TensorBoard finds its files by this prefix and reads them in the order of their names.
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._records = tf.io.TFRecordWriter(str(self._directory / name))
         self._append(file_version="brain.Event:2")

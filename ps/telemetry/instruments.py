@@ -1,4 +1,4 @@
-"""What one shard tells those who watch it from outside: its own counts, not the run's."""
+"""The instruments of one shard for monitoring: its own figures, not the run's."""
 
 from __future__ import annotations
 
@@ -21,126 +21,143 @@ if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
     from thinwire.ps.telemetry.status import StatusReporter
 
-#: Whoever asks again so soon gets the same meters: the writer thread has other work.
+#: Within this time a scrape returns the same figures: the writer thread has other work.
 _FRESH_SECONDS = 1.0
-#: A writer thread that is busy for longer lets readers have what it told last.
+#: If the writer thread is busy for longer, a scrape returns the figures collected last.
 _PATIENCE_SECONDS = 2.0
 
 
-class ShardMeters:
-    """Asks the writer thread, which alone may look, but never keeps it waiting.
+class ShardInstruments:
+    """Has the writer thread, which alone may read the core, collect them; it never waits for that.
 
     Args:
         server: The shard's.
-        board: Its status.
-        received: What has come in datagrams, if any can.
+        reporter: Of its status.
+        received: Counts of datagrams; None if the method sends none.
         clock: For tests.
     """
 
     def __init__(
         self,
         server: ShardServer,
-        board: StatusReporter,
+        reporter: StatusReporter,
         received: Callable[[], DatagramCounts | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._server, self._board, self._received, self._clock = server, board, received, clock
-        self._asked: threading.Event | None = None
+        self._server, self._reporter = server, reporter
+        self._received, self._clock = received, clock
+        self._requested: threading.Event | None = None
         self._lock = threading.Lock()
-        self._told, self._told_at = self._look(), clock()
+        self._latest, self._latest_at = self._read(), clock()
 
     def open_port(self, run: Run, node: str) -> MetricsPort | None:
-        """Let them be read, if the run has a port for that; see `thinwire.proto.metrics_server`."""
-        return metrics_server.open_port(run, node, self.read)
+        """Export them, if the run has a port for that; see `thinwire.proto.metrics_server`."""
+        return metrics_server.open_port(run, node, self.collect)
 
-    def read(self) -> list[Instrument]:
-        """Return the meters of this moment, or the last ones if the writer has no time."""
+    def collect(self) -> list[Instrument]:
+        """Return the present instruments, or the latest ones if the writer thread is busy."""
         with self._lock:
-            asked = self._asked
-            if asked is None and self._clock() - self._told_at >= _FRESH_SECONDS:
-                asked = self._asked = threading.Event()
-                self._server.queue.put(self._look_again)
-        if asked is not None:
-            asked.wait(_PATIENCE_SECONDS)
-        age = self._clock() - self._told_at
-        text = "Since the writer thread told these figures; long where it is stuck, or done."
-        return [*self._told, gauge("figures_age_seconds", text, age)]
+            request = self._requested
+            if request is None and self._clock() - self._latest_at >= _FRESH_SECONDS:
+                request = self._requested = threading.Event()
+                self._server.queue.put(self._refresh)
+        if request is not None:
+            request.wait(_PATIENCE_SECONDS)
+        age = self._clock() - self._latest_at
+        text = (
+            "Seconds since the writer thread collected these figures; grows if it is stuck or done."
+        )
+        return [*self._latest, gauge("figures_age_seconds", text, age)]
 
-    def _look_again(self) -> None:
-        """Take the meters down (writer thread); whatever goes wrong, the run goes on."""
+    def _refresh(self) -> None:
+        """Collect the instruments anew (writer thread); an error does not end the run."""
         try:
-            self._told = self._look()
-            self._told_at = self._clock()
-        except Exception:  # noqa: BLE001 - who watches must not end what he watches
+            self._latest = self._read()
+            self._latest_at = self._clock()
+        except Exception:  # noqa: BLE001 - monitoring must not end the run
             logging.log_every_n_seconds(
-                logging.ERROR, "metrics: no figures could be told", 60, exc_info=True
+                logging.ERROR, "metrics: the figures could not be collected", 60, exc_info=True
             )
         with self._lock:
-            asked, self._asked = self._asked, None
-        if asked is not None:
-            asked.set()
+            request, self._requested = self._requested, None
+        if request is not None:
+            request.set()
 
-    def _look(self) -> list[Instrument]:
+    def _read(self) -> list[Instrument]:
         core, server = self._server.core, self._server
         return [
-            *_model_meters(core),
-            *_membership_meters(core, self._board.states()),
-            *_server_meters(server),
-            *_journal_meters(server),
-            *_datagram_meters(self._received()),
+            *_model_instruments(core),
+            *_membership_instruments(core, self._reporter.states()),
+            *_server_instruments(server),
+            *_journal_instruments(server),
+            *_datagram_instruments(self._received()),
         ]
 
 
-def _model_meters(core: PsCore) -> list[Instrument]:
+def _model_instruments(core: PsCore) -> list[Instrument]:
     accounts = core.accounts
     pushes = sum(account.pushes for account in accounts.workers.values())
     return [
-        gauge("model_version", "Updates that are in this shard's weights.", core.version),
+        gauge(
+            "model_version",
+            "Updates applied to this shard's weights since the run began.",
+            core.version,
+        ),
         counter("updates", "Updates applied by this process.", core.version),
-        counter("pushes", "Pushes of workers merged into these.", pushes),
-        counter("samples", "Examples behind these.", core.samples),
+        counter("pushes", "Pushes of workers merged into these updates.", pushes),
+        counter("samples", "Training examples behind these updates.", core.samples),
         counter(
             "rejected_pushes",
-            "Pushes that never reached the model.",
+            "Pushes that were rejected and never reached the model.",
             dict(accounts.rejected),
             "reason",
         ),
         counter("replies", "Replies that carried weights.", accounts.num_replies),
         counter(
-            "lost_updates", "Updates of this shard that restarts undid.", accounts.lost_updates
+            "lost_updates",
+            "Updates of this shard that restarts have undone.",
+            accounts.lost_updates,
         ),
         histogram(
-            "staleness", "Updates between a push's base and its merging.", accounts.staleness
+            "staleness", "Updates between the base of a push and its merging.", accounts.staleness
         ),
         counter(
             "held_seconds",
-            "How long replies were held back, all together.",
+            "Seconds that the synchronisation rule held replies back, summed over all replies.",
             accounts.groups.wait_seconds,
         ),
-        gauge("learning_rate", "Scheduled learning rate.", core.model.learning_rate),
-        gauge("generation", "Restarts of this shard.", core.config.generation),
+        gauge(
+            "learning_rate", "Scheduled learning rate of the next update.", core.model.learning_rate
+        ),
+        gauge("generation", "Number of restarts of this shard.", core.config.generation),
         gauge("run_ended", "1 once the run has ended.", core.stop_reason is not None),
     ]
 
 
-def _membership_meters(core: PsCore, states: dict[int, str]) -> list[Instrument]:
+def _membership_instruments(core: PsCore, states: dict[int, str]) -> list[Instrument]:
     membership = core.membership
     known = dict.fromkeys(("waiting", "training", "suspect", "left", "done"), 0)
     return [
         gauge(
             "workers",
-            "Workers that have been here, by state.",
+            "Workers that have joined at least once, by state.",
             known | collections.Counter(states.values()),
             "state",
         ),
-        gauge("workers_expected", "Workers that this run may have.", core.config.nb_workers),
-        gauge("membership_epoch", "Number of the membership.", membership.epoch),
-        counter("workers_lost", "Workers whose lease ran out.", membership.num_left),
-        counter("workers_returned", "Workers that joined again.", membership.num_returned),
+        gauge(
+            "workers_expected", "Workers that the run is configured for.", core.config.nb_workers
+        ),
+        gauge(
+            "membership_epoch",
+            "Epoch of the membership; it grows with every change.",
+            membership.epoch,
+        ),
+        counter("workers_lost", "Workers that left or whose lease expired.", membership.num_left),
+        counter("workers_returned", "Workers that rejoined.", membership.num_returned),
     ]
 
 
-def _server_meters(server: ShardServer) -> list[Instrument]:
+def _server_instruments(server: ShardServer) -> list[Instrument]:
     connections = server.connections
     everyone = connections.everyone()
     workers = len(connections.workers)
@@ -151,35 +168,43 @@ def _server_meters(server: ShardServer) -> list[Instrument]:
     }
     streams = {"workers": workers, "others": len(everyone) - workers}
     return [
-        counter("bytes_sent", "Training bytes on the wire, framing included.", sent, "direction"),
+        counter(
+            "bytes_sent", "Training bytes sent on the wire, framing included.", sent, "direction"
+        ),
         gauge(
             "queue_length",
-            "What waits: events for the writer thread, replies for clients.",
+            "Queued events for the writer thread, and queued replies for clients.",
             queues,
             "queue",
         ),
         gauge("streams", "Open streams of clients.", streams, "of"),
-        counter("refused_peers", "Clients refused or cut off.", server.guard.refused, "reason"),
+        counter(
+            "refused_peers",
+            "Clients whose connection was refused or closed, by reason.",
+            server.guard.refused,
+            "reason",
+        ),
     ]
 
 
-def _journal_meters(server: ShardServer) -> list[Instrument]:
+def _journal_instruments(server: ShardServer) -> list[Instrument]:
     journaled = server.journaled
-    meters = [gauge("journal_on", "1 where a journal is kept.", journaled.journal is not None)]
+    is_on = journaled.journal is not None
+    instruments = [gauge("journal_on", "1 if a journal is kept.", is_on)]
     if (journal := journaled.journal) is not None:
-        meters += [
-            counter("journal_events", "Events written down.", journal.num_records),
-            counter("journal_bytes", "Bytes written down.", journal.num_bytes),
+        instruments += [
+            counter("journal_events", "Events written to the journal.", journal.num_records),
+            counter("journal_bytes", "Bytes written to the journal.", journal.num_bytes),
             gauge(
                 "journal_lag_bytes",
-                "Bytes since the last snapshot, to be replayed if the PS died now.",
+                "Bytes of the journal since the last snapshot, which a restart would replay.",
                 journal.bytes_since_snapshot,
             ),
         ]
-    return meters
+    return instruments
 
 
-def _datagram_meters(received: DatagramCounts | None) -> list[Instrument]:
+def _datagram_instruments(received: DatagramCounts | None) -> list[Instrument]:
     if received is None:
         return []
     books = received.whole()
@@ -193,11 +218,14 @@ def _datagram_meters(received: DatagramCounts | None) -> list[Instrument]:
     return [
         counter(
             "datagrams",
-            "Datagrams of closed pushes; lost is announced less arrived and late.",
+            "Datagrams of finished pushes; lost ones are announced less arrived less late.",
             fates,
             "fate",
         ),
         counter(
-            "datagrams_dropped", "Datagrams that came and were not used.", dict(dropped), "reason"
+            "datagrams_dropped",
+            "Datagrams that were received and not used, by reason.",
+            dict(dropped),
+            "reason",
         ),
     ]

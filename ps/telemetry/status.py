@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StatusSources:
-    """What the core knows nothing of; each is asked for whenever it is wanted.
+    """Functions that return the figures of a shard that its core does not have.
 
     Attributes:
-        refused_peers: How many clients were refused or cut off, by reason.
-        journal: The block of the summary that tells of the journal, or {}.
-        awaits: Whether other shards have still to send their last figures.
+        refused_peers: Number of clients that were refused or disconnected, by reason.
+        journal: The summary's block on the journal, or {}.
+        awaits: Whether other shards have not sent their last figures yet.
     """
 
     refused_peers: Callable[[], dict[str, int]] = dict
@@ -38,7 +38,7 @@ class StatusSources:
 
 
 class StatusReporter:
-    """Puts together what supervisors, summaries and following shards are told."""
+    """Makes the status documents for supervisors, the summary and shard 0."""
 
     def __init__(
         self,
@@ -47,25 +47,25 @@ class StatusReporter:
         core: PsCore,
         server: ShardServer,
         received: Callable[[], DatagramCounts | None] = lambda: None,
-        beside: StatusSources | None = None,
+        sources: StatusSources | None = None,
     ) -> None:
-        """Look at `core`, `server`, `received` and `beside` whenever asked (writer thread)."""
+        """Keep the sources, which every document reads anew (writer thread)."""
         self._run, self._spec, self._core, self._server = run, spec, core, server
-        self._received, self._beside = received, beside or StatusSources()
+        self._received, self._sources = received, sources or StatusSources()
 
     def about(self) -> dict[str, Any]:
-        """Return what does not change during a run, for Welcome."""
+        """Return the settings of the run that Welcome carries."""
         run = self._run
         return {
             "method": run.method.name,
-            "seams": self._seams(),
+            "seams": self._composition(),
             "iter_max": run.iter_max,
             "nb_workers": run.nb_workers,
             "seed": run.seed,
         }
 
     def shard_document(self, is_last: bool = False) -> str:
-        """Return a following shard's own counters, for shard 0; say if no others will follow."""
+        """Return a following shard's own counters, for shard 0; `is_last`: none will follow."""
         core, model = self._core, self._core.model
         own = {
             "bytes_down": self._server.connections.bytes_down(),
@@ -73,7 +73,7 @@ class StatusReporter:
             "weighting": model.memory(),
             "down": model.down_summary(),
             "group_staleness": core.accounts.groups.histograms(),
-            "refused_peers": self._beside.refused_peers(),
+            "refused_peers": self._sources.refused_peers(),
             "is_last": is_last,
             "membership": {"lost_updates": core.accounts.lost_updates},
         }
@@ -95,7 +95,7 @@ class StatusReporter:
         return run_status.RunStatus(
             run_id=self._server.identity.run_id if self._server.identity else "",
             method=run.method.name,
-            seams=self._seams(),
+            seams=self._composition(),
             nb_workers=run.nb_workers,
             nb_ps=run.nb_ps,
             num_parameters=self._spec.num_parameters,
@@ -123,6 +123,23 @@ class StatusReporter:
             stop_reason=core.stop_reason,
         )
 
+    def states(self) -> dict[int, str]:
+        """Return the state of every worker that has joined."""
+        core = self._core
+        waits = {*core.sync_state["pushed"], *core.sync_state["held"]}
+        return {worker: self._state(worker, worker in waits) for worker in core.members}
+
+    def guards(self) -> dict[str, Any]:
+        """Return the pushes that guards rejected, over all shards, and whom shard 0 quarantined."""
+        block = self._core.guard.summary()
+        if not block:
+            return {}
+        refused = {why: collections.Counter(by) for why, by in block["refused"].items()}
+        for text in self._reports(pb.ROLE_SHARD).values():
+            for reason, counts in wire_reports.tables(text, "guards").items():
+                refused.setdefault(reason, collections.Counter()).update(counts)
+        return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
+
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
         """Return the blocks that only some runs have."""
         core = self._core
@@ -135,19 +152,13 @@ class StatusReporter:
             **self.guards(),
             **self._refused_peers(),
             **_restarted(workers),
-            **self._beside.journal(),
+            **self._sources.journal(),
         }
 
-    def _seams(self) -> dict[str, str]:
-        """Return the composition as the summary names it, with who sums the updates."""
+    def _composition(self) -> dict[str, str]:
+        """Return the composition as the summary names it, and how updates are summed."""
         method = self._run.method
         return {**method.seams, "collective": method.collective}
-
-    def states(self) -> dict[int, str]:
-        """Return what every worker that has been here is doing."""
-        core = self._core
-        waits = {*core.sync_state["pushed"], *core.sync_state["held"]}
-        return {worker: self._state(worker, worker in waits) for worker in core.members}
 
     def _workers(self) -> list[run_status.WorkerMetrics]:
         down, states = self._bytes_down(), self.states()
@@ -178,7 +189,7 @@ class StatusReporter:
     def _state(self, worker: int, waits: bool) -> str:
         membership = self._core.membership.state_of(worker)
         if membership == "left":
-            is_over = self._core.stop_reason is not None and not self._beside.awaits()
+            is_over = self._core.stop_reason is not None and not self._sources.awaits()
             return "done" if is_over else "left"
         return "suspect" if membership == "suspect" else ("waiting" if waits else "training")
 
@@ -191,12 +202,12 @@ class StatusReporter:
         return totals
 
     def _over_shards(self, block: str, own: dict[str, int]) -> dict[str, dict[str, int]]:
-        """Return a policy's counters, over all shards; nothing where it takes no memory."""
+        """Return a policy's counters, over all shards; {} if it takes no memory."""
         total = self._totals(block, own)
         return {block: dict(total)} if total["bytes"] else {}
 
     def _datagrams(self) -> dict[str, Any]:
-        """Return what became of the datagrams, over all shards and workers; {} without any."""
+        """Return the fates of the datagrams, over all shards and workers; {} if none are sent."""
         own = self._received()
         if own is None:
             return {}
@@ -209,19 +220,8 @@ class StatusReporter:
         channels = self._run.method.router.channels
         return {BLOCK: datagrams_counters.block([own, *others], sent, channels)}
 
-    def guards(self) -> dict[str, Any]:
-        """Return what guards have refused, over all shards, and whom shard 0 put out."""
-        block = self._core.guard.summary()
-        if not block:
-            return {}
-        refused = {why: collections.Counter(by) for why, by in block["refused"].items()}
-        for text in self._reports(pb.ROLE_SHARD).values():
-            for reason, counts in wire_reports.tables(text, "guards").items():
-                refused.setdefault(reason, collections.Counter()).update(counts)
-        return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
-
     def _groups(self) -> dict[str, Any]:
-        """Return who belongs together, and what each group has done on this shard and others."""
+        """Return the groups, and the counters of each on this shard and others."""
         core = self._core
         others = {
             str(who): wire_reports.tables(text, "group_staleness")
@@ -235,12 +235,12 @@ class StatusReporter:
         return block | ({"histograms_of_shards": others} if others else {})
 
     def _refused_peers(self) -> dict[str, dict[str, int]]:
-        """Return how many clients were refused or cut off, by reason; {} without any."""
-        total = self._totals("refused_peers", self._beside.refused_peers())
+        """Return the number of refused clients, by reason; {} if there are none."""
+        total = self._totals("refused_peers", self._sources.refused_peers())
         return {"refused_peers": dict(total)} if total else {}
 
     def _lost_updates(self) -> int:
-        """Add up what every shard has lost; of an update each holds a part."""
+        """Add up the lost updates of every shard; each holds a part of an update."""
         own = {"lost_updates": self._core.accounts.lost_updates}
         return self._totals("membership", own)["lost_updates"]
 
@@ -257,7 +257,7 @@ class StatusReporter:
         return total
 
     def _all_rejected(self) -> dict[str, int]:
-        """Add up what every shard refused and what workers held back by themselves."""
+        """Add up the pushes that shards rejected and those that workers withheld."""
         total = self._totals("rejected", self._core.accounts.rejected)
         for who, text in self._reports(pb.ROLE_WORKER).items():
             if who in self._core.members:
@@ -266,6 +266,6 @@ class StatusReporter:
 
 
 def _restarted(workers: list[run_status.WorkerMetrics]) -> dict[str, dict[str, int]]:
-    """Return how often a Cluster has started workers again; {} where it has not."""
+    """Return how often a Cluster has restarted each worker; {} if it has not."""
     counts = {str(each.id): each.restarts for each in workers if each.restarts}
     return {"restarted_workers": counts} if counts else {}

@@ -1,4 +1,4 @@
-"""A shard's own TensorBoard scalars, written by a thread of its own."""
+"""A shard's own TensorBoard scalars, written by a background thread."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class _Reading:
     version: int
     pushes: int
     staleness: int  # sum over these pushes
-    datagrams: ReassemblyCounters | None  # of all workers; None: there are none
+    datagrams: ReassemblyCounters | None  # of all workers; None: the method sends none
 
 
 class PsScalars:
-    """Writes what a shard counts every two seconds; a bad disk ends it, not the run."""
+    """Writes a shard's counters every two seconds; a failing disk ends that, not the run."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class PsScalars:
         bytes_down: Callable[[], dict[int, int]],
         received: Callable[[], DatagramCounts | None] = lambda: None,
     ) -> None:
-        """Look at all of these; they must bear being read beside the writer thread."""
+        """Keep the sources, which are read while the writer thread runs."""
         self._file = ScalarFile(directory)
         self._core, self._bytes_down, self._received = core, bytes_down, received
         self._before = self._read(time.monotonic())
@@ -47,11 +47,11 @@ class PsScalars:
         self._thread = threading.Thread(target=self._run, name="scalars", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Write for the last time."""
+        """Write once more and stop."""
         self._closing.set()
         self._thread.join()
         self._file.close()
@@ -74,7 +74,7 @@ class PsScalars:
 
     def _read(self, now: float) -> _Reading:
         core = self._core
-        delays = dict(core.accounts.staleness)  # in one piece, whatever the writer does meanwhile
+        delays = dict(core.accounts.staleness)  # a copy, since the writer thread goes on counting
         weighted = sum(delay * pushes for delay, pushes in delays.items())
         received = self._received()
         books = received.whole() if received is not None else None
@@ -92,7 +92,7 @@ class PsScalars:
 def _of_datagrams(
     before: ReassemblyCounters | None, now: ReassemblyCounters | None
 ) -> dict[str, float | None]:
-    """Return means over the pushes since `before`, and what was lost over all."""
+    """Return means over the pushes since `before`, and the total of lost datagrams."""
     if before is None or now is None:
         return {}
     new = now.minus(before)

@@ -78,8 +78,8 @@ class Shard:
         about = types.SimpleNamespace(
             method=self.run.method, nb_workers=2, nb_ps=1, seed=1, iter_max=10**6
         )
-        beside = StatusSources(lambda: self.server.guard.refused, self.server.journaled.summary)
-        self.board = StatusReporter(about, SPEC, self.core, self.server, beside=beside)
+        sources = StatusSources(lambda: self.server.guard.refused, self.server.journaled.summary)
+        self.board = StatusReporter(about, SPEC, self.core, self.server, sources=sources)
         self.server.observers.on_status = self.board.document
         self.server.open_for(mine, "{}")
 

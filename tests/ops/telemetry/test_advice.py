@@ -70,7 +70,7 @@ def test_what_is_no_advice_is_refused(tmp_path, text):
     path = tmp_path / "some.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"some\.json is no advice"):
+    with pytest.raises(ConfigurationError, match=r"some\.json is not an advice file"):
         predictions.load(path)
 
 

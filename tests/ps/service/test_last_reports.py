@@ -70,9 +70,9 @@ def test_a_shard_s_figures_are_due_when_its_workers_have_gone():
 
 def test_workers_are_done_when_nothing_more_is_awaited():
     shard, awaits = Shard(), [True]
-    beside = StatusSources(awaits=lambda: awaits[0])
+    sources = StatusSources(awaits=lambda: awaits[0])
     board = StatusReporter(
-        shard.board._run, shard.board._spec, shard.core, shard.server, beside=beside
+        shard.board._run, shard.board._spec, shard.core, shard.server, sources=sources
     )
     shard.say({"pull": pb.Pull()}, {"leave": pb.Leave(cause="done")})
     shard.core.handle(events.Stop("iter_max"), time.monotonic())
@@ -83,9 +83,9 @@ def test_workers_are_done_when_nothing_more_is_awaited():
 
 def test_a_board_tells_what_it_is_handed():
     shard = Shard()
-    beside = StatusSources(lambda: {"token": 3}, lambda: {"journal": {"on": False}})
+    sources = StatusSources(lambda: {"token": 3}, lambda: {"journal": {"on": False}})
     board = StatusReporter(
-        shard.board._run, shard.board._spec, shard.core, shard.server, beside=beside
+        shard.board._run, shard.board._spec, shard.core, shard.server, sources=sources
     )
     policies = board.status().policies
     assert policies["refused_peers"] == {"token": 3}

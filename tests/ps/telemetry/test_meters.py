@@ -8,7 +8,7 @@ from thinwire.ops.telemetry.instruments import Instrument
 from thinwire.ops.telemetry.run_status import WorkerMetrics, summarise
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.datagrams.counters import DatagramCounts
-from thinwire.ps.telemetry.instruments import ShardMeters
+from thinwire.ps.telemetry.instruments import ShardInstruments
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
 
 def meters_of(shard, received=lambda: None):
     clock = Clock()
-    return ShardMeters(shard.server, shard.board, received, clock), clock
+    return ShardInstruments(shard.server, shard.board, received, clock), clock
 
 
 def read(meters, shard):
@@ -29,7 +29,7 @@ def read(meters, shard):
     writer = threading.Thread(target=shard.server.run_until, args=(over.is_set,), daemon=True)
     writer.start()
     try:
-        return values(meters.read())
+        return values(meters.collect())
     finally:
         over.set()
         writer.join(20)
@@ -69,7 +69,7 @@ def test_who_asks_often_does_not_keep_the_writer_busy():
     shard = Shard("asgd")
     meters, clock = meters_of(shard)
     for _ in range(100):
-        values(meters.read())
+        values(meters.collect())
     assert shard.server.queue.empty()
     clock.now = 1.5
     read(meters, shard)
@@ -82,7 +82,7 @@ def test_a_writer_that_is_stuck_leaves_the_last_figures(monkeypatch):
     meters, clock = meters_of(shard)
     clock.now = 50.0
     for _ in range(3):
-        assert values(meters.read())["figures_age_seconds"][""] == 50.0
+        assert values(meters.collect())["figures_age_seconds"][""] == 50.0
     assert shard.server.queue.qsize() == 1  # asked once, not once a reader
     assert read(meters, shard)["figures_age_seconds"][""] == 0.0
 
@@ -94,7 +94,7 @@ def test_what_goes_wrong_in_telling_does_not_end_the_run(caplog):
 
     shard = Shard("asgd")
     clock = Clock()
-    meters = ShardMeters(shard.server, shard.board, received, clock)
+    meters = ShardInstruments(shard.server, shard.board, received, clock)
     clock.now = 9.0
     with caplog.at_level("ERROR", logger="absl"):
         assert read(meters, shard)["figures_age_seconds"][""] == 9.0
@@ -106,7 +106,7 @@ def test_what_goes_wrong_in_telling_does_not_end_the_run(caplog):
 def test_what_becomes_of_datagrams():
     shard = Shard("asgd")
     meters, _ = meters_of(shard, lambda: DatagramCounts({}, {"tag": 3}))
-    found = values(meters.read())
+    found = values(meters.collect())
     assert found["datagrams"] == {"announced": 0, "arrived": 0, "late": 0, "late_used": 0}
     assert found["datagrams_dropped"] == {"tag": 3}
 
@@ -116,7 +116,7 @@ def test_a_journal_is_told_of():
     shard.server.journaled.journal = types.SimpleNamespace(
         num_records=4, num_bytes=900, bytes_since_snapshot=300
     )
-    found = values(meters_of(shard)[0].read())
+    found = values(meters_of(shard)[0].collect())
     assert found["journal_on"][""] == 1
     assert (found["journal_events"][""], found["journal_bytes"][""]) == (4, 900)
     assert found["journal_lag_bytes"][""] == 300
@@ -138,6 +138,6 @@ def test_the_summary_says_how_often_workers_were_started_again():
 
 
 def test_every_name_is_legal_and_explained():
-    for meter in meters_of(Shard("asgd"))[0].read():
+    for meter in meters_of(Shard("asgd"))[0].collect():
         assert meter.text.endswith(".") and meter.name.replace("_", "").isalpha()
         assert not meter.name.endswith("_total")
