@@ -152,7 +152,7 @@ def _membership_instruments(core: PsCore, states: dict[int, str]) -> list[Instru
             "Epoch of the membership; it grows with every change.",
             membership.epoch,
         ),
-        counter("workers_lost", "Workers that left or whose lease expired.", membership.num_left),
+        counter("workers_lost", "Workers whose lease expired.", membership.num_left),
         counter("workers_returned", "Workers that rejoined.", membership.num_returned),
     ]
 
