@@ -18,8 +18,24 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOKEN = "a token of the reader's own"
 
 _SHELL = ("bash", "sh")
-#: How a block begins that is commands though it does not say so.
-_LOOKS_LIKE_SHELL = re.compile(r"(python|make|export|git|cd|\.venv/|bench/|[A-Z_]+=)")
+#: How a block begins that holds commands without naming a language.
+_LOOKS_LIKE_SHELL = re.compile(r"(python|thinwire|make|export|git|cd|\.venv/|bench/|[A-Z_]+=)")
+#: Subcommand of `thinwire` -> the role that it plays, or the module that it runs.
+ROLES = {
+    "ps": "PS",
+    "worker": "Worker",
+    "supervisor": "Supervisor",
+    "cluster": "Cluster",
+    "standalone": "Standalone",
+    "simulate": "Simulator",
+    "advise": "Advisor",
+}
+TOOLS = {
+    "report": "thinwire.supervisor.report.__main__",
+    "certificates": "thinwire.proto.security.certificates",
+    "health": "thinwire.proto.grpc.health",
+}
+COMMANDS = ROLES.keys() | TOOLS.keys()
 #: Programs that are called by a path, for which bash would look in the file system.
 _BY_PATH = (".venv/bin/python", ".venv/bin/tensorboard", "bench/netns.sh", "bench/peers/setup.sh")
 _VARIABLES = ("THINWIRE_TOKEN", "TF_CONFIG")
@@ -32,6 +48,7 @@ command_not_found_handle() {{ record "$@"; }}
 seq() {{ command -p seq "$@"; }}
 cat() {{ printf '%s' "{TOKEN}"; }}
 cd() {{ record cd "$@"; }}
+source() {{ :; }}
 """ + "".join(f'{name}() {{ record {name} "$@"; }}\n' for name in _BY_PATH)
 
 
@@ -58,6 +75,16 @@ class Command:
     program: str
     words: tuple[str, ...]
     variables: dict[str, str]
+
+    @property
+    def python_words(self) -> tuple[str, ...]:
+        """Words for Python: its own, or those of what a subcommand of `thinwire` stands for."""
+        if self.program != "thinwire":
+            return self.words
+        name, *rest = self.words
+        if name in ROLES:
+            return ("main.py", f"--type_node={ROLES[name]}", *rest)
+        return ("-m", TOOLS[name], *rest)
 
     @property
     def place(self) -> str:

@@ -1,4 +1,4 @@
-"""README and docs/ tell the truth: commands, flags, defaults, methods, links.
+"""README and docs/ are true: commands, flags, defaults, methods, links.
 
 No command is run here: each goes through the parser that would read it, and through all that a node
 checks before it starts. `test_documents_run.py` runs them.
@@ -26,8 +26,8 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.settings import read_settings
 
 ROOT = documents.ROOT
-#: What a page may call that is not ours.
-FOREIGN = (".venv/bin/tensorboard",)
+#: Programs of others that a page may call.
+FOREIGN = ("tensorboard", "pip", "pytest")
 #: Flags of these, of absl, of bench/netns.sh, what stands for any, an example.
 FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "power_exponent"}
 #: Words of a command that only exist at a reader's.
@@ -101,6 +101,9 @@ def test_bash_makes_words_of_a_block():
         "make no-such-target",
         "bench/netns.sh train --no_such_flag",
         "a_tool_of_nobody --help",
+        "thinwire serve",
+        "thinwire ps --no_such_flag=1",
+        "thinwire report",
     ],
 )
 def test_commands_that_would_not_start_are_seen(at_home, text):
@@ -110,10 +113,12 @@ def test_commands_that_would_not_start_are_seen(at_home, text):
 
 def complaint(command, patch):
     """Return what is wrong with a command, if anything is."""
-    words = [AT_THE_READERS.get(word, word) for word in command.words]
+    if command.program == "thinwire" and command.words[0] not in documents.COMMANDS:
+        return f"thinwire has no command {command.words[0]}"
+    words = [AT_THE_READERS.get(word, word) for word in command.python_words]
     words = [word for word in words if word is not None]
     try:
-        if command.program == "python":
+        if command.program in ("python", "thinwire"):
             return _of_python(words, command.variables, patch)
         if command.program == "make":
             unknown = {word for word in words if "=" not in word} - make_targets()
@@ -205,7 +210,7 @@ def named_flags(text):
 def test_every_flag_is_documented():
     text = "\n".join(page.read_text() for page in documents.pages())
     missing = sorted(set(own_flags()) - named_flags(text) - {"help", "helpfull"})
-    assert not missing, f"no page of docs/ tells of --{', --'.join(missing)}"
+    assert not missing, f"no page of docs/ names --{', --'.join(missing)}"
 
 
 def test_every_flag_that_is_named_exists(at_home):
@@ -228,7 +233,8 @@ def flags_of_modules(patch):
     named = [*documents.pages(), ROOT / "Makefile"]
     text = "\n".join(page.read_text() for page in named)
     found = set()
-    for name in set(re.findall(r"python -m ((?:bench|thinwire|tests)[\w.]*\w)", text)):
+    called = re.findall(r"python -m ((?:bench|thinwire|tests)(?:\.\w+)*)", text)
+    for name in {*documents.TOOLS.values(), *called} - {"thinwire"}:
         with pytest.raises(Parsed) as caught:
             run_to_its_parser(name, None, patch)
         found |= {

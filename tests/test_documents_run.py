@@ -46,39 +46,41 @@ NOT_RUN = {
     "main.py --method=adacomp": "TF_CONFIG names other machines; "
     "tests/thinwire/launcher/test_tf_config.py",
     "python -m bench.": "trains for minutes or hours; tests/bench runs its parts",
-    "python -m thinwire.proto.grpc.health": "asks a node elsewhere; "
-    "tests/proto/grpc/test_health.py asks one here",
+    "-m thinwire.proto.grpc.health": "requests the state of a node elsewhere; "
+    "tests/proto/grpc/test_health.py has one",
     "python examples/": "tests/thinwire/test_examples.py",
     "bench/netns.sh": "needs root",
+    "pip install": "changes this environment",
+    "pytest": "runs tests",
     "tensorboard": "serves until it is stopped",
     "make": "installs, or takes minutes; the maintainers run each",
 }
 
 
 def is_run(command):
-    alone = any(word in ALL_IN_ONE for word in command.words)
+    alone = any(word in ALL_IN_ONE for word in command.python_words)
     return is_small(command) or (
         not reason(command)
         and (
             alone
             or by_hand(command)
-            or command.words[:2] == ("-m", "thinwire.supervisor.report.__main__")
+            or command.python_words[:2] == ("-m", "thinwire.supervisor.report.__main__")
         )
     )
 
 
 def is_small(command):
     """Whether it is a module's command that is run with what makes it small."""
-    return command.words[:1] == ("-m",) and command.words[1] in SMALL
+    return command.python_words[:1] == ("-m",) and command.python_words[1] in SMALL
 
 
 def by_hand(command):
     page = command.block.page.name
-    return page == "README.md" and any(word in BY_HAND for word in command.words)
+    return page == "README.md" and any(word in BY_HAND for word in command.python_words)
 
 
 def reason(command):
-    text = " ".join((command.program, *command.words))
+    text = " ".join((command.program, *command.python_words))
     return next((why for part, why in NOT_RUN.items() if part in text), None)
 
 
@@ -88,7 +90,7 @@ def test_every_command_is_run_or_has_a_reason():
 
 
 def test_every_reason_is_for_a_command():
-    texts = [" ".join((each.program, *each.words)) for each in documents.commands()]
+    texts = [" ".join((each.program, *each.python_words)) for each in documents.commands()]
     needless = [part for part in NOT_RUN if not any(part in text for text in texts)]
     assert not needless, needless
 
@@ -104,7 +106,7 @@ class Checkout:
                 (folder / path.name).symlink_to(path)
 
     def start(self, command, *more):
-        words = [SHIPPED.get(word, word) for word in command.words]
+        words = [SHIPPED.get(word, word) for word in command.python_words]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
         environment |= {name: text for name, text in command.variables.items() if text}
         with open(self.folder / f"{len(self.started)}.out", "wb") as log:
@@ -150,7 +152,7 @@ def checkout(tmp_path):
 def test_commands_that_are_whole_runs(checkout):
     for command in documents.commands():
         if is_run(command) and not by_hand(command) and not is_small(command):
-            checkout.start(command, *(BUDGET if command.words[0] == "main.py" else ()))
+            checkout.start(command, *(BUDGET if command.python_words[0] == "main.py" else ()))
             checkout.started[-1][1].wait(
                 PATIENCE_SECONDS
             )  # pages use what the line before has left
@@ -167,15 +169,15 @@ def test_commands_of_modules(checkout):
     looked_at = [
         each
         for each in commands
-        if is_run(each) and each.words[0] == "main.py" and each.words[-1] in RUNS
+        if is_run(each) and each.python_words[0] == "main.py" and each.python_words[-1] in RUNS
     ]
     for command in looked_at:
         checkout.start(command, *BUDGET)
         checkout.started[-1][1].wait(PATIENCE_SECONDS)
     for command in filter(is_small, commands):
-        readers = READERS | ({"RUN": "runs/imported"} if "import" in command.words else {})
+        readers = READERS | ({"RUN": "runs/imported"} if "import" in command.python_words else {})
         words = tuple(readers.get(word, word) for word in command.words)
-        checkout.start(dataclasses.replace(command, words=words), *SMALL[command.words[1]])
+        checkout.start(dataclasses.replace(command, words=words), *SMALL[command.python_words[1]])
         checkout.started[-1][1].wait(PATIENCE_SECONDS)
     complaints = checkout.complaints()
     assert not complaints, "\n".join(complaints)
@@ -188,7 +190,7 @@ def test_nodes_that_are_started_by_hand(checkout, run):
     """Ten workers are two here, and all machines this one."""
     more = (*BUDGET, "--nb_workers=2", f"--port={free_port()}", "--ip_PS=127.0.0.1")
     for command in documents.commands():
-        words = command.words
+        words = command.python_words
         if not by_hand(command) or f"--run_dir=runs/{run}" not in words:
             continue
         number = next((int(w.partition("=")[2]) for w in words if w.startswith("--id_worker")), 0)

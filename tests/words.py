@@ -8,6 +8,7 @@ literature gives them. A line that must have such a word goes into ALLOWED.
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -81,9 +82,11 @@ def found(folders: list[str]) -> list[str]:
     return hits
 
 
-def main(folders: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Print the places; return the exit code."""
-    hits = found(folders or ["."])
+    options = argparse.ArgumentParser(prog="python -m tests.words", description=__doc__)
+    options.add_argument("folders", nargs="*", default=["."], help="all, if none is given")
+    hits = found(options.parse_args(arguments).folders)
     for hit in hits:
         sys.stdout.write(hit + "\n")
     if hits:
