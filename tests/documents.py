@@ -13,6 +13,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
+from thinwire.cli import ROLES, TOOLS
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 #: What stands for the token in files that only a reader has.
 TOKEN = "a token of the reader's own"
@@ -20,22 +22,6 @@ TOKEN = "a token of the reader's own"
 _SHELL = ("bash", "sh")
 #: How a block begins that holds commands without naming a language.
 _LOOKS_LIKE_SHELL = re.compile(r"(python|thinwire|make|export|git|cd|\.venv/|bench/|[A-Z_]+=)")
-#: Subcommand of `thinwire` -> the role that it plays, or the module that it runs.
-ROLES = {
-    "ps": "PS",
-    "worker": "Worker",
-    "supervisor": "Supervisor",
-    "cluster": "Cluster",
-    "standalone": "Standalone",
-    "simulate": "Simulator",
-    "advise": "Advisor",
-}
-TOOLS = {
-    "report": "thinwire.supervisor.report.__main__",
-    "certificates": "thinwire.proto.security.certificates",
-    "health": "thinwire.proto.grpc.health",
-}
-COMMANDS = ROLES.keys() | TOOLS.keys()
 #: Programs that are called by a path, for which bash would look in the file system.
 _BY_PATH = (".venv/bin/python", ".venv/bin/tensorboard", "bench/netns.sh", "bench/peers/setup.sh")
 _VARIABLES = ("THINWIRE_TOKEN", "TF_CONFIG")
@@ -83,8 +69,8 @@ class Command:
             return self.words
         name, *rest = self.words
         if name in ROLES:
-            return ("main.py", f"--type_node={ROLES[name]}", *rest)
-        return ("-m", TOOLS[name], *rest)
+            return ("main.py", f"--type_node={ROLES[name][0]}", *rest)
+        return ("-m", TOOLS[name][0], *rest)
 
     @property
     def place(self) -> str:

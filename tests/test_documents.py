@@ -19,6 +19,7 @@ from absl import flags
 from tests import documents
 from tests.command_line import given, own_flags
 from thinwire import node
+from thinwire.cli import COMMANDS, TOOLS
 from thinwire.flags import launch, observability
 from thinwire.flags.run import read_run
 from thinwire.launcher import tf_config
@@ -113,7 +114,7 @@ def test_commands_that_would_not_start_are_seen(at_home, text):
 
 def complaint(command, patch):
     """Return what is wrong with a command, if anything is."""
-    if command.program == "thinwire" and command.words[0] not in documents.COMMANDS:
+    if command.program == "thinwire" and command.words[0] not in COMMANDS:
         return f"thinwire has no command {command.words[0]}"
     words = [AT_THE_READERS.get(word, word) for word in command.python_words]
     words = [word for word in words if word is not None]
@@ -234,7 +235,8 @@ def flags_of_modules(patch):
     text = "\n".join(page.read_text() for page in named)
     found = set()
     called = re.findall(r"python -m ((?:bench|thinwire|tests)(?:\.\w+)*)", text)
-    for name in {*documents.TOOLS.values(), *called} - {"thinwire"}:
+    tools = (module for module, _ in TOOLS.values())
+    for name in {*tools, *called} - {"thinwire"}:
         with pytest.raises(Parsed) as caught:
             run_to_its_parser(name, None, patch)
         found |= {

@@ -106,7 +106,8 @@ class Checkout:
                 (folder / path.name).symlink_to(path)
 
     def start(self, command, *more):
-        words = [SHIPPED.get(word, word) for word in command.python_words]
+        own = ("-m", "thinwire") if command.program == "thinwire" else ()
+        words = [*own, *(SHIPPED.get(word, word) for word in command.words)]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
         environment |= {name: text for name, text in command.variables.items() if text}
         with open(self.folder / f"{len(self.started)}.out", "wb") as log:
