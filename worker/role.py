@@ -26,7 +26,8 @@ from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.messages import PushRequest, was_accepted
 from thinwire.worker.flags import WorkerFlags
-from thinwire.worker.telemetry.instruments import WorkerScalars, meters_of
+from thinwire.worker.telemetry import instruments
+from thinwire.worker.telemetry.tensorboard import WorkerScalars
 from thinwire.worker.train_step import TrainStep, clip, decay
 from thinwire.worker.trainer import WorkerSession
 
@@ -101,7 +102,9 @@ class Worker:
 
     def train(self) -> int:
         """Join, train, leave; return the exit code."""
-        port = open_port(self.run, _name(self.own.id_worker), lambda: meters_of(self.part))
+        port = open_port(
+            self.run, _name(self.own.id_worker), lambda: instruments.collect(self.part)
+        )
         try:
             return self._train()
         except Unreachable:
@@ -171,7 +174,7 @@ class Worker:
         part, started = self.part, time.monotonic()
         computed_at = list(part.core.versions)
         images, labels = self.shard.next()
-        part.measure.note(round_trace.GET_BATCH, part.stopwatch.lap("compute"))
+        part.measure.record(round_trace.GET_BATCH, part.stopwatch.lap("compute"))
         gradient, loss = self._gradient(images, labels)
         decay(gradient, part.core.weights, self.own.weight_decay)
         clip(gradient, self.own.clip_norm)
@@ -194,7 +197,9 @@ class Worker:
 
     def _go_on(self) -> bool:
         """Hear the answer to the last push; return whether the run goes on."""
-        self.part.measure.note(round_trace.FORWARD_AND_BACKWARD, self.part.stopwatch.lap("compute"))
+        self.part.measure.record(
+            round_trace.FORWARD_AND_BACKWARD, self.part.stopwatch.lap("compute")
+        )
         self._taken = self._settle()
         return not self.part.core.stopped
 
@@ -243,7 +248,7 @@ class Worker:
     def _note_scalars(self, counted: WorkerMetrics) -> None:
         """Write what is reported (heartbeat thread)."""
         part = self.part
-        self.scalars.note(counted, part.loss, part.num_steps, part.core.versions[0])
+        self.scalars.record(counted, part.loss, part.num_steps, part.core.versions[0])
 
     def interrupt(self, number: int, frame: Any) -> None:
         """Hear a signal that ends this worker."""

@@ -32,7 +32,7 @@ from thinwire.worker.collective.exchange import CollectivePeers
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
 from thinwire.worker.flags import WorkerFlags
-from thinwire.worker.telemetry.round_trace import REGISTRY, origin_of, seconds_trained
+from thinwire.worker.telemetry.round_trace import MEASURES, origin_of, seconds_trained
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -151,7 +151,7 @@ class WorkerSession:
         )
         self.exchange = exchange_for(run, own, self.core, self.closing)
         self.stopwatch = Stopwatch()
-        self.measure = REGISTRY[own.measure](run.method.pacer, self.exchange)
+        self.measure = MEASURES[own.measure](run.method.pacer, self.exchange)
         self.asker = PacingClient(run.method.pacer, self.exchange.shards[0])
         self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
         self.labels = dict(labels or {})
@@ -236,11 +236,11 @@ class WorkerSession:
         ready = self.asker.ready(
             core.step + 1, core.round.num_steps, self.step_seconds, self._step_ended_at
         )
-        self.measure.note(round_trace.CHECK_READY, lap("wait"))
+        self.measure.record(round_trace.CHECK_READY, lap("wait"))
         if not ready:
             return None
         outgoing = core.end_round()
-        self.measure.note(round_trace.ENCODE, lap("encode"))
+        self.measure.record(round_trace.ENCODE, lap("encode"))
         return outgoing
 
     def take_in(
@@ -265,14 +265,14 @@ class WorkerSession:
         Raises:
             thinwire.ops.codecs.registry.NonFiniteUpdate: It holds NaN or infinity; call `skip`.
         """
-        self.measure.note(round_trace.FORWARD_AND_BACKWARD, self.stopwatch.lap("compute"))
+        self.measure.record(round_trace.FORWARD_AND_BACKWARD, self.stopwatch.lap("compute"))
         self.num_steps += 1
         self.loss = loss
         outgoing = self.core.begin(gradient, samples, loss, statistics, computed_at)
         self._step_ended_at = time.monotonic()
         self.step_seconds = self._step_ended_at - started
         phase = round_trace.LOCAL_UPDATE if outgoing is None else round_trace.ENCODE
-        self.measure.note(phase, self.stopwatch.lap("encode"))
+        self.measure.record(phase, self.stopwatch.lap("encode"))
         return outgoing
 
     def exchange_round(
@@ -286,7 +286,7 @@ class WorkerSession:
         """Push; `settle` hears the answer while or after the next gradient is computed."""
         self.exchange.send(outgoing)
         self._under_way = outgoing
-        self.measure.note(round_trace.ENCODE, self.stopwatch.lap("encode"))
+        self.measure.record(round_trace.ENCODE, self.stopwatch.lap("encode"))
 
     def settle(
         self, take_over: Callable[[Float32], None], epoch: int = 0
@@ -312,10 +312,10 @@ class WorkerSession:
         for number, reply in enumerate(replies):
             if reply is not None:
                 self.core.receive(number, reply)
-        self.core.note_refusals(replies)
+        self.core.handle_refusals(replies)
         take_over(self.core.restart_from_base())
         self.asker.begin_round(self.core.step + 1, self.step_seconds)
-        self.measure.note_exchange(seconds + self.stopwatch.lap("compute"))
+        self.measure.record_exchange(seconds + self.stopwatch.lap("compute"))
         self.measure.end_round(outgoing, replies, epoch, seconds)
         logging.debug(
             "step %d: version %d, answered after %.3f s",

@@ -30,7 +30,7 @@ class _Reading:
 
 
 class PsScalars:
-    """Writes a shard's counters every two seconds; a failing disk ends that, not the run."""
+    """Writes a shard's counters every two seconds; a failing disk only ends that."""
 
     def __init__(
         self,

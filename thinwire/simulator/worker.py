@@ -156,7 +156,7 @@ class SimulatedWorker:
     def _decided(self, ready: bool) -> None:
         asked_for = self._clock.now - self._query_began
         self._seconds.wait += asked_for
-        self._measure.note(round_trace.CHECK_READY, asked_for)
+        self._measure.record(round_trace.CHECK_READY, asked_for)
         if ready:
             self._push(self.core.end_round())
             return
@@ -175,7 +175,7 @@ class SimulatedWorker:
             self._clock.at(self._streams.asleep_until, again)
             return
         self._seconds.compute += self._step_seconds
-        self._measure.note(round_trace.FORWARD_AND_BACKWARD, self._step_seconds)
+        self._measure.record(round_trace.FORWARD_AND_BACKWARD, self._step_seconds)
         self._ahead_is_done = True
         if self._overlaps:
             self._go_ahead()
@@ -237,7 +237,7 @@ class SimulatedWorker:
             if reply is not None:
                 self.core.receive(number, reply)
         self._book(replies)
-        self.core.note_refusals(replies)
+        self.core.handle_refusals(replies)
         self._setbacks.note(was_accepted(replies))
         self.core.restart_from_base()
         self._asker.begin_round(self.core.step + 1, self._step_seconds)
@@ -258,7 +258,7 @@ class SimulatedWorker:
             self._measure.begin(self._seconds.compute + self._seconds.send + self._seconds.wait)
         else:
             exchange = now - asked_at
-            self._measure.note_exchange(exchange)
+            self._measure.record_exchange(exchange)
             self._measure.end_round(outgoing, replies, self._own.shard.cursor.epoch, exchange)
 
     # -- figures ----------------------------------------------------------------------------

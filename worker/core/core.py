@@ -1,8 +1,8 @@
-"""One worker as plain calls: gradients in, packets out; replies in, weights out. No IO, no clock.
+"""One worker without IO, threads or clock: gradients in, packets out; replies in, weights out.
 
-``begin`` and ``finish`` are apart, so the exchange loop, the simulator and tests share them.
-
-What a worker makes of a change before it is sent: codec, split over shards, router.
+`WorkerCore` is the worker's side of the six policies. `begin` and `finish` are separate calls, so
+that the exchange loop, the Simulator and the tests drive the same object. `UpdatePacker` is its
+part that turns a change of weights into packets: codec, split over the shards, router.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,20 +25,21 @@ from thinwire.worker.core.local_round import LocalRound
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
 if TYPE_CHECKING:
+    from thinwire.ops.kernels.base import Kernels
     from thinwire.ops.types import Float32
 
 
 class UpdatePacker:
-    """Codec and router of one worker, with what they keep back.
+    """Codec and router of one worker, with their state: residuals of what was not sent.
 
     Attributes:
-        sent: Of the last exchange, per shard: what the codec made.
+        sent: The blocks that the codec made for the last exchange, per shard.
 
     Args:
         spec: The shared model.
         layouts: Of every shard.
         method: The composition.
-        kernels: ops.kernels.Kernels.
+        kernels: Of the host or the device.
         seed: The run's seed and the worker's number: entropy of its random generator.
     """
 
@@ -47,7 +48,7 @@ class UpdatePacker:
         spec: ModelSpec,
         layouts: tuple[ShardLayout, ...],
         method: Method,
-        kernels: Any,
+        kernels: Kernels,
         seed: Sequence[int],
     ) -> None:
         self._method, self._kernels, self._layouts = method, kernels, layouts
@@ -71,8 +72,7 @@ class UpdatePacker:
             epoch: Examples the whole run has consumed / examples of the training set.
 
         Raises:
-            thinwire.ops.codecs.registry.NonFiniteUpdate: They hold NaN or infinity; nothing has
-            changed.
+            thinwire.ops.codecs.base.NonFiniteUpdate: NaN or infinity in them; nothing has changed.
         """
         tensors = [
             values[start:stop]
@@ -90,7 +90,7 @@ class UpdatePacker:
         return self._last_packet
 
     def route(self, packet: Packet, step: int, loss: float) -> list[Routed]:
-        """Cut a packet over the shards, and part what goes to each by class of service."""
+        """Split a packet over the shards, and each shard's part by class of service."""
         self.sent = split_packet(packet, self._layouts)
         router = self._method.router
         context = RouteContext(step, loss, self._seed, self._number, self._kernels)
@@ -101,12 +101,12 @@ class UpdatePacker:
             routed.append(part)
         return routed
 
-    def settle(self, shard: int, lost: Sequence[LostEntries]) -> None:
-        """Hear what of the last push to a shard is known to be lost."""
+    def record_loss(self, shard: int, lost: Sequence[LostEntries]) -> None:
+        """Record the entries of the last push to a shard that are known to be lost."""
         self._router_state = self._method.router.undelivered(shard, lost, self._router_state)
 
     def undelivered(self) -> None:
-        """Hear that the last packet was refused; who has a residual takes it back."""
+        """Take the last packet, which was rejected, back into the residuals."""
         if self._last_packet is None:
             return
         codec, router = self._method.codec, self._method.router
@@ -115,13 +115,13 @@ class UpdatePacker:
             self._router_state = router.undelivered(shard, None, self._router_state)
 
     def forget(self, shards: Iterable[int]) -> None:
-        """Hear that shards refused the last packet as too large; nothing is kept back of it."""
+        """Drop the residuals: shards rejected the last packet as too large."""
         self._codec_state = self._method.codec.init(self._spec, self._kernels)
         for shard in shards:
-            self.settle(shard, ())
+            self.record_loss(shard, ())
 
     def save(self) -> State:
-        """Return what outlives this process."""
+        """Return the state that survives this process."""
         return {
             "codec": self._kernels.as_saved(self._codec_state),
             "router": self._router_state,
@@ -129,7 +129,7 @@ class UpdatePacker:
         }
 
     def restore(self, state: State, fits: bool) -> None:
-        """Take back what `save` gave; what was kept back only if it `fits` the shards' model."""
+        """Restore what `save` returned; residuals only if the state `fits` the shards' model."""
         self._rng.bit_generator.state = json.loads(state["rng"])
         if fits:
             self._codec_state = self._kernels.as_kept(state["codec"], self._codec_state)
@@ -137,7 +137,7 @@ class UpdatePacker:
 
 
 def aligned(size: int) -> Float32:
-    """Return zeros [size] float32 on a 64-byte border, as TensorFlow's zero-copy import needs."""
+    """Return zeros [size] float32, 64-byte aligned for TensorFlow's zero-copy import."""
     raw = np.zeros(size + 16, np.float32)
     start = (-raw.ctypes.data % 64) // 4
     return raw[start : start + size]
@@ -151,26 +151,26 @@ class WorkerCore:
         spec: ModelSpec,
         layouts: tuple[ShardLayout, ...],
         method: Method,
-        kernels: Any,
+        kernels: Kernels,
         seed: Sequence[int],
         statistics: Float32 | None = None,
         num_examples: int = 0,
     ) -> None:
-        """Start without a model; `finish` brings it.
+        """Start without a model, which the first replies bring.
 
         Args:
             spec: The shared model.
             layouts: Of every shard.
             method: The composition.
-            kernels: ops.kernels.Kernels.
+            kernels: Of the host or the device.
             seed: The run's seed and this worker's number: entropy of its random generator.
             statistics: [m] float32 moving statistics that are averaged over the workers.
             num_examples: Of the whole training set, by which codecs count epochs; 0: they stay
                 in the first.
         """
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
-        self.base = aligned(spec.num_parameters)  # the model as the shards handed it out
-        # Where local steps have led; without local steps that is the base itself.
+        self.base = aligned(spec.num_parameters)  # the model as received from the shards
+        # After the local steps; without local steps the base itself.
         self.weights = aligned(spec.num_parameters) if method.takes_local_steps else self.base
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
         self.round = LocalRound(method.local, self.base, self.weights)
@@ -183,7 +183,7 @@ class WorkerCore:
         self.stop_reason = ""
         self.versions = [0] * len(layouts)
         self.generations = [-1] * len(layouts)
-        self._packing = UpdatePacker(spec, layouts, method, kernels, seed)
+        self._packer = UpdatePacker(spec, layouts, method, kernels, seed)
         self._offsets = spec.offsets
 
     @property
@@ -202,7 +202,7 @@ class WorkerCore:
         statistics: Float32 | None = None,
         computed_at: Sequence[int] | None = None,
     ) -> PushRequest | None:
-        """Take in one mini-batch's gradient; return an exchange, or None for a local step.
+        """Process one mini-batch's gradient; return an exchange, or None for a local step.
 
         Args:
             gradient: [num_parameters] float32 mean gradient at `weights`; where `on_device`, it
@@ -213,9 +213,8 @@ class WorkerCore:
             computed_at: The shards' versions that the gradient was computed at; None: `versions`.
 
         Raises:
-            thinwire.ops.codecs.registry.NonFiniteUpdate: The gradient, the loss or the statistics
-            hold NaN or
-                infinity; nothing has changed, and `statistics` are the last good ones.
+            thinwire.ops.codecs.base.NonFiniteUpdate: The gradient, the loss or the statistics hold
+                NaN or infinity; nothing has changed, and `statistics` are the last good ones.
         """
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and np.isfinite(loss)):
@@ -227,21 +226,21 @@ class WorkerCore:
         packet = self._encode(self._change(gradient)) if due else None
         if statistics is not None:
             self.statistics[:] = statistics
-        self.round.note(samples, loss)
-        return self._outgoing(packet, computed_at) if packet is not None else None
+        self.round.record(samples, loss)
+        return self._request(packet, computed_at) if packet is not None else None
 
     def end_round(self) -> PushRequest:
         """Return the exchange of the local steps taken so far (at least one)."""
-        return self._outgoing(self._encode(self._change(self.weights)))
+        return self._request(self._encode(self._change(self.weights)))
 
-    def _outgoing(self, packet: Packet, computed_at: Sequence[int] | None = None) -> PushRequest:
+    def _request(self, packet: Packet, computed_at: Sequence[int] | None = None) -> PushRequest:
         self.step += 1
         loss = self.round.loss
-        routed = self._packing.route(packet, self.step, loss)
+        routed = self._packer.route(packet, self.step, loss)
         return PushRequest(
             step=self.step,
             kind=packet.kind,
-            shards=self._packing.sent,
+            shards=self._packer.sent,
             base_versions=list(self.versions),
             generations=list(self.generations),
             samples=self.round.samples,
@@ -255,13 +254,13 @@ class WorkerCore:
         )
 
     def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
-        """Return how far each shard has got since; after a crash it may have got back."""
+        """Return the versions since `computed_at`; after a shard's restart there may be fewer."""
         if computed_at is None:
             return ()
         return [max(0, now - then) for now, then in zip(self.versions, computed_at, strict=True)]
 
     def _checksums(self) -> list[int] | None:
-        """Return what lets the shards see that their copies of this base are right."""
+        """Return checksums by which the shards verify their replicas of this base, at intervals."""
         if not self.method.down_codec.keeps_replicas or self.step % replicas.CHECKSUM_INTERVAL:
             return None
         places = (shard_positions(self.spec, layout) for layout in self.layouts)
@@ -281,17 +280,17 @@ class WorkerCore:
     def receive(self, shard: int, reply: ShardReply) -> None:
         """Apply one shard's reply to the base model."""
         if reply.operation is Operation.SET_REST:
-            self._change_base(shard, map(expanded, self._packing.sent[shard]), adds=True)
+            self._change_base(shard, map(expanded, self._packer.sent[shard]), adds=True)
         self._change_base(shard, reply.blocks, adds=reply.operation is Operation.ADD)
         if reply.lost is not None:
-            self._packing.settle(shard, reply.lost)
+            self._packer.record_loss(shard, reply.lost)
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
         if shard == 0:
             self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
             self.stopped = self.stopped or reply.stop
             self.stop_reason = self.stop_reason or reply.stop_reason
             if reply.aux is not None:
-                self._take_means(reply.aux)
+                self._adopt_means(reply.aux)
 
     def _change_base(self, shard: int, blocks: Iterable[Block], adds: bool) -> None:
         """Add a shard's blocks to the base model, or overwrite it with them."""
@@ -307,8 +306,8 @@ class WorkerCore:
             else:
                 target[where] = values
 
-    def _take_means(self, means: Float32) -> None:
-        """Make what the shards have averaged this worker's own."""
+    def _adopt_means(self, means: Float32) -> None:
+        """Adopt the averages over the workers."""
         num_statistics = len(self.statistics)
         self.statistics[:] = means[:num_statistics]
         if len(means) > num_statistics:
@@ -320,7 +319,7 @@ class WorkerCore:
         return self.weights
 
     def resume_round(self) -> Float32:
-        """Take up the local steps that `restore` brought, if the model still is theirs.
+        """Continue the restored local steps, if the shards still have the model they began at.
 
         Returns:
             The weights to train on.
@@ -330,8 +329,8 @@ class WorkerCore:
             self.statistics[:] = statistics
         return self.weights
 
-    def note_refusals(self, replies: Sequence[ShardReply | None]) -> None:
-        """Hear which shards have not taken the last push in; None: it was not finite."""
+    def handle_refusals(self, replies: Sequence[ShardReply | None]) -> None:
+        """Handle the rejections of the last push; a reply of None: it was not finite."""
         outliers = [shard for shard, reply in enumerate(replies) if reply and reply.refused]
         if outliers:
             self._forget(outliers)
@@ -339,44 +338,44 @@ class WorkerCore:
             self.undelivered()
 
     def _forget(self, shards: Iterable[int]) -> None:
-        """Drop what is kept back: whatever made the last push too large is in there as well.
+        """Drop residuals and velocities: they hold what made the last push too large.
 
-        A residual, or a velocity, would send it again and again, a part at a time.
+        They would send it again and again, a part at a time.
         """
-        self._packing.forget(shards)
+        self._packer.forget(shards)
         self.round.forget()
 
     def undelivered(self) -> None:
-        """Hear that the last packet was refused; who has a residual takes it back."""
-        self._packing.undelivered()
+        """Take the last packet, which was rejected, back into the residuals."""
+        self._packer.undelivered()
 
     def save(self) -> State:
-        """Return what outlives this process; local steps not yet pushed included."""
+        """Return the state that survives this process, with the local steps not yet pushed."""
         return {
             **self.round.save(self.versions, self.statistics),
             "step": self.step,
-            **self._packing.save(),
+            **self._packer.save(),
         }
 
     def restore(self, state: State, last_applied_step: int) -> bool:
-        """Take back what `save` gave.
+        """Restore what `save` returned.
 
-        The residual is used only if the shards applied exactly the saved steps; otherwise it
-        would send something twice or out of place.
+        The residual is used only if the shards applied exactly the saved steps; otherwise it would
+        send entries twice, or at the wrong place.
 
         Returns:
             Whether the codec's state was used.
         """
-        fits = state["step"] == last_applied_step
-        self._packing.restore(state, fits)
+        fits = bool(state["step"] == last_applied_step)
+        self._packer.restore(state, fits)
         self.round.restore(state, fits)
         self.step = last_applied_step
         return fits
 
     def _change(self, gradient: Float32) -> Float32:
-        """Return what an exchange is about: the weights' change since the base, or a gradient."""
+        """Return the values of an exchange: the weights' change since the base, or a gradient."""
         return self.weights - self.base if self.method.takes_local_steps else gradient
 
     def _encode(self, values: Float32) -> Packet:
         epoch = self.samples_of_run / self._num_examples if self._num_examples else 0.0
-        return self._packing.encode(values, self.step + 1, self.learning_rate, epoch)
+        return self._packer.encode(values, self.step + 1, self.learning_rate, epoch)

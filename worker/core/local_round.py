@@ -1,4 +1,4 @@
-"""A worker's steps since its last exchange: where they led, and what the next push says of them."""
+"""A worker's local steps since its last exchange: the weights they lead to, and their figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LocalRound:
-    """The local optimizer, and the mini-batches that it has taken in since the last exchange.
+    """The local optimizer, and the mini-batches of its steps since the last exchange.
 
     Attributes:
         num_steps: Mini-batches of this round.
@@ -25,9 +25,9 @@ class LocalRound:
         slots: The optimizer's state; empty without local steps.
 
     Args:
-        optimizer: Moves the local weights.
-        base: [n] float32 the model as the shards handed it out.
-        weights: [n] float32 where local steps lead; without local steps the base itself.
+        optimizer: Of the local weights.
+        base: [n] float32 the model as received from the shards.
+        weights: [n] float32 after the local steps; without local steps the base itself.
     """
 
     def __init__(self, optimizer: LocalUpdate, base: Float32, weights: Float32) -> None:
@@ -50,42 +50,42 @@ class LocalRound:
         Raises:
             NonFiniteUpdate: The gradient holds NaN or infinity.
         """
-        if not np.isfinite(gradient).all():  # the codec may not look at it for many steps yet
+        if not np.isfinite(gradient).all():  # the codec sees it only after all local steps
             raise NonFiniteUpdate(
                 "the gradient of a local step holds NaN or infinity; expected finite values. "
                 "Lower --learning_rate or set --clip_norm."
             )
         self.slots = self._optimizer.step(self._weights, gradient, learning_rate, self.slots)
 
-    def note(self, samples: int, loss: float) -> None:
+    def record(self, samples: int, loss: float) -> None:
         """Count a mini-batch."""
         self.num_steps += 1
         self.samples += samples
         self._losses.append(loss)
 
     def restart(self) -> None:
-        """Begin another round at the shards' model."""
+        """Begin the next round at the shards' model."""
         if self._moves:
             np.copyto(self._weights, self._base)
             self.slots = self._optimizer.restart(self._weights, self.slots)
         self.num_steps, self.samples, self._losses = 0, 0, []
 
     def pack(self) -> Float32:
-        """Return what of the optimizer is averaged over the workers."""
+        """Return the part of the optimizer's state that is averaged over the workers."""
         return self._optimizer.pack(self.slots)
 
     def unpack(self, means: Float32) -> None:
-        """Take over what has been averaged."""
+        """Adopt the averages of that part."""
         self.slots = self._optimizer.unpack(means, self.slots)
 
     def forget(self) -> None:
-        """Drop what the optimizer remembers of earlier gradients."""
+        """Reset the state that the optimizer accumulated from gradients."""
         if self.slots:
-            forgetful = dataclasses.replace(self._optimizer, opt_state="reset")
-            self.slots = forgetful.restart(self._weights, self.slots)
+            resetting = dataclasses.replace(self._optimizer, opt_state="reset")
+            self.slots = resetting.restart(self._weights, self.slots)
 
     def save(self, versions: Sequence[int], statistics: Float32) -> State:
-        """Return what outlives this process; steps not yet pushed included.
+        """Return the state that survives this process, with the steps not yet pushed.
 
         Args:
             versions: Of the shards' model, at which the round began.
@@ -94,7 +94,7 @@ class LocalRound:
         slots = self._optimizer.save(self.slots) if self.slots else {}
         if not self.num_steps:
             return {"round": None, "slots": slots}
-        under_way = {
+        steps = {
             "weights": self._weights.copy(),
             "statistics": statistics.copy(),
             "versions": list(versions),
@@ -102,16 +102,16 @@ class LocalRound:
             "samples": self.samples,
             "losses": list(self._losses),
         }
-        return {"round": under_way, "slots": slots}
+        return {"round": steps, "slots": slots}
 
     def restore(self, state: State, fits: bool) -> None:
-        """Take back what `save` gave, for `resume`; the steps only if they `fit` the shards."""
+        """Keep what `save` returned for `resume`; the steps only if they `fit` the shards."""
         self._saved_slots = state["slots"]
         if fits:
             self._saved_round = state["round"]
 
     def resume(self, versions: Sequence[int]) -> Float32 | None:
-        """Take up what `restore` brought, the steps if the model of these versions is theirs.
+        """Continue from the restored state, with the steps if they began at these versions.
 
         Returns:
             The moving statistics after these steps; None if there are none.

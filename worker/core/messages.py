@@ -1,4 +1,4 @@
-"""What one exchange carries, as plain data: to every shard a push, from every shard a reply."""
+"""The messages of one exchange as plain data: a push to every shard, a reply from every shard."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ class ShardReply:
     stop: bool
     stop_reason: str = ""
     aux: Float32 | None = None  # [m] means over the workers; of shard 0
-    lost: Sequence[LostEntries] | None = (
-        None  # of the push answered, as far as known; None: of none
-    )
+    lost: Sequence[LostEntries] | None = None  # entries of the push; None: nothing is known
     held_seconds: float = 0.0  # by the synchronisation rule
-    staleness: int = 0  # of the push answered
+    staleness: int = 0  # of the push
     refused: bool = False  # the push was too large; this is the model without it
 
 
 @dataclasses.dataclass(frozen=True)
 class PushRequest:
-    """One exchange: what to push to each shard."""
+    """One exchange: the push to each shard."""
 
     step: int
     kind: Kind
@@ -49,11 +47,11 @@ class PushRequest:
     learning_rate: float
     loss: float
     aux: Float32 | None = None  # [m] what shard 0 averages over the workers
-    base_checksums: list[int] | None = None  # of what each shard handed out, now and then
-    routed: Sequence[Routed] = ()  # per shard: how it travels; none: all on the stream
-    lags: Sequence[int] = ()  # per shard: versions from the computing one to the base; none: 0
+    base_checksums: list[int] | None = None  # of each shard's weights at the base, at intervals
+    routed: Sequence[Routed] = ()  # per shard: classes of service; empty: all on the stream
+    lags: Sequence[int] = ()  # per shard: versions from the computing one to the base; empty: 0
 
 
 def was_accepted(replies: Sequence[ShardReply | None]) -> bool:
-    """Return whether shard 0 has taken a push in, by the replies of all shards to it."""
+    """Return whether shard 0 accepted a push, given the replies of all shards to it."""
     return replies[0] is not None and not replies[0].refused

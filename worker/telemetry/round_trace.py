@@ -1,6 +1,6 @@
-"""Takes a worker's rounds apart: where each one's time and bytes went.
+"""Measures a worker's rounds: the time of each phase, and the bytes.
 
-The training thread only adds numbers up; another thread makes documents of them.
+The training thread only adds numbers; another thread makes the documents.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from thinwire.ops.telemetry.round_trace import MeasuredBy, RoundRecord
 from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
-#: Rounds kept while no shard listens; older ones are dropped.
+#: Rounds kept while no shard is connected; older ones are dropped.
 _MOST_ROWS = 50_000
 _BATCHES_TO_REPEAT = 4
 
 
 class ByteCounters(Protocol):
-    """What counts a worker's bytes on the wire."""
+    """Counters of a worker's bytes on the wire."""
 
     @property
     def bytes_up(self) -> int:
@@ -39,8 +39,8 @@ class RoundMeasure:
     """One worker's rounds, summed over their local steps.
 
     Args:
-        pacer: Says which phases there are.
-        counters: Looked at once a round.
+        pacer: Determines the phases of a round.
+        counters: Read once per round.
         clock: Seconds, monotonic.
     """
 
@@ -52,30 +52,30 @@ class RoundMeasure:
         self._time = dict.fromkeys(self._phases, 0.0)
         self._rows: collections.deque[RoundRecord] = collections.deque(maxlen=_MOST_ROWS)
         self._sent: collections.deque[str] = collections.deque(maxlen=_BATCHES_TO_REPEAT)
-        self._listener: object = None
+        self._receiver: object = None
         self.begin(0.0)
 
     def begin(self, seconds_before: float) -> None:
-        """Start the clock; the worker had trained for `seconds_before` in earlier lives."""
+        """Start the clock; earlier incarnations trained for `seconds_before`."""
         self._started_at = self._clock() - seconds_before
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
 
     def begin_step(self) -> None:
-        """Hear that the next local step, or the question whether to take one, begins."""
+        """Note that the next local step, or the query whether to take one, begins."""
 
-    def note(self, phase: str, seconds: float) -> None:
-        """Add to a phase of this round; one that this worker's rounds do not have is nothing."""
+    def record(self, phase: str, seconds: float) -> None:
+        """Add to a phase of this round; phases that this worker does not have are ignored."""
         if phase in self._time:
             self._time[phase] += seconds
 
     def end_round(
-        self, outgoing: PushRequest, replies: list[ShardReply | None], epoch: int, exchange: float
+        self, request: PushRequest, replies: list[ShardReply | None], epoch: int, exchange: float
     ) -> None:
-        """Make a row of what was noted.
+        """Make a record of the round and begin the next.
 
         Args:
-            outgoing: The push.
-            replies: To it, of every shard; shard 0 has taken it.
+            request: The push.
+            replies: To it, of every shard; shard 0 has accepted it.
             epoch: Of the worker's examples.
             exchange: Seconds from push to last reply.
         """
@@ -88,14 +88,14 @@ class RoundMeasure:
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
         self._rows.append(
             RoundRecord(
-                num_iters=outgoing.step,
-                num_samples=outgoing.samples,
+                num_iters=request.step,
+                num_samples=request.samples,
                 total_time=self._clock() - self._started_at,
-                n_local=outgoing.local_steps,
+                n_local=request.local_steps,
                 epoch=epoch,
                 version=first.version,
                 staleness=first.staleness,
-                loss=outgoing.loss if math.isfinite(outgoing.loss) else None,
+                loss=request.loss if math.isfinite(request.loss) else None,
                 bytes_sent=max(0, self._bytes[0] - before[0]),
                 bytes_received=max(0, self._bytes[1] - before[1]),
                 barrier_wait=held,
@@ -106,24 +106,24 @@ class RoundMeasure:
         )
         self._time = dict.fromkeys(self._phases, 0.0)
 
-    def note_exchange(self, seconds: float) -> None:
-        """Add to the exchange, whatever this composition calls it."""
-        self.note(self._phases[-1], seconds)
+    def record_exchange(self, seconds: float) -> None:
+        """Add to the phase of the exchange, whose name depends on the composition."""
+        self.record(self._phases[-1], seconds)
 
-    def batches(self, life: MeasuredBy, listener: object) -> list[str]:
-        """Return what is to be sent now (one thread, not the training one).
+    def batches(self, origin: MeasuredBy, receiver: object) -> list[str]:
+        """Return the documents to send now (one thread, not the training one).
 
         Args:
-            life: Who this is.
-            listener: Who will hear it; to another one than before, the newest batches, which may
-                have been lost, are said again: rows are known by their number.
+            origin: The worker.
+            receiver: If it is not the one of the call before, the newest batches may have been
+                lost and are sent again: records are identified by their number.
         """
-        again = list(self._sent) if listener is not self._listener else []
-        self._listener = listener
+        again = list(self._sent) if receiver is not self._receiver else []
+        self._receiver = receiver
         rows = []
         while self._rows:
             rows.append(self._rows.popleft())
-        new = round_trace.pack(life, rows)
+        new = round_trace.pack(origin, rows)
         self._sent.extend(new)
         return [*again, *new]
 
@@ -132,7 +132,7 @@ class RoundMeasure:
 
 
 class StepMeasure(RoundMeasure):
-    """Keeps every local step apart as well; the last entry is the one that led to the exchange."""
+    """Measures every local step as well; the last entry is the step that led to the exchange."""
 
     def __init__(
         self, pacer: Pacer, counters: ByteCounters, clock: Callable[[], float] = time.monotonic
@@ -144,9 +144,9 @@ class StepMeasure(RoundMeasure):
         """Open an entry."""
         self._steps.append({})
 
-    def note(self, phase: str, seconds: float) -> None:
+    def record(self, phase: str, seconds: float) -> None:
         """Add to a phase of this round and of this step."""
-        super().note(phase, seconds)
+        super().record(phase, seconds)
         if self._steps and phase in self._time:
             entry = self._steps[-1]
             entry[phase] = entry.get(phase, 0.0) + seconds
@@ -157,19 +157,19 @@ class StepMeasure(RoundMeasure):
 
 
 class NullMeasure(RoundMeasure):
-    """Notes nothing."""
+    """Measures nothing."""
 
-    def note(self, phase: str, seconds: float) -> None:
+    def record(self, phase: str, seconds: float) -> None:
         """Do nothing."""
 
     def end_round(
-        self, outgoing: PushRequest, replies: list[ShardReply | None], epoch: int, exchange: float
+        self, request: PushRequest, replies: list[ShardReply | None], epoch: int, exchange: float
     ) -> None:
         """Do nothing."""
 
 
-#: Flag --measure -> what measures.
-REGISTRY: dict[str, type[RoundMeasure]] = {
+#: Value of --measure -> implementation.
+MEASURES: dict[str, type[RoundMeasure]] = {
     "off": NullMeasure,
     "rounds": RoundMeasure,
     "steps": StepMeasure,
@@ -177,13 +177,13 @@ REGISTRY: dict[str, type[RoundMeasure]] = {
 
 
 def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> MeasuredBy:
-    """Return who measures.
+    """Return the origin of a worker's records.
 
     Args:
         id_worker: From 1.
         device: Flag --device.
-        on_gpu: Whether it comes to a GPU.
-        incarnation: This life of the worker.
+        on_gpu: Whether that is a GPU.
+        incarnation: Of the worker.
     """
     number = device.partition(":")[2] or "0"
     name = f"gpu{number}" if on_gpu else "cpu"
@@ -192,7 +192,7 @@ def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> Me
 
 
 def seconds_trained(before: WorkerMetrics) -> float:
-    """Return the seconds that earlier lives of a worker trained for."""
+    """Return the seconds that earlier incarnations of a worker trained for."""
     return math.fsum(
         (before.compute_seconds, before.encode_seconds, before.send_seconds, before.wait_seconds)
     )

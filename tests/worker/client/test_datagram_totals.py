@@ -12,7 +12,7 @@ from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.proto.udp.types import ChannelCounts
 from thinwire.worker.client.datagrams import totals_of
-from thinwire.worker.telemetry.instruments import WorkerScalars
+from thinwire.worker.telemetry.tensorboard import WorkerScalars
 
 
 def leg(*channels, fell_back=False):
@@ -105,7 +105,7 @@ def test_scalars_have_the_newest_k_and_all_bytes(tmp_path):
     for pushes, sum_k in ((4, 2.0), (6, 2.4), (6, 2.4)):
         now[0] += 5.0
         counts = SentCounts(pushes, sum_k, num_bytes=[1000 * pushes, 10 * pushes])
-        scalars.note(WorkerMetrics(id=1, datagrams=counts), 0.5, num_steps=1, version=pushes)
+        scalars.record(WorkerMetrics(id=1, datagrams=counts), 0.5, num_steps=1, version=pushes)
     seen = read(tmp_path)
     assert seen["dgt/k"] == [(4, 0.5), (6, pytest.approx(0.2))]
     assert [value for _, value in seen["dgt/bytes_channel_0"]] == [4000.0, 6000.0, 6000.0]

@@ -13,7 +13,7 @@ from thinwire.ops.telemetry.round_trace import MeasuredBy, unpack
 from thinwire.ops.types import Kind
 from thinwire.worker.core.messages import PushRequest, ShardReply
 from thinwire.worker.telemetry.round_trace import (
-    REGISTRY,
+    MEASURES,
     NullMeasure,
     RoundMeasure,
     StepMeasure,
@@ -55,14 +55,14 @@ def taken(made, listener="shard"):
 def esync_round(made, step=1, local=3):
     for _ in range(local):
         made.begin_step()
-        made.note(round_trace.CHECK_READY, 0.001)
-        made.note(round_trace.GET_BATCH, 0.002)
-        made.note(round_trace.FORWARD_AND_BACKWARD, 0.03)
-        made.note(round_trace.LOCAL_UPDATE, 0.004)
+        made.record(round_trace.CHECK_READY, 0.001)
+        made.record(round_trace.GET_BATCH, 0.002)
+        made.record(round_trace.FORWARD_AND_BACKWARD, 0.03)
+        made.record(round_trace.LOCAL_UPDATE, 0.004)
     made.begin_step()
-    made.note(round_trace.CHECK_READY, 0.002)
-    made.note(round_trace.ENCODE, 0.001)
-    made.note_exchange(0.75)
+    made.record(round_trace.CHECK_READY, 0.002)
+    made.record(round_trace.ENCODE, 0.001)
+    made.record_exchange(0.75)
     made.end_round(outgoing(step, 64 * local, local), [reply(0.5)], 0, 0.7)
 
 
@@ -131,7 +131,7 @@ def test_a_push_that_was_refused_is_no_round():
 def test_the_pacer_says_which_phases_there_are(pacer, phases):
     made, _, _ = measure(pacer=pacer)
     for phase in (round_trace.CHECK_READY, round_trace.LOCAL_UPDATE):
-        made.note(phase, 1.0)
+        made.record(phase, 1.0)
     made.end_round(outgoing(), [reply()], 0, 1.0)
     (row,) = taken(made)
     assert "|".join(row.time) == phases
@@ -157,13 +157,13 @@ def test_steps_are_kept_apart_where_asked_for():
 
 def test_nothing_is_noted_where_nothing_is_wanted():
     made, _, _ = measure(NullMeasure)
-    made.note(round_trace.GET_BATCH, 1.0)
+    made.record(round_trace.GET_BATCH, 1.0)
     made.end_round(outgoing(), [reply()], 0, 1.0)
     assert made.batches(ORIGIN, "shard") == []
 
 
 def test_every_level_of_the_flag_is_there():
-    assert tuple(REGISTRY) == round_trace.LEVELS
+    assert tuple(MEASURES) == round_trace.LEVELS
 
 
 def test_a_new_listener_hears_the_newest_again():

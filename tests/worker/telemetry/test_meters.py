@@ -4,7 +4,7 @@ import math
 import types
 
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.worker.telemetry.instruments import meters_of
+from thinwire.worker.telemetry.instruments import collect
 
 
 def part(**changes):
@@ -38,7 +38,7 @@ def values(told):
 
 
 def test_it_tells_of_this_life_only():
-    found = values(meters_of(part()))
+    found = values(collect(part()))
     assert found["exchanges"] == {"": 2}  # ten were of an earlier life
     assert found["steps"] == {"": 2}
     assert found["seconds"] == {"compute": 2.0, "encode": 0.25, "send": 0.5, "wait": 1.0}
@@ -52,7 +52,7 @@ def test_it_tells_of_this_life_only():
 def test_it_tells_of_datagrams_where_there_are_any():
     made = part(loss=0.25)
     made.exchange.datagrams = SentCounts(datagrams=[0, 7, 9], unsent={"refused": 2})
-    found = values(meters_of(made))
+    found = values(collect(made))
     assert found["datagrams_sent"] == {"0": 0, "1": 7, "2": 9}
     assert found["datagrams_unsent"] == {"refused": 2}
     assert found["loss"] == {"": 0.25}

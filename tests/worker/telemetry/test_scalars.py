@@ -4,7 +4,7 @@ import pytest
 
 from tests.ops.telemetry.test_scalars import read
 from thinwire.ops.telemetry.run_status import WorkerMetrics
-from thinwire.worker.telemetry.instruments import WorkerScalars
+from thinwire.worker.telemetry.tensorboard import WorkerScalars
 
 
 class Clock:
@@ -20,7 +20,7 @@ def test_written_at_most_every_two_seconds(tmp_path):
     counted = WorkerMetrics(id=1, bytes_up=10, compute_seconds=1.5, wait_seconds=0.25)
     for number in range(1, 9):  # every second
         clock.now += 1.0
-        scalars.note(counted, 0.5, num_steps=30 * number, version=number)
+        scalars.record(counted, 0.5, num_steps=30 * number, version=number)
     seen = read(tmp_path)
     assert [step for step, _ in seen["train/loss"]] == [2, 4, 6, 8]
     assert [value for _, value in seen["train/steps_per_second"]] == [30.0] * 4
@@ -32,7 +32,7 @@ def test_no_loss_yet(tmp_path):
     clock = Clock()
     scalars = WorkerScalars(tmp_path, clock)
     clock.now += 5.0
-    scalars.note(WorkerMetrics(id=1), None, num_steps=0, version=0)
+    scalars.record(WorkerMetrics(id=1), None, num_steps=0, version=0)
     assert "train/loss" not in read(tmp_path)
 
 
@@ -47,7 +47,7 @@ def test_a_bad_disk_is_told_once(tmp_path, monkeypatch):
     scalars = WorkerScalars(tmp_path / "tb" / "worker-1", clock)
     for _ in range(3):
         clock.now += 5.0
-        scalars.note(WorkerMetrics(id=1), 1.0, num_steps=1, version=1)
+        scalars.record(WorkerMetrics(id=1), 1.0, num_steps=1, version=1)
     assert len(warnings) == 1
 
 
@@ -56,5 +56,5 @@ def test_no_file_before_it_is_time(tmp_path, elapsed):
     clock = Clock()
     scalars = WorkerScalars(tmp_path / "tb", clock)
     clock.now += elapsed
-    scalars.note(WorkerMetrics(id=1), 1.0, num_steps=1, version=1)
+    scalars.record(WorkerMetrics(id=1), 1.0, num_steps=1, version=1)
     assert not (tmp_path / "tb").exists()
