@@ -33,7 +33,7 @@ from thinwire.simulator.storage import Keeps, StoredShard
 from thinwire.simulator.streams import Streams
 from thinwire.simulator.worker import SimulatedWorker, WorkerSetup
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.telemetry.round_trace import REGISTRY
+from thinwire.worker.telemetry.round_trace import MEASURES
 
 if TYPE_CHECKING:
     from thinwire.simulator.trainer import Trainer  # which imports TensorFlow
@@ -267,7 +267,7 @@ class Simulation:
             shard=shard,
             step_seconds=lambda: max(device.step_seconds, device.slowdown * draw()),
             streams=streams,
-            measure=REGISTRY[self.own.measure](
+            measure=MEASURES[self.own.measure](
                 run.method.pacer, streams, clock=lambda: self.clock.now
             ),
         )

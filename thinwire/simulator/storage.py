@@ -113,7 +113,7 @@ class SimulatedShardStore(SavedShard):
 
     def open(self) -> None:
         """Get ready to write."""
-        saver = SimulatedSaver(self._checkpoints, self._cut, self._disk, self._later)
+        saver = SimulatedSaver(self._checkpoints, self._remove_unneeded, self._disk, self._later)
         self._saver = saver  # type: ignore[assignment]  # the same methods
 
     def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
