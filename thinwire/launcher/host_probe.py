@@ -1,8 +1,11 @@
-"""What a host has: runs there by itself, before the code does. Standard library only.
+"""Reports the CPUs, packages and interfaces of a host, before the code is there.
 
 ``python -I - INTERFACE [PACKAGE...] < host_probe.py`` writes one line, ``thinwire-probe`` and a
 JSON object: ``cpus``, ``missing`` (packages that are not installed, of those that every node needs
 and those named), ``interfaces`` (names) and ``address`` (of INTERFACE, null if there is none).
+
+This file runs by itself on a host whose packages are not known yet: it imports the standard library
+only.
 """
 
 import fcntl

@@ -24,12 +24,12 @@ class Host:
 
     name: str  # as ssh takes it: a name, an alias of ssh's own configuration, an address
     user: str | None = None
-    port: int | None = None  # of sshd; None: as ssh's configuration says
+    port: int | None = None  # of sshd; None: from ssh's configuration
     line: int = dataclasses.field(default=0, compare=False)  # of the hosts file, from 1
 
     @property
     def target(self) -> str:
-        """What ssh is told to reach."""
+        """The host as an argument of ssh."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Who runs where."""
+    """The host of every node."""
 
     shards: tuple[Host, ...]  # [nb_ps], in order of id, from 0
     workers: tuple[Host, ...]  # [nb_workers], in order of id, from 1

@@ -1,6 +1,7 @@
-"""Nodes as processes of this machine.
+"""Nodes as processes of this machine, and the supervised process that every launcher starts.
 
-A process under a keeper (`thinwire.launcher.watchdog`): it ends when this end of a pipe is gone.
+A `SupervisedProcess` is a command under a watchdog (`thinwire.launcher.watchdog`), which ends the
+command when this end of a pipe, or of an ssh, is gone. `LocalLauncher` starts all nodes that way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from thinwire.launcher.program import NODE, WATCHDOG
 from thinwire.launcher.role import Node, environment, threads_of
 from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
 
-#: A launcher on another host that has been silent for so long is taken for gone ...
+FLAGS = flags.FLAGS
+#: A launcher on another host is considered dead after this silence ...
 SILENCE_SECONDS = 60.0
 #: ... and on the same one never, not even while it is stopped: the system closes a dead one's pipe.
 _NO_SILENCE_SECONDS = math.inf
@@ -35,30 +37,30 @@ _LAST_LINES = 5
 _PATIENCE_SECONDS = 5.0
 
 
-def keeper_command(
+def watchdog_command(
     python: str,
     entry: Sequence[str],
     command: Sequence[str],
     announce: bool = True,
     silence_seconds: float = SILENCE_SECONDS,
 ) -> list[str]:
-    """Return the command line that runs another one under a keeper.
+    """Return the command line that runs another one under a watchdog.
 
     Args:
         python: Which Python, there.
-        entry: What follows it to run the watchdog there, such as `program.WATCHDOG`.
-        command: What to run.
-        announce: Whether the keeper says that it was started; needed to follow its output.
-        silence_seconds: After so long without a word from the launcher the keeper ends it.
+        entry: The arguments that run the watchdog there, such as `program.WATCHDOG`.
+        command: The command to run.
+        announce: Whether the watchdog reports that it was started; needed to follow its output.
+        silence_seconds: The watchdog ends the command after this long without a heartbeat.
     """
     manner = "announce" if announce else "quiet"
     return [python, *entry, str(silence_seconds), manner, *command]
 
 
 def exit_code(code: int) -> int:
-    """Return a node's exit code as `subprocess` has it, from what keeper or ssh exited with.
+    """Return a node's exit code as `subprocess` has it, from that of its watchdog or ssh.
 
-    A cut ssh counts as a killed node; 130 is a node's own word for interrupted.
+    A cut ssh counts as a killed node; 130 is a node's own code for interrupted.
     """
     if code == _SSH_FAILED:
         return -signal.SIGHUP
@@ -66,26 +68,26 @@ def exit_code(code: int) -> int:
 
 
 def start_here(node: Node, *more_flags: str) -> SupervisedProcess:
-    """Start a node on the launching host; it speaks for itself."""
+    """Start a node on the launching host; it writes to this terminal itself."""
     command = [sys.executable, *NODE, *node.flags, *more_flags]
-    kept = keeper_command(
+    supervised = watchdog_command(
         sys.executable, WATCHDOG, command, announce=False, silence_seconds=_NO_SILENCE_SECONDS
     )
-    return SupervisedProcess(kept, None)
+    return SupervisedProcess(supervised, None)
 
 
 class SupervisedProcess:
-    """A command under a keeper, reached through a pipe or ssh; see `launcher.role.Process`."""
+    """A command under a watchdog, reached through a pipe or ssh; see `launcher.role.Process`."""
 
     def __init__(self, command: Sequence[str], label: str | None) -> None:
         """Start it.
 
         Args:
-            command: What leads to the keeper's standard input and output.
+            command: The watchdog's command line, or that of the ssh that runs it.
             label: Begins each line that the command writes; None lets it write by itself.
         """
         self._label = label
-        self._heard_from = threading.Event()
+        self._was_started = threading.Event()
         self._last_beat = time.monotonic()
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._process = subprocess.Popen(
@@ -98,25 +100,25 @@ class SupervisedProcess:
         )
         os.set_blocking(self._pipe(), False)  # nobody waits for a host that does not read
         if label is None:
-            self._heard_from.set()
+            self._was_started.set()
         self._reader = threading.Thread(target=self._follow, name=f"follow-{label}", daemon=True)
         self._reader.start()
 
     @property
     def started(self) -> bool:
         """Whether the command itself is known to have been started."""
-        return self._heard_from.is_set()
+        return self._was_started.is_set()
 
     @property
-    def last_words(self) -> str:
-        """What was written last, in one line."""
+    def last_output(self) -> str:
+        """The last lines of the command, in one line."""
         return " / ".join(self._lines)
 
     def wait_until_started(self, seconds: float) -> bool:
         """Wait until the command has been started or all has ended; return `started`."""
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < deadline:
-            if self._heard_from.wait(0.05):
+            if self._was_started.wait(0.05):
                 break
         if self._process.poll() is not None:
             self._reader.join(_PATIENCE_SECONDS)
@@ -128,19 +130,19 @@ class SupervisedProcess:
         return None if code is None else exit_code(code)
 
     def send_signal(self, number: int) -> None:
-        """Let the keeper send a signal to the command."""
+        """Let the watchdog send a signal to the command."""
         self._write(_BYTE_OF[signal.Signals(number)])
 
     def beat(self) -> None:
-        """Show the keeper from time to time that the launcher is alive."""
+        """Show the watchdog from time to time that the launcher is alive."""
         if time.monotonic() - self._last_beat >= _BEAT_SECONDS:
             self._last_beat = time.monotonic()
             self._write(watchdog.BEAT)
 
     def kill(self) -> None:
-        """End the command at once; where the keeper cannot be reached any more, what leads there.
+        """End the command immediately; where its watchdog cannot be reached any more, end the ssh.
 
-        The keeper then sees its input end.
+        The watchdog then sees its input end.
         """
         self.send_signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,11 +159,11 @@ class SupervisedProcess:
 
     def _pipe(self) -> int:
         if self._process.stdin is None:  # not so with the arguments above
-            raise OSError("no pipe to the keeper")
+            raise OSError("no pipe to the watchdog")
         return self._process.stdin.fileno()
 
     def _write(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or does not read: the keeper will tell
+        with contextlib.suppress(OSError):  # it has ended, or does not read: `poll` will show it
             os.write(self._pipe(), message)
 
     def _follow(self) -> None:
@@ -169,14 +171,11 @@ class SupervisedProcess:
         for raw in self._process.stdout or ():
             line = raw.decode(errors="replace").rstrip("\r\n")
             if line == watchdog.STARTED:
-                self._heard_from.set()
+                self._was_started.set()
                 continue
             self._lines.append(line)
             sys.stderr.write(f"[{self._label}] {line}\n")
             sys.stderr.flush()
-
-
-FLAGS = flags.FLAGS
 
 
 class LocalLauncher:
@@ -191,13 +190,13 @@ class LocalLauncher:
         return start_here(node, f"--worker_threads={self._threads}")
 
     def settle(self) -> None:
-        """Return at once: what was started here runs."""
+        """Return immediately: processes of this machine are started when `start` returns."""
 
     def tend(self) -> None:
-        """Do nothing: the system does."""
+        """Do nothing: the system closes the pipes of a launcher that has died."""
 
     def close(self) -> None:
-        """Do nothing: nothing was taken."""
+        """Do nothing: there is nothing to give back."""
 
 
 def prepare(run: Run) -> LocalLauncher:
@@ -206,7 +205,7 @@ def prepare(run: Run) -> LocalLauncher:
 
 
 def _choose_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Take the asked ports; port 0 means any free ones."""
+    """Return the addresses of the shards; port 0 stands for any free ones."""
     if FLAGS.port != 0 or FLAGS.ps_hosts:
         return addresses
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in addresses]

@@ -1,8 +1,8 @@
 """Nodes as actors of a Ray cluster; the Supervisor stays on the launching node.
 
-Each actor runs a node as a process of its own, under a keeper that ends it with the
-actor; Ray ends the actors of a launcher that is gone. Ray only finds the places: what nodes say to
-each other does not pass through it.
+Each actor runs a node as a process of its own, under a watchdog that ends it with the actor; Ray
+ends the actors of a launcher that is gone. Ray only finds the places: the nodes' messages do not
+pass through it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from absl import flags
 
 from thinwire.flags import launch, security
 from thinwire.launcher import watchdog
-from thinwire.launcher.local import SupervisedProcess, exit_code, keeper_command, start_here
+from thinwire.launcher.local import SupervisedProcess, exit_code, start_here, watchdog_command
 from thinwire.launcher.role import Node, threads_of
 from thinwire.launcher.ssh import code_deployment
 from thinwire.ops.run.settings import Run
@@ -38,7 +38,7 @@ _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
 
 @dataclasses.dataclass(frozen=True)
 class ActorLocation:
-    """Where an actor came to be."""
+    """Where Ray has placed an actor."""
 
     ray_node: str
     address: str
@@ -84,21 +84,21 @@ def _actor_class() -> type:
             import os
             import subprocess
 
-            kept = dict(os.environ)
-            kept.pop("TF_CONFIG", None)
-            if not kept.get("CUDA_VISIBLE_DEVICES"):  # so Ray hides what no actor has asked for
-                kept.pop("CUDA_VISIBLE_DEVICES", None)
+            environment = dict(os.environ)
+            environment.pop("TF_CONFIG", None)
+            if not environment.get("CUDA_VISIBLE_DEVICES"):  # Ray hides GPUs not requested
+                environment.pop("CUDA_VISIBLE_DEVICES", None)
             self.process = subprocess.Popen(
                 command,
                 cwd=os.path.join(os.path.expanduser("~"), folder),
                 stdin=subprocess.PIPE,
-                env=kept,
+                env=environment,
             )
 
         def wait(self, begun: None) -> int:
             return self.process.wait()
 
-        def tell(self, begun: None, message: bytes) -> None:
+        def write(self, begun: None, message: bytes) -> None:
             import contextlib
             import os
 
@@ -116,7 +116,7 @@ class RayProcess:
         self._ray, self._actor = ray, actor
         self._last_beat = time.monotonic()
         self.begun = actor.start.remote(folder, command)
-        # Calls of an actor run side by side: each names what must come before.
+        # Calls of an actor run side by side: each takes the result of the one that must precede it.
         self._end = actor.wait.remote(self.begun)
         self._code: int | None = None
 
@@ -127,17 +127,17 @@ class RayProcess:
         return self._code
 
     def send_signal(self, number: int) -> None:
-        """Let the keeper send a signal to the node."""
-        self._actor.tell.remote(self.begun, _BYTE_OF[signal.Signals(number)])
+        """Let the watchdog send a signal to the node."""
+        self._actor.write.remote(self.begun, _BYTE_OF[signal.Signals(number)])
 
     def beat(self) -> None:
-        """Show the keeper from time to time that the launcher is alive."""
+        """Show the watchdog from time to time that the launcher is alive."""
         if time.monotonic() - self._last_beat >= _BEAT_SECONDS:
             self._last_beat = time.monotonic()
-            self._actor.tell.remote(self.begun, watchdog.BEAT)
+            self._actor.write.remote(self.begun, watchdog.BEAT)
 
     def kill(self) -> None:
-        """End the node at once, and then its actor."""
+        """End the node immediately, and then its actor."""
         self.send_signal(signal.SIGKILL)
         if not self._ray.wait([self._end], timeout=_PATIENCE_SECONDS)[0]:
             self._ray.kill(self._actor)
@@ -223,11 +223,11 @@ class RayLauncher:
             *own,
             f"--worker_threads={threads}",
         ]
-        if not node.num_restarts:  # who comes back goes on
+        if not node.num_restarts:  # a restarted worker resumes
             command += self._overwrite
-        kept = keeper_command(self._python, self._code.watchdog, command, announce=False)
+        supervised = watchdog_command(self._python, self._code.watchdog, command, announce=False)
         actor = self._actors[node.role, node.number]
-        process = RayProcess(self._ray, actor, self._code.folder, kept)
+        process = RayProcess(self._ray, actor, self._code.folder, supervised)
         self._started.append(process)
         return process
 
@@ -236,7 +236,7 @@ class RayLauncher:
         self._get([process.begun for process in self._started])
 
     def tend(self) -> None:
-        """Tell the keepers that we are alive."""
+        """Show the watchdogs that the launcher is alive."""
         for process in self._started:
             process.beat()
         if self._supervisor is not None:

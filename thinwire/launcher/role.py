@@ -1,10 +1,8 @@
 """The Cluster role: every node of a run as a process of its own, here or on other hosts.
 
-Starts PS shards, workers and a Supervisor as plain command lines, passes signals
-on, reaps every child, and exits with the worst of their codes. Where a node runs, and how it is
-reached, is the business of a launcher (`LAUNCHERS`).
-
-Whether, and when, a Cluster starts a worker again that died.
+Starts PS shards, workers and a Supervisor as plain command lines, passes signals on, reaps every
+child, and exits with the worst of their codes. A launcher (`LAUNCHERS`) knows where a node runs and
+how it is reached; `Restarts` decides whether, and when, a dead worker is started again.
 """
 
 from __future__ import annotations
@@ -37,14 +35,42 @@ from thinwire.ops.run.signals import END_SIGNALS, heard_by
 from thinwire.proto.grpc import Unreachable
 from thinwire.worker.flags import devices
 
-#: What a worker may end with that another start may mend: a crash (an uncaught error is code 1; the
+FLAGS = flags.FLAGS
+#: --launcher value -> module with `prepare(run) -> Launcher`.
+LAUNCHERS = {
+    "local": "thinwire.launcher.local",
+    "ssh": "thinwire.launcher.ssh",
+    "ray": "thinwire.launcher.ray",
+}
+#: Flags that each child gets a value of its own for, or none.
+_OWN_FLAGS = (
+    "type_node",
+    "id_worker",
+    "id_ps",
+    "ip_PS",
+    "port",
+    "ps_hosts",
+    "nb_ps",
+    "run_dir",
+    "overwrite",
+    "flagfile",
+    "batch_size",
+    "linger_seconds",
+    "worker_threads",
+    "metrics_port",
+)
+_KILL_AFTER_SECONDS = 20.0
+_TURN_SECONDS = 0.1
+#: Children have a session of their own: what ends us must be passed on, a closed terminal too.
+_END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
+#: Exit codes of a worker that another start may mend: a crash (an uncaught error is code 1; the
 #: flags themselves were good once), and a PS that was away. Signals are negative.
 _MENDABLE = (EXIT_BAD_FLAG, EXIT_UNREACHABLE)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 
 
 class Restarts:
-    """Counts every worker's deaths.
+    """Counts every worker's deaths, and decides on its restarts.
 
     Args:
         most: Starts of one worker beyond the first, within the window; 0: none.
@@ -74,8 +100,8 @@ class Restarts:
         recent, now = self._recent.setdefault(worker, collections.deque()), self._clock()
         while recent and now - recent[0] >= self._window_seconds:
             recent.popleft()
-        # Where a host was cut off, the life before may still hold the worker's id, or the lock of
-        # its directory, for a while.
+        # Where a host was cut off, the earlier incarnation may still hold the worker's id, or the
+        # lock of its directory, for a while.
         held = code in (EXIT_REFUSED, EXIT_CONFIGURATION) and bool(recent)
         if not (code < 0 or code in _MENDABLE or held) or len(recent) >= self._most:
             return None
@@ -86,36 +112,6 @@ class Restarts:
         self._recent.setdefault(worker, collections.deque()).append(self._clock())
         self._num[worker] += 1
         return self._num[worker]
-
-
-FLAGS = flags.FLAGS
-#: --launcher value -> module with `prepare(run) -> Launcher`.
-LAUNCHERS = {
-    "local": "thinwire.launcher.local",
-    "ssh": "thinwire.launcher.ssh",
-    "ray": "thinwire.launcher.ray",
-}
-#: Flags that each child gets a value of its own for, or none.
-_OWN_FLAGS = (
-    "type_node",
-    "id_worker",
-    "id_ps",
-    "ip_PS",
-    "port",
-    "ps_hosts",
-    "nb_ps",
-    "run_dir",
-    "overwrite",
-    "flagfile",
-    "batch_size",
-    "linger_seconds",
-    "worker_threads",
-    "metrics_port",
-)
-_KILL_AFTER_SECONDS = 20.0
-_TURN_SECONDS = 0.1
-#: Children have a session of their own: what ends us must be passed on, a closed terminal too.
-_END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +126,7 @@ class Node:
 
 
 class Process(Protocol):
-    """What a launcher has started; `subprocess.Popen` is one."""
+    """A node that a launcher has started; `subprocess.Popen` is one."""
 
     def poll(self) -> int | None:
         """Return the exit code, -n if signal n killed it, None while it runs."""
@@ -139,7 +135,7 @@ class Process(Protocol):
         """Pass a signal on."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it immediately."""
 
     def wait(self) -> int:
         """Wait for the end; return what `poll` returns."""
@@ -154,13 +150,13 @@ class Launcher(Protocol):
         """Start a node."""
 
     def settle(self) -> None:
-        """Return when all that was started runs; raises Unreachable if it does not."""
+        """Return when every started node runs; raises Unreachable if one does not."""
 
     def tend(self) -> None:
-        """Do what has to be done again and again; called every fraction of a second."""
+        """Send heartbeats and the like; called every fraction of a second."""
 
     def close(self) -> None:
-        """Give back what was taken; every process has ended."""
+        """Release the launcher's resources; every process has ended."""
 
 
 @dataclasses.dataclass
@@ -171,7 +167,7 @@ class Child:
     process: Process
     code: int | None = None
     again_at: float | None = None  # when it is started again, by time.monotonic()
-    is_judged: bool = False  # whether that has been decided
+    restart_decided: bool = False  # whether `again_at` has been decided
 
     def poll(self) -> int | None:
         """Return the exit code, None while it runs or is to be started again."""
@@ -236,7 +232,7 @@ class _Cluster:
         self.common = self._common_flags()
 
     def run(self) -> int:
-        """Start everybody, wait for the end, reap everybody."""
+        """Start every node, wait for the end, reap every process."""
         with heard_by(self._interrupt, _END_SIGNALS, self._insist):
             try:
                 self._start()
@@ -259,7 +255,7 @@ class _Cluster:
         if self.interrupted.is_set():
             return
         given = [f"--type_node={role}", *self.common]
-        if role != "Supervisor":  # the Supervisor alone speaks; the others' logs are in files
+        if role != "Supervisor":  # it alone writes to the terminal; the others' logs are in files
             given += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
         given.append(f"--ps_hosts={','.join(self.launcher.addresses)}")
         if base := FLAGS.metrics_port:
@@ -279,7 +275,7 @@ class _Cluster:
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
-            self._look_after_workers()
+            self._restart_workers()
             if self.root_cause is None:
                 self.root_cause = self._failure()
                 if self.root_cause is not None:
@@ -290,7 +286,7 @@ class _Cluster:
             if self.impatient.is_set() or (deadline is not None and time.monotonic() >= deadline):
                 return
 
-    def _look_after_workers(self) -> None:
+    def _restart_workers(self) -> None:
         """Start workers again that died, unless the run is over."""
         over = self.interrupted.is_set() or self.root_cause is not None
         over = over or any(child.poll() is not None for child in self._of("PS"))
@@ -299,12 +295,12 @@ class _Cluster:
                 child.again_at = None
             elif child.again_at is not None and time.monotonic() >= child.again_at:
                 self._start_again(child)
-            elif not (over or child.is_judged) and (code := child.poll()) is not None:
-                self._judge(child, code)
+            elif not (over or child.restart_decided) and (code := child.poll()) is not None:
+                self._decide_restart(child, code)
 
-    def _judge(self, child: Child, code: int) -> None:
+    def _decide_restart(self, child: Child, code: int) -> None:
         """Decide whether a worker that has ended is started again."""
-        child.is_judged = True
+        child.restart_decided = True
         pause = self.restarts.pause(child.node.number, code)
         if pause is not None:
             child.again_at = time.monotonic() + pause
@@ -313,7 +309,7 @@ class _Cluster:
             logging.error(launch.NOT_AGAIN, child.node.name, code)
 
     def _start_again(self, child: Child) -> None:
-        child.again_at, child.is_judged = None, False
+        child.again_at, child.restart_decided = None, False
         count = self.restarts.started(child.node.number)
         own = tuple(flag for flag in child.node.flags if not flag.startswith("--num_restarts="))
         child.node = dataclasses.replace(

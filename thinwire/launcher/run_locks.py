@@ -1,4 +1,4 @@
-"""What a Cluster does about its run directory before it starts anybody."""
+"""Claims a Cluster's run directory before any node is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thinwire.ops.run.directory import clear, lock_of, node_locks
 from thinwire.ops.run.lock import DirectoryLock, LockOwner
 from thinwire.ops.run.settings import Run
 
-#: Nodes of a Cluster that was killed are ended by their keepers, which may take them this long.
+#: Nodes of a Cluster that was killed are ended by their watchdogs, which may take them this long.
 PATIENCE_SECONDS = GRACE_SECONDS + 5.0
 
 
@@ -20,9 +20,9 @@ def claim_run_directory(
     patience_seconds: float = PATIENCE_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """See that no other process writes what this Cluster's nodes will; clear it if asked to.
+    """Make sure that no other process writes here; clear the directory with --overwrite.
 
-    The locks are given back for the nodes, which take what is theirs when they start.
+    The locks are released again for the nodes: each takes its own when it starts.
 
     Args:
         run: The run's settings.

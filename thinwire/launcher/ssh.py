@@ -1,14 +1,10 @@
 """Nodes on the hosts of a file, reached through ssh; the Supervisor stays on the launching node.
 
-First every host is asked what it has: one that cannot be reached is named and nothing is started.
-Then the code is copied, if asked for. Then each node runs at the far end of an ssh of its own,
-under a keeper that ends it when this end is gone.
+First every host is probed (`Ssh.probe`): one that cannot be reached is named and nothing is
+started. Then the code is copied, if --sync_dst_dir is given (`CodeDeployment`, `pack`). Then each
+node runs at the far end of an ssh of its own, under a watchdog that ends it when this end is gone.
 
-What is done on hosts through ssh before a cluster starts: look, and copy the code.
-
-ssh never asks anything (``BatchMode``) and checks host keys as the user's configuration says.
-
-Where the code lies on the hosts of a cluster, and what is sent there.
+ssh never prompts (``BatchMode``) and checks host keys according to the user's configuration.
 """
 
 from __future__ import annotations
@@ -32,13 +28,14 @@ from absl import flags, logging
 from thinwire.flags import launch, security
 from thinwire.launcher import program
 from thinwire.launcher.hosts import Host, parse_hosts, place
-from thinwire.launcher.local import SupervisedProcess, keeper_command, start_here
+from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
 from thinwire.launcher.role import Node, threads_of
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port, is_loopback
 
+FLAGS = flags.FLAGS
 Result = TypeVar("Result")
 _PROBE = pathlib.Path(__file__).resolve().parent / "host_probe.py"
 _PROBE_MARK = "thinwire-probe "
@@ -58,21 +55,27 @@ _OPTIONS = (
 )
 _PROBE_SECONDS = 30.0
 _COPY_SECONDS = 600.0
-_AT_ONCE = 16  # hosts
+_MOST_CONNECTIONS = 16  # hosts at a time
 _SSH_FAILED = 255
-_NOT_FOUND = (126, 127)  # what shells say of a program they cannot run
+_NOT_FOUND = (126, 127)  # a shell's exit codes for a program that it cannot run
+_START_SECONDS = 30.0
+_ANY = ("0.0.0.0", "::")
+#: Flags that name files which stay here: no node reads the one, the other holds a secret.
+_NOT_SENT = ("hosts_file", "token_file")
+#: Folder of the files that flags name, beside the code.
+_SENT = "sent"
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbedHost:
-    """What a host has."""
+    """The probe's result of one host."""
 
     num_cpus: int
     address: str | None  # of --interface
 
 
 class HostFailed(Exception):
-    """One host cannot be used; the text says why."""
+    """One host cannot be used, for the reason in the text."""
 
 
 class Ssh:
@@ -86,7 +89,7 @@ class Ssh:
         return ["ssh", *self._arguments(host), "--", host.target, remote]
 
     def run(self, host: Host, remote: str, given: bytes, seconds: float) -> str:
-        """Run a line on a host to its end; return what it writes.
+        """Run a line on a host to its end; return its output.
 
         Args:
             host: Where.
@@ -116,7 +119,7 @@ class Ssh:
 
     def host_name(self, host: Host) -> str:
         """Return the name that stands behind an alias of ssh's configuration."""
-        asked = subprocess.run(
+        done = subprocess.run(
             ["ssh", "-G", *self._arguments(host), "--", host.target],
             capture_output=True,
             text=True,
@@ -125,7 +128,7 @@ class Ssh:
         )
         found = [
             line.split(" ", 1)[1]
-            for line in asked.stdout.splitlines()
+            for line in done.stdout.splitlines()
             if line.startswith("hostname ")
         ]
         return found[0] if found else host.name
@@ -133,7 +136,7 @@ class Ssh:
     def probe(
         self, host: Host, python: str, interface: str, needed: Sequence[str] = ()
     ) -> ProbedHost:
-        """Ask a host what it has.
+        """Probe a host's CPUs, packages and interfaces; see `host_probe`.
 
         Args:
             host: Which.
@@ -172,14 +175,14 @@ class Ssh:
 
 
 def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Result]:
-    """Do something on every host, several at once.
+    """Do something on every host, several in parallel.
 
     Raises:
         Unreachable: On some hosts it failed; all of these are named.
     """
     results: dict[Host, Result] = {}
     failures: list[str] = []
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+    with concurrent.futures.ThreadPoolExecutor(_MOST_CONNECTIONS) as pool:
         pending = {host: pool.submit(do, host) for host in hosts}
         for host, future in pending.items():
             try:
@@ -195,32 +198,26 @@ def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Re
 
 
 def _answer(written: str) -> dict[str, Any]:
-    """Return what the probe found; a shell's greetings may stand around it."""
+    """Return the probe's result; a shell's greetings may stand around it."""
     for line in written.splitlines():
         if line.startswith(_PROBE_MARK):
             return dict(json.loads(line.removeprefix(_PROBE_MARK)))
     raise HostFailed("its shell or Python gave no answer; is --remote_python right?")
 
 
-#: Flags that name files which stay here: no node reads the one, the other holds a secret.
-_NOT_SENT = ("hosts_file", "token_file")
-#: Folder of the files that flags name, beside the code.
-_SENT = "sent"
-
-
 @dataclasses.dataclass(frozen=True)
 class CodeDeployment:
-    """The code on a host."""
+    """Where the code lies on a host, and the archive that puts it there."""
 
     folder: str  # where nodes run; relative: to the home directory
-    node: tuple[str, ...]  # what follows the interpreter to run a node
-    watchdog: tuple[str, ...]  # and the watchdog
-    flags: tuple[str, ...]  # that name files, as they lie there
+    node: tuple[str, ...]  # the arguments of Python that run a node there
+    watchdog: tuple[str, ...]  # ... and the watchdog
+    flags: tuple[str, ...]  # that name files, with their paths there
     archive: bytes | None  # .tar.gz to unpack in `folder`; None: it is there already
 
 
 def code_deployment() -> CodeDeployment:
-    """Return where hosts have the code, as --sync_dst_dir says.
+    """Return where hosts have the code: this folder, or that of --sync_dst_dir.
 
     Raises:
         ConfigurationError: A folder that a host would not find, or a file that is missing here.
@@ -276,7 +273,7 @@ def pack(files: dict[str, pathlib.Path]) -> bytes:
 
 
 def _member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what a run does not need."""
+    """Leave out the files that no run needs."""
     parts = pathlib.PurePosixPath(info.name).parts
     if "__pycache__" in parts or any(part.startswith(".") for part in parts):
         return None
@@ -290,16 +287,11 @@ def _strip_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
     return info
 
 
-FLAGS = flags.FLAGS
-_START_SECONDS = 30.0
-_ANY = ("0.0.0.0", "::")
-
-
 class SshLauncher:
     """Starts nodes on the hosts of a file."""
 
     def __init__(self, run: Run) -> None:
-        """Look at every host and copy the code.
+        """Probe every host and copy the code.
 
         Raises:
             ConfigurationError: Flags or a hosts file that cannot be used.
@@ -341,7 +333,7 @@ class SshLauncher:
         self._started = [
             (at, each) for at, each in self._started if each.poll() is None or not node.num_restarts
         ]
-        for earlier, process in self._started:  # sshd drops those that knock all at once
+        for earlier, process in self._started:  # sshd drops connections that come all together
             if earlier == host:
                 _demand_start(earlier, process)
         process = SupervisedProcess(
@@ -356,14 +348,14 @@ class SshLauncher:
             _demand_start(host, process)
 
     def tend(self) -> None:
-        """Tell the keepers that we are alive."""
+        """Show the watchdogs that the launcher is alive."""
         for _, process in self._started:
             process.beat()
         if self._supervisor is not None:
             self._supervisor.beat()
 
     def close(self) -> None:
-        """Do nothing: what was copied stays for the next time."""
+        """Do nothing: the copied code stays for the next time."""
 
     # -- where ------------------------------------------------------------------------------
 
@@ -385,10 +377,10 @@ class SshLauncher:
             *own,
             f"--worker_threads={threads}",
         ]
-        if not node.num_restarts:  # who comes back goes on
+        if not node.num_restarts:  # a restarted worker resumes
             command += self._overwrite
-        kept = keeper_command(self._python, self._code.watchdog, command)
-        return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(kept)}"
+        supervised = watchdog_command(self._python, self._code.watchdog, command)
+        return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(supervised)}"
 
     def _bind(self, host: Host) -> str:
         """Return the address at which a host's PS listens."""
@@ -407,15 +399,15 @@ class SshLauncher:
         except OSError as error:
             raise ConfigurationError(
                 f"{_where(host)}: no address is known for {name!r} ({error}); write the address "
-                "into the file, or say which --interface of that host a PS shall use."
+                "into the file, or give the --interface of that host that a PS shall use."
             ) from error
         ordered = sorted(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 first
         return str(ordered[0][4][0])
 
-    def _choose_addresses(self, asked: tuple[str, ...]) -> tuple[str, ...]:
-        """Return what workers dial: what the user says, else where the PS listen."""
+    def _choose_addresses(self, given: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the addresses that workers dial: those given, else those where the PS listen."""
         if FLAGS.ps_hosts:
-            return asked
+            return given
         dialled = [
             self._resolve(host) if bind in _ANY else bind
             for host, bind in zip(self._placement.shards, self._binds, strict=True)
@@ -479,7 +471,7 @@ def _demand_start(host: Host, process: SupervisedProcess) -> None:
         Unreachable: It does not.
     """
     if not process.wait_until_started(_START_SECONDS):
-        why = process.last_words or f"no answer within {_START_SECONDS:g} s"
+        why = process.last_output or f"no answer within {_START_SECONDS:g} s"
         raise Unreachable(f"{_where(host)}: a node could not be started there: {why}")
 
 

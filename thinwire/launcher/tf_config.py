@@ -1,4 +1,4 @@
-"""``TF_CONFIG``: role, number and addresses of a node, where its flags do not say them.
+"""``TF_CONFIG``: role, number and addresses of a node, where its flags do not give them.
 
 Cluster managers set this variable for TensorFlow's own strategies, as JSON::
 
@@ -30,14 +30,14 @@ _ROLES = {
     "master": "Worker",  # the chief's older name
     "evaluator": "Supervisor",
 }
-#: --type_node -> the flag that says which one it is.
+#: --type_node -> the flag of its number.
 _NUMBERED = {"PS": "id_ps", "Worker": "id_worker"}
 _FIRST = ("chief", "master")  # the worker before all others
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterPosition:
-    """A node's place in the cluster; None: the variable does not say."""
+    """A node's place in the cluster; None: the variable does not give it."""
 
     role: str | None  # --type_node
     number: int | None  # shard from 0, worker from 1, 0 for the Supervisor
@@ -52,7 +52,7 @@ def parse(text: str) -> ClusterPosition | None:
         text: JSON; empty or ``{}`` is no configuration.
 
     Raises:
-        ConfigurationError: It is no JSON, or names what is not in its own cluster.
+        ConfigurationError: It is no JSON, or names a node that is not in its own cluster.
     """
     if not text.strip():
         return None
@@ -123,7 +123,7 @@ def _task(
 
 
 def fill(values: flags.FlagValues, text: str) -> None:
-    """Give the flags that were not given the values that ``TF_CONFIG`` has for them.
+    """Set the flags that were not given to the values in ``TF_CONFIG``.
 
     Flags win. A role that TF_CONFIG does not know (Cluster, Standalone and such) leaves it alone.
 
@@ -164,7 +164,7 @@ def _settings(values: flags.FlagValues, place: ClusterPosition) -> dict[str, Any
         logging.info("the addresses of flags win over TF_CONFIG's")
         return found
     if not place.shards:
-        raise _bad("its cluster has no ps, and no flag says where one is")
+        raise _bad("its cluster has no ps, and no flag gives the address of one")
     found["ps_hosts"] = list(place.shards)
     if role == "PS" and place.role == "PS" and place.number is not None:
         found["ip_PS"] = _bind(place.shards[place.number])
@@ -172,7 +172,7 @@ def _settings(values: flags.FlagValues, place: ClusterPosition) -> dict[str, Any
 
 
 def _bind(address: str) -> str:
-    """Return what a PS binds: an address as it stands; for a name all, as TensorFlow does.
+    """Return the address that a PS binds: an address itself; for a name all, as TensorFlow does.
 
     A name may be that of a service, which is no address of this machine.
     """

@@ -2,9 +2,10 @@
 
 ``python -I watchdog.py SILENCE_SECONDS announce|quiet COMMAND...`` The launcher holds the other end
 of the standard input, through ssh or a pipe. However the launcher ends, this input ends too; where
-a network swallows that, its silence is noticed. So nothing is left running.
+a network swallows that, the missing heartbeats show it. So nothing is left running.
 
-This file runs by itself on a host whose packages are not known yet: standard library only.
+This file runs by itself on a host whose packages are not known yet: it imports the standard library
+only.
 """
 
 from __future__ import annotations
@@ -21,60 +22,60 @@ from collections.abc import Callable
 
 #: One byte that the launcher writes -> the signal that the command gets.
 SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"K": signal.SIGKILL}
-#: The byte that only says that the launcher is alive.
+#: The byte that only shows that the launcher is alive.
 BEAT = b"."
-#: What is announced on the standard output, a line of its own, once the command was started.
+#: The line that is written to the standard output once the command was started.
 STARTED = "thinwire: the command has been started"
 #: From the gentle signal to the other one, where the launcher is gone.
 GRACE_SECONDS = 10.0
-_TURN_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _READ_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
 
 
 class Watchdog:
-    """One command and what holds it."""
+    """Supervises one command on behalf of the launcher."""
 
     def __init__(self, command: list[str], silence_seconds: float) -> None:
         """Start the command.
 
         Args:
             command: Program and arguments.
-            silence_seconds: The launcher is taken for gone when it has written nothing for so long.
+            silence_seconds: The launcher is considered dead after it has written nothing this long.
         """
         self.silence_seconds = silence_seconds
-        self.heard_at = time.monotonic()
+        self.last_read_at = time.monotonic()
         self.orphaned = False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._be_orphaned)
+            signal.signal(number, self._on_signal)
         self.child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent()
         )
 
-    def keep(self) -> int:
+    def run(self) -> int:
         """Wait for the end; return the exit code, 128 + n for a command killed by signal n."""
         while self.child.poll() is None and not self.orphaned:
-            self._listen()
+            self._read_launcher()
         if self.child.poll() is None:
             self.child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(GRACE_SECONDS)
-        self._signal(signal.SIGKILL)  # and with it what the command has started itself
+        self._signal(signal.SIGKILL)  # to the command and the processes that it has started
         code = self.child.wait()
         return code if code >= 0 else 128 - code
 
-    def _listen(self) -> None:
-        """Take what the launcher writes, for a moment."""
-        readable, _, _ = select.select([0], [], [], _TURN_SECONDS)
+    def _read_launcher(self) -> None:
+        """Wait a moment for the launcher's bytes, and pass the signals among them on."""
+        readable, _, _ = select.select([0], [], [], _POLL_SECONDS)
         now = time.monotonic()
         if readable:
-            heard = os.read(0, _READ_BYTES)
-            self.orphaned = self.orphaned or not heard
-            self.heard_at = now
-            for number in heard:
+            received = os.read(0, _READ_BYTES)
+            self.orphaned = self.orphaned or not received
+            self.last_read_at = now
+            for number in received:
                 if bytes([number]) in SIGNALS:
                     self._signal(SIGNALS[bytes([number])])
-        elif now - self.heard_at > self.silence_seconds:
+        elif now - self.last_read_at > self.silence_seconds:
             self.orphaned = True
 
     def _signal(self, number: int) -> None:
@@ -85,12 +86,12 @@ class Watchdog:
             else:
                 self.child.send_signal(number)
 
-    def _be_orphaned(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         self.orphaned = True
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return what a new process calls so that it does not outlive a killed keeper (Linux)."""
+    """Return what a new process calls so that it does not outlive a killed watchdog (Linux)."""
     if not sys.platform.startswith("linux"):
         return None
     system = ctypes.CDLL(None)  # loaded here: a new process should do as little as it can
@@ -98,13 +99,13 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Keep the command that the arguments name."""
+    """Supervise the command that the arguments name; return its exit code."""
     silence_seconds, manner, *command = arguments
-    keeper = Watchdog(command, float(silence_seconds))
+    watchdog = Watchdog(command, float(silence_seconds))
     if manner == "announce":
         sys.stdout.write(f"{STARTED}\n")
         sys.stdout.flush()
-    return keeper.keep()
+    return watchdog.run()
 
 
 if __name__ == "__main__":

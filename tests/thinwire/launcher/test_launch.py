@@ -143,24 +143,3 @@ def test_addresses_that_cannot_serve_are_refused(launcher, hosts, given, words):
     with pytest.raises(ConfigurationError) as refused:
         launcher(hosts, len(hosts), 1, **given)
     assert all(word in str(refused.value) for word in words), refused.value
-
-
-def test_the_code_that_is_sent_is_whole_and_the_users_files_go_with_it(tmp_path, monkeypatch):
-    import io
-    import tarfile
-
-    own = tmp_path / ".my model.py"
-    own.write_text("")
-    flags = Flags(sync_dst_dir="~/there/", model=str(own), hosts_file="hosts")
-    monkeypatch.setattr(launcher_ssh, "FLAGS", flags)
-    place = launcher_ssh.code_deployment()
-    assert place.folder == "there"
-    assert place.flags == ("--model=sent/model/.my model.py",)
-    with tarfile.open(fileobj=io.BytesIO(place.archive)) as archive:
-        names = set(archive.getnames())
-        assert {member.uname for member in archive} == {""}
-    launched = {"thinwire/__main__.py", "thinwire/launcher/watchdog.py", "ops/types.py"}
-    assert launched | {"sent/model/.my model.py"} <= names
-    assert not [name for name in names if "__pycache__" in name]
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
-    assert {name.partition("/")[0] for name in names} == packages | {"sent"}

@@ -1,4 +1,4 @@
-"""A keeper ends its command with its launcher, whichever way that ends."""
+"""A watchdog ends its command with its launcher, whichever way that ends."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ from thinwire.launcher import watchdog
 from thinwire.launcher.local import exit_code
 from thinwire.launcher.program import PACKAGE, WATCHDOG
 
-#: Says its number, then waits for ever; on SIGTERM it does as told.
+#: Prints its process id, then waits for ever; on SIGTERM it ends, or is stubborn.
 CHILD = """
 import os, signal, sys
 def end(number, frame):
@@ -21,18 +21,18 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[1] == "stubborn" else e
 print(os.getpid(), flush=True)
 signal.pause()
 """
-#: The keeper, but for its patience.
+#: The watchdog, but for its patience.
 SHORT_GRACE = f"""
 import sys
 sys.path.insert(0, {str(PACKAGE / "launcher")!r})
-import watchdog as keeper
-keeper.GRACE_SECONDS = 0.5
-sys.exit(keeper.main(sys.argv[1:]))
+import watchdog
+watchdog.GRACE_SECONDS = 0.5
+sys.exit(watchdog.main(sys.argv[1:]))
 """
 
 
 @pytest.fixture
-def kept():
+def supervised():
     started = []
 
     def start(manner, silence="60", program=WATCHDOG):
@@ -68,15 +68,15 @@ def is_alive(pid):
         return False
 
 
-def test_the_end_of_its_input_ends_the_command(kept):
-    process, child = kept("gentle")
+def test_the_end_of_its_input_ends_the_command(supervised):
+    process, child = supervised("gentle")
     process.stdin.close()
     assert process.wait(10) == 7
     assert not is_alive(child)
 
 
-def test_silence_ends_the_command_and_beats_keep_it(kept):
-    process, child = kept("gentle", silence="0.5")
+def test_silence_ends_the_command_and_beats_keep_it(supervised):
+    process, child = supervised("gentle", silence="0.5")
     deadline = time.monotonic() + 1.5
     while time.monotonic() < deadline:
         process.stdin.write(watchdog.BEAT.decode())
@@ -87,15 +87,15 @@ def test_silence_ends_the_command_and_beats_keep_it(kept):
 
 
 @pytest.mark.parametrize(("byte", "manner", "code"), [("T", "gentle", 7), ("K", "stubborn", 137)])
-def test_signals_are_passed_on(kept, byte, manner, code):
-    process, child = kept(manner)
+def test_signals_are_passed_on(supervised, byte, manner, code):
+    process, child = supervised(manner)
     process.stdin.write(byte)
     assert process.wait(10) == code
     assert not is_alive(child)
 
 
-def test_a_stubborn_command_is_killed_after_the_grace(kept):
-    process, child = kept("stubborn", program=("-c", SHORT_GRACE))
+def test_a_stubborn_command_is_killed_after_the_grace(supervised):
+    process, child = supervised("stubborn", program=("-c", SHORT_GRACE))
     process.send_signal(signal.SIGTERM)
     before = time.monotonic()
     assert process.wait(30) == 137
@@ -103,9 +103,9 @@ def test_a_stubborn_command_is_killed_after_the_grace(kept):
     assert not is_alive(child)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells children")
-def test_a_killed_keeper_takes_its_command_along(kept):
-    process, child = kept("stubborn")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux signals children")
+def test_a_killed_watchdog_takes_its_command_along(supervised):
+    process, child = supervised("stubborn")
     process.kill()
     process.wait()
     deadline = time.monotonic() + 10
