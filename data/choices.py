@@ -1,8 +1,4 @@
-"""Data sets: readers, scaling, sharding among workers, and the endless cursor over a shard.
-
-The names here are what the flags offer; they live apart from the loaders so that ``--help``
-imports no numpy.
-"""
+"""The legal values of flags about data; imports nothing, so that ``--help`` is fast."""
 
 DATASETS = (
     "fashion_mnist_sample",

@@ -1,4 +1,4 @@
-"""What --scaling, --augment and --input_pipeline are for each data set, and what it refuses.
+"""Defaults and legal values of --scaling, --augment and --input_pipeline for each data set.
 
 Pure Python, so that flags can be checked before TensorFlow or numpy is imported.
 """
@@ -16,8 +16,8 @@ DEFAULTS = {
 }
 #: Data set -> the augmentations it takes; others take the first two.
 _TAKES = {"imagenet": ("none", "resized_crop_flip"), "imagenet_synthetic": ("none",)}
-#: Data sets whose accuracy is usually told with the best five answers, too.
-TOLD_WITH_TOP5 = ("imagenet", "imagenet_synthetic")
+#: Data sets whose accuracy is usually reported with the best five answers, too.
+REPORTED_WITH_TOP5 = ("imagenet", "imagenet_synthetic")
 
 
 def default_preprocessing(
@@ -25,34 +25,34 @@ def default_preprocessing(
 ) -> tuple[str, str]:
     """Return scaling and augmentation, those of the data set where None was chosen.
 
-    >>> usual("cifar10", "unit", None)
+    >>> default_preprocessing("cifar10", "unit", None)
     ('unit', 'crop_flip')
     """
     own_scaling, own_augment = DEFAULTS.get(dataset, (SCALINGS[0], AUGMENTATIONS[0]))
     return scaling or own_scaling, augment or own_augment
 
 
-def reports_top5(asked: bool, dataset: str, nb_classes: int | None) -> bool:
+def reports_top5(wanted: bool, dataset: str, nb_classes: int | None) -> bool:
     """Return whether evaluations count the best five answers too.
 
     Args:
-        asked: By --top5.
-        dataset: Where it is usual, it is done without being asked for.
+        wanted: The value of --top5.
+        dataset: The data set; for some it is the default.
         nb_classes: None where only the user's model knows.
 
     Raises:
-        ConfigurationError: Asked for, and there are no more than five answers.
+        ConfigurationError: It is wanted, and there are no more than five answers.
     """
     is_sensible = nb_classes is None or nb_classes > 5
-    if asked and not is_sensible:
+    if wanted and not is_sensible:
         raise ConfigurationError(
             f"--top5 and --nb_classes={nb_classes}: expected more than 5 classes. Leave it out."
         )
-    return asked or (is_sensible and dataset in TOLD_WITH_TOP5)
+    return wanted or (is_sensible and dataset in REPORTED_WITH_TOP5)
 
 
 def check_preprocessing(dataset: str, augment: str | None, input_pipeline: str) -> None:
-    """Refuse what a data set does not know.
+    """Reject a preprocessing that a data set does not have.
 
     Raises:
         ConfigurationError: It cannot be augmented that way, or is not read by that pipeline.

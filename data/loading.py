@@ -1,4 +1,4 @@
-"""The data a run was asked for: the whole set, by name or from the user's file, and each shard."""
+"""Loads a run's data: the whole set, by name or from the user's file, and each worker's shard."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.data import fractions, partition
-from thinwire.data import registry as data_registry
+from thinwire.data import fractions, partition, registry
 from thinwire.data.choices import AUGMENTATIONS, PARTS
 from thinwire.data.pipeline import lazy
 from thinwire.data.pipeline.cursor import Cursor, check_batch_size
@@ -48,7 +47,7 @@ def load_dataset(
     user_module: ModuleType | None,
     seed: int,
     parts: Sequence[str] = PARTS,
-) -> data_registry.Dataset:
+) -> registry.Dataset:
     """Load what --dataset names, or what the user's `load_data()` returns.
 
     Raises:
@@ -60,8 +59,8 @@ def load_dataset(
                 f"--augment={data.augment} and --input_pipeline={data.input_pipeline} are for a "
                 "--dataset, and load_data() of --model makes its own images; leave them out."
             )
-        return data_registry.from_user_module(user_module, seed)
-    return data_registry.load(
+        return registry.from_user_module(user_module, seed)
+    return registry.load(
         data.dataset,
         data.data_dir,
         model.image_size,
@@ -92,9 +91,7 @@ def load_shard(run: Run, user_module: ModuleType | None, id_worker: int) -> Trai
     return take_shard(run, whole, id_worker, run.nb_workers)
 
 
-def take_shard(
-    run: Run, whole: data_registry.Dataset, id_worker: int, nb_workers: int
-) -> TrainingShard:
+def take_shard(run: Run, whole: registry.Dataset, id_worker: int, nb_workers: int) -> TrainingShard:
     """Pick one worker's part of a loaded training set, with a cursor at its start.
 
     Raises:
@@ -106,7 +103,7 @@ def take_shard(
     return _pick(run, whole, mine, id_worker)
 
 
-def take_shards(run: Run, whole: data_registry.Dataset) -> list[TrainingShard]:
+def take_shards(run: Run, whole: registry.Dataset) -> list[TrainingShard]:
     """Return every worker's ``take_shard``, splitting once: for simulations of thousands."""
     rule = split_rule(run, run.nb_workers)
     shards = partition.split(whole.train_labels, rule, whole.train_file_offsets)
@@ -114,7 +111,7 @@ def take_shards(run: Run, whole: data_registry.Dataset) -> list[TrainingShard]:
 
 
 def _pick(
-    run: Run, whole: data_registry.Dataset, mine: NDArray[np.int64], id_worker: int
+    run: Run, whole: registry.Dataset, mine: NDArray[np.int64], id_worker: int
 ) -> TrainingShard:
     """Return the examples at some positions, with a cursor at their start."""
     check_batch_size(run.batch_size, len(mine), run.data.partition)
@@ -129,7 +126,7 @@ def _pick(
     return dataclasses.replace(shard, num_train=len(whole.train_labels))
 
 
-def whole_shard(run: Run, whole: data_registry.Dataset) -> TrainingShard:
+def whole_shard(run: Run, whole: registry.Dataset) -> TrainingShard:
     """Return the whole training set as one shard, for training on one device."""
     cursor = Cursor(np.arange(len(whole.train_labels)), run.batch_size, run.seed)
     return _shard(whole.train_images, whole.train_labels, cursor)

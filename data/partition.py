@@ -1,9 +1,8 @@
 """Which training examples belong to which worker.
 
 Every worker computes the split by itself from the labels, the seed and the flags alone; together
-the shards hold each example exactly once.
-
-Label skew as federated learning models it: each label is dealt out by a Dirichlet draw.
+the shards hold each example exactly once. `SPLITS` has a function for each --partition;
+`split_dirichlet` is label skew as federated learning models it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,13 @@ from thinwire.data.choices import PARTITIONS
 from thinwire.data.fractions import Fractions
 from thinwire.ops.types import ConfigurationError
 
+Shards = list[NDArray[np.int64]]
+#: Concentration of "dirichlet" when none is given: strong skew, few workers starve.
+DIRICHLET_ALPHA = 0.5
+MOST_LABELS = 200
 #: Draws before shares that are too small are filled up instead.
 _MOST_DRAWS = 20
-#: Keeps the draws apart from those of the other partitions with the same seed.
+#: Separates the draws from those of the other partitions with the same seed.
 _STREAM = 2
 
 
@@ -105,14 +108,10 @@ def _fill_up(table: NDArray[np.int64], smallest: int) -> None:
             moved = min(
                 smallest - totals[worker], totals[giver] - smallest, int(table[label, giver])
             )
-            table[label, [giver, worker]] += [-moved, moved]
-            totals[[giver, worker]] += [-moved, moved]
-
-
-Shards = list[NDArray[np.int64]]
-#: Concentration of "dirichlet" when none is given: strong skew, few workers starve.
-DIRICHLET_ALPHA = 0.5
-MOST_LABELS = 200
+            table[label, giver] -= moved
+            table[label, worker] += moved
+            totals[giver] -= moved
+            totals[worker] += moved
 
 
 @dataclasses.dataclass(frozen=True)

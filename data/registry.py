@@ -1,6 +1,8 @@
 """Data sets by name, checked and scaled: for workers to train on, for Supervisors to test with.
 
-Data sets that are not kept in memory: ImageNet's files, and a stand-in that needs none.
+`load` returns a set by its name, `from_user_module` that of a user's ``load_data()``. The sets in
+`LARGE` (ImageNet's files, and a stand-in that needs none) do not fit into memory and are decoded
+while training.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 from thinwire.data import sources
 from thinwire.data.choices import AUGMENTATIONS, DATASETS, INPUT_PIPELINES, PARTS
 from thinwire.data.defaults import check_preprocessing, default_preprocessing
-from thinwire.data.pipeline import lazy as scalings
 from thinwire.data.pipeline.dali import DaliDecoded
 from thinwire.data.pipeline.decode import Decoded
 from thinwire.data.pipeline.lazy import Augmented, Lazy, Repeated, check_scaling, scale
@@ -33,7 +34,7 @@ _READERS = {"tfdata": Decoded, "dali": DaliDecoded}
 
 @dataclasses.dataclass(frozen=True)
 class DatasetRequest:
-    """What to load, all chosen; see ``thinwire.data.registry.load``."""
+    """The arguments of `load`, with the data set's defaults filled in."""
 
     name: str
     data_dir: str | None
@@ -55,13 +56,15 @@ class DatasetPart:
     file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64
 
 
-def load_large(wanted: DatasetRequest, part: str) -> DatasetPart:
-    """Return one part of a set in ``LARGE``; nothing is decoded yet.
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Training and test examples; a part that was not wanted has no examples."""
 
-    Raises:
-        ConfigurationError: Files are missing, damaged, or do not fit the network's sizes.
-    """
-    return LARGE[wanted.name](wanted, part)
+    train_images: NDArray[np.float32] | Lazy  # [N, height, width, channels] float32
+    train_labels: NDArray[np.int32]  # [N] int32
+    test_images: NDArray[np.float32] | Lazy  # [M, height, width, channels] float32
+    test_labels: NDArray[np.int32]  # [M] int32
+    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
 
 
 def _imagenet(wanted: DatasetRequest, part: str) -> DatasetPart:
@@ -104,21 +107,11 @@ def _imagenet_synthetic(wanted: DatasetRequest, part: str) -> DatasetPart:
     return DatasetPart(repeated, labels[positions % len(labels)])
 
 
+#: Sets that do not fit into memory -> what returns one part of them; nothing is decoded yet.
 LARGE: Mapping[str, Callable[[DatasetRequest, str], DatasetPart]] = {
     "imagenet": _imagenet,
     "imagenet_synthetic": _imagenet_synthetic,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Dataset:
-    """Training and test examples; a part that was not asked for has no examples."""
-
-    train_images: NDArray[np.float32] | Lazy  # [N, height, width, channels] float32
-    train_labels: NDArray[np.int32]  # [N] int32
-    test_images: NDArray[np.float32] | Lazy  # [M, height, width, channels] float32
-    test_labels: NDArray[np.int32]  # [M] int32
-    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
 
 
 def load(
@@ -141,7 +134,7 @@ def load(
         data_dir: Folder the user named, or None for the data set's usual places.
         image_size: Height and width the network takes, in pixels.
         image_depth: Channels the network takes.
-        nb_classes: Classes the network tells apart.
+        nb_classes: Classes that the network distinguishes.
         scaling: One of ``data.SCALINGS``; None takes the data set's usual one.
         seed: Seeds generated data.
         parts: The parts wanted, for example ("train",) on a worker.
@@ -164,7 +157,7 @@ def load(
         input_pipeline,
         seed,
     )
-    load_part = load_large if name in LARGE else _in_memory
+    load_part = LARGE.get(name, _in_memory)
     nothing = np.zeros((0, image_size, image_size, image_depth), np.float32)
     loaded = {part: DatasetPart(nothing, np.zeros(0, np.int32)) for part in PARTS}
     loaded |= {part: load_part(wanted, part) for part in PARTS if part in parts}
@@ -183,7 +176,7 @@ def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
         wanted.nb_classes,
         wanted.seed,
     )
-    scalings.check_scaling(wanted.scaling, wanted.image_depth)
+    check_scaling(wanted.scaling, wanted.image_depth)
     is_changed = part == "train" and wanted.augment != AUGMENTATIONS[0]
     images = raw.images
     made = Augmented(images, wanted.scaling) if is_changed else scale(images, wanted.scaling)
@@ -199,8 +192,7 @@ def load_raw(
     nb_classes: int = 10,
     seed: int = 0,
 ) -> sources.RawPart:
-    """Load one part as stored, a quarter of the memory; ``thinwire.data.pipeline.lazy.scale`` what
-    is needed.
+    """Load one part as stored: bytes, a quarter of the memory of scaled images.
 
     Args and errors as ``load``; ``part`` is "train" or "test".
     """

@@ -1,6 +1,7 @@
 """The endless walk of one worker over its shard, in batches, with a position that can be saved.
 
-Random numbers of an example by its place in a worker's walk: the same however it got there.
+`uniforms` gives the random numbers of an example by its place in the walk, however the walk got
+there, so that a resumed worker augments as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.ops.types import ConfigurationError
+
+_PURPOSE = 0x6175676D656E74  # separates these draws from others with the same seed
 
 
 class Cursor:
@@ -25,7 +28,7 @@ class Cursor:
         batch_size: Examples of one batch, 1..n.
         seed: Seeds the orders; make it differ between workers.
         shuffle: Whether to draw new orders; without, every epoch has the order of ``indices``.
-        digest: Tells shards of one size apart when a position is restored.
+        digest: Identifies the shard when a position is restored.
 
     Attributes:
         seed: As given.
@@ -144,9 +147,6 @@ def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> N
             f"examples{cut}; expected 1 to {shard_size}. Lower --batch_size, lower --nb_workers, "
             "or take a larger --dataset."
         )
-
-
-_PURPOSE = 0x6175676D656E74  # tells these draws from others with the same seed
 
 
 def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float64]:

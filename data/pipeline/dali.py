@@ -31,7 +31,7 @@ class DaliDecoded(Decoded):
         """Decode what the cursor is going to deal out, ahead of it.
 
         Raises:
-            ConfigurationError: DALI is not installed, or does not know how to do what is asked.
+            ConfigurationError: DALI is not installed, or lacks the preprocessing.
         """
         if self.augment == "none" or self.scaling == "standardize":
             raise ConfigurationError(
@@ -51,28 +51,24 @@ class DaliDecoded(Decoded):
 
     def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
         """Yield the training images of (positions, place): [B, size, size, 3] float32."""
-        asked: list[NDArray[np.int64]] = []
+        pending: list[NDArray[np.int64]] = []
         draws = ((at, uniforms(seed, place, len(at), WIDTH)) for at, place in batches)
-        parts = self.parts(draws, asked)
+        parts = self.parts(draws, pending)
         first = next(parts)
-        pipeline = self._pipeline(
-            map(_as_dali_wants, itertools.chain([first], parts)), len(asked[0])
-        )
+        pipeline = self._pipeline(map(_for_dali, itertools.chain([first], parts)), len(pending[0]))
         while True:
             try:
                 (images,) = pipeline.run()
             except (RuntimeError, ValueError, OSError) as error:
-                raise self.explained(asked, error) from error
-            del asked[0]
+                raise self.explained(pending, error) from error
+            del pending[0]
             yield np.array(images.as_tensor())
 
     def _pipeline(self, parts: Iterator[_Arrays], batch_size: int) -> Any:
-        """Build what turns these into images."""
-        from nvidia.dali import fn, types
-        from nvidia.dali.pipeline import Pipeline
-
+        """Build the pipeline that turns these into images."""
+        fn, types = (importlib.import_module(f"nvidia.dali.{name}") for name in ("fn", "types"))
         factor, offset = factor_and_offset(self.scaling)
-        pipeline = Pipeline(
+        pipeline = importlib.import_module("nvidia.dali.pipeline").Pipeline(
             batch_size=batch_size,
             num_threads=num_threads(),
             device_id=None,
@@ -107,7 +103,7 @@ class DaliDecoded(Decoded):
         return pipeline
 
 
-def _as_dali_wants(parts: Parts) -> _Arrays:
+def _for_dali(parts: Parts) -> _Arrays:
     encoded, boxes, mirrored = parts
     images = [np.frombuffer(one, np.uint8) for one in encoded]
     return images, list(boxes[:, :2]), list(boxes[:, 2:]), list(mirrored.astype(np.int32))

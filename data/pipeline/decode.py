@@ -1,15 +1,13 @@
-"""Encoded images to what a network takes, by tf.data and on several cores, ahead of the training.
+"""Decodes and crops images by tf.data, on several cores, ahead of the training.
 
-What a worker sees follows from the positions its cursor deals out and from their places alone, so
-a place in the data is still two numbers, and training goes on from it with the same pixels.
+The pixels that a worker trains on follow from the positions its cursor deals out and from their
+places alone, so a place in the data is still two numbers, and training resumes from it with the
+same pixels. `random_box` chooses the crop from an image's header and its draws alone.
 
-Source: He et al., arXiv:1512.03385, section 3.4, for the evaluation's middle crop.
-
-Which part of an encoded image a training step sees, from its header and its draws alone.
-
-Source: random area and aspect ratio of Szegedy et al., "Going deeper with convolutions",
-arXiv:1409.4842, section 6: area 0.08 to 1, ratio 3/4 to 4/3, ten attempts. Where none fits, the
-largest part in the middle that keeps the ratio.
+Source: the random area and aspect ratio of Szegedy et al., "Going deeper with convolutions",
+arXiv:1409.4842, section 6: area 0.08 to 1, ratio 3/4 to 4/3, ten attempts; where none fits, the
+largest part in the middle that keeps the ratio. He et al., arXiv:1512.03385, section 3.4, for the
+evaluation's middle crop.
 """
 
 from __future__ import annotations
@@ -36,19 +34,29 @@ WIDTH = 4 * _ATTEMPTS + 1
 _LEAST_AREA, _RATIO = 0.08, 4 / 3
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: Markers that say the size: baseline, progressive and so on; the three others hold tables.
+#: Markers with the size: baseline, progressive and so on; the three others hold tables.
 _SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD9)})
 
+#: The shorter side before an evaluation's crop, for each pixel of the crop.
+_MARGIN = 256 / 224
+_MOST_THREADS = 16
+BATCHES_AHEAD = 2
+_READERS = 8  # threads that wait for files
+
 #: Top, left, height and width, in pixels.
 Box = tuple[int, int, int, int]
+#: (positions [B] int64, draws [B, WIDTH] float64 or None for the middles) of one batch.
+BatchRequest = tuple[NDArray[np.int64], NDArray[np.float64] | None]
+#: Encoded images, the part of each to decode [B, 4] int32, and whether to mirror it [B] bool.
+Parts = tuple[list[bytes], NDArray[np.int32], NDArray[np.bool_]]
 
 
 def image_size(encoded: bytes) -> tuple[int, int]:
     """Return height and width of a JPEG or PNG, in pixels.
 
     Raises:
-        ValueError: It is neither, or ends before it says so.
+        ValueError: It is neither, or ends before its size.
     """
     try:
         if encoded.startswith(_PNG):
@@ -58,7 +66,7 @@ def image_size(encoded: bytes) -> tuple[int, int]:
     except (struct.error, IndexError) as error:
         raise ValueError(f"it ends after {len(encoded)} bytes, in its header") from error
     if not height or not width:
-        raise ValueError(f"its header says {height} x {width} pixels")
+        raise ValueError(f"its header has {height} x {width} pixels")
     return height, width
 
 
@@ -104,21 +112,8 @@ def is_mirrored(draws: Sequence[float]) -> bool:
     return draws[WIDTH - 1] < 0.5
 
 
-#: The shorter side before an evaluation's crop, for each pixel of the crop.
-_MARGIN = 256 / 224
-_MOST_THREADS = 16
-BATCHES_AHEAD = 2
-
-_READERS = 8  # threads that wait for files
-
-#: (positions [B] int64, draws [B, WIDTH] float64 or None for the middles) of one batch.
-Asked = tuple[NDArray[np.int64], NDArray[np.float64] | None]
-#: Encoded images, the part of each to be seen [B, 4] int32, and whether to mirror it [B] bool.
-Parts = tuple[list[bytes], NDArray[np.int32], NDArray[np.bool_]]
-
-
 class Decoded(Lazy):
-    """Images that are decoded when they are asked for.
+    """Images that are decoded when they are indexed.
 
     Args:
         source: Encoded images.
@@ -161,13 +156,13 @@ class Decoded(Lazy):
     def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
         """Yield the training images of (positions, place), batch after batch."""
         is_random = self.augment != "none"
-        asked = (
+        requests = (
             (chosen, uniforms(seed, place, len(chosen), WIDTH) if is_random else None)
             for chosen, place in batches
         )
-        return self._decoded(asked, is_random)
+        return self._decoded(requests, is_random)
 
-    def _decoded(self, batches: Iterator[Asked], is_random: bool) -> Iterator[Any]:
+    def _decoded(self, batches: Iterator[BatchRequest], is_random: bool) -> Iterator[Any]:
         """Yield tensors [B, size, size, 3] float32.
 
         Raises:
@@ -175,11 +170,11 @@ class Decoded(Lazy):
         """
         import tensorflow as tf
 
-        asked: list[NDArray[np.int64]] = []
+        pending: list[NDArray[np.int64]] = []
         image = _image_function(is_random, self.shape[1], self.scaling)
         with tf.device("/CPU:0"):
             pipeline = tf.data.Dataset.from_generator(
-                lambda: self.parts(batches, asked),
+                lambda: self.parts(batches, pending),
                 output_signature=(
                     tf.TensorSpec([None], tf.string),
                     tf.TensorSpec([None, 4], tf.int32),
@@ -193,17 +188,19 @@ class Decoded(Lazy):
             try:
                 images = next(iterator, None)
             except tf.errors.OpError as error:
-                raise self.explained(asked[:1], error) from error
+                raise self.explained(pending[:1], error) from error
             if images is None:
                 return
-            del asked[0]
+            del pending[0]
             yield images
 
-    def parts(self, batches: Iterator[Asked], asked: list[NDArray[np.int64]]) -> Iterator[Parts]:
-        """Yield what has to be decoded of each batch, and note in `asked` which that was."""
+    def parts(
+        self, batches: Iterator[BatchRequest], pending: list[NDArray[np.int64]]
+    ) -> Iterator[Parts]:
+        """Yield the encoded images of each batch, and append their positions to `pending`."""
         with ThreadPoolExecutor(_READERS) as readers:
             for chosen, draws in batches:
-                asked.append(chosen)
+                pending.append(chosen)
                 encoded = list(readers.map(self.read, chosen))
                 boxes = np.zeros((len(chosen), 4), np.int32)
                 mirrored = np.zeros(len(chosen), np.bool_)
@@ -235,7 +232,7 @@ class Decoded(Lazy):
 
 
 class _Ahead:
-    """Makes the batches of a cursor before they are asked for; begins anew after a jump."""
+    """Makes the batches of a cursor ahead of its calls; begins anew after a jump."""
 
     def __init__(self, images: Decoded, cursor: Cursor) -> None:
         self._images, self._cursor = images, cursor
@@ -285,7 +282,8 @@ def _image_function(is_random: bool, size: int, scaling: str) -> Callable[..., A
         tf.TensorSpec([4], tf.int32),
         tf.TensorSpec([], tf.bool),
     ]
-    return tf.function(image, input_signature=signature, autograph=False)
+    function: Callable[..., Any] = tf.function(image, input_signature=signature, autograph=False)
+    return function
 
 
 def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:

@@ -1,9 +1,8 @@
-"""Images that are made when they are asked for, where an array of all of them would be too much.
+"""Images that are made when they are indexed, where an array of all of them would be too large.
 
-They are indexed like an array of float32 and know two more things: how to be a part of themselves,
-and how to feed a worker's training in the order of its cursor.
-
-From pixels 0..255 to the float32 a network takes.
+A `Lazy` is indexed like an array of float32 and has two more methods: `subset` returns a part of
+it, and `feed` the training images in the order of a worker's cursor. `scale` turns pixels 0..255
+into the float32 that a network takes.
 """
 
 from __future__ import annotations
@@ -20,6 +19,10 @@ from thinwire.data.pipeline.cursor import Cursor, uniforms
 from thinwire.ops.types import ConfigurationError
 
 _CHUNK_BYTES = 1 << 22  # of float32: small enough to stay in cache between the passes
+PADDING = 4  # pixels of crop_flip, on each side
+#: (positions [B] int64, place of the first in the walk) -> [B, ...] float32, an array or a tensor.
+Feed = Callable[[NDArray[np.int64], int], Any]
+Chosen = NDArray[np.int64] | slice
 #: Scaling -> mean and standard deviation of red, green and blue over a training set, of 0..1.
 CHANNELS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
@@ -92,13 +95,6 @@ def _standardize(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         deviation = np.maximum(np.sqrt(variance), 1 / math.sqrt(num_values))
         chunk /= deviation[:, np.newaxis].astype(np.float32)
     return scaled.reshape(images.shape)
-
-
-#: (positions [B] int64, place of the first in the walk) -> [B, ...] float32, an array or a tensor.
-Feed = Callable[[NDArray[np.int64], int], Any]
-Chosen = NDArray[np.int64] | slice
-
-PADDING = 4  # pixels of crop_flip, on each side
 
 
 class Lazy:

@@ -1,8 +1,7 @@
 """AdaComp's data layout: 1,200 files of training images and 200 of test images, and their labels.
 
-Reads the files with and without IDX headers (the original reads them header-less, whatever their
-names say). ``python -m thinwire.data.readers.adacomp SOURCE_DATASET OUT_DIR [--headers]`` writes
-the layout.
+Reads and writes the files with and without IDX headers (the original reads them header-less,
+whatever their names are). ``python -m thinwire.data.write_adacomp`` writes a known data set so.
 
 Source: AdaComp's published code. Differences: when the number of workers does not divide 1,200 the
 original gives the last files to nobody; here the first workers get one file more.
@@ -10,16 +9,13 @@ original gives the last files to nobody; here the first workers get one file mor
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.data import partition
-from thinwire.data.choices import PARTS
 from thinwire.data.readers import idx
 from thinwire.ops.types import ConfigurationError
 
@@ -133,7 +129,7 @@ def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     except OSError as error:
         raise ConfigurationError(
             f"Data file {path} cannot be read: {error}. Expected all files of AdaComp's layout; "
-            "write them again with `python -m thinwire.data.readers.adacomp`."
+            "write them again with `python -m thinwire.data.write_adacomp`."
         ) from error
     record = int(np.prod(shape, dtype=np.int64))
     for announced in _headers_that_fit(content, shape, record):
@@ -165,32 +161,3 @@ def _write_records(path: Path, array: NDArray[np.uint8], headers: bool) -> None:
         idx.write(path, array)
     else:
         path.write_bytes(np.ascontiguousarray(array).tobytes())
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write a known data set in AdaComp's layout; returns the exit code."""
-    # Not at the top: datasets reads this layout and so imports this module.
-    from thinwire.data.registry import load_raw
-
-    parser = argparse.ArgumentParser(
-        prog="python -m thinwire.data.readers.adacomp",
-        description="Write a data set as AdaComp's 1,200 training and 200 test files.",
-    )
-    parser.add_argument("source_dataset", help="for example fashion_mnist")
-    parser.add_argument("out_dir", type=Path)
-    parser.add_argument("--headers", action="store_true", help="write standard IDX headers")
-    parser.add_argument("--data_dir", help="where the source data set lies")
-    given = parser.parse_args(arguments)
-    try:
-        for part in PARTS:
-            raw = load_raw(given.source_dataset, given.data_dir, part)
-            write(given.out_dir, part, raw.images, raw.labels, given.headers)
-    except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(f"Wrote {sum(NUM_FILES.values())} pairs of files to {given.out_dir}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,13 +3,12 @@
 A binary record is a label byte and 3,072 bytes of pixels: red, green, blue planes of 32 x 32. A
 pickled batch is a dict of ``data`` ([N, 3072] uint8, the same planes) and ``labels``.
 
-Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
-
-Reads pickles of plain values and numpy arrays without running anything that they name.
-
-A pickle is a program: it may name any function and have it called. Here the three names that an
+A pickle is a program: it may name any function and have it called. `load_dict` therefore reads
+pickles of plain values and numpy arrays without running anything that they name: the names that an
 array needs stand for plain records, which are checked and made into an array afterwards; every
-other name is refused.
+other name is rejected.
+
+Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
 """
 
 from __future__ import annotations
@@ -103,8 +102,8 @@ _ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined]  # typing knows the other one
-    """In Python: the one in C takes gigabytes at once where a few bytes announce so much."""
+class _Unpickler(pickle._Unpickler):
+    """In Python: the one in C allocates gigabytes where a few bytes announce so many."""
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         """Return the record that stands for an admitted name."""

@@ -103,7 +103,7 @@ def _read_header(stream: BinaryIO, path: Path, ranks: tuple[int, ...]) -> tuple[
         raise ConfigurationError(
             f"Data file {path} starts with the bytes {magic.hex(' ') or '(none)'}; expected the "
             f"IDX magic number {' or '.join(value.hex(' ') for value in accepted)}. It is not an "
-            "IDX file of the kind its name says: fetch it again, or mend --data_dir."
+            "IDX file of the kind in its name: fetch it again, or mend --data_dir."
         )
     rank = magic[3]
     sizes = stream.read(4 * rank)

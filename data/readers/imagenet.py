@@ -55,13 +55,12 @@ def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
     """Return one part.
 
     Args:
-        data_dir: The folder; None is an error that says how to get the set.
+        data_dir: The folder; None is an error that explains how to get the set.
         part: "train" or "test".
-        nb_classes: Classes the network tells apart.
+        nb_classes: Classes that the network distinguishes.
 
     Raises:
-        ConfigurationError: Nothing there, or what is there is incomplete or damaged, or has other
-            classes.
+        ConfigurationError: The files are missing, incomplete or damaged, or have other classes.
     """
     if data_dir is None:
         raise ConfigurationError(f"--dataset imagenet needs --data_dir. {_HOW}")
@@ -153,7 +152,7 @@ def _records_of(root: Path, part: str) -> list[Path]:
 
 
 def _first_label(root: Path, part: str, nb_classes: int) -> int:
-    """Return whether labels count from 0 or from 1, which only the ends of the range tell.
+    """Return whether labels count from 0 or from 1, which only the ends of the range show.
 
     Raises:
         ConfigurationError: Neither label 0 nor label `nb_classes` occurs in any part.
@@ -167,7 +166,7 @@ def _first_label(root: Path, part: str, nb_classes: int) -> int:
         if (labels == nb_classes).any():
             return 1
     raise ConfigurationError(
-        f"{root}: no TFRecord has the label 0 or {nb_classes}, so it cannot be told whether "
+        f"{root}: no TFRecord has the label 0 or {nb_classes}, so it is not known whether "
         f"labels count from 0 or from 1. Expected all of --nb_classes={nb_classes}; copy the whole "
         "set there, or mend --nb_classes."
     )

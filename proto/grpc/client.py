@@ -151,7 +151,7 @@ class ClientStream:
         if settled and self._accepted:
             self._check_server()
             return
-        call.cancel()
+        call.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
         self._reader.join()
         channel.close()
         reason = f"no answer in {timeout_seconds:g} s"
@@ -189,7 +189,7 @@ class ClientStream:
             except grpc.FutureTimeoutError:
                 if given_up() or time.monotonic() >= deadline:
                     break
-        ready.cancel()  # type: ignore[no-untyped-call]  # grpc's future has no annotations
+        ready.cancel()
         reason = trust.why_unreachable(channel, self._method)
         channel.close()
         if trust.is_distrust(reason):

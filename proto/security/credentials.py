@@ -131,7 +131,7 @@ def why_unreachable(channel: grpc.Channel, method: str) -> str:
         call.initial_metadata()
         return str(call.details() or "")
     finally:
-        call.cancel()
+        call.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
 
 
 def is_distrust(reason: str) -> bool:

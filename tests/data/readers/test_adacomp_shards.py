@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from thinwire.data import write_adacomp
 from thinwire.data.readers import adacomp
 from thinwire.data.registry import load_raw
 from thinwire.ops.types import ConfigurationError
@@ -76,7 +77,7 @@ def test_some_files_only(tmp_path: Path) -> None:
 
 
 def test_tool_writes_what_load_reads(tmp_path: Path) -> None:
-    assert adacomp.main(["fashion_mnist_sample", str(tmp_path)]) == 0
+    assert write_adacomp.main(["fashion_mnist_sample", str(tmp_path)]) == 0
     written = load_raw("fashion_mnist_sample", str(tmp_path), "train")
     shipped = load_raw("fashion_mnist_sample", None, "train")
     np.testing.assert_array_equal(written.images, shipped.images)
@@ -85,5 +86,5 @@ def test_tool_writes_what_load_reads(tmp_path: Path) -> None:
 
 
 def test_tool_reports_a_bad_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert adacomp.main(["no_such_set", str(tmp_path)]) == 2
+    assert write_adacomp.main(["no_such_set", str(tmp_path)]) == 2
     assert "no_such_set" in capsys.readouterr().err

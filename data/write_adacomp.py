@@ -1,0 +1,43 @@
+"""Writes a data set as AdaComp's 1,200 training and 200 test files.
+
+``python -m thinwire.data.write_adacomp SOURCE_DATASET OUT_DIR [--headers] [--data_dir DIR]``; see
+`thinwire.data.readers.adacomp` for the layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from thinwire.data.choices import PARTS
+from thinwire.data.readers import adacomp
+from thinwire.data.registry import load_raw
+from thinwire.ops.types import ConfigurationError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write a known data set in AdaComp's layout; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m thinwire.data.write_adacomp",
+        description="Write a data set as AdaComp's 1,200 training and 200 test files.",
+    )
+    parser.add_argument("source_dataset", help="for example fashion_mnist")
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--headers", action="store_true", help="write standard IDX headers")
+    parser.add_argument("--data_dir", help="where the source data set lies")
+    given = parser.parse_args(arguments)
+    try:
+        for part in PARTS:
+            raw = load_raw(given.source_dataset, given.data_dir, part)
+            adacomp.write(given.out_dir, part, raw.images, raw.labels, given.headers)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    num_files = sum(adacomp.NUM_FILES.values())
+    sys.stdout.write(f"Wrote {num_files} pairs of files to {given.out_dir}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
