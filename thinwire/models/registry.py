@@ -93,7 +93,7 @@ def load_user_model(path: str) -> ModuleType:
         raise ConfigurationError(f"--model {path} cannot be imported; expected a .py file.")
     module = importlib.util.module_from_spec(spec)
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
+        sys.path.insert(0, str(file.parent))
     sys.modules[_USER_MODULE] = module
     try:
         spec.loader.exec_module(module)
