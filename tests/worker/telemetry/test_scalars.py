@@ -39,7 +39,7 @@ def test_no_loss_yet(tmp_path):
 def test_a_bad_disk_is_told_once(tmp_path, monkeypatch):
     warnings = []
     monkeypatch.setattr(
-        "thinwire.worker.telemetry.instruments.logging.warning",
+        "thinwire.worker.telemetry.tensorboard.logging.warning",
         lambda *words: warnings.append(words),
     )
     (tmp_path / "tb").write_text("in the way")
