@@ -45,13 +45,13 @@ def at_push(
 def at_answer(connection: SimulatedConnection, act: Callable[[SimulatedConnection], None]) -> None:
     """Do something as soon as the next answer to a push on a connection is on its way."""
     port = connection.shard.ports[connection.worker]
-    ear, done = port.ear, []
+    delivery, done = port.delivery, []
 
     def waylay(stream: int, message: Any) -> Callable[[], None]:
         if not done and isinstance(message, ReplyInFlight) and message.step:
             done.append(True)
-            port.ear = ear
+            port.delivery = delivery
             act(connection)
-        return ear(stream, message)
+        return delivery(stream, message)
 
-    port.ear = waylay
+    port.delivery = waylay

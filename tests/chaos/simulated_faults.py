@@ -70,10 +70,10 @@ class Striker:
     def _connections(self) -> list[SimulatedConnection]:
         """Return those of the victim: all of them, or (a worker's) perhaps one alone."""
         if self.plan.victim is Victim.WORKER:
-            found = self._worker().streams.connections
+            found = self._worker().exchange.connections
             return [found[int(self.rng.integers(len(found)))]] if self._chance() else found
         shard = self._shard()
-        return [worker.streams.connections[shard.number] for worker in self.run.workers]
+        return [worker.exchange.connections[shard.number] for worker in self.run.workers]
 
     def _strike(self) -> None:
         if self.run.is_over:
@@ -149,13 +149,13 @@ class Striker:
 
     def _kill_at_own_push(self, before: bool) -> None:
         worker = self._worker()
-        push = worker.streams.push
+        push = worker.exchange.push
 
         def deadly(outgoing: Any) -> None:
             if self.struck:
                 push(outgoing)
                 return
-            let_be(worker.streams, "push")
+            let_be(worker.exchange, "push")
             is_seen = self._chance()
             if before:
                 self._end(worker, is_seen)
@@ -164,7 +164,7 @@ class Striker:
             later = self.run.clock.now + float(self.rng.random()) * 0.1
             self.run.clock.at(later, functools.partial(self._end, worker, is_seen))
 
-        worker.streams.push = deadly  # type: ignore[method-assign]
+        worker.exchange.push = deadly  # type: ignore[method-assign]
 
     def _end(self, worker: SimulatedWorker, is_seen: bool) -> None:
         if self.struck or not worker.alive:

@@ -208,7 +208,7 @@ class _Told:
     """What `hand_out` looks at."""
 
     version: int
-    way: str = "full"
+    kind: str = "full"
     is_resync: bool = False
 
 

@@ -126,35 +126,32 @@ class ChaoticRun(Simulation):
         shard.start()
 
     def _listen_to(self, worker: Any) -> None:
-        streams, tell, settle, replied = (
-            worker.streams,
-            worker.streams.tell,
-            worker.streams.settle,
-            worker.replied,
-        )
+        exchange, on_replies = worker.exchange, worker.on_replies
+        send, on_settled = exchange.send, exchange.on_settled
 
-        def noted_tell(shard: int, event: Any, sizes: list[int], counted: bool) -> None:
+        def noted_send(shard: int, event: Any, sizes: list[int], counted: bool) -> None:
             if isinstance(event, events.Push):
                 key = (event.worker, event.incarnation, event.step)
                 self.sent[shard].setdefault(key, event.update)
-            tell(shard, event, sizes, counted)
+            send(shard, event, sizes, counted)
 
-        def noted_settle(shard: int, reply: Any) -> None:
-            step = streams.clients[shard].step
+        def noted_settled(shard: int, reply: Any) -> None:
+            step = exchange.clients[shard].step
             if reply is not None:
                 heard = self.ledgers[shard].heard
                 heard[reply.generation] = max(heard.get(reply.generation, 0), reply.version)
                 if step and not reply.refused and not reply.stop:
                     self.acknowledged[shard][worker.number, step] = reply.version
-            settle(shard, reply)
+            on_settled(shard, reply)
 
         def noted_replied(replies: list[Any]) -> None:
             core = worker.core
-            replied(replies)
+            on_replies(replies)
             self._compare_models(worker.number, core)
 
-        streams.tell, streams.settle, worker.replied = noted_tell, noted_settle, noted_replied
-        for name in ("unreachable", "refused"):
+        exchange.send, exchange.on_settled = noted_send, noted_settled
+        worker.on_replies = noted_replied
+        for name in ("on_unreachable", "on_refused"):
             setattr(worker, name, functools.partial(self._give_up, worker, getattr(worker, name)))
 
     def _give_up(self, worker: Any, end: Any) -> None:
@@ -215,7 +212,7 @@ class ChaoticRun(Simulation):
     def _go_on(self) -> None:
         """All nodes have ended; the disk has space again, and the same commands are given."""
         for worker in self.workers:
-            worker.streams.end_life()
+            worker.exchange.end_life()
         for shard, disk, ledger in zip(self.shards, self.disks, self.ledgers, strict=True):
             ledger.tolerates_end = True
             if shard.alive:

@@ -32,6 +32,7 @@ from thinwire.ps.wire import reports
 from thinwire.ps.wire.epochs import decode_epoch
 from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.worker.client.exchange import Exchange
+from thinwire.worker.client.protocol import Replied
 from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, RoundId
 from thinwire.worker.collective.peers import PeerLost, _Conversation
 from thinwire.worker.collective.replica import Replica
@@ -53,11 +54,11 @@ def _exchange(chosen: int) -> Exchange:
         run = read_run()
     layouts = run.method.placement.place(SPEC, 1)
     made = Exchange(run, 1, SPEC, layouts, Link(), threading.Event(), aux_size)
-    leg = made.shards[0].leg
-    if leg is not None:
+    channel = made.channels[0]
+    if channel is not None:
         said = pb.DatagramSession(session=7, key=bytes(range(32)), ports=[40_001])
-        leg.opened("127.0.0.1:1", pb.Welcome(datagrams=said))
-        leg.seal(3, _routed())
+        channel.open("127.0.0.1:1", pb.Welcome(datagrams=said))
+        channel.seal(3, _routed())
     return made
 
 
@@ -98,7 +99,9 @@ def reply(data: bytes) -> None:
         mend_lengths(message)
     exchange = _exchange(chosen)
     shard, (flags, _) = exchange.shards[0], WORKERS[chosen]
-    shard.answer = lambda: (message, memoryview(message.payload))  # type: ignore[method-assign]
+    payload = memoryview(message.payload)
+    shard.pull = lambda: None  # type: ignore[method-assign]
+    shard.wait_for_reply = lambda: (Replied(message), payload)  # type: ignore[method-assign]
     with contextlib.suppress(ConfigurationError):
         _core(flags[0], aux_size, exchange).finish(exchange.pull())
     _look(message)

@@ -18,14 +18,13 @@ from tests.harness import MiniRun, MiniWorker
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.routing.base import Transport
-from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import framing, messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.worker.client.datagrams import DatagramChannel
-from thinwire.worker.client.messages import sealed_messages
+from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.core.messages import ShardReply
 
 LEASE_SECONDS = 10.0
@@ -103,7 +102,6 @@ class Honest:
         self.worker = MiniWorker(HONEST, self.run)
         self.client = Client(world)
         self.num_pushes = 0
-        self.chooser = IndexChooser()
         self._say(frame(hello=world.shard.hello(id=HONEST, incarnation=HONEST_LIFE)))
         self.welcome, _ = self.client.last("welcome")
         router = self.run.method.router
@@ -111,7 +109,8 @@ class Honest:
         if router.uses_datagrams:
             transport = Transport(dgt_transport="grpc")
             self.leg = DatagramChannel(HONEST, router.channels, transport, router.marks_slots, None)
-            self.leg.opened("peer:1", self.welcome)
+            self.leg.open("peer:1", self.welcome)
+        self.encoder = PushEncoder(0, self.leg)
         self._say(frame(pull=pb.Pull()))
         self._take(0)
 
@@ -125,11 +124,10 @@ class Honest:
         assert outgoing is not None
         over, before = self.world.core.stop_reason is not None, self.world.core.version
         epoch = self.world.core.membership.epoch
-        spoken = sealed_messages(outgoing, 0, HONEST_LIFE, epoch, self.chooser, self.leg)
-        for message, pieces in spoken:
+        for message, pieces in self.encoder.encode(outgoing, HONEST_LIFE, epoch):
             for data in framing.frames(message, pieces):
                 self._say(data)
-        for message in self.leg.after() if self.leg is not None else ():
+        for message, _ in self.encoder.finish():
             self._say(message.SerializeToString())
         assert self.world.core.version == before + (not over)
         self.num_pushes += not over

@@ -93,7 +93,7 @@ class Talker:
         self.leg = DatagramChannel(
             number, router.channels, Transport(dgt_transport="grpc"), router.marks_slots, None
         )
-        self.leg.opened("peer:1", welcome)
+        self.leg.open("peer:1", welcome)
         self.core = MiniWorker(number, port.run).core
         self.welcome = welcome
 

@@ -1,229 +1,366 @@
-"""A simulated worker's dealings with one shard: one question at a time, until it is answered."""
+"""A simulated worker's client of one shard: `ShardProtocol` on the virtual clock.
+
+What `thinwire.worker.client.shard_client` and `.pacing_client` are to a real worker, without a
+thread and a socket: the same protocol decides, and nothing waits.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-import numpy as np
 from absl import logging
 
-from thinwire.ops.types import Link
+from thinwire.ops.pacing.pacers import Pacer
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import frame
+from thinwire.proto.framing import BytesLike, frame, frames
 from thinwire.ps.core import events
+from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 from thinwire.simulator.clock import Clock
-from thinwire.simulator.links import ClassPipe, Pipe, SimulatedConnection, sizes_on_wire
-from thinwire.simulator.messages import ReplyInFlight
+from thinwire.simulator.links import (
+    Pipe,
+    SimulatedConnection,
+    sizes_on_wire,
+)
+from thinwire.simulator.messages import (
+    Datagrams,
+    Delivery,
+    NonFinitePush,
+    ReplyInFlight,
+    StreamPart,
+    ToWorker,
+    to_client,
+)
 from thinwire.simulator.shard import Port, SimulatedShard
-from thinwire.simulator.wording import EncodedMessage, PushEncoder
+from thinwire.worker.client.messages import PushEncoder
+from thinwire.worker.client.pacing_client import PATIENCE, PacingState
+from thinwire.worker.client.protocol import (
+    Action,
+    Answered,
+    Ended,
+    NewestEpoch,
+    Rejoin,
+    Replied,
+    Send,
+    ShardProtocol,
+    State,
+    Trigger,
+    WaitUntil,
+)
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
-if TYPE_CHECKING:
-    from thinwire.simulator.streams import Streams
-
-_ENTROPY = 73  # of the pauses between attempts to reach a shard
 _PULL_SIZES = sizes_on_wire([frame(pb.ToServer(pull=pb.Pull()))])
 
 
+class ClientOwner(Protocol):
+    """The worker's exchange, as the client of one shard sees it."""
+
+    number: int
+    incarnation: int
+    asleep_until: float
+    patience_seconds: float
+
+    def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
+        """Send anything to a shard: the one way from workers to shards."""
+
+    def lives(self, incarnation: int) -> bool:
+        """Return whether this incarnation of the worker goes on."""
+
+    def on_welcome(self, shard: int, last_step: int) -> None:
+        """A shard has welcomed this incarnation, perhaps again."""
+
+    def on_answer(self, answer: pb.Answer | None) -> None:
+        """The state server has answered, or is away."""
+
+    def on_settled(self, shard: int, reply: ShardReply | None) -> None:
+        """A shard's part of the request is settled; None: it was refused as not finite."""
+
+    def on_refused(self) -> None:
+        """A shard has refused this worker for good."""
+
+    def on_unreachable(self) -> None:
+        """A shard could not be reached for the whole patience."""
+
+
 class SimulatedClient:
-    """What `thinwire.worker.client.shard_client.ShardClient` is to a real worker, without waiting.
+    """One shard as a simulated worker sees it.
 
     Attributes:
         connection: The stream to the shard.
-        step: Of the newest push in question; 0: a pull.
+        protocol: Decides what is sent, sent again and given up; another one in each life.
 
     Args:
-        streams: Whose part this is.
+        owner: The worker's exchange, which this is a part of.
         shard: Which shard.
-        wording: Of pushes to it.
-        up: The worker's way up.
-        down: What comes from this shard.
-        seed: Of what befalls on the link.
+        connection: To it.
+        encoder: Of pushes to it.
+        decoder: Of the shard's pushes.
+        downlink: What comes from it.
+        chunk_bytes: Most bulk bytes of one frame.
         clock: Virtual time.
     """
 
     def __init__(
         self,
-        streams: Streams,
+        owner: ClientOwner,
         shard: SimulatedShard,
-        wording: PushEncoder,
-        up: Pipe | ClassPipe,
-        down: Link,
-        seed: int,
+        connection: SimulatedConnection,
+        encoder: PushEncoder,
+        decoder: PushDecoder,
+        downlink: Pipe,
+        chunk_bytes: int,
         clock: Clock,
     ) -> None:
-        self._streams, self._shard, self._clock = streams, shard, clock
-        self._wording, self._leg = wording, wording.leg
-        rng = np.random.default_rng([_ENTROPY, seed, shard.number])
-        self.connection = SimulatedConnection(
-            streams.number, shard, up, clock, down.delay_ms / 1e3, rng
-        )
-        pipe = Pipe(down, seed + 1 + shard.number)
-        self._port = Port(self._ear, pipe, wording.chunk_bytes, self.connection)
-        shard.ports[streams.number] = self._port
-        self.step = 0
+        self._owner, self._shard, self._clock = owner, shard, clock
+        self._encoder, self._decoder, self._chunk_bytes = encoder, decoder, chunk_bytes
+        self.connection = connection
+        self.protocol = ShardProtocol(shard.number, NewestEpoch())
+        self._port = Port(self._delivery, downlink, chunk_bytes, connection)
+        self._arrived: ReplyInFlight | None = None  # the newest reply
+        shard.ports[owner.number] = self._port
 
-    def begin_life(self) -> None:
-        """Belong to another life of the worker: nothing is open or asked."""
-        self._make: Callable[[], list[EncodedMessage]] | None = None  # makes the open question
-        self._is_outlier = False  # the newest push was refused for its size
-        self._wording.begin_life()
+    def begin_life(self, epochs: NewestEpoch) -> None:
+        """Belong to another incarnation of the worker: nothing is open or requested."""
+        self.protocol = ShardProtocol(self._shard.number, epochs, self._owner.incarnation)
+        self._encoder.restart()
         self._port.chooser = IndexChooser()
         self.connection.begin()
 
     @property
-    def is_asking(self) -> bool:
-        """Whether a question is open."""
-        return self._make is not None
+    def step(self) -> int:
+        """Of the newest push; 0: a pull."""
+        return self.protocol.step
+
+    @property
+    def is_requesting(self) -> bool:
+        """Whether a request is open."""
+        return self.protocol.is_requesting
 
     @property
     def bytes_down(self) -> int:
         """Training bytes that the shard has sent here."""
         return self._port.down.num_bytes
 
-    # -- what is asked ----------------------------------------------------------------------
+    # -- what the worker does -----------------------------------------------------------------
 
-    def hello(self, reconnects: bool = False) -> None:
-        """Introduce the worker on another stream, as soon as one can be opened."""
-        streams, number = self._streams, self._shard.number
-        join = events.Join(streams.number, streams.incarnation, reconnects, "a simulated worker")
-        say = functools.partial(streams.tell, number, join, [], False)
-        self.connection.dial(say, streams.give_up, streams.patience_seconds)
+    def join(self) -> None:
+        """Say Hello on another stream, as soon as one can be opened."""
+        owner, number = self._owner, self._shard.number
+        reconnects = self.protocol.has_joined
+        self.protocol.join()
+        join = events.Join(owner.number, owner.incarnation, reconnects, "a simulated worker")
+        send = functools.partial(owner.send, number, join, [], False)
+        self.connection.dial(send, owner.on_unreachable, owner.patience_seconds)
+
+    def ensure_joined(self) -> None:
+        """Open the stream again if it is lost."""
+        if self.protocol.state in (State.CLOSED, State.EXPELLED):
+            self.join()
 
     def pull(self) -> None:
-        """Ask for the shard's part of the model."""
-        pull = events.Pull(self._streams.number, self._streams.incarnation, None, 0)
-        self._ask(0, lambda: [(pull, _PULL_SIZES)])
+        """Request the shard's part of the model."""
+        self._perform(self.protocol.pull())
 
-    def push(self, outgoing: PushRequest) -> None:
-        """Hand in the shard's part of an exchange."""
-        self._is_outlier = False
-        self._ask(outgoing.step, functools.partial(self._push, outgoing))
+    def push(self, request: PushRequest) -> None:
+        """Push the shard's part of an exchange."""
+        self._perform(self.protocol.push(request))
 
-    def _push(self, outgoing: PushRequest) -> list[EncodedMessage]:
-        return self._wording.push(outgoing, self._streams.incarnation, self._streams.epoch)
+    def query(self, query: pb.Query) -> None:
+        """Query the state server; where it is away, the answer to that comes a moment later."""
+        for action in self.protocol.query(query):
+            if isinstance(action, Answered) and action.answer is None:
+                incarnation = self._owner.incarnation
+                self._clock.at(self._clock.now, functools.partial(self._answer_none, incarnation))
+            else:
+                self._perform([action])
 
-    def _ask(self, step: int, make: Callable[[], list[EncodedMessage]]) -> None:
-        """Put a question that stays open until it is answered.
+    def _answer_none(self, incarnation: int) -> None:
+        if self._owner.lives(incarnation):
+            self._owner.on_answer(None)
+
+    def on_lost(self) -> None:
+        """Take note that the stream is lost; an older one makes no difference to a new Hello."""
+        if not self.connection.dials:
+            self._perform(self.protocol.lost())
+
+    # -- what arrives -------------------------------------------------------------------------
+
+    def _delivery(self, stream: int, message: ToWorker) -> Callable[[], None]:
+        """Return what delivers a message that was sent on a stream; a later stream drops it."""
+        return functools.partial(self._deliver, stream, message)
+
+    def _deliver(self, stream: int, message: ToWorker) -> None:
+        again = functools.partial(self._deliver, stream, message)
+        if not self.connection.delivers(stream, again) or self.connection.dials:
+            return
+        if self._clock.now < self._owner.asleep_until:
+            self._clock.at(self._owner.asleep_until, again)
+            return
+        if isinstance(message, ReplyInFlight):
+            self._arrived = message
+        elif isinstance(message, events.Welcome):
+            self._on_welcome(message)
+            return
+        self._perform(self.protocol.receive(to_client(message), self._clock.now))
+
+    def _on_welcome(self, welcome: events.Welcome) -> None:
+        if self._encoder.channel is not None:
+            owner = self._owner
+            offer = self._shard.introduction(owner.number, owner.incarnation)
+            self._encoder.channel.open("", offer)
+        self._perform(self.protocol.receive(to_client(welcome), self._clock.now))
+        self._owner.on_welcome(self._shard.number, welcome.last_step)
+
+    # -- the protocol's actions ---------------------------------------------------------------
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send():
+                    self._send(action)
+                case Replied():
+                    self._settle(action)
+                case Answered():
+                    self._owner.on_answer(action.answer)
+                case WaitUntil():
+                    wake = functools.partial(self._wake, self._owner.incarnation)
+                    self._clock.at(action.when, wake)
+                case Ended():
+                    logging.error("worker %d is refused: %s", self._owner.number, action.cause)
+                    self._owner.on_refused()
+                case Rejoin(after=Trigger.LOST):
+                    pass  # the exchange opens streams in the order in which it waits for replies
+                case Rejoin():
+                    self.join()
+
+    def _wake(self, incarnation: int) -> None:
+        if self._owner.lives(incarnation):
+            self._perform(self.protocol.tick(self._clock.now))
+
+    def _send(self, action: Send) -> None:
+        request, owner, number = action.request, self._owner, self._shard.number
+        if isinstance(request, pb.Query):
+            owner.send(number, _query_event(owner.number, request), _query_sizes(request), True)
+        elif isinstance(request, pb.Pull):
+            pull = events.Pull(owner.number, action.incarnation, None, 0)
+            owner.send(number, pull, _PULL_SIZES, counted=True)
+        else:
+            for message, pieces in self._encoder.encode(request, action.incarnation, action.epoch):
+                owner.send(number, *self._on_wire(message, pieces), counted=True)
+            for message, pieces in self._encoder.finish():
+                owner.send(number, *self._on_wire(message, pieces), counted=True)
+
+    def _on_wire(
+        self, message: pb.ToServer, pieces: Sequence[BytesLike]
+    ) -> tuple[Delivery, list[int]]:
+        """Return what the shard gets of a message, and the sizes of the frames that bring it."""
+        if message.WhichOneof("body") == "datagrams":
+            return Datagrams(message.datagrams), sizes_on_wire([frame(message)])
+        sizes = sizes_on_wire(list(frames(message, pieces, self._chunk_bytes)))
+        payload, worker = memoryview(b"".join(pieces)), self._owner.number
+        if self._encoder.channel is not None:
+            return StreamPart(worker, message.push, payload), sizes
+        try:
+            return self._decoder.decode(worker, message.push, payload), sizes
+        except NonFinite:
+            return NonFinitePush(worker, message.push.step), sizes
+
+    def _settle(self, replied: Replied) -> None:
+        reply: ShardReply | None = None
+        if replied.reply is not None and self._arrived is not None:
+            reply = dataclasses.replace(
+                self._with_losses(self._arrived), refused=replied.is_outlier
+            )
+        self._owner.on_settled(self._shard.number, reply)
+
+    def _with_losses(self, arrived: ReplyInFlight) -> ShardReply:
+        channel = self._encoder.channel
+        if channel is None or not arrived.step:
+            return arrived.reply
+        lost = channel.record(arrived.reception or pb.DatagramOutcome())
+        return dataclasses.replace(arrived.reply, lost=lost)
+
+
+def _query_event(worker: int, query: pb.Query) -> events.Query:
+    seconds = query.step_seconds, query.age_seconds, query.query_seconds
+    return events.Query(worker, query.incarnation, query.step, query.local_steps, *seconds)
+
+
+def _query_sizes(query: pb.Query) -> list[int]:
+    return sizes_on_wire([frame(pb.ToServer(query=query))])
+
+
+class StateServerClient(Protocol):
+    """Whoever passes queries on to the state server."""
+
+    incarnation: int
+
+    def query(self, query: pb.Query) -> None:
+        """Send a query; `SimulatedPacingClient.on_answer` is called with what comes of it."""
+
+    def cancel_query(self) -> None:
+        """Wait for the answer no longer."""
+
+
+class SimulatedPacingClient:
+    """A simulated worker's half of a pacer that queries the state server.
+
+    What `thinwire.worker.client.pacing_client.PacingClient` is to a real worker. For pacers that
+    never query, the decision is always to train on.
+    """
+
+    def __init__(self, pacer: Pacer, exchange: StateServerClient, clock: Clock) -> None:
+        self._queries, self._blocks = pacer.asks, pacer.waits_for_answer
+        self._exchange, self._clock = exchange, clock
+        self._state = PacingState()
+        self._decide: Callable[[bool], None] | None = None  # waits for the answer
+        self._open = (0, 0)  # step and local steps of the newest query
+        self._queried_at = 0.0
+
+    def begin_round(self, step: int, step_seconds: float) -> None:
+        """Report that the exchange before `step` is over and how long a local step took last."""
+        if self._queries:
+            self._query(step, 0, step_seconds)
+
+    def decide(
+        self, step: int, local_steps: int, step_seconds: float, decide: Callable[[bool], None]
+    ) -> None:
+        """Find out whether to push now; `decide` is called with the decision, now or later.
 
         Args:
-            step: Of the push; 0 of a pull.
-            make: Makes the messages, anew whenever they are sent.
+            step: Of the exchange that would follow.
+            local_steps: Done in this round; without any there is nothing to push.
+            step_seconds: Duration of the last one, which has just ended.
+            decide: Pushes on True, trains on on False.
         """
-        self._make, self.step = make, step
-        tell, number = self._streams.tell, self._shard.number
-        for event, sizes in make():
-            tell(number, event, sizes, counted=True)
-        for event, sizes in self._wording.behind() if step else ():
-            tell(number, event, sizes, counted=True)
-
-    def _ask_again(self) -> None:
-        if self._make is not None:
-            self._ask(self.step, self._make)
-
-    # -- what is heard ----------------------------------------------------------------------
-
-    def _ear(self, stream: int, message: Any) -> Callable[[], None]:
-        """Return what lets the worker hear a message on a stream; on no later one it does."""
-        return functools.partial(self._hear, stream, message)
-
-    def _hear(self, stream: int, message: Any) -> None:
-        again = functools.partial(self._hear, stream, message)
-        if not self.connection.hears(stream, again):
+        if not self._queries or local_steps == 0:
+            decide(False)
             return
-        if self._clock.now < self._streams.asleep_until:
-            self._clock.at(self._streams.asleep_until, again)
-            return
-        self._handlers[type(message)](self, message)
+        self._open, self._decide = (step, local_steps), decide
+        self._queried_at = self._clock.now
+        self._query(step, local_steps, step_seconds)
+        if self._decide is not None and not self._blocks:
+            give_up = functools.partial(self._give_up, (step, local_steps))
+            self._clock.at(self._clock.now + PATIENCE * step_seconds, give_up)
 
-    def _welcome(self, welcome: events.Welcome) -> None:
-        self._streams.note_epoch(welcome.epoch)
-        if self._leg is not None:
-            incarnation = self._streams.incarnation
-            self._leg.opened("", self._shard.introduction(self._streams.number, incarnation))
-        self._ask_again()  # where this Hello was said in the middle of a question
-        self._streams.welcomed(self._shard.number, welcome.last_step)
+    def on_answer(self, answer: pb.Answer | None) -> None:
+        """Decide by an answer; None: the state server is away."""
+        self._settle(answer, is_away=answer is None)
 
-    def _answer(self, answer: events.Answer) -> None:
-        self._streams.listener.answered(answer)
+    def _give_up(self, query: tuple[int, int]) -> None:
+        if query == self._open and self._decide is not None:
+            self._exchange.cancel_query()
+            self._settle(None, is_away=False)
 
-    def _reply(self, replied: ReplyInFlight) -> None:
-        if self.is_asking and replied.step == self.step:
-            self._streams.note_epoch(replied.epoch)
-            reply = self._with_losses(replied)
-            self._settle(dataclasses.replace(reply, refused=self._is_outlier))
+    def _settle(self, answer: pb.Answer | None, is_away: bool) -> None:
+        decide, self._decide = self._decide, None
+        if decide is not None:
+            seconds = self._clock.now - self._queried_at
+            decide(self._state.decide(self._open[1], answer, seconds, is_away))
 
-    def _with_losses(self, replied: ReplyInFlight) -> ShardReply:
-        if self._leg is None or not replied.step:
-            return replied.reply
-        lost = self._leg.heard(replied.reception or pb.DatagramOutcome())
-        return dataclasses.replace(replied.reply, lost=lost)
-
-    def _settle(self, reply: ShardReply | None) -> None:
-        self._make = None
-        self._streams.settle(self._shard.number, reply)
-
-    # -- what is refused --------------------------------------------------------------------
-
-    def _refusal(self, refusal: events.Reject) -> None:
-        if self.is_asking and refusal.step not in (self.step, 0):
-            return
-        streams, remedy = self._streams, self._remedies.get(refusal.reason)
-        if remedy is None:
-            logging.error("worker %d is refused: %s", streams.number, refusal.message)
-            streams.listener.refused()
-        elif self.is_asking or refusal.reason == "QUARANTINED":
-            remedy(self, refusal)
-        elif refusal.reason == "NOT_MEMBER":  # to a query: nothing else is open then
-            self.hello(reconnects=True)
-            streams.listener.answered(None)
-
-    def _send_with_epoch(self, refusal: events.Reject) -> None:
-        self._streams.note_epoch(refusal.epoch)
-        self._ask_again()
-
-    def _hello_again(self, refusal: events.Reject) -> None:
-        del refusal
-        self.hello(reconnects=True)
-
-    def _pull_again(self, refusal: events.Reject) -> None:
-        del refusal
-        self.pull()
-
-    def _pull_for_outlier(self, refusal: events.Reject) -> None:
-        del refusal
-        self._is_outlier = True
-        self.pull()
-
-    def _come_back(self, refusal: events.Reject) -> None:
-        """Say Hello again when the term is over, if this life lasts so long."""
-        life = self._streams.incarnation
-
-        def come_back() -> None:
-            if self._streams.lives(life):
-                self.hello(reconnects=True)
-
-        self._clock.at(self._clock.now + refusal.retry_after_seconds, come_back)
-
-    def _do_without(self, refusal: events.Reject) -> None:
-        del refusal
-        self._settle(None)
-
-    _handlers: ClassVar[dict[type, Any]] = {
-        events.Welcome: _welcome,
-        events.Reject: _refusal,
-        events.Answer: _answer,
-        ReplyInFlight: _reply,
-    }
-    _remedies: ClassVar[dict[str, Any]] = {
-        "STALE_EPOCH": _send_with_epoch,
-        "NOT_MEMBER": _hello_again,
-        "STALE_GENERATION": _pull_again,
-        "NON_FINITE": _do_without,
-        "OUTLIER": _pull_for_outlier,
-        "QUARANTINED": _come_back,
-    }
+    def _query(self, step: int, local_steps: int, step_seconds: float) -> None:
+        incarnation = self._exchange.incarnation
+        self._exchange.query(self._state.query(incarnation, step, local_steps, step_seconds))

@@ -1,33 +1,33 @@
-"""A worker's datagrams to one shard on the virtual clock.
+"""Datagrams on the virtual clock: the worker's sender, the shard's port, without sockets.
 
-A simulated shard's side of the datagram path.
+`SimulatedTransport` holds what the streams and datagrams of one worker share, as
+`thinwire.worker.client.datagrams.WorkerTransport` does for a real one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from thinwire.ops.routing.base import Transport
+from thinwire.ops.types import BEST_EFFORT, Link, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto import udp
 from thinwire.proto.emulation.priority_link import HEADER_BYTES, PacketArrival
 from thinwire.proto.emulation.uplink import class_of_channel
 from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp.sender import MAX_SEND_BYTES, Outbox, SendBurst, UdpSettings
-from thinwire.proto.udp.types import ChannelCounts, DatagramBatch
-from thinwire.ps.core import events
+from thinwire.proto.udp.types import ChannelCounts, DatagramBatch, DatagramSender
 from thinwire.ps.datagrams.receiver import DatagramReceiver
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 from thinwire.simulator.clock import Clock
-from thinwire.simulator.links import ClassPipe
-from thinwire.simulator.messages import Datagrams, StreamPart
-
-if TYPE_CHECKING:
-    from thinwire.simulator.shard import SimulatedShard
+from thinwire.simulator.links import ClassPipe, Endpoint, Pipe, carry, uplink_of
+from thinwire.simulator.messages import Datagrams, Delivery, NonFinitePush, StreamPart
+from thinwire.worker.client.datagrams import DatagramChannel, open_channel
 
 #: Takes datagrams of one size that arrive together: the bytes, the size of each, the channel.
 Deliver = Callable[[memoryview, int, int], None]
@@ -42,11 +42,11 @@ class SimulatedSender:
 
     Args:
         clock: Virtual time.
-        pipe: The worker's way up.
+        pipe: The worker's uplink.
         sending: Key, sizes, marks.
         channels: How many there are.
-        deliver: Hears of what comes through.
-        bucket: Paces all senders of the worker; None: what the link takes.
+        deliver: Called with what comes through.
+        bucket: Paces all senders of the worker; None: as fast as the link takes it.
     """
 
     failure: Exception | None = None  # there is no thread that could fail
@@ -141,24 +141,101 @@ class SimulatedSender:
         self._deliver(memoryview(b"".join(parts)), size, channel)
 
 
+class SimulatedTransport:
+    """What a simulated worker's streams and datagrams share.
+
+    Attributes:
+        uplink: The worker's.
+
+    Args:
+        clock: Virtual time.
+        link: The worker's link.
+        seed: Of the losses on it.
+        router: The policy.
+        transport: How datagrams travel.
+    """
+
+    def __init__(
+        self, clock: Clock, link: Link, seed: int, router: Any, transport: Transport
+    ) -> None:
+        self._clock, self._router, self._transport = clock, router, transport
+        self._bucket = udp.pacing(transport.dgt_pace_mbps)
+        priority = BEST_EFFORT
+        if router.channels:
+            priority = class_of_channel(transport.dgt_dscp, 0, router.channels)
+        datagrams = router.channels > 0
+        self.uplink: Pipe | ClassPipe = uplink_of(clock, link, seed, datagrams, priority)
+
+    def open_channel(self, worker: int, shard: Endpoint) -> DatagramChannel | None:
+        """Return a channel to one shard; None where the method sends no datagrams."""
+        connect = functools.partial(self._connect, shard)
+        return open_channel(worker, self._router, self._transport, connect)
+
+    def _connect(
+        self, shard: Endpoint, host: str, ports: Sequence[int], key: bytes
+    ) -> DatagramSender:
+        del host
+        if not isinstance(self.uplink, ClassPipe):
+            raise TypeError("datagrams on a link without classes of service")
+        transport = self._transport
+        sending = UdpSettings(key, transport.dgt_mtu, self._router.max_late, transport.dgt_dscp)
+        deliver = functools.partial(self._deliver, shard)
+        return SimulatedSender(self._clock, self.uplink, sending, len(ports), deliver, self._bucket)
+
+    def _deliver(self, shard: Endpoint, data: memoryview, size: int, channel: int) -> None:
+        """Let datagrams that have passed the worker's link pass the shard's own, if it has one."""
+        del channel
+        receive = functools.partial(shard.receive_datagrams, data, size)
+        if not shard.has_own_link:
+            receive()
+            return
+        count = len(data) // size
+        num_bytes = len(data) + count * HEADER_BYTES
+        carry(self._clock, (shard.uplink,), (num_bytes,), True, receive)
+
+
 _ENTROPY = 71  # of session numbers and keys, which nobody attacks here
+
+
+class PortOwner(Protocol):
+    """The shard that a datagram port belongs to."""
+
+    number: int
+    life: int
+    layout: ShardLayout
+
+    @property
+    def now(self) -> float:
+        """The shard's own time."""
+
+    def arrive(self, event: Delivery) -> None:
+        """Take in what has passed the network."""
+
+    def set_alarm(self) -> None:
+        """Wake up when something is due."""
+
+    def live_workers(self) -> Iterable[int]:
+        """Return the workers whose sessions go on."""
 
 
 class SimulatedDatagramPort:
     """What `thinwire.ps.datagrams.port.DatagramPort` is to a real shard, without sockets.
 
     Attributes:
-        receptions: The workers' sessions with the shard's present life.
+        receiver: The workers' sessions with the shard's present life.
 
     Args:
         shard: Whose pushes are put together.
+        router: The policy.
         decoder: Of these pushes.
         transport: How datagrams travel.
     """
 
-    def __init__(self, shard: SimulatedShard, decoder: PushDecoder, transport: Transport) -> None:
-        self._shard, self._decoder, self._transport = shard, decoder, transport
-        router = shard.core.model.method.router
+    def __init__(
+        self, shard: PortOwner, router: Any, decoder: PushDecoder, transport: Transport
+    ) -> None:
+        self._shard, self._router = shard, router
+        self._decoder, self._transport = decoder, transport
         in_stream = transport.dgt_transport != "udp"
         self._ports = range(0) if in_stream else range(1, router.channels + 1)
         self.begin_life()
@@ -166,38 +243,38 @@ class SimulatedDatagramPort:
     def begin_life(self) -> None:
         """Belong to another life of the shard: nothing is open."""
         shard = self._shard
-        self.receptions = DatagramReceiver(
+        self.receiver = DatagramReceiver(
             self._decoder,
             [piece.size for piece in shard.layout.slices],
-            shard.core.model.method.router,
+            self._router,
             shard.arrive,
             self._refuse,
             shard.set_alarm,
             np.random.default_rng([_ENTROPY, shard.number, shard.life]).bytes,
             lambda: shard.now,
         )
-        self.receptions.obey(self._transport)
+        self.receiver.obey(self._transport)
 
     def introduce(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
-        """Tell a worker where its datagrams go, and what signs them."""
-        self.receptions.introduce(worker, incarnation, self._ports, welcome)
+        """Put into a Welcome where the worker's datagrams go, and what signs them."""
+        self.receiver.introduce(worker, incarnation, self._ports, welcome)
 
     def take(self, arrived: StreamPart | Datagrams) -> None:
         """Take in what has come in a stream."""
         if isinstance(arrived, Datagrams):
             message = arrived.message
-            self.receptions.take_from_stream(memoryview(message.data), message.size)
+            self.receiver.take_from_stream(memoryview(message.data), message.size)
             return
         try:
-            self.receptions.mark(arrived.worker, arrived.push, arrived.payload)
+            self.receiver.mark(arrived.worker, arrived.push, arrived.payload)
         except NonFinite:
-            self._shard.arrive(events.PushRejected(arrived.worker, "non_finite"))
+            self._shard.arrive(NonFinitePush(arrived.worker, arrived.push.step))
 
     def end_sessions(self) -> None:
         """End those of workers that have gone."""
-        self.receptions.keep(self._shard.core.sync_state["live"])
+        self.receiver.keep(self._shard.live_workers())
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
         """Refuse a push that turned out not to be finite when it was whole."""
-        del step, message
-        self._shard.arrive(events.PushRejected(worker, "non_finite"))
+        del message
+        self._shard.arrive(NonFinitePush(worker, step))

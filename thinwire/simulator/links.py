@@ -1,17 +1,16 @@
-"""Links on the virtual clock: the emulated channels' own models, without their sleeping.
+"""Links on the virtual clock, and the streams and datagrams that they carry.
 
-One worker's streams to one shard on the virtual clock: opened, broken, opened again.
-
-A stream is TCP underneath: what is sent on it arrives in order, or not at all because the stream
-has broken. Nothing overtakes anything inside one stream. What was held up on an old stream may come
-after a new one was opened; a shard reads the newest that it has welcomed and no other.
+The models of the emulated links (`thinwire.proto.emulation`), without their sleeping. A stream is
+TCP underneath: what is sent on it arrives in order, or not at all because the stream has broken.
+Nothing overtakes anything inside one stream. What was held up on an old stream may come after a
+newer one was opened; a shard reads the newest that it has welcomed and no other.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.ops.types import BEST_EFFORT, Link
 from thinwire.proto.emulation.link import LinkModel
@@ -23,7 +22,28 @@ if TYPE_CHECKING:
     import numpy as np
 
     from thinwire.simulator.messages import Delivery
-    from thinwire.simulator.shard import SimulatedShard
+
+
+class Endpoint(Protocol):
+    """A shard as those who send to it see it."""
+
+    number: int
+    lease_seconds: float
+    uplink: Pipe  # the shard's own link, on which all workers' messages arrive
+    has_own_link: bool
+
+    @property
+    def listens(self) -> bool:
+        """Whether a stream can be opened to it."""
+
+    def receive(self, worker: int, stream: int, event: Delivery) -> None:
+        """Take in a message of a worker's stream."""
+
+    def lose(self, worker: int, stream: int) -> None:
+        """Take note that a worker's stream is gone."""
+
+    def receive_datagrams(self, data: memoryview, size: int) -> None:
+        """Take in datagrams of one size that arrive together."""
 
 
 class Pipe:
@@ -47,7 +67,7 @@ class Pipe:
         counted: bool,
         calls: Sequence[Callable[[], None] | None],
     ) -> None:
-        """Put messages on the link one after the other; call what belongs to each as it arrives.
+        """Put messages on the link one after the other; make each one's call as it arrives.
 
         Args:
             clock: Virtual time.
@@ -69,7 +89,7 @@ class Pipe:
 
 
 class ClassPipe:
-    """A worker's way up where it has classes of service: its streams and its datagrams.
+    """A worker's uplink where it has classes of service: its streams and its datagrams.
 
     Attributes:
         num_bytes: Training bytes of its streams that have arrived, with what was sent again.
@@ -84,7 +104,7 @@ class ClassPipe:
 
         Args:
             clock: Virtual time.
-            link: Rate, delay, loss, and what befalls datagrams.
+            link: Rate, delay, loss, and what happens to datagrams.
             seed: Seeds the draws.
             priority: Class of service of the streams.
         """
@@ -111,7 +131,7 @@ class ClassPipe:
     def offer_datagrams(
         self, priority: int, size: int, count: int, deliver: Callable[[PacketArrival], None]
     ) -> None:
-        """Put datagrams on the link; `deliver` hears of those that come through, as they do."""
+        """Put datagrams on the link; `deliver` is called with those that come through."""
         self.model.offer_datagrams(self._clock.now, priority, size, count, deliver)
         self._set_alarm()
 
@@ -145,10 +165,10 @@ class ClassPipe:
         self._set_alarm()
 
 
-def way_up(
+def uplink_of(
     clock: Clock, link: Link, seed: int, datagrams: bool = False, priority: int = BEST_EFFORT
 ) -> Pipe | ClassPipe:
-    """Return a worker's way up.
+    """Return a worker's uplink.
 
     Args:
         clock: Virtual time.
@@ -216,7 +236,7 @@ class SimulatedConnection:
     Args:
         worker: Whose.
         shard: Where to.
-        up: The worker's way up.
+        uplink: The worker's.
         clock: Virtual time.
         delay_seconds: After which one end sees what happened at the other.
         rng: Of the pauses between attempts.
@@ -225,24 +245,24 @@ class SimulatedConnection:
     def __init__(
         self,
         worker: int,
-        shard: SimulatedShard,
-        up: Pipe | ClassPipe,
+        shard: Endpoint,
+        uplink: Pipe | ClassPipe,
         clock: Clock,
         delay_seconds: float,
         rng: np.random.Generator,
     ) -> None:
         self.worker, self.shard, self._clock = worker, shard, clock
-        self._hops = (up, shard.up) if shard.has_own_link else (up,)
+        self._hops = (uplink, shard.uplink) if shard.has_own_link else (uplink,)
         self._delay_seconds, self._rng = delay_seconds, rng
         self.number, self.stands, self.dials = 0, False, False
         self._broken_to = 0  # streams up to this number are no more
         self.cut_until = 0.0
         self.held_until = [0.0, 0.0]
-        self.on_lost: Callable[[int], None] = lambda shard: None
+        self.on_lost: Callable[[], None] = lambda: None
 
     @property
     def carries(self) -> bool:
-        """Whether what is sent now arrives at once, delay aside."""
+        """Whether nothing but the link's delay keeps back what is sent now."""
         whole = self.stands and self.number > self._broken_to
         return whole and self._clock.now >= self.held_until[0]
 
@@ -286,7 +306,7 @@ class SimulatedConnection:
         attempt()
 
     def open(self) -> None:
-        """Open another stream at once."""
+        """Open another stream immediately."""
         self.number += 1
         self.stands = True
 
@@ -301,12 +321,12 @@ class SimulatedConnection:
         self._clock.at(later, functools.partial(self.shard.lose, self.worker, number))
 
     def fall_silent(self) -> None:
-        """Break without a word: the shard never sees it, the worker when nothing has come long."""
+        """Break silently: the shard never sees it, the worker when nothing has come for long."""
         self._broken_to = self.number
         self.expect_progress()
 
     def hold(self, up: bool, seconds: float) -> None:
-        """Hold up what is sent in one direction; the worker may give the stream up meanwhile."""
+        """Delay what is sent in one direction; the worker may give the stream up meanwhile."""
         direction = 0 if up else 1
         until = self._clock.now + seconds
         self.held_until[direction] = max(self.held_until[direction], until)
@@ -314,10 +334,10 @@ class SimulatedConnection:
             self.expect_progress(until)
 
     def expect_progress(self, until: float | None = None) -> None:
-        """Have the worker give the stream up when it has heard nothing for too long.
+        """Have the worker give the stream up when it has received nothing for too long.
 
         Args:
-            until: When there will be something to hear again; None: never.
+            until: When something will arrive again; None: never.
         """
         seconds = max(_LEAST_PROGRESS_SECONDS, 3 * self.shard.lease_seconds)
         when = self._clock.now + seconds
@@ -328,9 +348,9 @@ class SimulatedConnection:
         """Let the worker find that a stream is gone."""
         if number == self.number and self.stands:
             self.stands = False
-            self.on_lost(self.shard.number)
+            self.on_lost()
 
-    # -- what is said -----------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------
 
     def send(self, event: Delivery, sizes: Sequence[int], counted: bool) -> None:
         """Send something to the shard, if the stream stands."""
@@ -344,8 +364,8 @@ class SimulatedConnection:
         if number > self._broken_to:
             self.shard.receive(self.worker, number, event)
 
-    def hears(self, number: int, again: Callable[[], None]) -> bool:
-        """Return whether something sent on a stream is heard now; `again` is called if later."""
+    def delivers(self, number: int, again: Callable[[], None]) -> bool:
+        """Return whether something sent down a stream arrives now; `again` is called if later."""
         if self._waits(1, again):
             return False
         return number == self.number > self._broken_to and self.stands

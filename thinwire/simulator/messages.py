@@ -1,7 +1,4 @@
-"""What travels between simulated workers and shards beside the core's events.
-
-What a trainer tells of a mini-batch.
-"""
+"""What travels between simulated workers and shards, beside the core's own events and actions."""
 
 from __future__ import annotations
 
@@ -34,8 +31,16 @@ class Datagrams:
     message: pb.Datagrams
 
 
+@dataclasses.dataclass(frozen=True)
+class NonFinitePush:
+    """A push that holds NaN or infinity: the shard's reader refuses it, the core only counts it."""
+
+    worker: int
+    step: int
+
+
 #: What may arrive at a shard.
-Delivery = events.Event | StreamPart | Datagrams
+Delivery = events.Event | StreamPart | Datagrams | NonFinitePush
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,19 +50,52 @@ class ReplyInFlight:
     step: int  # 0 answers a pull
     epoch: int
     reply: ShardReply
-    reception: pb.DatagramOutcome | None = None  # what became of the push's datagrams
+    reception: pb.DatagramOutcome | None = None  # what arrived of the push's datagrams
 
 
-def replied(
-    action: events.Reply, generation: int, blocks: Sequence[Block], came: pb.DatagramOutcome | None
+#: What may arrive at a worker.
+ToWorker = events.Welcome | events.Reject | events.Answer | ReplyInFlight
+
+
+def to_client(message: ToWorker) -> pb.ToClient:
+    """Return what a real shard sends in the place of a message, but for the model."""
+    match message:
+        case events.Welcome():
+            welcome = pb.Welcome(
+                incarnation=message.incarnation,
+                last_applied_step=message.last_step,
+                knows_worker=message.knows_worker,
+                epoch=message.epoch,
+                version=message.version,
+            )
+            return pb.ToClient(welcome=welcome)
+        case events.Reject():
+            refusal = pb.Refusal(
+                reason=pb.Reason.Value(f"REASON_{message.reason}"),
+                message=message.message,
+                step=message.step,
+                epoch=message.epoch,
+                retry_after_seconds=message.retry_after_seconds,
+            )
+            return pb.ToClient(refusal=refusal)
+        case events.Answer(step=step, local_steps=local_steps, ready=ready):
+            return pb.ToClient(answer=pb.Answer(step=step, local_steps=local_steps, ready=ready))
+    return pb.ToClient(reply=pb.Reply(step=message.step, epoch=message.epoch))
+
+
+def reply_in_flight(
+    action: events.Reply,
+    generation: int,
+    blocks: Sequence[Block],
+    reception: pb.DatagramOutcome | None,
 ) -> ReplyInFlight:
     """Return a reply of the core as a worker decodes it.
 
     Args:
         action: The reply.
         generation: Of the shard.
-        blocks: What it brings of the model.
-        came: What became of the push's datagrams; None where there are none.
+        blocks: The entries of the model in it.
+        reception: What arrived of the push's datagrams; None where there are none.
     """
     reply = ShardReply(
         operation=action.operation,
@@ -72,12 +110,12 @@ def replied(
         held_seconds=action.held_seconds,
         staleness=action.staleness,
     )
-    return ReplyInFlight(action.step, action.epoch, reply, came)
+    return ReplyInFlight(action.step, action.epoch, reply, reception)
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What one mini-batch came to, besides its gradient."""
+    """The results of one mini-batch, besides its gradient."""
 
     loss: float
     samples: int

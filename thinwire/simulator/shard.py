@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from absl import logging
@@ -29,7 +29,14 @@ from thinwire.simulator.clock import Clock
 from thinwire.simulator.datagrams import SimulatedDatagramPort
 from thinwire.simulator.flags import ShardSpeed
 from thinwire.simulator.links import Pipe, SimulatedConnection, carry, sizes_on_wire
-from thinwire.simulator.messages import Datagrams, Delivery, StreamPart, replied
+from thinwire.simulator.messages import (
+    Datagrams,
+    Delivery,
+    NonFinitePush,
+    StreamPart,
+    ToWorker,
+    reply_in_flight,
+)
 from thinwire.simulator.storage import SimulatedKill, StoredShard
 
 _SEEK_SECONDS = 1.0  # between two attempts of a following shard to reach shard 0
@@ -39,7 +46,7 @@ _SEEK_SECONDS = 1.0  # between two attempts of a following shard to reach shard 
 class Port:
     """A shard's end of the streams to one worker."""
 
-    ear: Callable[[int, Any], Callable[[], None]]  # (stream, message) -> what delivers it
+    delivery: Callable[[int, ToWorker], Callable[[], None]]  # (stream, message) -> delivers it
     down: Pipe
     chunk_bytes: int
     connection: SimulatedConnection
@@ -247,19 +254,20 @@ class SimulatedShard(ShardLife):
         self.lease_seconds = 10.0
         self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
         self.connections = self  # with bytes_down, what a status document asks of a real shard
-        self.up, self.down = (Pipe(Link(server.mbps)) for _ in range(2))
+        self.uplink, self.downlink = (Pipe(Link(server.mbps)) for _ in range(2))
         self.has_own_link = server.mbps > 0
         self._seconds_per_push = server.seconds_per_push
         self._busy_until = 0.0
         self.datagrams: SimulatedDatagramPort | None = None
 
-    def receive_datagrams(self, decoder: PushDecoder, transport: Transport) -> None:
+    def open_datagram_port(self, decoder: PushDecoder, transport: Transport) -> None:
         """Put pushes together from now on; `decoder` is that of the shard's pushes."""
-        self.datagrams = SimulatedDatagramPort(self, decoder, transport)
+        router = self.core.model.method.router
+        self.datagrams = SimulatedDatagramPort(self, router, decoder, transport)
 
     def received(self) -> DatagramCounts | None:
         """Return what has come in datagrams; None where the method sends none."""
-        return self.datagrams.receptions.received() if self.datagrams is not None else None
+        return self.datagrams.receiver.received() if self.datagrams is not None else None
 
     def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
         """Return what a welcomed worker hears of datagrams."""
@@ -272,7 +280,16 @@ class SimulatedShard(ShardLife):
         """Return training bytes sent to each worker."""
         return {worker: port.down.num_bytes for worker, port in self.ports.items()}
 
+    def live_workers(self) -> Iterable[int]:
+        """Return the members, those included that enter with the next round."""
+        return self.core.sync_state["live"]
+
     # -- coming in --------------------------------------------------------------------------
+
+    def receive_datagrams(self, data: memoryview, size: int) -> None:
+        """Take in datagrams of one size that arrive together."""
+        if self.datagrams is not None:
+            self.datagrams.receiver.take(data, size)
 
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
         """Take in what came on a stream, unless another has taken its place."""
@@ -310,9 +327,13 @@ class SimulatedShard(ShardLife):
         else:
             self.clock.at(self._busy_until, functools.partial(self.if_it_lives, self.life, handle))
 
-    def handle(self, event: events.Event) -> None:
-        """Let the core handle an event now; do what it says."""
+    def handle(self, event: events.Event | NonFinitePush) -> None:
+        """Let the core handle an event now; carry out its actions."""
         if not self.alive:
+            return
+        if isinstance(event, NonFinitePush):  # checked before it reaches the core
+            self.handle(events.PushRejected(event.worker, "non_finite"))
+            self._send_verdict(_not_finite(event, self.core.membership.epoch), {})
             return
         coded: dict[int, SharedBlocks] = {}  # id of an update -> its blocks, coded once
         try:
@@ -321,8 +342,6 @@ class SimulatedShard(ShardLife):
         except SimulatedKill:
             self.kill()
             return
-        if isinstance(event, events.PushRejected):  # judged before it reached the core
-            self._say(_not_finite(event, self.core.membership.epoch), coded)
         self.set_alarm()
 
     def observe(self) -> events.Reply:
@@ -340,7 +359,7 @@ class SimulatedShard(ShardLife):
         """See to it that the core gets a Tick when it wants one."""
         wishes = [self.core.next_deadline()]
         if self.datagrams is not None:
-            wishes.append(self.datagrams.receptions.next_deadline())
+            wishes.append(self.datagrams.receiver.next_deadline())
         deadline = min((when for when in wishes if when is not None), default=None)
         if deadline is None or not math.isfinite(deadline):
             return
@@ -359,7 +378,7 @@ class SimulatedShard(ShardLife):
         if when == self._tick_at:  # else an earlier one has taken its place
             self._tick_at = None
             if self.datagrams is not None:
-                self.datagrams.receptions.tick()
+                self.datagrams.receiver.tick()
             self.handle(events.Tick())
 
     def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
@@ -373,8 +392,13 @@ class SimulatedShard(ShardLife):
 
     # -- going out --------------------------------------------------------------------------
 
-    def tell(
-        self, worker: int, message: Any, sizes: list[int], counted: bool, stream: int | None = None
+    def send(
+        self,
+        worker: int,
+        message: ToWorker,
+        sizes: list[int],
+        counted: bool,
+        stream: int | None = None,
     ) -> None:
         """Send anything to a worker: the one way from shards to workers.
 
@@ -389,8 +413,8 @@ class SimulatedShard(ShardLife):
         stream = port.stream if stream is None else stream
         if stream is None:  # nobody is connected
             return
-        hops = (self.down, port.down) if self.has_own_link else (port.down,)
-        carry(self.clock, hops, sizes, counted, port.ear(stream, message))
+        hops = (self.downlink, port.down) if self.has_own_link else (port.down,)
+        carry(self.clock, hops, sizes, counted, port.delivery(stream, message))
 
     def _reply(self, action: events.Reply, coded: dict[int, SharedBlocks]) -> None:
         port = self.ports[action.worker]
@@ -399,29 +423,29 @@ class SimulatedShard(ShardLife):
         generation = self.core.config.generation
         came = None
         if self.datagrams is not None:
-            came = self.datagrams.receptions.outcome(action.worker, action.step)
+            came = self.datagrams.receiver.outcome(action.worker, action.step)
         frames = list(
             reply_frames(action, generation, (), shared, port, came)  # type: ignore[arg-type]
         )
-        message = replied(action, generation, blocks_of(update, self.layout), came)
-        self.tell(action.worker, message, sizes_on_wire(frames), counted=True)
+        message = reply_in_flight(action, generation, blocks_of(update, self.layout), came)
+        self.send(action.worker, message, sizes_on_wire(frames), counted=True)
 
     def _answer(self, action: events.Answer, coded: Any) -> None:
         answer = pb.Answer(step=action.step, local_steps=action.local_steps, ready=action.ready)
         sizes = sizes_on_wire([frame(pb.ToClient(answer=answer))])
-        self.tell(action.worker, action, sizes, counted=True)
+        self.send(action.worker, action, sizes, counted=True)
 
     def _refusal(self, action: events.Reject, coded: Any) -> None:
         if action.reason == "OUTLIER" and self.datagrams is not None:
-            self.datagrams.receptions.drop(action.worker, action.step)
-        self._say(action, coded)
+            self.datagrams.receiver.drop(action.worker, action.step)
+        self._send_verdict(action, coded)
 
-    def _say(self, action: events.Welcome | events.Reject, coded: Any) -> None:
+    def _send_verdict(self, action: events.Welcome | events.Reject, coded: Any) -> None:
         port = self.ports[action.worker]
         hello = port.hellos.pop(action.incarnation, None)
         if isinstance(action, events.Welcome):
             port.stream, port.incarnation = hello, action.incarnation
-        self.tell(action.worker, action, [], counted=False, stream=hello)
+        self.send(action.worker, action, [], counted=False, stream=hello)
 
     def _new_epoch(self, action: events.NewEpoch, coded: Any) -> None:
         if self.datagrams is not None:  # after all epochs that come together
@@ -450,7 +474,7 @@ class SimulatedShard(ShardLife):
     _actions: ClassVar[dict[type, Any]] = {
         events.Reply: _reply,
         events.Answer: _answer,
-        events.Welcome: _say,
+        events.Welcome: _send_verdict,
         events.Reject: _refusal,
         events.NewEpoch: _new_epoch,
         events.WorkersUnreachable: _missed,
@@ -460,5 +484,6 @@ class SimulatedShard(ShardLife):
     }
 
 
-def _not_finite(event: events.PushRejected, epoch: int) -> events.Reject:
-    return events.Reject(event.worker, 0, "NON_FINITE", "the update is not finite", 0, epoch)
+def _not_finite(push: NonFinitePush, epoch: int) -> events.Reject:
+    message = "the update is not finite"
+    return events.Reject(push.worker, 0, "NON_FINITE", message, push.step, epoch)

@@ -26,11 +26,11 @@ from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.simulator.clock import Clock
+from thinwire.simulator.exchange import SimulatedExchange
 from thinwire.simulator.faulty_gradients import trainer_of
 from thinwire.simulator.flags import SimulatorFlags
 from thinwire.simulator.shard import SimulatedShard
 from thinwire.simulator.storage import Keeps, StoredShard
-from thinwire.simulator.streams import Streams
 from thinwire.simulator.worker import SimulatedWorker, WorkerSetup
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.telemetry.round_trace import MEASURES
@@ -96,7 +96,7 @@ class Simulation:
         for shard, decoder in zip(self.shards, decoders, strict=True):
             shard.decoder = decoder
             if run.method.router.uses_datagrams:
-                shard.receive_datagrams(decoder, run.transport)
+                shard.open_datagram_port(decoder, run.transport)
         self.workers = [
             SimulatedWorker(
                 self._equipment(number, shard, decoders),
@@ -171,7 +171,7 @@ class Simulation:
         """Renew the leases of the living, as their heartbeats do."""
         living = [worker for worker in self.workers if worker.awake]
         for worker in living:
-            for connection in worker.streams.connections:
+            for connection in worker.exchange.connections:
                 if connection.carries:
                     connection.shard.arrive(events.WorkerAlive(worker.number))
         last_return = max((o.end for o in self.own.outages if o.end is not None), default=0.0)
@@ -241,7 +241,7 @@ class Simulation:
     ) -> WorkerSetup:
         run, device = self._run, self.own.devices[number - 1]
         draw = self.own.step_times[number - 1].sampler([run.seed, number])
-        streams = Streams(
+        exchange = SimulatedExchange(
             number,
             device.link,
             run.seed * 1000 + number,
@@ -251,7 +251,7 @@ class Simulation:
             run.method.router,
             run.transport,
         )
-        streams.patience_seconds = run.reconnect_timeout_seconds
+        exchange.patience_seconds = run.reconnect_timeout_seconds
         return WorkerSetup(
             number=number,
             make_core=functools.partial(
@@ -266,9 +266,9 @@ class Simulation:
             ),
             shard=shard,
             step_seconds=lambda: max(device.step_seconds, device.slowdown * draw()),
-            streams=streams,
+            exchange=exchange,
             measure=MEASURES[self.own.measure](
-                run.method.pacer, streams, clock=lambda: self.clock.now
+                run.method.pacer, exchange, clock=lambda: self.clock.now
             ),
         )
 

@@ -14,10 +14,10 @@ from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.telemetry import round_trace, run_status
 from thinwire.ops.telemetry.round_trace import MeasuredBy
 from thinwire.ops.types import State
-from thinwire.ps.core import events
-from thinwire.simulator.asking import SimulatedPacingClient
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.simulator.client import SimulatedPacingClient
 from thinwire.simulator.clock import Clock
-from thinwire.simulator.streams import Streams
+from thinwire.simulator.exchange import SimulatedExchange
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply, was_accepted
 from thinwire.worker.telemetry.round_trace import RoundMeasure
@@ -37,7 +37,7 @@ class WorkerSetup:
     make_core: Callable[[], WorkerCore]  # for each of its lives
     shard: TrainingShard  # its examples
     step_seconds: Callable[[], float]  # of its next mini-batch
-    streams: Streams
+    exchange: SimulatedExchange
     measure: RoundMeasure
 
 
@@ -65,10 +65,10 @@ class SimulatedWorker:
     def __init__(self, own: WorkerSetup, trainer: Trainer, clock: Clock) -> None:
         """Wait to be started."""
         self.number, self._own, self._trainer, self._clock = own.number, own, trainer, clock
-        self._streams, self._measure = own.streams, own.measure
+        self._exchange, self._measure = own.exchange, own.measure
         self.core = own.make_core()
         self._local: State = {}
-        self._asker = SimulatedPacingClient(self.core.method.pacer, self._streams, clock)
+        self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, clock)
         self._outgoing: PushRequest | None = None
         self._overlaps = self.core.method.overlap
         self._ahead: _Computed | None = None  # while an exchange is under way
@@ -83,19 +83,19 @@ class SimulatedWorker:
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._streams.incarnation > 0
+        return self._exchange.incarnation > 0
 
     # -- life and death ---------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin a life."""
-        if self._streams.life:  # not the first one
+        if self._exchange.newest_incarnation:  # not the first one
             self.core = self._own.make_core()
-        self._asker = SimulatedPacingClient(self.core.method.pacer, self._streams, self._clock)
+        self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, self._clock)
         self._local = self._trainer.local_of(self.number)
         self._step_seconds = self._own.step_seconds()  # measured alone before the start
         self._setbacks, self._outgoing, self._ahead = DivergenceDetector(), None, None
-        self._streams.begin_life(self)
+        self._exchange.begin_life(self)
 
     def die(self, is_seen: bool = True) -> None:
         """Be killed: what is on its way is lost.
@@ -104,39 +104,39 @@ class SimulatedWorker:
             is_seen: Whether the shards see the streams break; where a machine loses its power
                 nobody does.
         """
-        self._streams.break_off(is_seen)
+        self._exchange.break_off(is_seen)
 
     def leave(self, cause: str) -> None:
         """Say farewell to every shard and end."""
-        self._streams.farewell(cause)
+        self._exchange.leave(cause)
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """End, as a process does that is told that it has no place here."""
-        self._streams.end_life()
+        self._exchange.end_life()
 
-    def unreachable(self) -> None:
+    def on_unreachable(self) -> None:
         """End, as a process does that finds no shard for too long."""
         logging.error("worker %d: a shard cannot be reached; it gives up", self.number)
         self.leave("error")
 
     def freeze(self, seconds: float) -> None:
         """Stand still for so long, heartbeats included; what comes meanwhile waits."""
-        self._streams.asleep_until = self._clock.now + seconds
+        self._exchange.asleep_until = self._clock.now + seconds
 
     @property
     def awake(self) -> bool:
         """Whether the process runs and does not stand still."""
-        return self.alive and self._clock.now >= self._streams.asleep_until
+        return self.alive and self._clock.now >= self._exchange.asleep_until
 
     @property
-    def streams(self) -> Streams:
-        """Its streams to the shards."""
-        return self._streams
+    def exchange(self) -> SimulatedExchange:
+        """Its exchanges with the shards."""
+        return self._exchange
 
-    def joined(self, last_step: int) -> None:
+    def on_joined(self, last_step: int) -> None:
         """Take over the model."""
         self.core.step = last_step
-        self._streams.pull()
+        self._exchange.pull()
 
     # -- training ---------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class SimulatedWorker:
         self._measure.begin_step()
         self._query_began = self._clock.now
         core = self.core
-        self._asker.ask(core.step + 1, core.round.num_steps, self._step_seconds, self._decided)
+        self._pacing.decide(core.step + 1, core.round.num_steps, self._step_seconds, self._decided)
 
     def _decided(self, ready: bool) -> None:
         asked_for = self._clock.now - self._query_began
@@ -163,16 +163,16 @@ class SimulatedWorker:
         self._step_seconds = self._own.step_seconds()
         if self._overlaps:
             self._ahead, self._ahead_is_done = self._compute(), False
-        done = functools.partial(self._finish_step, self._streams.incarnation)
+        done = functools.partial(self._finish_step, self._exchange.incarnation)
         self._clock.at(self._clock.now + self._step_seconds, done)
 
     def _finish_step(self, incarnation: int) -> None:
         """Have the gradient, and what the pacer and the codec make of it."""
-        if incarnation != self._streams.incarnation:
+        if incarnation != self._exchange.incarnation:
             return
         if not self.awake:
             again = functools.partial(self._finish_step, incarnation)
-            self._clock.at(self._streams.asleep_until, again)
+            self._clock.at(self._exchange.asleep_until, again)
             return
         self._seconds.compute += self._step_seconds
         self._measure.record(round_trace.FORWARD_AND_BACKWARD, self._step_seconds)
@@ -223,15 +223,15 @@ class SimulatedWorker:
 
     def _push(self, outgoing: PushRequest) -> None:
         self._outgoing = outgoing
-        self._streams.push(outgoing)
+        self._exchange.push(outgoing)
 
     # -- what shards say --------------------------------------------------------------------
 
-    def answered(self, answer: events.Answer | None) -> None:
-        """Hear the state server."""
-        self._asker.hear(answer)
+    def on_answer(self, answer: pb.Answer | None) -> None:
+        """Go on as the state server answers; None: it cannot be reached."""
+        self._pacing.on_answer(answer)
 
-    def replied(self, replies: list[ShardReply | None]) -> None:
+    def on_replies(self, replies: list[ShardReply | None]) -> None:
         """Go on at the shards' model."""
         for number, reply in enumerate(replies):
             if reply is not None:
@@ -240,7 +240,7 @@ class SimulatedWorker:
         self.core.handle_refusals(replies)
         self._setbacks.note(was_accepted(replies))
         self.core.restart_from_base()
-        self._asker.begin_round(self.core.step + 1, self._step_seconds)
+        self._pacing.begin_round(self.core.step + 1, self._step_seconds)
         if self._overlaps:
             self._means = self.core.statistics.copy()
         if self._ahead is not None:
@@ -250,16 +250,17 @@ class SimulatedWorker:
 
     def _book(self, replies: list[ShardReply | None]) -> None:
         """Write down where the time of an exchange went."""
-        asked_at, sent_at, now = self._streams.asked_at, self._streams.sent_at, self._clock.now
-        self._seconds.send += sent_at - asked_at
-        self._seconds.wait += now - max(sent_at, asked_at)
+        exchange, now = self._exchange, self._clock.now
+        began_at, sent_at = exchange.requested_at, exchange.sent_at
+        self._seconds.send += sent_at - began_at
+        self._seconds.wait += now - max(sent_at, began_at)
         outgoing, self._outgoing = self._outgoing, None
         if outgoing is None:  # a pull: training begins
             self._measure.begin(self._seconds.compute + self._seconds.send + self._seconds.wait)
         else:
-            exchange = now - asked_at
-            self._measure.record_exchange(exchange)
-            self._measure.end_round(outgoing, replies, self._own.shard.cursor.epoch, exchange)
+            seconds = now - began_at
+            self._measure.record_exchange(seconds)
+            self._measure.end_round(outgoing, replies, self._own.shard.cursor.epoch, seconds)
 
     # -- figures ----------------------------------------------------------------------------
 
@@ -269,17 +270,19 @@ class SimulatedWorker:
         return run_status.WorkerMetrics(
             id=self.number,
             clock=self.core.step,
-            bytes_up=self._streams.bytes_up,
+            bytes_up=self._exchange.bytes_up,
             compute_seconds=seconds.compute,
             send_seconds=seconds.send,
             wait_seconds=seconds.wait,
             non_finite=self._num_non_finite,
             steps_per_second=self._num_steps / now if now else 0.0,
             labels=self._own.shard.label_counts,
-            datagrams=self._streams.datagrams,
+            datagrams=self._exchange.datagrams,
         ).to_json()
 
     def rounds(self) -> list[str]:
         """Return the rounds since the last time, as a real worker sends them."""
-        origin = MeasuredBy("simulated", "cpu", self.number - 1, f"{self._streams.life:08x}")
+        origin = MeasuredBy(
+            "simulated", "cpu", self.number - 1, f"{self._exchange.newest_incarnation:08x}"
+        )
         return self._measure.batches(origin, None)

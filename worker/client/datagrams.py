@@ -1,8 +1,8 @@
-"""One worker's ways to the shards: what paces its streams, and what carries its datagrams.
+"""How a worker's datagrams travel to the shards, and what was sent by channel.
 
-What a worker sends a shard in datagrams, beside the stream or in it.
-
-What a worker has sent, by channel: blocks as the router parts them, bytes as they leave.
+`DatagramChannel` carries the datagrams for one shard, over UDP or in the stream. `WorkerTransport`
+holds what all streams and datagrams of one worker share: the emulated uplink, the pacing, the
+class of service. `DatagramTotals` counts blocks as the router parts them, bytes as they leave.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class DatagramChannel:
     """One worker's datagrams to one shard.
 
     They travel over UDP; or behind each push in the stream, where they can no longer be lost but
-    still be late; or, after too many of them were lost, before it, so that nothing is either.
+    still be late; or, after too many of them were lost, ahead of it, where they are neither.
 
     Args:
         worker: Its id.
         channels: How many there are.
-        transport: Sizes and ways.
+        transport: Sizes, and whether over UDP or in the stream.
         marks_slots: Whether each slot's part of a push ends its datagrams.
-        connect: Opens the way over UDP.
+        connect: Makes a sender of datagrams over UDP.
     """
 
     def __init__(
@@ -59,27 +59,27 @@ class DatagramChannel:
         self._sender: DatagramSender | None = None
         self._sealer: Packetizer | None = None
         self._sealed: tuple[int, SealedStep] | None = None  # of the step
-        self._lock = threading.RLock()  # another thread asks for the counts
+        self._lock = threading.RLock()  # another thread reads the counts
         self._counts_before = [ChannelCounts() for _ in range(channels)]
         self._poor_steps = 0
         self.fell_back = False
         self.address = ""
 
-    def opened(self, address: str, welcome: pb.Welcome) -> None:
-        """Hear where datagrams go; a session that is known already goes on."""
-        said = welcome.datagrams
-        if self._session is not None and self._session.id == said.session:
+    def open(self, address: str, welcome: pb.Welcome) -> None:
+        """Send datagrams to where a Welcome directs them; a session already open goes on."""
+        offered = welcome.datagrams
+        if self._session is not None and self._session.id == offered.session:
             return
         self.close()
         self.address = address
-        self._session = DatagramSession(said.session, said.key, self._worker)
+        self._session = DatagramSession(offered.session, offered.key, self._worker)
         mtu = self._transport.dgt_mtu
         by_udp = self._transport.dgt_transport == "udp"
-        if by_udp and not said.ports:
+        if by_udp and not offered.ports:
             self._fall_back("%s has no UDP ports for datagrams", address)
         if by_udp and not self.fell_back:
             host = address.rpartition(":")[0].strip("[]")
-            self._sender = self._connect(host, list(said.ports), said.key)
+            self._sender = self._connect(host, list(offered.ports), offered.key)
             mtu = self._sender.mtu
         self._sealer = Packetizer(self._session, mtu, self._channels)
         self._sealed = None
@@ -87,7 +87,7 @@ class DatagramChannel:
     def seal(self, step: int, routed: Routed) -> SealedStep:
         """Return the datagrams of one exchange; the same again for the same session."""
         if self._sealer is None:
-            raise ValueError("datagrams before the shard has said where they go")
+            raise ValueError("datagrams before a Welcome has directed them anywhere")
         if self._sealed is None or self._sealed[0] != step:
             if self._sender is not None:
                 self._sealer.mtu = self._sender.mtu
@@ -95,14 +95,14 @@ class DatagramChannel:
         return self._sealed[1]
 
     def before(self) -> Iterable[pb.ToServer]:
-        """Return what goes into the stream ahead of the push."""
+        """Return the messages that go ahead of the push in the stream."""
         failure = self._sender.failure if self._sender is not None else None
         if failure is not None:
             self._fall_back("datagrams to %s cannot be sent: %r", self.address, failure)
         return self._in_stream() if self.fell_back else ()
 
     def after(self) -> Iterable[pb.ToServer]:
-        """Send what goes beside the stream; return what goes into it behind the push."""
+        """Send what travels over UDP; return the messages that follow the push in the stream."""
         if self._sealed is None or self.fell_back:
             return ()
         if self._sender is None:
@@ -123,14 +123,14 @@ class DatagramChannel:
         counts = self._counts_before[batch.channel - 1]
         counts.datagrams += batch.count  # their bytes are the stream's
 
-    def heard(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
-        """Take in what became of an exchange's datagrams; return what is known to be lost."""
-        self._judge(reception)
+    def record(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
+        """Record what arrived of an exchange's datagrams; return what is known to be lost."""
+        self._check_losses(reception)
         if self._sealed is None or not reception.bitmap:
             return []
         return self._sealed[1].lost(reception.bitmap)
 
-    def _judge(self, reception: pb.DatagramOutcome) -> None:
+    def _check_losses(self, reception: pb.DatagramOutcome) -> None:
         """Give up on UDP where next to nothing comes through."""
         if self._sender is None or not reception.announced:
             return
@@ -148,7 +148,7 @@ class DatagramChannel:
         )
 
     def _fall_back(self, why: str, *details: object) -> None:
-        """Use the stream from now on, and say so once."""
+        """Use the stream from now on, and log why once."""
         if not self.fell_back:
             now = "from now on they go in the stream, where none is lost"
             logging.warning(f"{why}; {now}", *details)
@@ -166,11 +166,11 @@ class DatagramChannel:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes on the wire, with IP and UDP headers; what goes in the stream counts there."""
+        """Bytes on the wire, with IP and UDP headers; those in the stream count as its own."""
         return sum(counts.bytes_on_wire for counts in self.counts())
 
     def close(self) -> None:
-        """Drop what waits and end."""
+        """Drop whatever still waits, and end."""
         self._end_sender()
         self._session = None
 
@@ -185,7 +185,7 @@ class DatagramChannel:
 def open_channel(
     worker: int, router: Any, transport: Transport, connect: Connect
 ) -> DatagramChannel | None:
-    """Return a worker's leg to one shard; None where the router sends no datagrams."""
+    """Return a worker's channel to one shard; None where the router sends no datagrams."""
     if not router.uses_datagrams:
         return None
     return DatagramChannel(worker, router.channels, transport, router.marks_slots, connect)
@@ -206,7 +206,7 @@ class WorkerTransport:
 
     Args:
         link: The worker's emulated link.
-        seed: Of what befalls on it.
+        seed: Of the losses on it.
         transport: How datagrams travel.
         router: The policy.
     """
@@ -226,12 +226,12 @@ class WorkerTransport:
             self.sender = EmulatedSender(LinkModel(link, seed))
         self._bucket = udp.pacing(transport.dgt_pace_mbps)
 
-    def leg(self, worker: int) -> DatagramChannel | None:
-        """Return what goes to one shard in datagrams; None where the method sends none."""
+    def open_channel(self, worker: int) -> DatagramChannel | None:
+        """Return a channel to one shard; None where the method sends no datagrams."""
         return open_channel(worker, self._router, self._transport, self._connect)
 
     def close(self) -> None:
-        """End; whoever waits for an emulated link goes on."""
+        """End; nobody waits for the emulated link any more."""
         if self._uplink is not None:
             self._uplink.close()
 
@@ -253,28 +253,28 @@ class DatagramTotals:
 
     Args:
         worker: Its id.
-        legs: To each shard.
-        channels: How many there are beside the stream.
-        bytes_up: Says what was sent in all, streams and datagrams.
-        tells: Whether a line is logged for each exchange.
+        to_shards: The channel to each shard.
+        num_channels: How many there are beside the stream, by class of service.
+        bytes_up: Returns how many bytes were sent in all, by stream and datagram.
+        logs: Whether a line is logged for each exchange.
     """
 
     def __init__(
         self,
         worker: int,
-        legs: Sequence[DatagramChannel],
-        channels: int,
+        to_shards: Sequence[DatagramChannel],
+        num_channels: int,
         bytes_up: Callable[[], int],
-        tells: bool = False,
+        logs: bool = False,
     ) -> None:
-        self._worker, self._legs, self._channels = worker, legs, channels
-        self._bytes_up, self._tells = bytes_up, tells
-        self._parted = SentCounts(blocks=[0] * (channels + 1))  # blocks; the rest stays 0
-        self._told = SentCounts()
+        self._worker, self._to_shards, self._num_channels = worker, to_shards, num_channels
+        self._bytes_up, self._logs = bytes_up, logs
+        self._parted = SentCounts(blocks=[0] * (num_channels + 1))  # blocks; the rest stays 0
+        self._logged = SentCounts()
 
-    def note(self, routed: Sequence[Routed]) -> None:
+    def record(self, routed: Sequence[Routed]) -> None:
         """Count how an exchange travels; `routed` has a part for each shard (training thread)."""
-        blocks = np.zeros(self._channels + 1, np.int64)
+        blocks = np.zeros(self._num_channels + 1, np.int64)
         for part in routed:
             blocks[0] += part.num_reliable
             for each in part.unreliable:
@@ -291,16 +291,16 @@ class DatagramTotals:
         )
 
     def counts(self) -> SentCounts:
-        """Return what was sent by this process (any thread)."""
+        """Return the totals of this process (any thread)."""
         parted, datagrams, num_bytes = self._parted, [0], [0]
-        by_leg = [leg.counts() for leg in self._legs]
-        of_channels = list(zip(*by_leg, strict=True))
-        for of_legs in of_channels:
-            datagrams.append(sum(each.datagrams for each in of_legs))
-            num_bytes.append(sum(each.bytes_on_wire for each in of_legs))
+        by_shard = [each.counts() for each in self._to_shards]
+        by_channel = list(zip(*by_shard, strict=True))
+        for of_shards in by_channel:
+            datagrams.append(sum(each.datagrams for each in of_shards))
+            num_bytes.append(sum(each.bytes_on_wire for each in of_shards))
         num_bytes[0] = max(0, self._bytes_up() - sum(num_bytes))
         unsent = {
-            reason: sum(getattr(each, reason) for of_legs in of_channels for each in of_legs)
+            reason: sum(getattr(each, reason) for row in by_channel for each in row)
             for reason in _UNSENT
         }
         return SentCounts(
@@ -313,15 +313,15 @@ class DatagramTotals:
             datagrams,
             num_bytes,
             unsent,
-            sum(leg.fell_back for leg in self._legs),
+            sum(each.fell_back for each in self._to_shards),
         )
 
-    def tell(self, step: int) -> None:
-        """Log an exchange that is over, if asked to; bytes are those since the last one told."""
-        if not self._tells:
+    def log(self, step: int) -> None:
+        """Log an exchange that is over, where that is wanted; bytes are those since the last."""
+        if not self._logs:
             return
         counts = self.counts()
-        new, self._told = counts.minus(self._told), counts
+        new, self._logged = counts.minus(self._logged), counts
         logging.info(
             "worker %d, step %d: k %.3f; blocks by channel, 0 reliable: %s; %d skipped, "
             "%d dropped, %d not finite; bytes: %s",
@@ -338,14 +338,14 @@ class DatagramTotals:
 
 def totals_of(
     worker: int,
-    legs: Sequence[DatagramChannel | None],
-    channels: int,
+    to_shards: Sequence[DatagramChannel | None],
+    num_channels: int,
     bytes_up: Callable[[], int],
-    tells: bool,
+    logs: bool,
 ) -> DatagramTotals | None:
-    """Return what counts for these legs; None where the method knows no channels."""
-    own = [leg for leg in legs if leg is not None]
-    return DatagramTotals(worker, own, channels, bytes_up, tells) if channels else None
+    """Return the totals over the channels to all shards; None where the method has no channels."""
+    own = [each for each in to_shards if each is not None]
+    return DatagramTotals(worker, own, num_channels, bytes_up, logs) if num_channels else None
 
 
 def _by_channel(counts: Sequence[int]) -> str:

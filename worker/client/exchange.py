@@ -1,6 +1,6 @@
-"""One worker's exchanges with all shards: push everywhere, wait for everybody.
+"""One worker's exchanges with all shards: push to each of them, wait for all their replies.
 
-What a worker says now and then, whatever its training thread is doing.
+`Heartbeat` keeps the worker's leases meanwhile, from a thread of its own.
 """
 
 from __future__ import annotations
@@ -10,26 +10,21 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 
-from absl import logging
-
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.routing.base import LostEntries
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError, Link, ModelSpec, ShardLayout, State
-from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc.session import payload_limit
 from thinwire.worker.client.datagrams import WorkerTransport, totals_of
-from thinwire.worker.client.messages import Spoken, sealed_messages
+from thinwire.worker.client.messages import PushEncoder
+from thinwire.worker.client.protocol import NewestEpoch
 from thinwire.worker.client.shard_client import PushRefused, ShardClient
 from thinwire.worker.core.messages import PushRequest, ShardReply
-
-#: Refusals of a push after which a worker goes on with the shard's model.
-_PULL_AGAIN = (pb.REASON_STALE_GENERATION, pb.REASON_OUTLIER, pb.REASON_NOT_MEMBER)
 
 
 class Exchange:
@@ -57,15 +52,15 @@ class Exchange:
             aux_size: Values that are averaged by shard 0 beside the weights.
         """
         seed = run.seed * 1000 + id_worker
-        self._ways = ways = WorkerTransport(link, seed, run.transport, run.method.router)
-        self.sender = ways.sender
+        transport = WorkerTransport(link, seed, run.transport, run.method.router)
+        self._transport, self.sender = transport, transport.sender
         self.nb_workers, self.iter_max = run.nb_workers, run.iter_max
         self.layouts, self.credentials = layouts, run.credentials
-        self._epoch = 0  # newest membership epoch heard of
         self._sent_step = 0  # of the newest push
         self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
         self._aux_sizes = [aux_size, *[0] * (len(layouts) - 1)]
-        self._choosers = [IndexChooser() for _ in layouts]
+        self.channels = [transport.open_channel(id_worker) for _ in layouts]
+        epochs = NewestEpoch()
         self.shards = [
             ShardClient(
                 address,
@@ -74,8 +69,9 @@ class Exchange:
                 self.sender,
                 run.reconnect_timeout_seconds,
                 closing,
-                ways.leg(id_worker),
-                ways.dscp,
+                PushEncoder(shard, self.channels[shard]),
+                epochs,
+                transport.dscp,
                 run.credentials,
             )
             for shard, address in enumerate(run.addresses)
@@ -86,7 +82,7 @@ class Exchange:
             shard.on_expelled = functools.partial(self._note_expulsion, shard)
         self._totals = totals_of(
             id_worker,
-            [shard.leg for shard in self.shards],
+            self.channels,
             run.method.router.channels,
             lambda: self.bytes_up,
             run.transport.dgt_info,
@@ -117,16 +113,16 @@ class Exchange:
             ConfigurationError: A shard answers what this worker cannot use.
         """
         for shard in self.shards:
-            shard.ask(_pull)
-        return [self._taken(number) for number in range(len(self.shards))]
+            shard.pull()
+        return [self._reply_of(number) for number in range(len(self.shards))]
 
-    def send(self, outgoing: PushRequest) -> None:
+    def send(self, request: PushRequest) -> None:
         """Push to every shard; one push is under way at a time."""
         if self._totals is not None:
-            self._totals.note(outgoing.routed)
-        for number, shard in enumerate(self.shards):
-            shard.ask(functools.partial(self._messages, number, outgoing))
-        self._sent_step = outgoing.step
+            self._totals.record(request.routed)
+        for shard in self.shards:
+            shard.push(request)
+        self._sent_step = request.step
 
     def replies(self) -> list[ShardReply | None]:
         """Wait for every shard's answer to what was sent.
@@ -138,18 +134,18 @@ class Exchange:
         Raises:
             ConfigurationError: A shard calls the push malformed, or its answer is.
         """
-        replies = [self._answer(number) for number in range(len(self.shards))]
+        replies = [self._settle(number) for number in range(len(self.shards))]
         if self._totals is not None:
-            self._totals.tell(self._sent_step)
+            self._totals.log(self._sent_step)
         return replies
 
     def close(self, cause: str) -> None:
         """Say farewell to every shard."""
         for shard in self.shards:
-            shard.say(pb.ToServer(leave=pb.Leave(cause=cause)))
+            shard.send(pb.ToServer(leave=pb.Leave(cause=cause)))
         for shard in self.shards:
             shard.close()
-        self._ways.close()
+        self._transport.close()
 
     def save(self) -> State:
         """Return what outlives this process."""
@@ -183,74 +179,52 @@ class Exchange:
         """Seconds from a push to its last byte out, the slowest shard's sum."""
         return max(shard.send_seconds for shard in self.shards)
 
-    @staticmethod
-    def _glance(others: Sequence[ShardClient]) -> None:
-        for shard in others:
-            shard.glance()
-
     def _note_welcome(self, welcome: pb.Welcome) -> None:
-        """Let the other shards know when shard 0 let this worker in."""
-        self._epoch = max(self._epoch, welcome.epoch)
+        """Let the other shards know in which epoch shard 0 admitted this worker."""
         for shard in self.shards[1:]:
             shard.hello.epoch = welcome.epoch
 
     def _note_expulsion(self, shard: ShardClient) -> None:
         """Do not finish elsewhere what shard 0 has finished: there it is another round by now."""
         first, *others = self.shards
-        if not first.asking:
+        if not first.is_in_use:
             for other in others if shard is first else [shard]:
-                other.give_up_push()
+                other.abandon_push()
 
     def _reach_others(self) -> None:
         for shard in self.shards[1:]:
-            shard.reach()
+            shard.ensure_connected()
 
-    def _answer(self, number: int) -> ShardReply | None:
-        shard, is_outlier = self.shards[number], False
-        while True:
-            try:
-                reply = self._taken(number)
-                return dataclasses.replace(reply, refused=is_outlier)
-            except PushRefused as refusal:
-                if refusal.reason == pb.REASON_NOT_MEMBER:
-                    logging.warning(
-                        "this worker was let go in the middle of an exchange; "
-                        "%s may lack its part of it",
-                        shard.address,
-                    )
-                if refusal.reason in _PULL_AGAIN:
-                    is_outlier = refusal.reason == pb.REASON_OUTLIER
-                    if is_outlier:
-                        logging.log_every_n_seconds(
-                            logging.WARNING, "%s: %s", 60, shard.address, refusal
-                        )
-                    shard.ask(_pull)
-                    continue
-                if refusal.reason == pb.REASON_NON_FINITE:
-                    return None
-                raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal
+    def _reply_of(self, number: int) -> ShardReply:
+        """Return the reply to a request that cannot be refused for what it holds.
 
-    def _messages(self, number: int, outgoing: PushRequest) -> list[Spoken]:
-        """Return what one shard is told of an exchange; after a reconnection once more."""
-        welcome, leg = self.shards[number].welcome, self.shards[number].leg
-        epoch, chooser = max(self._epoch, welcome.epoch), self._choosers[number]
-        return sealed_messages(outgoing, number, welcome.incarnation, epoch, chooser, leg)
+        Raises:
+            ConfigurationError: It was refused for good, or the reply is of no use.
+        """
+        reply = self._settle(number)
+        if reply is None:
+            raise ConfigurationError(f"{self.shards[number].address} refused a pull as not finite")
+        return reply
 
-    def _taken(self, number: int) -> ShardReply:
-        """Wait for a shard's answer, and decode it."""
-        others = self.shards[number + 1 :]  # the ones before have answered
-        glance = [functools.partial(self._glance, others)] if others else []
-        reply, payload = self.shards[number].answer(*glance)
+    def _settle(self, number: int) -> ShardReply | None:
+        """Wait until a shard's part is settled; None: the push was refused as not finite."""
+        shard, others = self.shards[number], self.shards[number + 1 :]  # those before are settled
         try:
-            return self._decode(number, reply, payload)
+            replied, payload = shard.wait_for_reply(*([lambda: _poll(others)] if others else []))
+        except PushRefused as refusal:
+            raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal
+        if replied.reply is None:
+            return None
+        try:
+            reply = self._decode(number, replied.reply, payload)
         except (Malformed, ValueError) as error:
             raise ConfigurationError(
-                f"{self.shards[number].address} sent a reply that is of no use here ({error}); "
+                f"{shard.address} sent a reply that is of no use here ({error}); "
                 "install the same Thinwire on all nodes."
             ) from error
+        return dataclasses.replace(reply, refused=replied.is_outlier)
 
     def _decode(self, number: int, reply: pb.Reply, payload: memoryview) -> ShardReply:
-        self._epoch = max(self._epoch, reply.epoch)
         expected = self._aux_sizes[number]
         if reply.aux_count != expected:
             raise ConfigurationError(
@@ -280,15 +254,16 @@ class Exchange:
         )
 
     def _lost(self, number: int, reply: pb.Reply) -> list[LostEntries] | None:
-        """Return what of a push's datagrams is known to be lost; None answers a pull."""
-        leg = self.shards[number].leg
-        if leg is None or not reply.step:
+        """Return the entries of a push whose datagrams are known to be lost; None for a pull."""
+        channel = self.channels[number]
+        if channel is None or not reply.step:
             return None
-        return leg.heard(reply.outcome)
+        return channel.record(reply.outcome)
 
 
-def _pull() -> list[Spoken]:
-    return [(pb.ToServer(pull=pb.Pull()), ())]
+def _poll(shards: Sequence[ShardClient]) -> None:
+    for shard in shards:
+        shard.poll()
 
 
 def _hello(
@@ -335,11 +310,11 @@ class Heartbeat:
 
     def _beat(self) -> None:
         first, *others = self._exchange.shards
-        first.say(pb.ToServer(report=pb.Report(document=self._report())))
+        first.send(pb.ToServer(report=pb.Report(document=self._report())))
         if first.connected:  # else they are kept
             for document in self._rounds():
-                first.say(pb.ToServer(report=pb.Report(rounds=document)))
+                first.send(pb.ToServer(report=pb.Report(rounds=document)))
         for shard in others:
-            shard.say(pb.ToServer(heartbeat=pb.Heartbeat()))
+            shard.send(pb.ToServer(heartbeat=pb.Heartbeat()))
         if not self._stop.is_set():
             self._exchange.attend()

@@ -1,4 +1,8 @@
-"""What a worker tells one shard of an exchange, as messages for the stream."""
+"""One worker's pushes to one shard, encoded as messages for the stream.
+
+A push is one message, or one for each slot where the datagrams of a slot end with it. Datagrams
+that travel in the stream go ahead of the messages or follow them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from thinwire.worker.client.datagrams import DatagramChannel
 from thinwire.worker.core.messages import PushRequest
 
 #: A message, and the pieces of its payload.
-Spoken = tuple[pb.ToServer, Sequence[BytesLike]]
+EncodedMessage = tuple[pb.ToServer, Sequence[BytesLike]]
 
 _KINDS = {
     Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT,
@@ -32,7 +36,7 @@ def push_messages(
     chooser: IndexChooser,
     sealed: SealedStep | None = None,
     each_slot: bool = False,
-) -> list[Spoken]:
+) -> list[EncodedMessage]:
     """Return the messages, in order; one, unless each slot has its own.
 
     Args:
@@ -46,7 +50,7 @@ def push_messages(
     """
     routed = outgoing.routed[shard] if outgoing.routed else Routed(outgoing.shards[shard])
     coded = [chooser.encode(block) for block in routed.reliable]
-    messages: list[Spoken] = []
+    messages: list[EncodedMessage] = []
     if sealed is not None and each_slot:
         for block in coded:
             message = _header(outgoing, shard, incarnation, epoch)
@@ -75,19 +79,43 @@ def push_messages(
     return [*messages, (message, pieces)]
 
 
-def sealed_messages(
-    outgoing: PushRequest,
-    shard: int,
-    incarnation: int,
-    epoch: int,
-    chooser: IndexChooser,
-    leg: DatagramChannel | None,
-) -> list[Spoken]:
-    """Return `push_messages` of a push whose datagrams, if its leg sends any, are then sealed."""
-    if leg is None:
-        return push_messages(outgoing, shard, incarnation, epoch, chooser)
-    sealed = leg.seal(outgoing.step, outgoing.routed[shard])
-    return push_messages(outgoing, shard, incarnation, epoch, chooser, sealed, leg.marks_slots)
+class PushEncoder:
+    """Encodes one worker's pushes to one shard.
+
+    Attributes:
+        channel: Carries what goes by datagram; None where the method sends none.
+
+    Args:
+        shard: Which part of each push is encoded.
+        channel: See above.
+    """
+
+    def __init__(self, shard: int, channel: DatagramChannel | None) -> None:
+        self.shard, self.channel = shard, channel
+        self._chooser = IndexChooser()
+
+    def encode(self, request: PushRequest, incarnation: int, epoch: int) -> list[EncodedMessage]:
+        """Return the messages of a push, datagrams that go ahead of it in the stream included.
+
+        The pieces of their payloads must not change until the push is settled.
+        """
+        channel, sealed, each_slot = self.channel, None, False
+        if channel is not None:
+            sealed = channel.seal(request.step, request.routed[self.shard])
+            each_slot = channel.marks_slots
+        messages = push_messages(
+            request, self.shard, incarnation, epoch, self._chooser, sealed, each_slot
+        )
+        ahead = channel.before() if channel is not None else ()
+        return [*((message, ()) for message in ahead), *messages]
+
+    def finish(self) -> list[EncodedMessage]:
+        """Send the datagrams of the push just encoded; return what follows it in the stream."""
+        return [(message, ()) for message in self.channel.after()] if self.channel else []
+
+    def restart(self) -> None:
+        """Belong to another incarnation of the worker: forget how positions were coded."""
+        self._chooser = IndexChooser()
 
 
 def _header(outgoing: PushRequest, shard: int, incarnation: int, epoch: int) -> pb.ToServer:

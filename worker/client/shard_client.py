@@ -1,27 +1,56 @@
-"""A worker's dealings with one shard: one question at a time, asked until it is answered."""
+"""A worker's client of one shard: the thread and the socket around `ShardProtocol`.
+
+The training thread opens a request and waits for its reply, through reconnections; meanwhile the
+heartbeat thread looks after the stream whenever nothing is requested on it.
+"""
 
 from __future__ import annotations
 
 import math
+import random
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
+from thinwire.ops.failure_detector import Backoff
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.worker.client.messages import Spoken
-from thinwire.worker.client.shard_line import ShardLine
+from thinwire.proto.emulation.link import EmulatedSender
+from thinwire.proto.grpc import ClientStream, StreamLost, Unreachable
+from thinwire.proto.grpc.session import (
+    ClientSession,
+    Dialler,
+    RequestRejected,
+    beat_seconds,
+    rhythm,
+)
+from thinwire.proto.security.credentials import UntrustedPeer
+from thinwire.worker.client.messages import PushEncoder
+from thinwire.worker.client.protocol import (
+    Action,
+    Answered,
+    Ended,
+    NewestEpoch,
+    Rejoin,
+    Replied,
+    Send,
+    ShardProtocol,
+    State,
+    Trigger,
+)
+from thinwire.worker.core.messages import PushRequest
 
-#: How long a question whose answer is not waited for waits for its turn.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
+#: How long a query whose answer is not waited for waits for its turn.
 _QUERY_TURN_SECONDS = 0.05
 #: How long to listen to one shard before a look at the others.
-_GLANCE_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class PushRefused(Exception):
-    """A push was judged and not applied; `reason` says why. The stream stands."""
+    """A request was refused for good; `reason` says why. The stream stands."""
 
     def __init__(self, refusal: pb.Refusal) -> None:
         super().__init__(refusal.message)
@@ -32,103 +61,204 @@ class ShardGone(Exception):
     """The run has ended and the shard is gone."""
 
 
-class ShardClient(ShardLine):
-    """One shard as a worker sees it; reconnects by itself, repeats what was not answered.
-
-    See ShardLine for the arguments.
+class ShardClient:
+    """One shard as a worker sees it; it reconnects by itself.
 
     Attributes:
-        before_rejoining: Called when this worker was let go, before it says Hello again.
+        protocol: Decides what is sent, sent again and given up.
+        welcome: Of the newest stream.
+        before_rejoining: Called where this worker was expelled, before it says Hello again.
+        on_expelled: Called when the shard reports that.
         on_welcome: Called with the Welcome of each stream.
+
+    Args:
+        address: ``host:port``.
+        hello: This worker's introduction to this shard; gets run id and incarnation.
+        max_payload_bytes: Larger replies are refused.
+        link: The worker's emulated uplink.
+        reconnect_timeout_seconds: After this long without an answer, Unreachable.
+        closing: Set when the worker is asked to stop.
+        encoder: Of pushes to this shard.
+        epochs: Shared by all clients of the worker.
+        dscp: Class of service that the stream's packets ask for.
+        credentials: Of this worker.
     """
 
-    def __init__(self, *line: Any, **choices: Any) -> None:
-        """Nothing is dialled yet."""
-        super().__init__(*line, **choices)
-        self._make: Callable[[], list[Spoken]] = list  # makes what is asked
-        self._asked: list[Spoken] = []
-        self._outcome: tuple[pb.Reply, memoryview] | PushRefused | None = None
-        self._gives_up = False
-        self._back_at: float | None = None  # put out until then; the stream stands
+    def __init__(
+        self,
+        address: str,
+        hello: pb.Hello,
+        max_payload_bytes: int,
+        link: EmulatedSender | None,
+        reconnect_timeout_seconds: float,
+        closing: threading.Event,
+        encoder: PushEncoder,
+        epochs: NewestEpoch,
+        dscp: int | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
+        self.address, self.hello, self._link = address, hello, link
+        self._encoder, self._dscp, self._credentials = encoder, dscp, credentials
+        self._max_payload_bytes = max_payload_bytes
+        self._patience_seconds = reconnect_timeout_seconds
+        self._closing = closing
+        self.protocol = ShardProtocol(hello.shard, epochs)
+        self._arrivals = rhythm()
+        self._dialler = Dialler(f"the PS at {address}", self._new_session, closing)
+        self._session: ClientSession | None = None
+        self.welcome = pb.Welcome()
+        self._bytes_before = self._received_before = 0
+        self._send_seconds_before = 0.0
+        self._turn = threading.Lock()  # held by whoever may replace the stream
+        self._in_use = False  # by the training thread: a request or a query is under way
+        self._abandons = False  # the push, as soon as the training thread gets to it
+        self._replied: Replied | None = None
+        self._payload = memoryview(b"")  # of the newest message
+        self._answered: Answered | None = None
+        self._ended: Ended | None = None
+        self._lost_by: StreamLost | None = None  # what the log says of the next reconnection
+        self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        self._try_again_at = 0.0
         self.before_rejoining: Callable[[], None] = lambda: None
+        self.on_expelled: Callable[[], None] = lambda: None
         self.on_welcome: Callable[[pb.Welcome], None] = lambda welcome: None
 
-    def ask(self, make: Callable[[], list[Spoken]]) -> None:
-        """Queue a pull or a push.
+    # -- figures ----------------------------------------------------------------------------
 
-        Args:
-            make: Makes the messages, again after a reconnection; the pieces of their payloads must
-                not change until they are answered.
-        """
+    @property
+    def bytes_sent(self) -> int:
+        """Training bytes over all streams to this shard."""
+        session, channel = self._session, self._encoder.channel
+        open_bytes = session.stream.bytes_sent if session else 0
+        beside = channel.bytes_sent if channel is not None else 0
+        return self._bytes_before + open_bytes + beside
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received over all streams from this shard."""
+        session = self._session
+        return self._received_before + (session.stream.bytes_received if session else 0)
+
+    @property
+    def send_seconds(self) -> float:
+        """Seconds from a request to its last byte out, over all streams."""
+        session = self._session
+        open_seconds = session.stream.send_seconds if session else 0.0
+        return self._send_seconds_before + open_seconds
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the training thread waits for something of this shard."""
+        return self._in_use
+
+    @property
+    def connected(self) -> bool:
+        """Whether the stream stands, as far as is known."""
+        return self._session is not None
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the shard takes this worker's queries, as far as is known."""
+        return self.protocol.state in (State.READY, State.REQUESTING)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the stream stands, and something came in the time of two of its beats."""
+        session = self._session
+        seconds = 2 * beat_seconds(self.welcome.lease_seconds)
+        return session is not None and session.received_within(seconds)
+
+    @property
+    def halt_cause(self) -> str:
+        """Why the run has ended, by this shard; empty while it goes on."""
+        return self.protocol.halt_cause
+
+    # -- requests (training thread) -----------------------------------------------------------
+
+    def pull(self, pull: pb.Pull | None = None) -> None:
+        """Request the model."""
+        self._open(lambda: self.protocol.pull(pull))
+
+    def push(self, request: PushRequest) -> None:
+        """Push the shard's part; it must not change until it is settled."""
+        self._open(lambda: self.protocol.push(request))
+
+    def _open(self, request: Callable[[], list[Action]]) -> None:
         with self._turn:
-            self._asking, self._outcome, self._gives_up = True, None, False
-            self._make = make
-            self._asked = make()
-            self._send()
+            self._in_use, self._abandons, self._replied = True, False, None
+            self._perform(request())
 
-    def answer(self, meanwhile: Callable[[], None] | None = None) -> tuple[pb.Reply, memoryview]:
-        """Wait for the answer, through reconnections.
+    def wait_for_reply(
+        self, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Replied, memoryview]:
+        """Wait until the open request is settled, through reconnections.
 
         Args:
-            meanwhile: Called now and then; looks after what is asked elsewhere.
+            meanwhile: Called now and then; looks after what is requested elsewhere.
+
+        Returns:
+            What came of it, and the reply's payload.
 
         Raises:
-            PushRefused: The shard judged the push and did not apply it.
-            Unreachable, Refused: The shard is gone for good.
-            Halted: It is gone because the run has ended.
+            PushRefused: The shard refused the request for good.
+            Unreachable, RequestRejected: The shard is gone for good.
+            ShardGone: It is gone because the run has ended.
         """
         try:
-            while self._outcome is None:
-                self.glance(math.inf if meanwhile is None else _GLANCE_SECONDS)
+            while self._replied is None:
+                self.poll(math.inf if meanwhile is None else _POLL_SECONDS)
                 if meanwhile is not None:
                     meanwhile()
-            outcome = self._outcome
+            return self._replied, self._payload
         finally:
-            self._asking, self._asked, self._outcome = False, [], None
-        if isinstance(outcome, PushRefused):
-            raise outcome
-        return outcome
+            self._in_use, self._replied = False, None
 
-    def glance(self, seconds: float = 0.0) -> None:
+    def poll(self, seconds: float = 0.0) -> None:
         """Take in one message of the shard, if one comes in this time.
 
-        Answers may need the worker to do something, such as to send a push again: others may be
+        What comes may need the worker to do something, such as to send a push again: others may be
         waiting for it at this shard while the worker waits at another one.
 
         Raises:
-            Unreachable, Refused, Halted: As `answer` does.
+            PushRefused, Unreachable, RequestRejected, ShardGone: As `wait_for_reply` does.
         """
-        if self._outcome is not None or not self._asking:
+        if self._replied is not None or not self._in_use:
             return
-        if self._gives_up:
-            self._outcome = PushRefused(pb.Refusal(reason=pb.REASON_NOT_MEMBER))
-            return
+        self._raise_if_ended()
+        if self._abandons:
+            self._abandon()
         try:
-            self._outcome = self._receive(seconds)
-        except PushRefused as refusal:
-            self._outcome = refusal
+            if self._session is None:
+                raise self._lost_by or StreamLost("not connected")
+            received = self._session.listen_for(seconds)
         except StreamLost as error:
             self._reconnect(error)
+            return
+        if received is not None:
+            self._receive(*received)
+        self._perform(self.protocol.tick(time.monotonic()))
+        self._raise_if_ended()
 
-    def give_up_push(self) -> None:
-        """Wait no longer for what becomes of the push in question (any thread)."""
-        self._gives_up = self._asking and self._asked_step > 0
+    def abandon_push(self) -> None:
+        """Give up the push that is open, if one is, and pull instead (any thread)."""
+        self._abandons = self.protocol.is_requesting and self.protocol.step > 0
 
-    def reach(self) -> None:
-        """Open the stream again if the shard is not heard; what was asked is asked again.
+    def _abandon(self) -> None:
+        self._abandons = False
+        logging.warning(
+            "this worker was expelled in the middle of an exchange; %s may lack its part of it",
+            self.address,
+        )
+        self._perform(self.protocol.abandon_push())
 
-        Raises:
-            Unreachable, Refused: The shard is gone for good.
-        """
-        if not self.alive:
-            self._reconnect(StreamLost("not heard"))
+    # -- queries (training thread) ------------------------------------------------------------
 
-    def tell(self, query: pb.Query) -> None:
+    def notify(self, query: pb.Query) -> None:
         """Send the state server a query that is not answered."""
-        self.say(pb.ToServer(query=query), counted=True)
+        self.send(pb.ToServer(query=query), counted=True)
 
     def query(self, query: pb.Query, patience_seconds: float | None) -> pb.Answer | None:
-        """Ask the state server.
+        """Query the state server.
 
         Args:
             query: The question.
@@ -140,121 +270,237 @@ class ShardClient(ShardLine):
         """
         if not self._turn.acquire(timeout=_QUERY_TURN_SECONDS):  # it is being dialled again
             return None
-        self._asking = True
-        self._turn.release()
+        self._in_use, self._answered = True, None
         try:
-            self.tell(query)
-            return self._answer_within(query, patience_seconds)
-        except StreamLost as error:
-            logging.warning("stream to %s lost (%s); training on", self.address, error)
-            self._drop()
-            return None
+            self._perform(self.protocol.query(query))
         finally:
-            self._asking = False
+            self._turn.release()
+        try:
+            self._wait_for_answer(patience_seconds)
+            return self._answered.answer if self._answered is not None else None
+        finally:
+            self.protocol.cancel_query()
+            self._in_use = False
 
-    def _answer_within(self, query: pb.Query, patience_seconds: float | None) -> pb.Answer | None:
+    def _wait_for_answer(self, patience_seconds: float | None) -> None:
+        """Receive until the query is settled or the patience is over."""
         waited_from = time.monotonic()
-        while (session := self._session) is not None:
-            received = (
-                session.listen()
-                if patience_seconds is None
-                else session.poll(waited_from + patience_seconds - time.monotonic())
-            )
+        while self._answered is None and (session := self._session) is not None:
+            try:
+                received = (
+                    session.listen()
+                    if patience_seconds is None
+                    else session.poll(waited_from + patience_seconds - time.monotonic())
+                )
+            except StreamLost as error:
+                logging.warning("stream to %s lost (%s); training on", self.address, error)
+                self._lose(error)
+                return
             if received is None:
-                return None
-            answer = self._answer_to(query, received[0])
-            if answer is not None:
-                return answer
-        return None
+                return
+            self._receive(*received)
 
-    def _answer_to(self, query: pb.Query, message: pb.ToClient) -> pb.Answer | None:
-        """Return the answer in a message, if it settles this query."""
-        self._note(message)
-        if message.WhichOneof("body") != "answer" or message.answer.step != query.step:
-            return None
-        settles = message.answer.ready or message.answer.local_steps == query.local_steps
-        return message.answer if settles else None
+    # -- the protocol's actions ---------------------------------------------------------------
 
-    @property
-    def _asked_step(self) -> int:
-        """The step of the push in question; 0 of a pull, which no push has."""
-        return self._asked[-1][0].push.step if self._asked else 0
+    def _receive(self, message: pb.ToClient, payload: memoryview) -> None:
+        self._payload = payload
+        if message.refusal.reason == pb.REASON_QUARANTINED:
+            logging.warning("%s", message.refusal.message)
+        elif message.refusal.reason == pb.REASON_OUTLIER:
+            why = message.refusal.message
+            logging.log_every_n_seconds(logging.WARNING, "%s: %s", 60, self.address, why)
+        self._perform(self.protocol.receive(message, time.monotonic()))
 
-    def _adopt(self, *found: Any) -> pb.Welcome:
-        welcome = super()._adopt(*found)
-        self.on_welcome(welcome)
-        return welcome
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send():
+                    self._send(action)
+                case Replied():
+                    self._replied = action
+                case Answered():
+                    self._answered = action
+                case Ended():
+                    self._ended = action
+                case Rejoin(after=Trigger.LOST):
+                    pass  # whoever waits for this shard opens the next stream
+                case Rejoin():
+                    self._leave_stream(action.after)
 
-    def _send(self) -> None:
-        if self._session is None:
+    def _send(self, action: Send) -> None:
+        session, request = self._session, action.request
+        if session is None:
             return
-        leg = self.leg if self._asked_step else None
-        for datagrams in leg.before() if leg is not None else ():
-            self._session.send_control(datagrams, counted=True)
-        for message, pieces in self._asked:
+        if isinstance(request, pb.Query):
+            session.send_control(pb.ToServer(query=request), counted=True)
+            return
+        if isinstance(request, pb.Pull):
+            session.send_control(pb.ToServer(pull=request), counted=True)
+            return
+        for message, pieces in self._encoder.encode(request, action.incarnation, action.epoch):
             if message.WhichOneof("body") == "push":
-                self._session.send(message, pieces)
+                session.send(message, pieces)
             else:
-                self._session.send_control(message, counted=True)
-        for datagrams in leg.after() if leg is not None else ():
-            self._session.send_control(datagrams, counted=True)
+                session.send_control(message, counted=True)
+        for message, _ in self._encoder.finish():
+            session.send_control(message, counted=True)
 
-    def _receive(self, seconds: float) -> tuple[pb.Reply, memoryview] | None:
-        if self._session is None:
-            raise StreamLost("not connected")
-        if (heard := self._session.listen_for(seconds)) is None:
-            return None
-        message, payload = heard
-        body = message.WhichOneof("body")
-        if body == "reply" and message.reply.step == self._asked_step:
-            return message.reply, payload
-        is_refusal = body == "refusal" and message.refusal.step == self._asked_step
-        if is_refusal or body == "halt":
-            self._note(message)
-        if self._back_at is not None:
-            self._stay_out(self._back_at)
-        if is_refusal:
-            self._judge(message.refusal)
-        return None
+    def _leave_stream(self, after: Trigger) -> None:
+        """Drop a stream on which the shard takes nothing of this worker any more."""
+        if after is Trigger.EXPEL:
+            self._lost_by = StreamLost("this worker is no member any more")
+            self.on_expelled()
+        else:
+            self._lost_by = StreamLost("the quarantine of this worker is over")
+        if not self._in_use:
+            logging.warning("stream to %s lost (%s)", self.address, self._lost_by)
+            self._pauses.num_pauses, self._try_again_at = 0, 0.0
+        self._drop()
 
-    def _judge(self, refusal: pb.Refusal) -> None:
-        """Do what a refusal of what was asked wants.
+    def _raise_if_ended(self) -> None:
+        if self._ended is None:
+            return
+        if self._ended.refusal is not None:
+            raise PushRefused(self._ended.refusal)
+        raise ShardGone(self._ended.cause)
+
+    # -- the stream -------------------------------------------------------------------------
+
+    def connect(self) -> pb.Welcome:
+        """Dial until welcomed.
 
         Raises:
-            PushRefused: Nothing can be done here.
+            Unreachable: Nobody answered for the whole patience.
+            RequestRejected: The shard refused for good.
         """
-        if refusal.reason == pb.REASON_QUARANTINED:
-            logging.warning("%s", refusal.message)
-            self._back_at = time.monotonic() + refusal.retry_after_seconds
-        elif refusal.reason == pb.REASON_STALE_EPOCH:
-            for asked, _ in self._asked:
-                asked.push.epoch = refusal.epoch
-            self._send()
-        else:
-            raise PushRefused(refusal)
+        return self._join(lambda: self._dialler.dial(self._patience_seconds))
 
-    def _stay_out(self, until: float) -> None:
-        """Say Hello again when the term is over; hear of the run's end before."""
-        if self.halt_cause:
-            raise ShardGone(self.halt_cause)
-        if time.monotonic() >= until:
-            raise StreamLost("the time that this worker was put out for is over")
+    def ensure_connected(self) -> None:
+        """Open the stream again if the shard seems away; an open request is sent again.
+
+        Raises:
+            Unreachable, RequestRejected: The shard is gone for good.
+            ShardGone: It is gone because the run has ended.
+        """
+        if not self.alive:
+            self._reconnect(StreamLost("nothing comes from it"))
+
+    def send(self, message: pb.ToServer, counted: bool = False) -> None:
+        """Queue a message that needs no answer, if the stream stands."""
+        session = self._session  # another thread may drop it
+        if session is not None:
+            session.send_control(message, counted)
+
+    def attend(self, may_rejoin: Callable[[], bool] = lambda: True) -> None:
+        """Look after the stream while nothing is requested on it (heartbeat thread).
+
+        A worker that computes for long, or waits for another shard, finds here that it was expelled
+        or that the stream is lost, and is back before its lease ends, or soon after.
+
+        Args:
+            may_rejoin: Whether to say Hello again where this worker was expelled.
+        """
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if self._in_use or self._closing.is_set() or self.halt_cause:
+                return
+            self._receive_unrequested()
+            lost = self._session is None and time.monotonic() >= self._try_again_at
+            if lost and (not self.protocol.is_expelled or may_rejoin()):
+                self._revive()
+        finally:
+            self._turn.release()
+
+    def probe(self, timeout_seconds: float) -> bool:
+        """Return whether anything listens at the shard's address."""
+        stream = ClientStream(self.address, credentials=self._credentials)
+        try:
+            stream.open(timeout_seconds)
+        except (Unreachable, UntrustedPeer):
+            return False
+        stream.close(0.0)
+        return True
+
+    def close(self) -> None:
+        """End the stream after what has been queued."""
+        if self._session is not None:
+            self._session.close()
+        if self._encoder.channel is not None:
+            self._encoder.channel.close()
+
+    def _new_session(self) -> ClientSession:
+        return ClientSession(
+            self.address,
+            self.hello,
+            self._max_payload_bytes,
+            self._link,
+            self._dscp,
+            self._credentials,
+            self._arrivals,
+        )
+
+    def _join(self, dial: Callable[[], tuple[ClientSession, pb.Welcome]]) -> pb.Welcome:
+        """Open a stream and go on with it."""
+        self.protocol.join()
+        try:
+            self._session, self.welcome = dial()
+        except BaseException:
+            self._perform(self.protocol.lost())
+            raise
+        self.hello.run_id = self.welcome.run_id
+        self.hello.incarnation = self.welcome.incarnation
+        if self._encoder.channel is not None:
+            self._encoder.channel.open(self.address, self.welcome)
+        self.on_welcome(self.welcome)
+        welcome = pb.ToClient(welcome=self.welcome)
+        self._perform(self.protocol.receive(welcome, time.monotonic()))
+        return self.welcome
+
+    def _receive_unrequested(self) -> None:
+        """Take in what the shard sends by itself; drop the stream if it is lost."""
+        try:
+            while self._session is not None and (received := self._session.poll(0.0)) is not None:
+                self._receive(*received)
+            if self._session is not None and self._session.silent:
+                self._arrivals.note_alarm()
+                raise StreamLost(f"{self.address} sent nothing for too long")
+        except StreamLost as error:
+            logging.warning("stream to %s lost (%s)", self.address, error)
+            self._pauses.num_pauses, self._try_again_at = 0, 0.0
+            self._lose(error)
+        self._perform(self.protocol.tick(time.monotonic()))
+
+    def _revive(self) -> None:
+        """Try once to open the stream again; a refusal is left to the next request to report."""
+        try:
+            self._join(self._dialler.attempt)
+        except (Unreachable, StreamLost, RequestRejected):
+            self._try_again_at = time.monotonic() + self._pauses.next_seconds(random.random())
 
     def _reconnect(self, error: StreamLost) -> None:
         with self._turn:
-            self._drop()
-            if self.halt_cause:
-                raise ShardGone(self.halt_cause) from error
+            self._lose(error)
+            self._raise_if_ended()
             if self._closing.is_set():
                 raise Unreachable(f"stopped while waiting for {self.address}") from error
             logging.warning("stream to %s lost (%s); reconnecting", self.address, error)
-            if self.is_expelled:
+            if self.protocol.is_expelled:
                 self.before_rejoining()
+            if self._abandons:
+                self._abandon()
             self.connect()
-            if self._asked and not self._gives_up:
-                self._asked = self._make()  # what seals datagrams may be another
-                self._send()
+
+    def _lose(self, error: StreamLost) -> None:
+        self._lost_by = error
+        self._drop()
+        self._perform(self.protocol.lost())
 
     def _drop(self) -> None:
-        self._back_at = None
-        super()._drop()
+        if self._session is None:
+            return
+        self._bytes_before += self._session.stream.bytes_sent
+        self._received_before += self._session.stream.bytes_received
+        self._send_seconds_before += self._session.stream.send_seconds
+        self._session.close(0.0)
+        self._session = None

@@ -29,7 +29,7 @@ from thinwire.proto.grpc import PortInUse, Unreachable
 from thinwire.proto.grpc.common import host_and_port
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.worker.client.exchange import Exchange
-from thinwire.worker.client.shard_client import PushRefused, ShardGone
+from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.collective.all_reduce import Aggregator, MembershipChanged
 from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, RoundId
 from thinwire.worker.collective.peers import Peers, listening_address
@@ -261,11 +261,8 @@ class CollectivePeers(Exchange):
         """Ask shard 0 who is live and what version it is at."""
         at = self._replica.at
         question = pb.Pull(base_version=at.number, has_base=True, generation=at.generation)
-        self.shards[0].ask(lambda: [(pb.ToServer(pull=question), ())])
-        reply = self._answer(0)
-        if reply is None:  # only pushes are refused for what they hold
-            raise PushRefused(pb.Refusal(message="shard 0 refused to say who is live"))
-        return reply
+        self.shards[0].pull(question)
+        return self._reply_of(0)
 
     def _look_why(self, sender: int) -> None:
         """A part of a member is late: find out whether it will ever come."""

@@ -71,7 +71,7 @@ def test_a_restarted_shard_takes_the_push_again_in_a_new_session():
     old = worker.datagrams(outgoing)
     reborn, other = alone()
     worker.port, worker.incarnation = reborn, other.incarnation
-    worker.leg.opened("peer:1", other.welcome)
+    worker.leg.open("peer:1", other.welcome)
     assert worker.datagrams(outgoing) != old
     worker.push(outgoing)
     np.testing.assert_array_equal(values_of(reborn.pushed[0]), ramp())

@@ -78,7 +78,7 @@ def test_losses_cost_bytes_and_time():
     clean = played("asgd", 1, links=(Link(1.0, 10),), iter_max=30)
     lossy = played("asgd", 1, links=(Link(1.0, 10, 0.3),), iter_max=30)
     assert lossy.clock.now > clean.clock.now + 0.2  # a lost segment waits 20 ms
-    assert lossy.workers[0]._streams.bytes_up > 1.1 * clean.workers[0]._streams.bytes_up
+    assert lossy.workers[0]._exchange.bytes_up > 1.1 * clean.workers[0]._exchange.bytes_up
     np.testing.assert_array_equal(core(lossy).model.theta, core(clean).model.theta)
 
 

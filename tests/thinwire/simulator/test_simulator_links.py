@@ -12,7 +12,7 @@ from thinwire.proto.udp.connect import pacing
 from thinwire.proto.udp.sender import UdpSettings
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.datagrams import SimulatedSender
-from thinwire.simulator.links import ClassPipe, Pipe, carry, way_up
+from thinwire.simulator.links import ClassPipe, Pipe, carry, uplink_of
 
 SIZE = 1472
 UNIT_SECONDS = 1500 * 8 / 10e6  # of one datagram at 10 Mbit/s
@@ -76,21 +76,21 @@ def test_streams_alone_pass_as_on_the_plain_pipe(messages, seed):
 
 def test_only_links_that_need_classes_have_them():
     clock = Clock()
-    assert isinstance(way_up(clock, Link(1.0), 1), Pipe)
-    assert isinstance(way_up(clock, Link(1.0), 1, datagrams=True), ClassPipe)
-    assert isinstance(way_up(clock, Link(1.0, background_mbps=0.5), 1), ClassPipe)
+    assert isinstance(uplink_of(clock, Link(1.0), 1), Pipe)
+    assert isinstance(uplink_of(clock, Link(1.0), 1, datagrams=True), ClassPipe)
+    assert isinstance(uplink_of(clock, Link(1.0, background_mbps=0.5), 1), ClassPipe)
 
 
 def test_background_slows_unmarked_pushes_down_and_nothing_else():
     links = [Link(0.1, 10), Link(0.1, 10, background_mbps=0.05, background_class=3)]
     free, shared = (played("asgd", 1, links=(link,), iter_max=20) for link in links)
-    streams = [simulation.workers[0]._streams for simulation in (free, shared)]
+    streams = [simulation.workers[0]._exchange for simulation in (free, shared)]
     assert streams[0].bytes_up == streams[1].bytes_up
     assert streams[0].bytes_down == streams[1].bytes_down
     extra = shared.clock.now - free.clock.now
     packet_seconds = 1500 * 8 / 0.1e6  # each push may find one under way
     assert 1 * packet_seconds < extra < 20 * packet_seconds
-    assert streams[1].asked_at <= streams[1].sent_at <= shared.clock.now
+    assert streams[1].requested_at <= streams[1].sent_at <= shared.clock.now
 
 
 def sender_of(clock, link, channels=2, max_late=2, bucket=None):

@@ -17,14 +17,14 @@ LINK = Link(0.5, 20.0)
 
 def sent_by(worker):
     """Return what a worker will send from now on to shard 0: (step, update) of each push."""
-    found, tell = [], worker.streams.tell
+    found, send = [], worker.exchange.send
 
     def noted(shard, event, sizes, counted):
         if isinstance(event, events.Push) and shard == 0:
             found.append((event.step, event.update.values.copy()))
-        tell(shard, event, sizes, counted)
+        send(shard, event, sizes, counted)
 
-    worker.streams.tell = noted
+    worker.exchange.send = noted
     return found
 
 
@@ -55,7 +55,7 @@ def test_a_push_that_is_sent_again_is_that_workers_own():
     simulation = simulated("asgd", 3, steps="0.5,0.11,0.13", links=(LINK,), iter_max=80)
     worker = simulation.workers[0]
     found = sent_by(worker)
-    connection = worker.streams.connections[0]
+    connection = worker.exchange.connections[0]
 
     def cut():
         connection.cut_until = simulation.clock.now + 0.6
@@ -115,7 +115,7 @@ def test_who_finds_no_shard_gives_up_after_its_patience(tmp_path):
 def test_a_stream_without_progress_is_opened_anew(what):
     simulation = simulated("asgd", 2, links=(LINK,), iter_max=200, lease_seconds=2.0)
     shard, worker = simulation.shards[0], simulation.workers[0]
-    connection = worker.streams.connections[0]
+    connection = worker.exchange.connections[0]
     strike = functools.partial(shard.freeze, 25.0) if what == "freeze" else connection.fall_silent
     simulation.clock.at(5.2, strike)
     assert play(simulation) == "iter_max"

@@ -11,6 +11,7 @@ from tests.worker.client.test_exchange_aux import exchange
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.supervisor.evaluator import ModelFetcher
+from thinwire.worker.client.protocol import Replied
 
 _DENSE = [pb.Block(slot=slot, count=size) for slot, size in enumerate((16, 8, 4))]
 _WHOLE = np.ones(28, "<f4").tobytes()
@@ -25,8 +26,8 @@ BROKEN = {
 
 def answering(message):
     asked = exchange(aux_size=0)
-    asked.shards[0].ask = lambda make: None
-    asked.shards[0].answer = lambda: (message, memoryview(message.payload))
+    asked.shards[0].pull = lambda: None
+    asked.shards[0].wait_for_reply = lambda: (Replied(message), memoryview(message.payload))
     return asked
 
 
@@ -36,7 +37,7 @@ def test_a_worker_says_who_sent_what_it_cannot_use(name):
     with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:\d+ sent a reply .* same Thinwire"):
         asked.pull()
     with pytest.raises(ConfigurationError, match="of no use here"):
-        asked._answer(0)
+        asked._settle(0)
 
 
 def view_of(reply):

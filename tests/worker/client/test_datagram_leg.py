@@ -43,7 +43,7 @@ class Way:
         said = pb.Welcome()
         said.datagrams.session, said.datagrams.key = session, bytes([session] * 32)
         said.datagrams.ports.extend(ports)
-        self.leg.opened(address, said)
+        self.leg.open(address, said)
         return self
 
     def push(self, step):
@@ -110,7 +110,7 @@ def test_where_next_to_nothing_comes_they_go_before_the_push_and_it_is_said_once
     way = Way(dgt_fallback_steps=3, dgt_fallback_fill=0.1).welcome()
     for step, came in enumerate((0, 0, 1, 0, 0, 0, 0), 1):
         way.push(step)
-        way.leg.heard(answer(30, 0, 3 * came))
+        way.leg.record(answer(30, 0, 3 * came))
     assert way.leg.fell_back and way.sender.closed
     assert caplog.text.count("firewall") == 1
     assert way.push(8) == (1, 0, 0)
@@ -122,7 +122,7 @@ def test_where_next_to_nothing_comes_they_go_before_the_push_and_it_is_said_once
 @pytest.mark.parametrize(("arrived", "late"), [(3, 0), (0, 3), (1, 2)])
 def test_what_comes_late_has_come(arrived, late):
     way = Way(dgt_fallback_steps=1, dgt_fallback_fill=0.1).welcome()
-    way.leg.heard(answer(30, arrived, late))
+    way.leg.record(answer(30, arrived, late))
     assert not way.leg.fell_back
 
 
@@ -130,14 +130,14 @@ def test_nothing_announced_says_nothing():
     way = Way(dgt_fallback_steps=2).welcome()
     for announced in (30, 0, 30):
         assert not way.leg.fell_back
-        way.leg.heard(answer(announced, 0))
+        way.leg.record(answer(announced, 0))
     assert way.leg.fell_back
 
 
 def test_it_never_falls_back_if_told_so():
     way = Way(dgt_fallback_steps=0).welcome()
     for _ in range(200):
-        way.leg.heard(answer(30, 0))
+        way.leg.record(answer(30, 0))
     assert way.push(1) == (0, 1, 0)
 
 
@@ -168,12 +168,12 @@ def test_a_bitmap_says_what_is_lost():
     way.leg.seal(1, routed())
     reception = answer(3, 2)
     reception.bitmap = bytes([0b101])
-    (lost,) = way.leg.heard(reception)
+    (lost,) = way.leg.record(reception)
     assert lost.slot == 0 and lost.ranges.tolist() == [[16, 32]]
 
 
 def test_nothing_is_sealed_before_the_welcome():
-    with pytest.raises(ValueError, match="before the shard has said"):
+    with pytest.raises(ValueError, match="before a Welcome has directed"):
         Way().leg.seal(1, routed())
 
 

@@ -49,8 +49,8 @@ ROUTED = [
 
 def test_counts_are_over_all_shards_and_exchanges():
     totals = totals_of(1, TWO_LEGS, 2, lambda: 5000, False)
-    totals.note(ROUTED)
-    totals.note([dataclasses.replace(each, k=0.3) for each in ROUTED])
+    totals.record(ROUTED)
+    totals.record([dataclasses.replace(each, k=0.3) for each in ROUTED])
     counts = totals.counts()
     assert counts.sum_k == pytest.approx(0.8)
     assert dataclasses.replace(counts, sum_k=0.0) == SentCounts(
@@ -89,8 +89,8 @@ def test_a_line_says_what_is_new(caplog):
     totals = totals_of(4, TWO_LEGS, 2, lambda: next(sent), True)
     with caplog.at_level("INFO", logger="absl"):
         for step in (1, 2):
-            totals.note(ROUTED)
-            totals.tell(step)
+            totals.record(ROUTED)
+            totals.log(step)
     assert caplog.messages == [
         "worker 4, step 1: k 0.500; blocks by channel, 0 reliable: 6 / 2 / 1; 1 skipped, "
         "2 dropped, 1 not finite; bytes: 4100 / 400 / 500",

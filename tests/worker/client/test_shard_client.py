@@ -4,10 +4,14 @@ import threading
 
 import pytest
 
+from thinwire.ops.types import Kind
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
-from thinwire.worker.client import shard_client, shard_line
+from thinwire.worker.client import shard_client
+from thinwire.worker.client.messages import PushEncoder
+from thinwire.worker.client.protocol import NewestEpoch
 from thinwire.worker.client.shard_client import PushRefused, ShardClient, ShardGone
+from thinwire.worker.core.messages import PushRequest
 
 ADDRESS = "127.0.0.1:1"
 
@@ -67,10 +71,18 @@ class Client:
 
     def __init__(self, monkeypatch, *sessions, shard=0):
         self.clock, self.closing = Clock(), threading.Event()
-        for module in (shard_client, shard_line):
-            monkeypatch.setattr(module, "time", self.clock)
+        monkeypatch.setattr(shard_client, "time", self.clock)
         hello = pb.Hello(role=pb.ROLE_WORKER, id=1, shard=shard)
-        self.client = ShardClient(ADDRESS, hello, 1 << 20, None, 20.0, self.closing)
+        self.client = ShardClient(
+            ADDRESS,
+            hello,
+            1 << 20,
+            None,
+            20.0,
+            self.closing,
+            PushEncoder(shard, None),
+            NewestEpoch(),
+        )
         self.sessions = [FakeSession(self.clock, heard) for heard in sessions]
         self.waiting = list(self.sessions)
         self.client._dialler.dial = lambda patience: self._dialled()
@@ -84,8 +96,25 @@ class Client:
         return self.waiting.pop(0), welcome
 
     def push(self, step=4):
-        self.client.ask(lambda: [(pb.ToServer(push=pb.Push(step=step, epoch=3)), ())])
+        self.client.push(
+            PushRequest(
+                step=step,
+                kind=Kind.GRADIENT,
+                shards=[(), ()],
+                base_versions=[0, 0],
+                generations=[0, 0],
+                samples=1,
+                local_steps=1,
+                learning_rate=0.1,
+                loss=0.0,
+            )
+        )
         return self.client
+
+    def version(self):
+        """Return the version of the reply that is waited for."""
+        replied, _ = self.client.wait_for_reply()
+        return replied.reply.version
 
 
 def refusal(reason, step=4, **fields):
@@ -106,8 +135,8 @@ def put_out(seconds):
 
 def test_who_is_put_out_says_hello_again_when_its_term_is_over(monkeypatch):
     run = Client(monkeypatch, [put_out(5.0), *waiting(9)], [reply()])
-    answer, _ = run.push().answer()
-    assert answer.version == 9
+    run.push()
+    assert run.version() == 9
     first, second = run.sessions
     assert run.clock.now >= 106.0  # a second to hear of it, five to wait
     assert len(first.heard) == 4  # it listened for so long, and no longer
@@ -119,78 +148,88 @@ def test_who_is_put_out_hears_of_the_run_s_end(monkeypatch):
     halt = pb.ToClient(halt=pb.Halt(cause="iter_max"))
     run = Client(monkeypatch, [put_out(1e6), *waiting(2), halt, *waiting()])
     with pytest.raises(ShardGone, match="iter_max"):
-        run.push().answer()
+        run.push().wait_for_reply()
 
 
 def test_another_shard_s_halt_is_not_the_run_s_end(monkeypatch):
     halt = pb.ToClient(halt=pb.Halt(cause="iter_max"))
     run = Client(monkeypatch, [put_out(2.0), halt, *waiting(3)], [reply()], shard=1)
-    assert run.push().answer()[0].version == 9
+    run.push()
+    assert run.version() == 9
     assert run.client.halt_cause == ""
 
 
 def test_a_term_does_not_outlive_its_stream(monkeypatch):
     run = Client(monkeypatch, [put_out(1e6), StreamLost("gone")], [*waiting(3), reply()])
-    assert run.push().answer()[0].version == 9
+    run.push()
+    assert run.version() == 9
 
 
 def test_a_push_of_an_older_epoch_is_sent_again_on_the_same_stream(monkeypatch):
     run = Client(monkeypatch, [refusal(pb.REASON_STALE_EPOCH, epoch=8), reply()])
-    run.push().answer()
+    run.push().wait_for_reply()
     assert run.sessions[0].said == [(4, 3), (4, 8)]
 
 
 def test_a_refusal_of_another_push_is_nothing(monkeypatch):
     run = Client(monkeypatch, [refusal(pb.REASON_OUTLIER, step=3), reply()])
-    assert run.push().answer()[0].version == 9
+    run.push()
+    assert run.version() == 9
 
 
-def test_what_only_the_worker_can_mend_is_raised(monkeypatch):
-    run = Client(monkeypatch, [refusal(pb.REASON_OUTLIER)])
+def test_what_nobody_can_mend_is_raised(monkeypatch):
+    run = Client(monkeypatch, [refusal(pb.REASON_MALFORMED)])
     with pytest.raises(PushRefused) as refused:
-        run.push().answer()
-    assert refused.value.reason == pb.REASON_OUTLIER
+        run.push().wait_for_reply()
+    assert refused.value.reason == pb.REASON_MALFORMED
+
+
+def test_after_an_outlier_the_model_is_pulled(monkeypatch):
+    run = Client(monkeypatch, [refusal(pb.REASON_OUTLIER), reply(step=0)])
+    replied, _ = run.push().wait_for_reply()
+    assert (replied.reply.version, replied.is_outlier) == (9, True)
+    assert run.sessions[0].said == [(4, 3), "pull"]
 
 
 def test_who_is_let_go_reaches_the_others_before_it_says_hello_again(monkeypatch):
     run, order = Client(monkeypatch, [refusal(pb.REASON_NOT_MEMBER)], [reply()]), []
     run.client.before_rejoining = lambda: order.append(len(run.waiting))
     run.client.on_expelled = lambda: order.append("expelled")
-    run.push().answer()
+    run.push().wait_for_reply()
     assert order == ["expelled", 1]  # the second stream was not open yet
-    assert not run.client.is_expelled
+    assert not run.client.protocol.is_expelled
 
 
 def test_a_push_that_is_given_up_is_not_sent_again(monkeypatch):
-    run = Client(monkeypatch, [refusal(pb.REASON_NOT_MEMBER)], [reply()], shard=1)
-    run.client.on_expelled = run.client.give_up_push
-    with pytest.raises(PushRefused) as refused:
-        run.push().answer()
-    assert refused.value.reason == pb.REASON_NOT_MEMBER
-    assert run.sessions[1].said == []
+    run = Client(monkeypatch, [refusal(pb.REASON_NOT_MEMBER)], [reply(step=0)], shard=1)
+    run.client.on_expelled = run.client.abandon_push
+    run.push()
+    assert run.version() == 9
+    assert run.sessions[1].said == ["pull"]
 
 
 def test_a_pull_cannot_be_given_up(monkeypatch):
     run = Client(monkeypatch, [reply(step=0)])
-    run.client.ask(lambda: [(pb.ToServer(pull=pb.Pull()), ())])
-    run.client.give_up_push()
-    assert run.client.answer()[0].version == 9
+    run.client.pull()
+    run.client.abandon_push()
+    assert run.version() == 9
+    assert run.sessions[0].said == ["pull"]
 
 
 def test_an_answer_that_comes_while_another_shard_is_waited_for_is_kept(monkeypatch):
     run = Client(monkeypatch, [reply()])
-    run.push().glance()
-    run.client.glance()  # there is nothing more to be heard
-    assert run.client.answer()[0].version == 9
-    assert not run.client.asking
+    run.push().poll()
+    run.client.poll()  # nothing more is written
+    assert run.version() == 9
+    assert not run.client.is_in_use
 
 
 def test_who_computes_hears_that_it_was_let_go_and_comes_back_when_it_may(monkeypatch):
     run = Client(monkeypatch, [*waiting(3), refusal(pb.REASON_NOT_MEMBER, step=0)], [])
     run.client.attend(lambda: False)
-    assert run.client.is_expelled and not run.client.connected
+    assert run.client.protocol.is_expelled and not run.client.connected
     run.client.attend(lambda: True)
-    assert run.client.connected and not run.client.is_expelled
+    assert run.client.connected and not run.client.protocol.is_expelled
 
 
 def test_a_lost_stream_is_opened_again_while_the_worker_computes(monkeypatch):
@@ -219,7 +258,7 @@ def test_nobody_else_touches_a_stream_in_use_or_at_its_end(monkeypatch, ended):
     if ended == "closing":
         run.closing.set()
     elif ended == "halted":
-        run.client.halt_cause = "iter_max"
+        run.client.protocol.halt_cause = "iter_max"
     else:
         run.push()
     run.client.attend()
