@@ -39,7 +39,7 @@ def finished(worker: Worker) -> str | None:
     found = worker.checkpoints.load_latest()
     if found is None or not is_finished(worker.run, found[1]["stop_reason"], found[1]["limit"]):
         return None
-    gone = not worker.part.exchange.shards[0].answers(_PROBE_SECONDS)
+    gone = not worker.part.exchange.shards[0].probe(_PROBE_SECONDS)
     return str(found[1]["stop_reason"]) if gone else None
 
 

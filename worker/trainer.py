@@ -223,7 +223,7 @@ class WorkerSession:
 
     def _cut(self) -> None:
         for shard in self.exchange.shards:  # so that the others need not wait for a lease to end
-            shard.say(pb.ToServer(leave=pb.Leave(cause="interrupted")))
+            shard.send(pb.ToServer(leave=pb.Leave(cause="interrupted")))
         for shard in self.exchange.shards:
             shard.close()
 

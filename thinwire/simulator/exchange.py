@@ -120,6 +120,7 @@ class SimulatedExchange:
             self.clients.append(client)
         self.connections = [client.connection for client in self.clients]
         self.incarnation = self.newest_incarnation = 0
+        self._last_step = 0  # of this worker, by the shards that have welcomed it
         self.patience_seconds, self.asleep_until = _PATIENCE_SECONDS, 0.0
         self.requested_at = 0.0
 

@@ -39,6 +39,9 @@ class Endpoint(Protocol):
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
         """Take in a message of a worker's stream."""
 
+    def arrive(self, event: Delivery) -> None:
+        """Take in what has passed the network, on whatever stream."""
+
     def lose(self, worker: int, stream: int) -> None:
         """Take note that a worker's stream is gone."""
 

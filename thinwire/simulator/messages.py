@@ -71,7 +71,7 @@ def to_client(message: ToWorker) -> pb.ToClient:
             return pb.ToClient(welcome=welcome)
         case events.Reject():
             refusal = pb.Refusal(
-                reason=pb.Reason.Value(f"REASON_{message.reason}"),
+                reason=f"REASON_{message.reason}",
                 message=message.message,
                 step=message.step,
                 epoch=message.epoch,
