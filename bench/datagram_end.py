@@ -79,10 +79,10 @@ class Stack:
         if not self.first_at:
             self.first_at, self.first_cpu = time.monotonic(), time.process_time()
         with self._lock:
-            before = sum(self._assembler.books.num_datagrams)
+            before = sum(self._assembler.counters.num_datagrams)
             self._assembler.feed(data, size, time.monotonic())
             self._close()
-            return sum(self._assembler.books.num_datagrams) - before
+            return sum(self._assembler.counters.num_datagrams) - before
 
     def next_deadline(self) -> float | None:
         with self._lock:
@@ -97,8 +97,8 @@ class Stack:
         manifest = Manifest(tuple(announced), 0.0, NUM_BLOCKS, 0, 1, 0)
         block = last_block(step)
         with self._lock:
-            self._assembler.mark(step, (block,), manifest, time.monotonic())
-            self._assembler.end(step, time.monotonic())
+            self._assembler.add_reliable(step, (block,), manifest, time.monotonic())
+            self._assembler.end_step(step, time.monotonic())
             self._close()
         self.receiver.wake()
 

@@ -276,7 +276,7 @@ class ShardProcess:
         instruments = ShardInstruments(self.server, self.board, self._received)
         self.metrics = instruments.open_port(self.run, _name(own.id_ps))
         if (datagrams := self.server.datagrams) is not None:
-            datagrams.receptions.restore(self.saved.datagrams)
+            datagrams.receiver.restore(self.saved.datagrams)
             datagrams.open(self.run.transport, own.bind)
 
     def _join_leader(self) -> LeaderClient:
@@ -336,7 +336,7 @@ class ShardProcess:
     def _received(self) -> DatagramCounts | None:
         """Return what has come in datagrams; None where the method sends none."""
         beside = self.server.datagrams
-        return beside.received() if beside is not None else None
+        return beside.counts() if beside is not None else None
 
     def _hear(self, number: int, frame: Any) -> None:
         del frame

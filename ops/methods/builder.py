@@ -15,7 +15,7 @@ from thinwire.ops.methods.validation import rule_for
 from thinwire.ops.optimizers.local import LocalUpdate
 from thinwire.ops.optimizers.server import ServerUpdate
 from thinwire.ops.pacing import pacers
-from thinwire.ops.routing.dgt import DgtChoices
+from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sharding import placement
 from thinwire.ops.sync.groups import AutoGroups

@@ -1,6 +1,10 @@
-"""The nouns of routing: what a router makes of one shard's part of a packet. No logic.
+"""The Router interface: which blocks of a packet travel reliably, and which in datagrams.
 
-How datagrams travel, where that makes no difference to what the method computes.
+`Router` is the contract, `Routed` what a router makes of one shard's part of a packet. The rest is
+vocabulary that both ends of the path share: `UnreliableBlocks` become datagrams, a `Manifest`
+announces them on the stream, `LostEntries` names what did not arrive. `Transport` holds those
+settings of the path that may differ between nodes, because they do not change what the method
+computes. The module imports neither numpy nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -8,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.ops.types import ConfigurationError
 
@@ -16,7 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from thinwire.ops.types import Block, Float32, Int64
+    from thinwire.ops.kernels.base import Kernels
+    from thinwire.ops.types import Block, Float32, Int64, ShardLayout, State
 
 
 class ValueEncoding(enum.IntEnum):
@@ -47,7 +53,7 @@ class RouteContext:
     loss: float | None  # mean training loss of the mini-batches in this exchange, if known
     seed: int  # of the run; with worker, tensor and step it seeds random orders
     worker: int
-    kernels: Any  # ops.kernels.Kernels
+    kernels: Kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +78,11 @@ class Routed:
 
     reliable: tuple[Block, ...]  # Block, LowRankBlock or RangedBlock, slots ascending
     unreliable: tuple[UnreliableBlocks, ...] = ()  # slots ascending
-    k: float = 1.0  # fraction of blocks asked to travel reliably
+    k: float = 1.0  # requested fraction of reliable blocks
     num_blocks: int = 0  # of all slots in this push, skipped ones included
     num_skipped: int = 0  # of zeros only: sent on no channel
     num_reliable: int = 0
-    num_dropped: int = 0  # by the sender itself, as --dgt_send_drop asks
+    num_dropped: int = 0  # by the sender itself, for --dgt_send_drop
     num_nonfinite: int = 0  # blocks with NaN or infinity: reliable, and first
 
 
@@ -91,7 +97,7 @@ class AnnouncedDatagrams:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a reliable part says about the datagrams beside it."""
+    """What a reliable part announces of the datagrams beside it."""
 
     channels: tuple[AnnouncedDatagrams, ...]  # ascending; only those with datagrams
     k: float
@@ -110,6 +116,112 @@ class LostEntries:
     positions: Int64 | None = None  # [k] int64: of a sparse slot; exactly one of both is given
 
 
+class ReassemblyRules(Protocol):
+    """How a shard joins datagrams and reliable parts again; a router's settings."""
+
+    @property
+    def dgt_channels(self) -> int:
+        """C, channels beside the stream."""
+
+    @property
+    def dgt_block_size(self) -> int:
+        """Bytes of a block of float32 entries."""
+
+    @property
+    def dgt_reception(self) -> str:
+        """Late datagrams: "diff" adds them to the next step, "drop" does not."""
+
+    @property
+    def dgt_wait_ms(self) -> float:
+        """How long to wait, from an end marker on, for what is missing."""
+
+    @property
+    def dgt_max_late(self) -> int:
+        """Steps that a datagram may be late."""
+
+    @property
+    def dgt_late_decay(self) -> float:
+        """Factor on a datagram's values for each step that it is late."""
+
+    @property
+    def dgt_error_feedback(self) -> bool:
+        """Whether the worker is sent a list of what did not arrive."""
+
+
+class Router(Protocol):
+    """Decides by which class of service each block of a packet travels.
+
+    A router is a frozen dataclass of hyper-parameters. Its state is plain arrays and numbers that
+    the caller owns. In each exchange `begin` is called once, then `cut` for every shard, and later
+    `undelivered` for every shard, with what became of its part.
+    """
+
+    @property
+    def uses_datagrams(self) -> bool:
+        """Whether shards open ports for datagrams and reassemble pushes."""
+
+    @property
+    def reassembly_rules(self) -> ReassemblyRules | None:
+        """How shards reassemble pushes; None: the router never sends datagrams."""
+
+    @property
+    def channels(self) -> int:
+        """Channels for datagrams, beside the stream."""
+
+    @property
+    def max_late(self) -> int:
+        """Steps after which a sender drops datagrams that are still queued."""
+
+    @property
+    def needs_datagrams_first(self) -> bool:
+        """Whether datagrams are useless once the reliable part has arrived."""
+
+    @property
+    def marks_slots(self) -> bool:
+        """Whether each slot's reliable part announces its own datagrams."""
+
+    @property
+    def delivers_all(self) -> bool:
+        """Whether what arrives is what was sent, to the last bit."""
+
+    def init(self, layouts: tuple[ShardLayout, ...]) -> State:
+        """Return the state before a worker's first exchange."""
+
+    def begin(self, state: State, context: RouteContext) -> State:
+        """Return the state with which the shards' parts of one exchange are cut."""
+
+    def cut(
+        self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
+    ) -> tuple[Routed, State]:
+        """Return one shard's part of a packet by class of service, and the new state.
+
+        Args:
+            shard: Its number.
+            blocks: Its part of the packet, slots ascending; they are not changed.
+            state: As `begin` returned it.
+            context: Of this exchange.
+        """
+
+    def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
+        """Return the state once the fate of the last push to a shard is known.
+
+        Args:
+            shard: Its number.
+            lost: What did not arrive. None: the shard refused the push and used nothing of it.
+            state: As the push left it.
+        """
+
+    def check(self, value_dtype: str) -> None:
+        """Refuse a codec's value dtype that the router cannot carry.
+
+        Raises:
+            ConfigurationError: Which settings exclude each other.
+        """
+
+    def empty_choices(self, codec: object) -> list[tuple[bool, str]]:
+        """Return (applies, warning) for settings that cannot make a difference with this codec."""
+
+
 TRANSPORTS = ("udp", "grpc")
 CLASSES = ("cs", "compact", "off")
 _RANGES: dict[str, tuple[float, float]] = {
@@ -124,16 +236,16 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Transport:
-    """What need not be the same on every node.
+    """Settings of the datagram path that need not be the same on every node.
 
     Attributes:
         dgt_mtu: Most bytes of UDP payload in a datagram.
-        dgt_transport: udp, or grpc: the unreliable part follows on the reliable stream.
+        dgt_transport: udp; or grpc, where the unreliable part follows on the reliable stream.
         dgt_dscp: How priorities are marked: cs, the class selectors, 32 (C - i) as TOS byte of
             channel i; compact, none above CS5; off.
         dgt_pace_mbps: Rate to which a worker limits its datagrams; 0: none.
-        dgt_drop_rate: Fraction of arriving datagrams that a shard throws away, for tests.
-        dgt_drop_seed: Seeds which.
+        dgt_drop_rate: Fraction of arriving datagrams that a shard drops, for tests.
+        dgt_drop_seed: Seed of the choice which ones.
         dgt_info: Whether workers and shards log a line for each step.
         dgt_fallback_steps: Steps in a row with a fill ratio below `dgt_fallback_fill` after which
             a worker sends everything reliably; 0: never.

@@ -1,6 +1,7 @@
-"""What an assembler counts; nothing of it is ever logged datagram by datagram.
+"""Counters of datagrams, as documents that are reported and added up: totals, never last values.
 
-What is counted of datagrams, as documents that travel and add up: totals, never last values.
+`SentCounts` is what a worker has sent, `ReassemblyCounters` what one session's reassembler has
+received. Names of fields are keys of reports and files. No datagram is ever logged by itself.
 """
 
 from __future__ import annotations
@@ -27,31 +28,16 @@ class CounterDocument(Document):
         return type(self)(*(_sum(getattr(self, name), getattr(other, name)) for name in names))
 
     def minus(self: _Counts, other: _Counts) -> _Counts:
-        """Return what has come since `other` was counted."""
+        """Return the increase since `other`, which was counted earlier."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return type(self)(*(_sum(getattr(self, name), getattr(other, name), -1) for name in names))
 
 
 def total(counts: Iterable[_Counts], start: _Counts) -> _Counts:
-    """Return the sum of all of them and `start`; none of them is changed."""
+    """Return the sum of `counts` and `start`; none of them is changed."""
     for each in counts:
         start = start.plus(each)
     return start
-
-
-def rows_of(block: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return a list of rows in the block that another program has written; what is none is not."""
-    rows = block.get(name)
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _sum(one: Any, other: Any, sign: int = 1) -> Any:
-    if isinstance(one, dict):
-        names = dict.fromkeys([*one, *other])
-        return {name: one.get(name, 0) + sign * other.get(name, 0) for name in names}
-    if isinstance(one, list):
-        return [a + sign * b for a, b in itertools.zip_longest(one, other, fillvalue=0)]
-    return one + sign * other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,18 +48,18 @@ class SentCounts(CounterDocument):
     """
 
     pushes: int = 0  # exchanges
-    sum_k: float = 0.0  # over these
+    sum_k: float = 0.0  # over these exchanges
     blocks: list[int] = dataclasses.field(default_factory=list)
     skipped: int = 0  # blocks of zeros only: sent on no channel
     dropped: int = 0  # blocks that the worker itself threw away
     non_finite: int = 0  # blocks with NaN or infinity: among the reliable ones
-    datagrams: list[int] = dataclasses.field(default_factory=list)  # handed over to be carried
+    datagrams: list[int] = dataclasses.field(default_factory=list)  # passed to a socket or stream
     num_bytes: list[int] = dataclasses.field(default_factory=list)  # on the wire, with all headers
     unsent: dict[str, int] = dataclasses.field(default_factory=dict)  # datagrams, by reason
     fallen_back: int = 0  # shards that now get everything in the stream
 
     def after(self, before: SentCounts | None) -> SentCounts:
-        """Return the totals with those of earlier lives of the worker."""
+        """Return the totals with those of earlier incarnations of the worker."""
         if before is None:
             return self
         return dataclasses.replace(before.plus(self), fallen_back=self.fallen_back)
@@ -106,7 +92,7 @@ _REPLAYED = ("too_new", "too_old", "abandoned", "unannounced", "duplicate")
 
 @dataclasses.dataclass
 class ReassemblyCounters(CounterDocument):
-    """Counters since the session began; channels are numbered from 0, the stream.
+    """Counters since the session began; entry 0 of a list is the stream, then come the channels.
 
     Attributes:
         dropped: Datagrams that were not used, by reason.
@@ -117,7 +103,7 @@ class ReassemblyCounters(CounterDocument):
         num_late: Of those, after their step or tensor was closed, kept or not.
         num_closed: Steps.
         num_incomplete: End markers whose wait was over with something still missing.
-        num_late_used: Late datagrams that a later step took in.
+        num_late_used: Late datagrams that were added to a later step.
         sum_of_ages: Of these, in steps.
         blocks: Of the steps that are closed, by their reliable parts.
         blocks_skipped: Of those, zeros only: sent on no channel.
@@ -146,13 +132,28 @@ class ReassemblyCounters(CounterDocument):
     sum_fresh: float = 0.0
     sum_fill: float = 0.0
 
+    @classmethod
+    def zero(cls, channels: int) -> ReassemblyCounters:
+        """Return the counters of a new session with this many channels beside the stream."""
+        first, second, third, fourth, fifth = ([0] * (channels + 1) for _ in range(5))
+        return cls(dict.fromkeys(REASONS, 0), first, second, third, fourth, fifth)
+
     @property
     def num_new(self) -> int:
         """Authentic datagrams that did not come before, of steps that take some."""
         return sum(self.num_datagrams) - sum(self.dropped[reason] for reason in _REPLAYED)
 
 
-def empty(channels: int) -> ReassemblyCounters:
-    """Return the books of a session with this many channels beside the stream."""
-    first, second, third, fourth, fifth = ([0] * (channels + 1) for _ in range(5))
-    return ReassemblyCounters(dict.fromkeys(REASONS, 0), first, second, third, fourth, fifth)
+def rows_of(block: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return a list of rows from a block that another program wrote, without what is not a row."""
+    rows = block.get(name)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _sum(one: Any, other: Any, sign: int = 1) -> Any:
+    if isinstance(one, dict):
+        names = dict.fromkeys([*one, *other])
+        return {name: one.get(name, 0) + sign * other.get(name, 0) for name in names}
+    if isinstance(one, list):
+        return [a + sign * b for a, b in itertools.zip_longest(one, other, fillvalue=0)]
+    return one + sign * other

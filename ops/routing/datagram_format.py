@@ -1,8 +1,8 @@
 """The datagram: a header of 64 bytes, values of one slot, a tag of 16 bytes. Little-endian.
 
-A datagram says by itself where its values belong, so each may be lost, repeated or overtaken
-without harm to the others. The tag is keyed BLAKE2b-128 (RFC 7693) over header and payload: nobody
-without the session's key can make one, and it finds damage as a checksum would.
+Each header gives the place of the values in the slot, so a datagram may be lost, repeated or
+overtaken without harm to the others. The tag is keyed BLAKE2b-128 (RFC 7693) over header and
+payload: it cannot be forged without the session's key, and it detects damage as a checksum would.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADER = np.dtype(
     [
         ("magic", "<u4"),
         ("version", "u1"),
-        ("encoding", "u1"),  # an Encoding, and perhaps SPARSE
+        ("encoding", "u1"),  # a ValueEncoding, and perhaps SPARSE
         ("channel", "u1"),  # 1 to 7
         ("flags", "u1"),  # 0
         ("session", "<u8"),
@@ -103,18 +103,18 @@ def payload_bytes(encoding: ValueEncoding, sparse: bool, count: int) -> int:
     return value_bytes(encoding, count) + (GAP_DTYPE.itemsize * count if sparse else 0)
 
 
-def most_values(encoding: ValueEncoding, sparse: bool, room: int) -> int:
-    """Return how many values go into a payload of `room` bytes.
+def most_values(encoding: ValueEncoding, sparse: bool, limit_bytes: int) -> int:
+    """Return how many values fit a payload of `limit_bytes`.
 
-    >>> most_values(Encoding.FLOAT32, False, 1392), most_values(Encoding.UINT4, True, 13)
+    >>> most_values(ValueEncoding.FLOAT32, False, 1392), most_values(ValueEncoding.UINT4, True, 13)
     (348, 5)
     """
     half_bytes = 4 * GAP_DTYPE.itemsize // 2 * sparse
     if encoding is ValueEncoding.UINT4:
         half_bytes += 1
-        count = 2 * room // half_bytes
-        return count if payload_bytes(encoding, sparse, count) <= room else count - 1
-    return 2 * room // (half_bytes + 2 * VALUE_DTYPES[encoding].itemsize)
+        count = 2 * limit_bytes // half_bytes
+        return count if payload_bytes(encoding, sparse, count) <= limit_bytes else count - 1
+    return 2 * limit_bytes // (half_bytes + 2 * VALUE_DTYPES[encoding].itemsize)
 
 
 def pack_nibbles(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -144,13 +144,13 @@ def sign(data: memoryview, size: int, key: bytes) -> None:
 def authentic(
     data: memoryview, size: int, starts: Sequence[int], tags: NDArray[np.uint8], key: bytes
 ) -> NDArray[np.bool_]:
-    """Return for each datagram whether its tag is right; the time taken says nothing of it.
+    """Return for each datagram whether its tag is right, in time that does not depend on it.
 
     Args:
         data: Datagrams of `size` bytes.
         size: Of each.
-        starts: Where those to look at begin.
-        tags: [len(starts), 16] what they say.
+        starts: Where those to check begin.
+        tags: [len(starts), 16] as received.
         key: Of the session.
     """
     signed = size - TAG_BYTES

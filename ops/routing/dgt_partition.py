@@ -1,13 +1,12 @@
-"""A shard's part of a packet, cut by what its blocks contribute: the work behind `dgt.Dgt`.
+"""How DGT partitions a shard's blocks: score, rank, assign channels, cut; on arrays only.
 
-Four passes: score every slot's blocks, rank them, give ranks their channels, cut. Loops are over
-slots, never over blocks. A slot's last block is its end: always reliable, never ranked.
+`Partition` works in four passes over the slots, never in a loop over blocks: it scores every slot's
+blocks by their contribution, ranks them, gives ranks their channels, and cuts each slot into what
+travels reliably and what in datagrams, with --dgt_low_bits in few bits. A slot's last block is its
+end: always reliable, never ranked.
 
-The unreliable blocks of a slot in few bits, and what that changes of their values.
-
-Which rank of a block travels on which channel, and in which order blocks are ranked.
-
-Source: DGT's ranking and channel map; docs/methods/dgt.md.
+Source: ranking and channel map of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021;
+docs/methods/dgt.md.
 """
 
 from __future__ import annotations
@@ -27,67 +26,251 @@ from thinwire.ops.types import Block, CodedValues, LowRankBlock, RangedBlock, St
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thinwire.ops.routing.dgt import Dgt
+    from thinwire.ops.kernels.base import Kernels
+    from thinwire.ops.routing.dgt_choices import DgtChoices
     from thinwire.ops.types import Float32, Int64
 
 #: Bits of a level -> how it travels.
-ENCODINGS = {16: ValueEncoding.UINT16, 8: ValueEncoding.UINT8, 4: ValueEncoding.UINT4}
-_PIECE = 1 << 16  # entries coded at a time: buffers stay in cache
+LEVEL_ENCODINGS = {16: ValueEncoding.UINT16, 8: ValueEncoding.UINT8, 4: ValueEncoding.UINT4}
+#: Value dtype of a codec -> how it travels.
+CODEC_ENCODINGS = {
+    "float32": ValueEncoding.FLOAT32,
+    "bfloat16": ValueEncoding.BFLOAT16,
+    "float16": ValueEncoding.FLOAT16,
+    "int8": ValueEncoding.INT8,
+}
+_CHUNK = 1 << 16  # entries coded at a time: buffers stay in cache
 
 
-@dataclasses.dataclass(frozen=True)
-class CodedLevels:
-    """A slot's values as levels; 0 where a block is not unreliable."""
-
-    data: NDArray[Any]  # [k], or [size] if dense: levels
-    lows: Float32  # [n]
-    scales: Float32  # [n]
-    entries: Int64 | None  # [u]: which of a sparse block's values have errors; None: all of a dense
-    errors: Float32  # [u], or [size] if dense: value minus what its level stands for
+def _no_numbers() -> Any:
+    return np.zeros(0, np.int64)
 
 
-def dense(bits: int, slot: Scored, kernels: Any) -> CodedLevels:
-    """Code blocks of a dense slot, all of them of full length."""
-    size, entries = slot.block.size, slot.entries
-    body = (slot.size - 1) * entries
-    rows = dequantise(slot.block.values)[:body].reshape(-1, entries)
-    data = np.zeros(size, np.uint16 if bits == 16 else np.uint8)
-    coded = CodedLevels(
-        data,
-        np.zeros(slot.size, np.float32),
-        np.zeros(slot.size, np.float32),
-        None,
-        np.zeros(size, np.float32),
-    )
-    numbers = np.sort(slot.numbers)
-    step = max(1, _PIECE // entries)
-    for first in range(0, numbers.size, step):
-        some = numbers[first : first + step]
-        piece = rows[some]
-        levels, lows, scales = kernels.to_levels(piece, bits)
-        coded.lows[some], coded.scales[some] = lows, scales
-        data[:body].reshape(-1, entries)[some] = levels
-        piece -= from_levels(levels, lows[:, None], scales[:, None])
-        coded.errors[:body].reshape(-1, entries)[some] = piece
-    return coded
+@dataclasses.dataclass
+class ScoredBlock:
+    """One slot's block, divided into blocks of DGT; the ranking fills in the last two fields."""
+
+    block: Block
+    entries: int  # E, of a block of DGT
+    scores: Float32  # [n] float32
+    is_sent: NDArray[np.bool_]  # [n]: travels on some channel; of the end always
+    is_bad: NDArray[np.bool_]  # [n]: holds NaN or infinity
+    edges: Int64  # [n + 1] of a sparse block: its values by block of DGT; of a dense one empty
+    # [m] unreliable blocks, best rank first, and the channel of each.
+    numbers: Int64 = dataclasses.field(default_factory=_no_numbers)
+    channels: NDArray[np.uint8] = dataclasses.field(default_factory=_no_numbers)
+
+    @property
+    def size(self) -> int:
+        """How many blocks of DGT the slot has."""
+        return self.scores.size
 
 
-def sparse(bits: int, slot: Scored, kernels: Any) -> CodedLevels:
-    """Code blocks of which only some entries are there; they lie in the host's memory anyway."""
-    del kernels
-    counts = np.diff(slot.edges)
-    is_low = np.zeros(slot.size, bool)
-    is_low[slot.numbers] = True
-    entries = np.flatnonzero(np.repeat(is_low, counts))
-    values = dequantise(slot.block.values)[entries]
-    lengths = counts[is_low]
-    levels, lows, scales = to_levels_at(values, np.cumsum(lengths) - lengths, bits)
-    all_lows, all_scales = np.zeros(slot.size, np.float32), np.zeros(slot.size, np.float32)
-    all_lows[is_low], all_scales[is_low] = lows, scales
-    data = np.zeros(slot.block.values.data.size, levels.dtype)
-    data[entries] = levels
-    errors = values - from_levels(levels, np.repeat(lows, lengths), np.repeat(scales, lengths))
-    return CodedLevels(data, all_lows, all_scales, entries, errors)
+def all_reliable(choices: DgtChoices, blocks: Sequence[Block], k: float) -> Routed:
+    """Return everything as reliable, the same objects."""
+    num_blocks = sum(choices.num_blocks(block.size) for block in blocks)
+    return Routed(tuple(blocks), k=k, num_blocks=num_blocks, num_reliable=num_blocks)
+
+
+class Partition:
+    """Partitions the blocks of one shard in one exchange.
+
+    Args:
+        choices: The settings.
+        shard: Number of the shard.
+        state: The shard's part of the router's state; it is changed in place.
+        context: Of this exchange.
+        k: Fraction of blocks to be reliable.
+    """
+
+    def __init__(
+        self, choices: DgtChoices, shard: int, state: State, context: RouteContext, k: float
+    ) -> None:
+        self._choices, self._shard, self._context, self._k = choices, shard, context, k
+        self._averages: list[Float32] = state["averages"]  # by slot
+        self._places: list[Int64] = state["places"]  # tensor and start of each slot
+        self._kept: State | None = state.get("kept")  # residuals, where something is kept
+
+    def cut(self, blocks: tuple[Block, ...]) -> Routed:
+        """Return the blocks, slots ascending, by class of service."""
+        if self._kept is not None:
+            residuals.begin_push(self._kept)
+            owed = residuals.owed_blocks(self._kept, blocks)
+            blocks = tuple(sorted((*blocks, *owed), key=lambda block: block.slot))
+        ranked: list[ScoredBlock] = []
+        plain: list[Block] = []
+        for block in blocks:
+            if isinstance(block, LowRankBlock):
+                plain.append(block)
+                continue
+            if self._kept is not None:
+                block = residuals.compensate(self._kept, block)
+            if self._choices.num_blocks(block.size) > 1:
+                ranked.append(self._score(block))
+            else:
+                plain.append(block)
+        self._decay({block.slot for block in blocks})
+        rest = all_reliable(self._choices, plain, self._k)
+        self._rank(ranked, rest)
+        return self._routed(ranked, rest)
+
+    def _decay(self, present: set[int]) -> None:
+        """Let the contributions of slots that are not in the packet fade."""
+        for slot, averages in enumerate(self._averages):
+            if slot not in present:
+                self._averages[slot] = averages * np.float32(self._choices.dgt_alpha)
+
+    def _score(self, block: Block) -> ScoredBlock:
+        """Update a slot's contributions; find blocks of zeros, and those that are not finite."""
+        choices = self._choices
+        entries, averages = choices.block_entries, self._averages[block.slot]
+        values = dequantise(block.values)
+        edges: Int64 = _no_numbers()
+        if block.indices is None:
+            averages, sums = self._context.kernels.contribution(
+                values, entries, averages, choices.dgt_alpha
+            )
+            is_sent = sums != 0 if choices.dgt_clear_zero else np.ones(sums.size, bool)
+        else:
+            marks = np.arange(averages.size + 1) * entries
+            edges = np.searchsorted(block.indices, marks)
+            averages, sums = contribution_at(
+                values, edges, block.size, entries, averages, choices.dgt_alpha
+            )
+            is_sent = sums != 0 if choices.dgt_clear_zero else edges[1:] > edges[:-1]
+        self._averages[block.slot] = averages
+        is_sent[-1] = True
+        return ScoredBlock(block, entries, averages, is_sent, ~np.isfinite(sums), edges)
+
+    def _rank(self, slots: Sequence[ScoredBlock], rest: Routed) -> None:
+        """Give every slot its unreliable blocks and their channels."""
+        together = self._choices.dgt_scope == "model"
+        num_others = rest.num_blocks if together else 0
+        for group in [slots] if together and slots else [[slot] for slot in slots]:
+            candidates = [np.flatnonzero(slot.is_sent[:-1]) for slot in group]
+            is_bad = _joined(slot.is_bad[at] for slot, at in zip(group, candidates, strict=True))
+            if self._choices.dgt_random == "0":
+                scores = _joined(
+                    slot.scores[at] for slot, at in zip(group, candidates, strict=True)
+                )
+                order = best_first(scores, is_bad)
+            else:
+                order = at_random(self._seed(group, is_bad.size), is_bad)
+            channels = channels_by_rank(
+                is_bad.size,
+                len(group) + num_others,
+                self._k,
+                self._choices.dgt_channels,
+                int(is_bad.sum()),
+            )
+            order, channels = order[channels > 0], channels[channels > 0]
+            edges = np.cumsum([0, *(at.size for at in candidates)])
+            for number, slot in enumerate(group):
+                mine = (order >= edges[number]) & (order < edges[number + 1])
+                slot.numbers = candidates[number][order[mine] - edges[number]]
+                slot.channels = channels[mine]
+
+    def _seed(self, group: Sequence[ScoredBlock], count: int) -> tuple[int, ...]:
+        """Return what a random order depends on: if fixed only the count, else the exchange."""
+        if self._choices.dgt_random == "fixed":
+            return (count,)
+        tensors, starts = self._places
+        first = group[0].block.slot
+        place = (self._shard,) if len(group) > 1 else (int(tensors[first]), int(starts[first]))
+        return (self._context.seed, self._context.worker, self._context.step, *place)
+
+    def _routed(self, slots: Sequence[ScoredBlock], plain: Routed) -> Routed:
+        """Cut every slot, and count."""
+        is_dropped = self._choices.dgt_send_drop
+        reliable, unreliable = list(plain.reliable), []
+        num_unreliable = sum(slot.numbers.size for slot in slots)
+        for slot in slots:
+            if slot.numbers.size and not is_dropped:
+                unreliable.append(self._unreliable(slot))
+            reliable.append(_reliable(slot, self._k))
+        unreliable.sort(key=lambda part: part.slot)
+        reliable.sort(key=lambda block: block.slot)
+        if self._kept is not None and self._choices.dgt_error_feedback:
+            residuals.remember_sent(self._kept, tuple(unreliable))
+        num_sent = sum(int(np.count_nonzero(slot.is_sent)) for slot in slots)
+        num_blocks = sum(slot.size for slot in slots)
+        return dataclasses.replace(
+            plain,
+            reliable=tuple(reliable),
+            unreliable=tuple(unreliable),
+            num_blocks=plain.num_blocks + num_blocks,
+            num_skipped=num_blocks - num_sent,
+            num_reliable=plain.num_reliable + num_sent - num_unreliable,
+            num_dropped=num_unreliable if is_dropped else 0,
+            num_nonfinite=sum(int(np.count_nonzero(slot.is_bad)) for slot in slots),
+        )
+
+    def _unreliable(self, slot: ScoredBlock) -> UnreliableBlocks:
+        """Return the part of the slot that travels in datagrams."""
+        block, low_bits = slot.block, self._choices.dgt_low_bits
+        if low_bits == 32:
+            encoding, data, scales = _as_coded(block.values, slot.size)
+            lows = np.zeros(slot.size, np.float32)
+        else:
+            code = code_dense if block.indices is None else code_sparse
+            coded = code(low_bits, slot, self._context.kernels)
+            if self._kept is not None:
+                residuals.store_errors(self._kept, block, coded.entries, coded.errors)
+            encoding, data = LEVEL_ENCODINGS[low_bits], coded.data
+            scales, lows = coded.scales, coded.lows
+        return UnreliableBlocks(
+            block.slot,
+            block.size,
+            slot.entries,
+            slot.numbers,
+            slot.channels,
+            encoding,
+            block.indices,
+            data,
+            scales,
+            lows,
+        )
+
+
+def _joined(parts: Iterable[NDArray[Any]]) -> NDArray[Any]:
+    arrays = list(parts)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _reliable(slot: ScoredBlock, k: float) -> Block:
+    """Return the blocks of the slot that travel on the stream; all: the same object."""
+    block, stays = slot.block, slot.is_sent.copy()
+    stays[slot.numbers] = False
+    if stays.all() or k >= 1:
+        return block
+    if block.indices is not None:
+        chosen = np.repeat(stays, np.diff(slot.edges))
+        if chosen.all():
+            return block
+        return Block(block.slot, block.size, block.indices[chosen], _some(block, chosen))
+    body = (slot.size - 1) * slot.entries
+    data, numbers = block.values.data, np.flatnonzero(stays[:-1])
+    there = np.empty(numbers.size * slot.entries + block.size - body, data.dtype)
+    rows = there[: numbers.size * slot.entries].reshape(-1, slot.entries)
+    np.take(data[:body].reshape(-1, slot.entries), numbers, axis=0, out=rows, mode="clip")
+    there[rows.size :] = data[body:]
+    coded = dataclasses.replace(block.values, data=there)
+    return RangedBlock(block.slot, block.size, None, coded, slot.entries, stays)
+
+
+def _some(block: Block, chosen: NDArray[np.bool_]) -> CodedValues:
+    return dataclasses.replace(block.values, data=block.values.data[chosen])
+
+
+def _as_coded(values: CodedValues, count: int) -> tuple[ValueEncoding, NDArray[Any], Float32]:
+    """Return encoding, data and scales of values that travel as the codec coded them."""
+    encoding = CODEC_ENCODINGS[values.dtype]
+    if encoding is ValueEncoding.FLOAT32:
+        return encoding, dequantise(values), np.ones(count, np.float32)
+    return encoding, values.data, np.full(count, values.scale, np.float32)
+
+
+# -- ranks --------------------------------------------------------------------------------------
 
 
 def num_first(num_blocks: int, k: float) -> int:
@@ -144,240 +327,59 @@ def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
     return order[np.argsort(~is_first[order], kind="stable")]
 
 
-_ENCODINGS = {
-    "float32": ValueEncoding.FLOAT32,
-    "bfloat16": ValueEncoding.BFLOAT16,
-    "float16": ValueEncoding.FLOAT16,
-    "int8": ValueEncoding.INT8,
-}
+# -- few bits -----------------------------------------------------------------------------------
 
 
-def _nothing() -> Any:
-    return np.zeros(0, np.int64)
+@dataclasses.dataclass(frozen=True)
+class CodedLevels:
+    """A slot's values as levels; 0 where a block is not unreliable."""
+
+    data: NDArray[Any]  # [k], or [size] if dense: levels
+    lows: Float32  # [n]
+    scales: Float32  # [n]
+    entries: Int64 | None  # [u]: which of a sparse block's values have errors; None: all of a dense
+    errors: Float32  # [u], or [size] if dense: value minus what its level stands for
 
 
-@dataclasses.dataclass
-class Scored:
-    """One slot's block in the making."""
-
-    block: Block
-    entries: int  # E, of a block of the slot
-    scores: Float32  # [n] float32
-    is_sent: NDArray[np.bool_]  # [n]: travels on some channel; of the end always
-    is_bad: NDArray[np.bool_]  # [n]: holds NaN or infinity
-    edges: Int64  # [n + 1] of a sparse block: its values by block; of a dense one empty
-    numbers: Int64 = dataclasses.field(
-        default_factory=_nothing
-    )  # [m] unreliable blocks, best rank first
-    channels: NDArray[np.uint8] = dataclasses.field(default_factory=_nothing)  # [m] of those
-
-    @property
-    def size(self) -> int:
-        """How many blocks the slot has."""
-        return self.scores.size
-
-
-def whole(policy: Dgt, blocks: Sequence[Block], k: float) -> Routed:
-    """Return everything as reliable, the same objects."""
-    num_blocks = sum(policy.num_blocks(block.size) for block in blocks)
-    return Routed(tuple(blocks), k=k, num_blocks=num_blocks, num_reliable=num_blocks)
-
-
-def cut(
-    policy: Dgt,
-    shard: int,
-    blocks: tuple[Block, ...],
-    books: State,
-    context: RouteContext,
-    k: float,
-) -> Routed:
-    """Part the blocks of one shard; the books are changed in place.
-
-    Args:
-        policy: The hyper-parameters.
-        shard: Number of the shard.
-        blocks: Slots ascending.
-        books: The shard's part of the router's state.
-        context: Of this exchange.
-        k: Fraction of blocks to be reliable.
-    """
-    kept = books["kept"] if policy.keeps else None
-    if kept is not None:
-        residuals.begin(kept)
-        late = residuals.missing(kept, blocks)
-        blocks = tuple(sorted((*blocks, *late), key=lambda block: block.slot))
-    ranked: list[Scored] = []
-    plain: list[Block] = []
-    decay = set(range(len(books["averages"])))
-    for block in blocks:
-        decay.discard(block.slot)
-        if isinstance(block, LowRankBlock):
-            plain.append(block)
-            continue
-        own = residuals.taken(kept, block) if kept is not None else block
-        count = policy.num_blocks(own.size)
-        if count > 1:
-            ranked.append(_scored(policy, own, books, context))
-        else:
-            plain.append(own)
-    for slot in decay:
-        books["averages"][slot] = books["averages"][slot] * np.float32(policy.dgt_alpha)
-    rest = whole(policy, plain, k)
-    _rank(policy, ranked, rest, (shard, *books["places"]), context)
-    return _routed(policy, ranked, rest, kept, context)
-
-
-def _scored(policy: Dgt, block: Block, books: State, context: RouteContext) -> Scored:
-    """Carry the contributions of a slot on; find what needs no sending, and what is not finite."""
-    entries, averages = policy.entries, books["averages"][block.slot]
-    values = dequantise(block.values)
-    edges: Int64 = _nothing()
-    if block.indices is None:
-        averages, sums = context.kernels.contribution(values, entries, averages, policy.dgt_alpha)
-        is_sent = sums != 0 if policy.dgt_clear_zero else np.ones(sums.size, bool)
-    else:
-        marks = np.arange(averages.size + 1) * entries
-        edges = np.searchsorted(block.indices, marks)
-        averages, sums = contribution_at(
-            values, edges, block.size, entries, averages, policy.dgt_alpha
-        )
-        is_sent = sums != 0 if policy.dgt_clear_zero else edges[1:] > edges[:-1]
-    books["averages"][block.slot] = averages
-    is_sent[-1] = True
-    return Scored(block, entries, averages, is_sent, ~np.isfinite(sums), edges)
-
-
-def _rank(
-    policy: Dgt,
-    slots: Sequence[Scored],
-    rest: Routed,
-    places: tuple[Any, ...],
-    context: RouteContext,
-) -> None:
-    """Give every slot its unreliable blocks and their channels."""
-    together = policy.dgt_scope == "model"
-    num_others = rest.num_blocks if together else 0
-    for group in [slots] if together and slots else [[slot] for slot in slots]:
-        candidates = [np.flatnonzero(slot.is_sent[:-1]) for slot in group]
-        is_bad = _joined(slot.is_bad[at] for slot, at in zip(group, candidates, strict=True))
-        if policy.dgt_random == "0":
-            scores = _joined(slot.scores[at] for slot, at in zip(group, candidates, strict=True))
-            order = best_first(scores, is_bad)
-        else:
-            order = at_random(_seed(policy, group, places, context, is_bad.size), is_bad)
-        channels = channels_by_rank(
-            is_bad.size, len(group) + num_others, rest.k, policy.dgt_channels, int(is_bad.sum())
-        )
-        order, channels = order[channels > 0], channels[channels > 0]
-        edges = np.cumsum([0, *(at.size for at in candidates)])
-        for number, slot in enumerate(group):
-            mine = (order >= edges[number]) & (order < edges[number + 1])
-            slot.numbers = candidates[number][order[mine] - edges[number]]
-            slot.channels = channels[mine]
-
-
-def _joined(parts: Iterable[NDArray[Any]]) -> NDArray[Any]:
-    arrays = list(parts)
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _seed(
-    policy: Dgt, group: Sequence[Scored], places: tuple[Any, ...], context: RouteContext, count: int
-) -> tuple[int, ...]:
-    """Return what a random order depends on: fixed, on how many there are; else on the moment."""
-    if policy.dgt_random == "fixed":
-        return (count,)
-    shard, tensors, starts = places
-    first = group[0].block.slot
-    place = (shard,) if len(group) > 1 else (int(tensors[first]), int(starts[first]))
-    return (context.seed, context.worker, context.step, *place)
-
-
-def _routed(
-    policy: Dgt, slots: Sequence[Scored], plain: Routed, kept: State | None, context: RouteContext
-) -> Routed:
-    """Cut every slot, and count."""
-    reliable, unreliable = list(plain.reliable), []
-    num_unreliable = sum(slot.numbers.size for slot in slots)
-    for slot in slots:
-        if slot.numbers.size and not policy.dgt_send_drop:
-            unreliable.append(_unreliable(policy, slot, kept, context))
-        reliable.append(_reliable(slot, plain.k))
-    unreliable.sort(key=lambda part: part.slot)
-    reliable.sort(key=lambda block: block.slot)
-    if kept is not None and policy.dgt_error_feedback:
-        residuals.remember(kept, tuple(unreliable))
-    num_sent = sum(int(np.count_nonzero(slot.is_sent)) for slot in slots)
-    num_blocks = sum(slot.size for slot in slots)
-    return dataclasses.replace(
-        plain,
-        reliable=tuple(reliable),
-        unreliable=tuple(unreliable),
-        num_blocks=plain.num_blocks + num_blocks,
-        num_skipped=num_blocks - num_sent,
-        num_reliable=plain.num_reliable + num_sent - num_unreliable,
-        num_dropped=num_unreliable if policy.dgt_send_drop else 0,
-        num_nonfinite=sum(int(np.count_nonzero(slot.is_bad)) for slot in slots),
-    )
-
-
-def _reliable(slot: Scored, k: float) -> Block:
-    """Return the blocks of the slot that travel on the stream; all: the same object."""
-    block, stays = slot.block, slot.is_sent.copy()
-    stays[slot.numbers] = False
-    if stays.all() or k >= 1:
-        return block
-    if block.indices is not None:
-        chosen = np.repeat(stays, np.diff(slot.edges))
-        if chosen.all():
-            return block
-        return Block(block.slot, block.size, block.indices[chosen], _some(block, chosen))
-    body = (slot.size - 1) * slot.entries
-    data, numbers = block.values.data, np.flatnonzero(stays[:-1])
-    there = np.empty(numbers.size * slot.entries + block.size - body, data.dtype)
-    rows = there[: numbers.size * slot.entries].reshape(-1, slot.entries)
-    np.take(data[:body].reshape(-1, slot.entries), numbers, axis=0, out=rows, mode="clip")
-    there[rows.size :] = data[body:]
-    coded = dataclasses.replace(block.values, data=there)
-    return RangedBlock(block.slot, block.size, None, coded, slot.entries, stays)
-
-
-def _some(block: Block, chosen: NDArray[np.bool_]) -> CodedValues:
-    return dataclasses.replace(block.values, data=block.values.data[chosen])
-
-
-def _unreliable(
-    policy: Dgt, slot: Scored, kept: State | None, context: RouteContext
-) -> UnreliableBlocks:
-    """Return the part of the slot that travels in datagrams."""
-    block = slot.block
-    if policy.dgt_low_bits == 32:
-        encoding, data, scales = _as_coded(block.values, slot.size)
-        lows = np.zeros(slot.size, np.float32)
-    else:
-        code = dense if block.indices is None else sparse
-        coded = code(policy.dgt_low_bits, slot, context.kernels)
-        if kept is not None:
-            residuals.keep_errors(kept, block, coded.entries, coded.errors)
-        encoding, data = ENCODINGS[policy.dgt_low_bits], coded.data
-        scales, lows = coded.scales, coded.lows
-    return UnreliableBlocks(
-        block.slot,
-        block.size,
-        slot.entries,
-        slot.numbers,
-        slot.channels,
-        encoding,
-        block.indices,
+def code_dense(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
+    """Code blocks of a dense slot, all of them of full length."""
+    size, entries = slot.block.size, slot.entries
+    body = (slot.size - 1) * entries
+    rows = dequantise(slot.block.values)[:body].reshape(-1, entries)
+    data = np.zeros(size, np.uint16 if bits == 16 else np.uint8)
+    coded = CodedLevels(
         data,
-        scales,
-        lows,
+        np.zeros(slot.size, np.float32),
+        np.zeros(slot.size, np.float32),
+        None,
+        np.zeros(size, np.float32),
     )
+    numbers = np.sort(slot.numbers)
+    step = max(1, _CHUNK // entries)
+    for first in range(0, numbers.size, step):
+        some = numbers[first : first + step]
+        chunk = rows[some]
+        levels, lows, scales = kernels.to_levels(chunk, bits)
+        coded.lows[some], coded.scales[some] = lows, scales
+        data[:body].reshape(-1, entries)[some] = levels
+        chunk -= from_levels(levels, lows[:, None], scales[:, None])
+        coded.errors[:body].reshape(-1, entries)[some] = chunk
+    return coded
 
 
-def _as_coded(values: CodedValues, count: int) -> tuple[ValueEncoding, NDArray[Any], Float32]:
-    """Return encoding, data and scales of values that travel as the codec coded them."""
-    encoding = _ENCODINGS[values.dtype]
-    if encoding is ValueEncoding.FLOAT32:
-        return encoding, dequantise(values), np.ones(count, np.float32)
-    return encoding, values.data, np.full(count, values.scale, np.float32)
+def code_sparse(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
+    """Code blocks of which only some entries are there; they lie in the host's memory anyway."""
+    del kernels
+    counts = np.diff(slot.edges)
+    is_low = np.zeros(slot.size, bool)
+    is_low[slot.numbers] = True
+    entries = np.flatnonzero(np.repeat(is_low, counts))
+    values = dequantise(slot.block.values)[entries]
+    lengths = counts[is_low]
+    levels, lows, scales = to_levels_at(values, np.cumsum(lengths) - lengths, bits)
+    all_lows, all_scales = np.zeros(slot.size, np.float32), np.zeros(slot.size, np.float32)
+    all_lows[is_low], all_scales[is_low] = lows, scales
+    data = np.zeros(slot.block.values.data.size, levels.dtype)
+    data[entries] = levels
+    errors = values - from_levels(levels, np.repeat(lows, lengths), np.repeat(scales, lengths))
+    return CodedLevels(data, all_lows, all_scales, entries, errors)

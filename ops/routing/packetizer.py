@@ -1,10 +1,9 @@
-"""From what a router lets travel unreliably to signed datagrams: the sending half.
+"""The sender's half: from what a router sends unreliably to signed datagrams.
 
-A dense block is cut into datagrams that fit the path, never across blocks. Of a sparse slot the
-entries of one channel are packed together over the borders of blocks. A lost datagram loses its own
-values only.
-
-Where one slot's unreliable values are cut into datagrams.
+A `Packetizer` fragments each slot's values, numbers the datagrams by channel and lays them out in
+buffers that one system call can send. A dense block is cut into datagrams that fit the path, never
+across blocks; of a sparse slot the entries of one channel are packed together across the borders of
+blocks. A lost datagram loses its own values only, and `SealedStep.lost` finds which these were.
 """
 
 from __future__ import annotations
@@ -30,76 +29,9 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Int64
 
-
-@dataclasses.dataclass(frozen=True)
-class SlotFragments:
-    """One slot's datagrams, best rank first: each takes consecutive values of one source."""
-
-    source: NDArray[Any]  # contiguous, as values lie on the wire (UINT4: unpacked)
-    positions: Int64 | None  # of the source's values in the slot; None: every entry of the slot
-    channels: NDArray[np.uint8]  # [p] uint8, ascending
-    starts: Int64  # [p] int64: first value, in the source
-    counts: Int64  # [p] int64, at least 1
-
-
-def cut(part: UnreliableBlocks, room: int) -> SlotFragments:
-    """Cut one slot's part for datagrams with `room` bytes of payload."""
-    if part.indices is None:
-        starts = part.blocks * part.block_entries
-        lengths = np.minimum(part.block_entries, part.size - starts)
-        return _pieces(part, room, part.data, None, starts, lengths, part.channels)
-    return _cut_sparse(part, part.indices, room)
-
-
-def _cut_sparse(part: UnreliableBlocks, indices: Int64, room: int) -> SlotFragments:
-    """Cut channel by channel, ascending positions within each.
-
-    A run of entries ends where the next is too far away for a gap, or is of another scale.
-    """
-    channel_of_block = np.zeros(len(part.scales), np.uint8)
-    channel_of_block[part.blocks] = part.channels
-    channels = channel_of_block[indices // part.block_entries]
-    order = np.argsort(channels, kind="stable")
-    order = order[np.searchsorted(channels[order], 1) :]
-    positions, channels = indices[order], channels[order]
-    blocks = positions // part.block_entries
-    ends = np.diff(channels) != 0
-    for values in (part.scales[blocks], part.lows[blocks]):
-        ends |= values[1:] != values[:-1]
-    ends |= np.diff(positions) > form.LARGEST_GAP
-    starts = np.flatnonzero(np.concatenate([[len(order) > 0], ends]))
-    lengths = np.diff(np.append(starts, len(order)))
-    return _pieces(part, room, part.data[order], positions, starts, lengths, channels[starts])
-
-
-def _pieces(
-    part: UnreliableBlocks,
-    room: int,
-    source: NDArray[Any],
-    positions: Int64 | None,
-    starts: Int64,
-    lengths: Int64,
-    channels: NDArray[np.uint8],
-) -> SlotFragments:
-    """Cut runs of values, each into full datagrams and a rest."""
-    full = form.most_values(part.encoding, positions is not None, room)
-    parts = -(-lengths // full)
-    run = np.repeat(np.arange(len(starts)), parts)
-    within = (np.arange(len(run)) - (np.cumsum(parts) - parts)[run]) * full
-    return SlotFragments(
-        np.ascontiguousarray(source, form.VALUE_DTYPES[part.encoding]),
-        positions,
-        channels[run],
-        starts[run] + within,
-        np.minimum(full, lengths[run] - within),
-    )
-
-
-__all__ = ["DatagramSession", "Packetizer", "SealedBatch", "SealedStep"]
-
 #: Linux sends no more segments, and no more bytes, in one call.
 _MOST_SEGMENTS, _MOST_BYTES = 64, form.LARGEST_DATAGRAM
-#: A datagram has room for this much at least.
+#: Every path carries datagrams of this size.
 _SMALLEST_MTU = 128
 _MODULUS = 1 << 32
 
@@ -114,7 +46,7 @@ class SealedBatch:
     data: memoryview  # writable, count * size bytes
 
     def sign(self, key: bytes) -> None:
-        """Write the tags; without them nobody takes the datagrams."""
+        """Write the tags; a shard drops datagrams without."""
         form.sign(self.data, self.size, key)
 
 
@@ -131,7 +63,7 @@ class _Sent:
 
 @dataclasses.dataclass(frozen=True)
 class SealedStep:
-    """One step's datagrams for one shard."""
+    """One step's datagrams for one shard, complete but for their tags."""
 
     batches: tuple[SealedBatch, ...]  # channel ascending, then by sequence number; not signed yet
     announced: tuple[AnnouncedDatagrams, ...]  # of the step, channel ascending
@@ -180,14 +112,14 @@ def _lost(slot: int, parts: list[_Sent]) -> LostEntries:
 
 
 class Packetizer:
-    """Makes one worker's datagrams for one shard, and counts their sequence numbers.
+    """Makes one worker's datagrams for one shard, with sequence numbers by channel.
 
     Attributes:
         mtu: Bytes of the largest datagram; may be lowered between two steps.
     """
 
     def __init__(self, session: DatagramSession, mtu: int, channels: int) -> None:
-        """Begin a session's sequences.
+        """Start a session's sequences at 0.
 
         Args:
             session: Of the worker with the shard.
@@ -218,36 +150,36 @@ class Packetizer:
         sent: list[_Sent] = []
         by_slot: dict[int, tuple[AnnouncedDatagrams, ...]] = {}
         for part in parts:
-            pieces = cut(part, self.mtu - form.FRAME_BYTES)
+            fragments = fragment(part, self.mtu - form.FRAME_BYTES)
             announced = []
-            for channel, rows in _by_channel(pieces):
-                chunks = list(_equal_chunks(pieces, rows, part))
+            for channel, rows in _by_channel(fragments):
+                chunks = list(_equal_chunks(fragments, rows, part))
                 order = np.concatenate(chunks)
                 first = self._next[channel]
                 self._next[channel] = (first + len(order)) % _MODULUS
                 announced.append(AnnouncedDatagrams(channel, first, len(order)))
-                starts, counts = pieces.starts[order], pieces.counts[order]
-                sent.append(_Sent(channel, part.slot, starts, counts, pieces.positions))
-                headers = self._headers(step, part, pieces, order, first)
-                batches += _written(part, pieces, chunks, headers)
+                starts, counts = fragments.starts[order], fragments.counts[order]
+                sent.append(_Sent(channel, part.slot, starts, counts, fragments.positions))
+                headers = self._headers(step, part, fragments, order, first)
+                batches += _written(part, fragments, chunks, headers)
             by_slot[part.slot] = tuple(announced)
         batches.sort(key=lambda batch: batch.channel)  # stable: slots stay in order
         sent.sort(key=lambda each: each.channel)
         return SealedStep(tuple(batches), _joined(by_slot), by_slot, tuple(sent))
 
     def _headers(
-        self, step: int, part: UnreliableBlocks, pieces: SlotFragments, order: Int64, first: int
+        self, step: int, part: UnreliableBlocks, fragments: SlotFragments, order: Int64, first: int
     ) -> NDArray[Any]:
         """Return the headers [d] of one channel's datagrams of one slot, in sending order."""
-        starts, counts = pieces.starts[order], pieces.counts[order]
-        offsets = starts if pieces.positions is None else pieces.positions[starts]
+        starts, counts = fragments.starts[order], fragments.counts[order]
+        offsets = starts if fragments.positions is None else fragments.positions[starts]
         blocks = offsets // part.block_entries
         sparse = part.indices is not None
         headers = np.zeros(len(order), form.HEADER)
         headers["magic"] = form.MAGIC
         headers["version"] = form.VERSION
         headers["encoding"] = part.encoding | (SPARSE if sparse else 0)
-        headers["channel"] = pieces.channels[order]
+        headers["channel"] = fragments.channels[order]
         headers["session"] = self._session.id
         headers["worker"] = self._session.worker
         headers["slot"] = part.slot
@@ -274,58 +206,58 @@ def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[Announc
     return tuple(channels[channel] for channel in sorted(channels))
 
 
-def _by_channel(pieces: SlotFragments) -> Iterator[tuple[int, Int64]]:
-    """Yield each channel with its pieces, best rank first."""
-    edges = np.searchsorted(pieces.channels, np.arange(1, form.MOST_CHANNELS + 2))
+def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
+    """Yield each channel with its fragments, best rank first."""
+    edges = np.searchsorted(fragments.channels, np.arange(1, form.MOST_CHANNELS + 2))
     for channel in range(1, form.MOST_CHANNELS + 1):
         if edges[channel - 1] < edges[channel]:
             yield channel, np.arange(edges[channel - 1], edges[channel])
 
 
-def _equal_chunks(pieces: SlotFragments, rows: Int64, part: UnreliableBlocks) -> Iterator[Int64]:
-    """Yield rows of pieces that are equally long and fit one send; about in order of rank."""
-    counts = pieces.counts[rows]
+def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks) -> Iterator[Int64]:
+    """Yield rows of fragments that are equally long and fit one send; about in order of rank."""
+    counts = fragments.counts[rows]
     chunks = []
     for count in np.unique(counts).tolist():
-        alike = rows[counts == count]
+        equal = rows[counts == count]
         size = form.FRAME_BYTES + form.payload_bytes(part.encoding, part.indices is not None, count)
         length = min(_MOST_SEGMENTS, _MOST_BYTES // size)
-        chunks += [alike[start : start + length] for start in range(0, len(alike), length)]
+        chunks += [equal[start : start + length] for start in range(0, len(equal), length)]
     yield from sorted(chunks, key=lambda chunk: int(chunk[-1]))
 
 
 def _written(
-    part: UnreliableBlocks, pieces: SlotFragments, chunks: list[Int64], headers: NDArray[Any]
+    part: UnreliableBlocks, fragments: SlotFragments, chunks: list[Int64], headers: NDArray[Any]
 ) -> list[SealedBatch]:
     """Return one batch for each chunk: headers, gaps and values in place."""
     batches = []
     first = 0
     for chunk in chunks:
-        batches.append(_batch(part, pieces, chunk, headers[first : first + len(chunk)]))
+        batches.append(_batch(part, fragments, chunk, headers[first : first + len(chunk)]))
         first += len(chunk)
     return batches
 
 
 def _batch(
-    part: UnreliableBlocks, pieces: SlotFragments, rows: Int64, headers: NDArray[Any]
+    part: UnreliableBlocks, fragments: SlotFragments, rows: Int64, headers: NDArray[Any]
 ) -> SealedBatch:
-    count = int(pieces.counts[rows[0]])
-    starts = pieces.starts[rows]
-    sparse = pieces.positions is not None
+    count = int(fragments.counts[rows[0]])
+    starts = fragments.starts[rows]
+    sparse = fragments.positions is not None
     payload = form.payload_bytes(part.encoding, sparse, count)
     headers["payload_bytes"] = payload
     size = form.FRAME_BYTES + payload
     raw = np.empty((len(rows), size), np.uint8)
     raw[:, : form.HEADER_BYTES] = headers.view(np.uint8).reshape(len(rows), -1)
-    values = _rows(pieces.source, starts, count)
+    values = _rows(fragments.source, starts, count)
     if part.encoding is ValueEncoding.UINT4:
         values = form.pack_nibbles(values)
     end = size - form.TAG_BYTES
     start = end - form.value_bytes(part.encoding, count)
     raw[:, start:end] = values.view(np.uint8).reshape(len(rows), -1)
-    if pieces.positions is not None:
+    if fragments.positions is not None:
         gaps = np.zeros((len(rows), count), form.GAP_DTYPE)
-        gaps[:, 1:] = np.diff(_rows(pieces.positions, starts, count), axis=1)
+        gaps[:, 1:] = np.diff(_rows(fragments.positions, starts, count), axis=1)
         raw[:, form.HEADER_BYTES : start] = gaps.view(np.uint8).reshape(len(rows), -1)
     return SealedBatch(int(headers["channel"][0]), size, len(rows), raw.reshape(-1).data)
 
@@ -335,3 +267,72 @@ def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:
     shape = (source.size - count + 1, count)
     windows: NDArray[Any] = np.ndarray(shape, source.dtype, source, 0, source.strides * 2)
     return windows[starts]
+
+
+# -- fragments ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotFragments:
+    """One slot's datagrams, best rank first: each takes consecutive values of one source."""
+
+    source: NDArray[Any]  # contiguous, as values lie on the wire (UINT4: unpacked)
+    positions: Int64 | None  # of the source's values in the slot; None: every entry of the slot
+    channels: NDArray[np.uint8]  # [p] uint8, ascending
+    starts: Int64  # [p] int64: first value, in the source
+    counts: Int64  # [p] int64, at least 1
+
+
+def fragment(part: UnreliableBlocks, limit_bytes: int) -> SlotFragments:
+    """Cut one slot's part for datagrams of at most `limit_bytes` of payload."""
+    if part.indices is None:
+        starts = part.blocks * part.block_entries
+        lengths = np.minimum(part.block_entries, part.size - starts)
+        return _fragments(part, limit_bytes, part.data, None, starts, lengths, part.channels)
+    return _fragment_sparse(part, part.indices, limit_bytes)
+
+
+def _fragment_sparse(part: UnreliableBlocks, indices: Int64, limit_bytes: int) -> SlotFragments:
+    """Cut channel by channel, ascending positions within each.
+
+    A run of entries ends where the next is too far away for a gap, or is of another scale.
+    """
+    channel_of_block = np.zeros(len(part.scales), np.uint8)
+    channel_of_block[part.blocks] = part.channels
+    channels = channel_of_block[indices // part.block_entries]
+    order = np.argsort(channels, kind="stable")
+    order = order[np.searchsorted(channels[order], 1) :]
+    positions, channels = indices[order], channels[order]
+    blocks = positions // part.block_entries
+    ends = np.diff(channels) != 0
+    for values in (part.scales[blocks], part.lows[blocks]):
+        ends |= values[1:] != values[:-1]
+    ends |= np.diff(positions) > form.LARGEST_GAP
+    starts = np.flatnonzero(np.concatenate([[len(order) > 0], ends]))
+    lengths = np.diff(np.append(starts, len(order)))
+    return _fragments(
+        part, limit_bytes, part.data[order], positions, starts, lengths, channels[starts]
+    )
+
+
+def _fragments(
+    part: UnreliableBlocks,
+    limit_bytes: int,
+    source: NDArray[Any],
+    positions: Int64 | None,
+    starts: Int64,
+    lengths: Int64,
+    channels: NDArray[np.uint8],
+) -> SlotFragments:
+    """Cut runs of values, each into full datagrams and a rest."""
+    full = form.most_values(part.encoding, positions is not None, limit_bytes)
+    parts = -(-lengths // full)
+    run = np.repeat(np.arange(len(starts)), parts)
+    within = (np.arange(len(run)) - (np.cumsum(parts) - parts)[run]) * full
+    return SlotFragments(
+        np.ascontiguousarray(source, form.VALUE_DTYPES[part.encoding]),
+        positions,
+        channels[run],
+        starts[run] + within,
+        np.minimum(full, lengths[run] - within),
+    )

@@ -1,8 +1,8 @@
-"""From received bytes to arrivals that can be placed without another look.
+"""From received bytes to datagrams that can be placed without further checks.
 
-Everything a datagram says is checked here, for a whole receive buffer at once, in an order that
-costs strangers the least: who it is from, its tag, then what it says. Whatever fails is counted and
-dropped; nothing raises.
+Every field of a datagram is checked here, for a whole receive buffer in one pass, in an order in
+which datagrams of strangers cost the least: session, tag, then contents. Whatever fails is counted
+and dropped; nothing raises.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENCODINGS = {int(encoding): encoding for encoding in ValueEncoding}
 _KIND, _SLOT, _STEP, _BLOCK, _NUM_BLOCKS, _OFFSET, _COUNT, _ENTRIES = 1, 5, 6, 7, 8, 9, 10, 11
 _SCALE, _LOW, _SEQUENCE, _PAYLOAD_BYTES = 12, 13, 14, 15
 _NUM_WORDS = form.HEADER_BYTES // 4
-#: Words that tell which datagrams can be handled together.
+#: Datagrams with equal values of these words are handled together.
 _ALIKE = [_KIND, _STEP, _COUNT]
 
 
@@ -50,8 +50,8 @@ class ParsedDatagrams:
         """Return the number of datagrams."""
         return len(self.slots)
 
-    def only(self, chosen: NDArray[np.bool_]) -> ParsedDatagrams:
-        """Return those that are chosen."""
+    def select(self, chosen: NDArray[np.bool_]) -> ParsedDatagrams:
+        """Return the chosen ones."""
         return dataclasses.replace(
             self,
             slots=self.slots[chosen],
@@ -68,7 +68,7 @@ class ParsedDatagrams:
             yield first, self
             return
         for slot in np.unique(self.slots).tolist():
-            yield slot, self.only(self.slots == slot)
+            yield slot, self.select(self.slots == slot)
 
 
 class DatagramParser:
@@ -80,26 +80,26 @@ class DatagramParser:
         sizes: Sequence[int],
         block_entries: int,
         channels: int,
-        books: ReassemblyCounters,
+        counters: ReassemblyCounters,
     ) -> None:
-        """Remember what datagrams must fit.
+        """Prepare the checks.
 
         Args:
-            session: They belong to.
+            session: Which the datagrams must belong to.
             sizes: Entries of the shard's slots.
             block_entries: Of a block.
-            channels: C, that there are beside the stream.
-            books: What is dropped is counted there.
+            channels: C, beside the stream.
+            counters: What is dropped, and what is not, is counted there.
         """
-        self._key, self._books, self._channels = session.key, books, channels
+        self._key, self._counters, self._channels = session.key, counters, channels
         self._sizes = np.array(sizes, np.int64)
         self._block_entries = block_entries
         low, high = session.id & 0xFFFFFFFF, session.id >> 32
         self._expected = np.array([form.MAGIC, form.VERSION, low, high, session.worker], np.uint32)
-        self._asked = np.array([0xFFFFFFFF, 0xFF, *[0xFFFFFFFF] * 3], np.uint32)
+        self._mask = np.array([0xFFFFFFFF, 0xFF, *[0xFFFFFFFF] * 3], np.uint32)
 
-    def arrivals(self, data: memoryview, size: int) -> Iterator[ParsedDatagrams]:
-        """Yield what is right among datagrams of `size` bytes; the last may be shorter."""
+    def parse(self, data: memoryview, size: int) -> Iterator[ParsedDatagrams]:
+        """Yield the valid ones among datagrams of `size` bytes; the last may be shorter."""
         if size <= 0:
             return
         whole = len(data) - len(data) % size
@@ -107,11 +107,11 @@ class DatagramParser:
             if not len(part):
                 continue
             if each < form.FRAME_BYTES:
-                self._books.dropped["short"] += len(part) // each
+                self._counters.dropped["short"] += len(part) // each
                 continue
-            yield from self._checked(part, each)
+            yield from self._parse_equal_sizes(part, each)
 
-    def _checked(self, data: memoryview, size: int) -> Iterator[ParsedDatagrams]:
+    def _parse_equal_sizes(self, data: memoryview, size: int) -> Iterator[ParsedDatagrams]:
         num = len(data) // size
         strides = (size, 4)
         words = np.ndarray((num, _NUM_WORDS), "<u4", data, 0, strides).astype(np.uint32)
@@ -131,14 +131,14 @@ class DatagramParser:
         while len(words):
             alike = (words[:, _ALIKE] == words[0, _ALIKE]).all(axis=1)
             if alike.all():
-                yield from self._understood(words, raw)
+                yield from self._parse_alike(words, raw)
                 return
-            yield from self._understood(words[alike], raw[alike])
+            yield from self._parse_alike(words[alike], raw[alike])
             words, raw = words[~alike], raw[~alike]
 
     def _ours(self, words: NDArray[np.uint32]) -> NDArray[np.bool_] | None:
         """Return which datagrams are of this session; None is all of them."""
-        same = (words[:, :5] & self._asked) == self._expected
+        same = (words[:, :5] & self._mask) == self._expected
         if same.all():
             return None
         good = np.ones(len(words), bool)
@@ -154,26 +154,26 @@ class DatagramParser:
     def _drop(self, reason: str, good: NDArray[np.bool_]) -> bool:
         """Count those that are not good; return whether there are any."""
         num_bad = len(good) - int(np.count_nonzero(good))
-        self._books.dropped[reason] += num_bad
+        self._counters.dropped[reason] += num_bad
         return num_bad > 0
 
-    def _understood(
+    def _parse_alike(
         self, words: NDArray[np.uint32], raw: NDArray[np.uint8]
     ) -> Iterator[ParsedDatagrams]:
-        """Yield the arrivals among authentic datagrams that are alike."""
+        """Yield the valid ones among authentic datagrams that are alike."""
         _, code, channel, flags = int(words[0, _KIND]).to_bytes(4, "little")
         sparse = bool(code & SPARSE)
         encoding = _ENCODINGS.get(code & ~SPARSE)
         count = int(words[0, _COUNT])
         size = raw.shape[1]
         if encoding is None or flags:
-            self._books.dropped["encoding"] += len(words)
+            self._counters.dropped["encoding"] += len(words)
             return
         if not 1 <= channel <= self._channels:
-            self._books.dropped["channel"] += len(words)
+            self._counters.dropped["channel"] += len(words)
             return
         if not count or form.FRAME_BYTES + form.payload_bytes(encoding, sparse, count) != size:
-            self._books.dropped["bounds"] += len(words)
+            self._counters.dropped["bounds"] += len(words)
             return
         within = self._within(words, count, size, sparse)
         if within is not None:
@@ -182,8 +182,8 @@ class DatagramParser:
         if decoded is None:
             return
         words, values, positions = decoded
-        self._books.num_datagrams[channel] += len(words)
-        self._books.num_bytes[channel] += len(words) * size
+        self._counters.num_datagrams[channel] += len(words)
+        self._counters.num_bytes[channel] += len(words) * size
         slots, offsets, sequences = words[:, [_SLOT, _OFFSET, _SEQUENCE]].astype(np.int64).T
         step = int(words[0, _STEP])
         yield ParsedDatagrams(channel, step, size, slots, offsets, sequences, values, positions)
@@ -196,7 +196,7 @@ class DatagramParser:
         count: int,
         sparse: bool,
     ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
-        """Return what is legal: headers, values and, if sparse, positions; None: nothing is."""
+        """Return headers, values and, if sparse, positions of the valid ones; None: of none."""
         positions = None
         if sparse:
             positions = _positions(words, raw, count)
@@ -225,14 +225,15 @@ class DatagramParser:
         fits = known & (entries == sizes) & (offsets + count <= sizes)
         fits &= words[:, _PAYLOAD_BYTES] == size - form.FRAME_BYTES
         each = self._block_entries
-        block = (blocks == offsets // each) & (num_blocks == -(-sizes // each))
+        block: NDArray[np.bool_] = (blocks == offsets // each) & (num_blocks == -(-sizes // each))
         if not sparse:
             block &= (offsets + (count - 1)) // each == blocks
         if (fits & block).all():
             return None
         self._drop("bounds", fits)
         self._drop("block", block | ~fits)
-        return fits & block
+        both: NDArray[np.bool_] = fits & block
+        return both
 
 
 def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) -> Int64:
@@ -267,7 +268,7 @@ def _values(
     scales, lows = words[:, [_SCALE, _LOW]].view(np.float32).T[:, :, None]
     if encoding is ValueEncoding.FLOAT32 and (scales == 1).all():
         return coded
-    with np.errstate(all="ignore"):  # what comes out is looked at anyway
+    with np.errstate(all="ignore"):  # the caller checks the result
         if encoding in form.LEVELS:
             return from_levels(coded, lows, scales)
         if encoding is ValueEncoding.BFLOAT16:

@@ -1,8 +1,8 @@
-"""One step that is being received: values in place, what is marked, what is still missing.
+"""One step that is being received: values in place, end markers, and the blocks that result.
 
-From what has come of a slot to its block, as if everything had come reliably; else zeros.
-
-Gradients that came after their step was closed, until the slot's next closing takes them in.
+A `PartialStep` places datagrams as they come and collects reliable parts. When a slot is closed,
+`finalize_block` makes one block of it: the reliable part, the datagrams that came in time, and what
+`LateBlocks` holds of earlier steps for the same slot. Entries that did not arrive are zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from thinwire.ops.kernels.numpy_ops import dequantise
 from thinwire.ops.routing.base import Manifest
 from thinwire.ops.routing.parser import ParsedDatagrams
-from thinwire.ops.routing.sequence_set import Sequences
+from thinwire.ops.routing.sequence_set import SequenceSet
 from thinwire.ops.types import Block, CodedValues, LowRankBlock, RangedBlock
 
 if TYPE_CHECKING:
@@ -26,8 +26,223 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
+class MarkedSlots:
+    """The slots that one end marker is for: all of a step, or those of one tensor."""
+
+    blocks: tuple[Block, ...]  # the reliable part
+    slots: Int64  # [b] int64
+    manifest: Manifest
+    marked_at: float
+    deadline: float  # they are closed then at the latest
+    closed: bool = False
+
+    @property
+    def num_announced(self) -> int:
+        """Datagrams that were announced for these slots."""
+        return sum(each.count for each in self.manifest.channels)
+
+
+class PartialStep:
+    """What has arrived of one step.
+
+    Attributes:
+        number: Of the step, modulo 2**32.
+        step: The same in full, once a reliable part has come.
+        sequences: Which datagrams have come.
+        ended: All reliable parts are in.
+        groups: One for each end marker so far.
+        closed: [slots] bool: which are closed, so that datagrams for them are late.
+        num_placed: Datagrams that are in place.
+        num_late, sum_of_ages: Of earlier steps' datagrams that were added.
+        num_filled: Of those, the ones where nothing of this step came.
+    """
+
+    def __init__(self, number: int, offsets: Sequence[int]) -> None:
+        """Start empty; slots lie at `offsets` in the shard, the total at the end."""
+        self.number = number
+        self.step: int | None = None
+        self.sequences = SequenceSet(offsets[-1])
+        self.ended = False
+        self.groups: list[MarkedSlots] = []
+        self.num_placed = self.num_late = self.sum_of_ages = self.num_filled = 0
+        num_slots = len(offsets) - 1
+        self.closed = np.zeros(num_slots, bool)
+        self._offsets = np.array(offsets, np.int64)
+        self._marked: set[int] = set()
+        self._arrived = np.zeros(num_slots, np.int64)  # datagrams
+        self._flat: Float32 | None = None  # [shard] float32, made when something dense comes
+        self._has_dense: NDArray[np.bool_] = np.zeros(num_slots, bool)
+        self._sparse: dict[int, list[tuple[Int64, Float32]]] = {}
+        self._starts: list[Int64] = []  # of the datagrams in place, in the shard
+        self._results: dict[int, Block] = {}
+
+    # -- datagrams --------------------------------------------------------------------------
+
+    def place(self, arrivals: ParsedDatagrams) -> None:
+        """Put the values of new datagrams in place; their slots are not closed."""
+        slots, values = arrivals.slots, arrivals.values
+        starts = self._offsets[slots] + arrivals.offsets
+        if arrivals.positions is None:
+            count = values.shape[1]
+            flat = self._dense()
+            windows: Float32 = np.ndarray(
+                (flat.size - count + 1, count), np.float32, flat, 0, flat.strides * 2
+            )
+            windows[starts] = values
+            self._has_dense[slots] = True
+        else:
+            for slot, part in arrivals.by_slot():
+                if part.positions is not None:
+                    entries = part.positions.ravel(), np.array(part.values).ravel()
+                    self._sparse.setdefault(slot, []).append(entries)
+        self._starts.append(starts)
+        self._arrived += np.bincount(slots, minlength=len(self._arrived))
+        self.num_placed += len(arrivals)
+
+    def _dense(self) -> Float32:
+        if self._flat is None:
+            self._flat = np.zeros(self._offsets[-1], np.float32)
+        return self._flat
+
+    # -- the reliable part ------------------------------------------------------------------
+
+    def is_repeated(self, blocks: Sequence[Block]) -> bool:
+        """Return whether this reliable part was added before."""
+        return self.ended or bool(blocks and {block.slot for block in blocks} <= self._marked)
+
+    def add_reliable(
+        self, blocks: Sequence[Block], manifest: Manifest, now: float, wait: float
+    ) -> None:
+        """Add the reliable part of the step, or of one tensor: an end marker.
+
+        Raises:
+            ValueError: It does not fit the shard, repeats a slot, or is one part too many.
+        """
+        self._check(blocks)
+        if len(self.groups) > len(self.closed):
+            raise ValueError(
+                f"{len(self.groups) + 1} parts of one step; expected at most one for each of "
+                f"{len(self.closed)} slots and one more"
+            )
+        self.sequences.announce(manifest.channels)
+        slots = np.array([block.slot for block in blocks], np.int64)
+        self.groups.append(MarkedSlots(tuple(blocks), slots, manifest, now, now + wait))
+        self._marked.update(slots.tolist())
+
+    def _check(self, blocks: Sequence[Block]) -> None:
+        sizes = np.diff(self._offsets)
+        slots = [block.slot for block in blocks]
+        if len(set(slots)) < len(slots) or not self._marked.isdisjoint(slots):
+            raise ValueError(f"slots {slots} beside {sorted(self._marked)}: one of them repeats")
+        for block in blocks:
+            if not 0 <= block.slot < len(sizes) or block.size != sizes[block.slot]:
+                raise ValueError(
+                    f"a block of {block.size} entries for slot {block.slot}; this shard's slots "
+                    f"have {sizes.tolist()}"
+                )
+            if isinstance(block, RangedBlock):
+                _check_ranges(block)
+
+    def is_complete(self, group: MarkedSlots) -> bool:
+        """Return whether all datagrams that a marker announced are in place."""
+        num_arrived: int = sum(self._arrived[group.slots].tolist())
+        return num_arrived >= group.num_announced
+
+    # -- closing ----------------------------------------------------------------------------
+
+    def close(self, group: MarkedSlots, late: LateBlocks) -> int:
+        """Close a group's slots; return how many late datagrams could not be used there."""
+        group.closed = True
+        unused = sum(self._close_slot(block.slot, block, late) for block in group.blocks)
+        group.blocks = ()
+        return unused
+
+    def close_rest(self, late: LateBlocks) -> None:
+        """Close slots without a marker that datagrams came for, of this or a past step."""
+        waiting = np.flatnonzero((self._arrived > 0) & ~self.closed).tolist()
+        unmarked = (slot for slot in late.slots() if not self.closed[slot])
+        for slot in sorted({*waiting, *unmarked}):
+            self._close_slot(slot, None, late)
+
+    def _close_slot(self, slot: int, block: Block | None, late: LateBlocks) -> int:
+        self.closed[slot] = True
+        held = late.pop(slot)
+        if isinstance(block, LowRankBlock):
+            self._results[slot] = block
+            return 0 if held is None else held.num_datagrams
+        start, stop = int(self._offsets[slot]), int(self._offsets[slot + 1])
+        is_dense = self._has_dense[slot] or (block is not None and block.indices is None)
+        view = self._dense()[start:stop] if is_dense else None
+        sparse = self._sparse.pop(slot, [])
+        fresh = TimelyValues(slot, stop - start, view, bool(self._has_dense[slot]), sparse)
+        closed = finalize_block(fresh, block, held)
+        if closed is not None:
+            self._results[slot] = closed
+        if held is not None:
+            self.num_late += held.num_datagrams
+            self.sum_of_ages += held.sum_of_ages
+            self.num_filled += self._num_filled(start, block, held)
+        return 0
+
+    def _num_filled(self, start: int, block: Block | None, held: LateValues) -> int:
+        """Return in how many places something late came, but nothing of this step."""
+        places = np.unique(np.concatenate(held.starts))
+        if isinstance(block, RangedBlock):
+            places = places[~block.present[places // block.block_entries]]
+        elif block is not None and block.indices is None:
+            return 0
+        fresh = np.concatenate(self._starts) if self._starts else np.zeros(0, np.int64)
+        return int(np.count_nonzero(~np.isin(places + start, fresh)))
+
+    def total(self, count: Callable[[Manifest], int]) -> int:
+        """Return the sum of a count over the manifests."""
+        return sum(count(group.manifest) for group in self.groups)
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Return the blocks of the closed slots, ascending."""
+        return tuple(self._results[slot] for slot in sorted(self._results))
+
+    def flat(self) -> Float32 | None:
+        """Return all slots in one buffer, if every one is there and dense."""
+        results = self._results.values()
+        if len(results) < len(self.closed) or not all(_is_dense(block) for block in results):
+            return None
+        flat = self._dense()
+        flat.flags.writeable = False  # the step may be delivered again
+        return flat
+
+
+def _is_dense(block: Block) -> bool:
+    return block.indices is None and not isinstance(block, LowRankBlock)
+
+
+def _check_ranges(block: RangedBlock) -> None:
+    """Refuse values that are not those of the ranges present.
+
+    Raises:
+        ValueError: They are not.
+    """
+    num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
+    if len(block.present) != num_ranges:
+        raise ValueError(
+            f"slot {block.slot}: {len(block.present)} ranges of {block.block_entries} entries for "
+            f"{block.size} entries; expected {num_ranges}"
+        )
+    expected = block.block_entries * int(np.count_nonzero(block.present))
+    if num_ranges and block.present[-1]:
+        expected -= num_ranges * block.block_entries - block.size
+    if block.values.data.size != expected:
+        raise ValueError(
+            f"slot {block.slot}: {block.values.data.size} values for ranges of {expected} entries"
+        )
+
+
+# -- late datagrams -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
 class LateValues:
-    """What came late for one slot, already weighted."""
+    """What came late for one slot, weighted by its age."""
 
     size: int  # entries of the slot
     dense: Float32 | None = None  # [size] float32, made when something dense comes
@@ -38,7 +253,7 @@ class LateValues:
     sum_of_ages: int = 0  # in steps
 
     def add(self, part: ParsedDatagrams, age: int, weight: float) -> None:
-        """Take in datagrams of this slot."""
+        """Add datagrams of this slot."""
         values = part.values if weight == 1 else part.values * np.float32(weight)
         if part.positions is not None:
             self.positions.append(part.positions.ravel())
@@ -49,7 +264,7 @@ class LateValues:
             windows = np.lib.stride_tricks.sliding_window_view(
                 self.dense, values.shape[1], writeable=True
             )
-            with np.errstate(over="ignore"):  # whoever takes the sum looks whether it is finite
+            with np.errstate(over="ignore"):  # the caller checks whether the sum is finite
                 windows[part.offsets] += values
         self.starts.append(part.offsets)
         self.num_datagrams += len(part)
@@ -57,15 +272,15 @@ class LateValues:
 
 
 class LateBlocks:
-    """The late datagrams of one worker for one shard.
+    """Datagrams that came after their slot was closed, until the slot is closed again.
 
-    Source: Diff-Reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021: a
-    late block is added to the next iteration's. Differences: each counts once, up to an age, and
+    Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021:
+    a late block is added to the next iteration's. Differences: each counts once, up to an age, and
     may weigh less the older it is.
     """
 
     def __init__(self, sizes: Sequence[int], decay: float) -> None:
-        """Begin with nothing; a block that is `age` steps late weighs ``decay ** age``."""
+        """Start empty; a block that is `age` steps late weighs ``decay ** age``."""
         self._sizes, self._decay = sizes, decay
         self._held: dict[int, LateValues] = {}
 
@@ -76,8 +291,8 @@ class LateBlocks:
             held = self._held.setdefault(slot, LateValues(self._sizes[slot]))
             held.add(part, age, weight)
 
-    def take(self, slot: int) -> LateValues | None:
-        """Return what was kept for a slot, and forget it."""
+    def pop(self, slot: int) -> LateValues | None:
+        """Remove and return what is kept for a slot."""
         return self._held.pop(slot, None)
 
     def slots(self) -> list[int]:
@@ -85,27 +300,32 @@ class LateBlocks:
         return sorted(self._held)
 
 
+# -- finalizing ---------------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class TimelyValues:
-    """What came in datagrams for one slot in its own step."""
+    """What came in datagrams for one slot in time."""
 
     slot: int
     size: int  # entries
     dense: Float32 | None  # [size] float32: for the values, zeros elsewhere; None: a sparse slot
-    has_dense: bool  # whether there is anything in it
+    has_dense: bool  # whether anything was placed in it
     sparse: list[tuple[Int64, Float32]]  # positions and values
 
 
-def closed_block(fresh: TimelyValues, block: Block | None, held: LateValues | None) -> Block | None:
-    """Return one slot's block in float32; None: a sparse slot that nothing came for.
+def finalize_block(
+    fresh: TimelyValues, block: Block | None, held: LateValues | None
+) -> Block | None:
+    """Return one slot's block in float32; None: a sparse slot for which nothing came.
 
     Args:
-        fresh: Of the datagrams in time; its dense buffer becomes the block's.
+        fresh: From datagrams in time; its dense buffer becomes the block's.
         block: The reliable part: dense, ranges of a dense one, or sparse; None: there is none.
-        held: What came late.
+        held: From late datagrams.
     """
     is_dense = fresh.dense is not None if block is None else block.indices is None
-    with np.errstate(over="ignore"):  # whoever takes the block looks whether it is finite
+    with np.errstate(over="ignore"):  # the caller checks whether the block is finite
         if is_dense and fresh.dense is not None:
             return _dense(fresh, fresh.dense, block, held)
         return _sparse(fresh, block, held)
@@ -125,12 +345,12 @@ def _dense(
             target += held.dense
         for positions, values in zip(held.positions, held.values, strict=True):
             np.add.at(target, positions, values)
-    target.flags.writeable = False  # the same may be asked for again
+    target.flags.writeable = False  # the step may be delivered again
     return Block(fresh.slot, fresh.size, None, CodedValues("float32", target))
 
 
 def _place_ranges(target: Float32, block: RangedBlock) -> None:
-    """Write the ranges that are present; all but the last are equally long."""
+    """Write the ranges that are present; all but the last have the same length."""
     values = dequantise(block.values)
     each, num_whole = block.block_entries, block.size // block.block_entries
     whole = block.present[:num_whole]
@@ -177,211 +397,3 @@ def _merged(parts: list[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
         return indices, values
     starts = np.flatnonzero(first)
     return indices[starts], np.add.reduceat(values, starts)
-
-
-@dataclasses.dataclass
-class Group:
-    """What one end marker is for: the slots of a step, or of one tensor."""
-
-    blocks: tuple[Block, ...]  # the reliable part
-    slots: Int64  # [b] int64
-    manifest: Manifest
-    marked_at: float
-    deadline: float  # it is closed then at the latest
-    closed: bool = False
-
-    @property
-    def num_announced(self) -> int:
-        """Datagrams that travel for its slots."""
-        return sum(each.count for each in self.manifest.channels)
-
-
-class PartialStep:
-    """What has come of one step.
-
-    Attributes:
-        number: Of the step, modulo 2**32.
-        step: The same in full, once it is marked.
-        sequences: Which datagrams have come.
-        ended: All reliable parts are in.
-        groups: One for each end marker so far.
-        closed: [slots] bool: which take no more.
-        num_placed: Datagrams that are in place.
-        num_late, sum_of_ages: Of earlier steps' datagrams that were taken in.
-        num_filled: Of those, the ones where nothing of this step came.
-    """
-
-    def __init__(self, number: int, offsets: Sequence[int]) -> None:
-        """Begin with nothing; slots lie at `offsets` in the shard, the total at the end."""
-        self.number = number
-        self.step: int | None = None
-        self.sequences = Sequences(offsets[-1])
-        self.ended = False
-        self.groups: list[Group] = []
-        self.num_placed = self.num_late = self.sum_of_ages = self.num_filled = 0
-        num_slots = len(offsets) - 1
-        self.closed = np.zeros(num_slots, bool)
-        self._offsets = np.array(offsets, np.int64)
-        self._marked: set[int] = set()
-        self._arrived = np.zeros(num_slots, np.int64)  # datagrams
-        self._flat: Float32 | None = None  # [shard] float32, made when something dense comes
-        self._has_dense: NDArray[np.bool_] = np.zeros(num_slots, bool)
-        self._sparse: dict[int, list[tuple[Int64, Float32]]] = {}
-        self._starts: list[Int64] = []  # of the datagrams in place, in the shard
-        self._results: dict[int, Block] = {}
-
-    # -- datagrams --------------------------------------------------------------------------
-
-    def place(self, arrivals: ParsedDatagrams) -> None:
-        """Put new datagrams for slots that are not closed where they belong."""
-        slots, values = arrivals.slots, arrivals.values
-        starts = self._offsets[slots] + arrivals.offsets
-        if arrivals.positions is None:
-            count = values.shape[1]
-            flat = self._dense()
-            windows: Float32 = np.ndarray(
-                (flat.size - count + 1, count), np.float32, flat, 0, flat.strides * 2
-            )
-            windows[starts] = values
-            self._has_dense[slots] = True
-        else:
-            for slot, part in arrivals.by_slot():
-                entries = part.positions.ravel(), np.array(part.values).ravel()  # type: ignore[union-attr]
-                self._sparse.setdefault(slot, []).append(entries)
-        self._starts.append(starts)
-        self._arrived += np.bincount(slots, minlength=len(self._arrived))
-        self.num_placed += len(arrivals)
-
-    def _dense(self) -> Float32:
-        if self._flat is None:
-            self._flat = np.zeros(self._offsets[-1], np.float32)
-        return self._flat
-
-    # -- the reliable part ------------------------------------------------------------------
-
-    def is_repeated(self, blocks: Sequence[Block]) -> bool:
-        """Return whether this reliable part is here already."""
-        return self.ended or bool(blocks and {block.slot for block in blocks} <= self._marked)
-
-    def mark(self, blocks: Sequence[Block], manifest: Manifest, now: float, wait: float) -> None:
-        """Take in the reliable part of the step or of one tensor.
-
-        Raises:
-            ValueError: It does not fit the shard, repeats a slot, or is one part too many.
-        """
-        self._check(blocks)
-        if len(self.groups) > len(self.closed):
-            raise ValueError(
-                f"{len(self.groups) + 1} parts of one step; expected at most one for each of "
-                f"{len(self.closed)} slots and one more"
-            )
-        self.sequences.announce(manifest.channels)
-        slots = np.array([block.slot for block in blocks], np.int64)
-        self.groups.append(Group(tuple(blocks), slots, manifest, now, now + wait))
-        self._marked.update(slots.tolist())
-
-    def _check(self, blocks: Sequence[Block]) -> None:
-        sizes = np.diff(self._offsets)
-        slots = [block.slot for block in blocks]
-        if len(set(slots)) < len(slots) or not self._marked.isdisjoint(slots):
-            raise ValueError(f"slots {slots} beside {sorted(self._marked)}: one of them repeats")
-        for block in blocks:
-            if not 0 <= block.slot < len(sizes) or block.size != sizes[block.slot]:
-                raise ValueError(
-                    f"a block of {block.size} entries for slot {block.slot}; this shard's slots "
-                    f"have {sizes.tolist()}"
-                )
-            if isinstance(block, RangedBlock):
-                _check_ranges(block)
-
-    def is_complete(self, group: Group) -> bool:
-        """Return whether all datagrams that a marker announced are in place."""
-        return sum(self._arrived[group.slots].tolist()) >= group.num_announced
-
-    # -- closing ----------------------------------------------------------------------------
-
-    def close(self, group: Group, late: LateBlocks) -> int:
-        """Close a group's slots; return how many late datagrams found no use there."""
-        group.closed = True
-        unused = sum(self._close_slot(block.slot, block, late) for block in group.blocks)
-        group.blocks = ()
-        return unused
-
-    def close_rest(self, late: LateBlocks) -> None:
-        """Close the slots that no marker named but datagrams came for, of this or a past step."""
-        waiting = np.flatnonzero((self._arrived > 0) & ~self.closed).tolist()
-        unmarked = (slot for slot in late.slots() if not self.closed[slot])
-        for slot in sorted({*waiting, *unmarked}):
-            self._close_slot(slot, None, late)
-
-    def _close_slot(self, slot: int, block: Block | None, late: LateBlocks) -> int:
-        self.closed[slot] = True
-        held = late.take(slot)
-        if isinstance(block, LowRankBlock):
-            self._results[slot] = block
-            return 0 if held is None else held.num_datagrams
-        start, stop = int(self._offsets[slot]), int(self._offsets[slot + 1])
-        is_dense = self._has_dense[slot] or (block is not None and block.indices is None)
-        view = self._dense()[start:stop] if is_dense else None
-        sparse = self._sparse.pop(slot, [])
-        fresh = TimelyValues(slot, stop - start, view, bool(self._has_dense[slot]), sparse)
-        closed = closed_block(fresh, block, held)
-        if closed is not None:
-            self._results[slot] = closed
-        if held is not None:
-            self.num_late += held.num_datagrams
-            self.sum_of_ages += held.sum_of_ages
-            self.num_filled += self._num_filled(start, block, held)
-        return 0
-
-    def _num_filled(self, start: int, block: Block | None, held: LateValues) -> int:
-        """Return in how many places something came late, but nothing of this step."""
-        places = np.unique(np.concatenate(held.starts))
-        if isinstance(block, RangedBlock):
-            places = places[~block.present[places // block.block_entries]]
-        elif block is not None and block.indices is None:
-            return 0
-        fresh = np.concatenate(self._starts) if self._starts else np.zeros(0, np.int64)
-        return int(np.count_nonzero(~np.isin(places + start, fresh)))
-
-    def total(self, count: Callable[[Manifest], int]) -> int:
-        """Return the sum of one of the manifests' counts."""
-        return sum(count(group.manifest) for group in self.groups)
-
-    def blocks(self) -> tuple[Block, ...]:
-        """Return what the closed slots hold, ascending."""
-        return tuple(self._results[slot] for slot in sorted(self._results))
-
-    def flat(self) -> Float32 | None:
-        """Return all slots in one buffer, if every one is there and dense."""
-        results = self._results.values()
-        if len(results) < len(self.closed) or not all(_is_dense(block) for block in results):
-            return None
-        flat = self._dense()
-        flat.flags.writeable = False  # the same may be asked for again
-        return flat
-
-
-def _is_dense(block: Block) -> bool:
-    return block.indices is None and not isinstance(block, LowRankBlock)
-
-
-def _check_ranges(block: RangedBlock) -> None:
-    """Refuse values that are not those of the ranges present.
-
-    Raises:
-        ValueError: They are not.
-    """
-    num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
-    if len(block.present) != num_ranges:
-        raise ValueError(
-            f"slot {block.slot}: {len(block.present)} ranges of {block.block_entries} entries for "
-            f"{block.size} entries; expected {num_ranges}"
-        )
-    expected = block.block_entries * int(np.count_nonzero(block.present))
-    if num_ranges and block.present[-1]:
-        expected -= num_ranges * block.block_entries - block.size
-    if block.values.data.size != expected:
-        raise ValueError(
-            f"slot {block.slot}: {block.values.data.size} values for ranges of {expected} entries"
-        )

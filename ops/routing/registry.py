@@ -1,20 +1,10 @@
-"""The Router seam: which block travels on which class of service; and how packets are cut.
+"""The routers by the value of --router."""
 
-A router's state is plain arrays and numbers, owned by the caller. Once in an exchange `begin`
-looks at the context, then `cut` parts the blocks of each shard.
-"""
-
+from thinwire.ops.routing.base import Router
 from thinwire.ops.routing.dgt import Dgt
 from thinwire.ops.routing.reliable import Reliable
 
+__all__ = ["ROUTERS", "Dgt", "Reliable", "Router"]
+
 #: --router value -> policy.
-ROUTERS: dict[str, type[Reliable] | type[Dgt]] = {"reliable": Reliable, "dgt": Dgt}
-
-Router = Reliable | Dgt
-
-__all__ = [
-    "ROUTERS",
-    "Dgt",
-    "Reliable",
-    "Router",
-]
+ROUTERS: dict[str, type[Router]] = {"reliable": Reliable, "dgt": Dgt}

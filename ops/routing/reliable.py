@@ -1,12 +1,12 @@
-"""The Router that needs no priorities: everything travels on the stream."""
+"""The router without priorities: everything travels on the stream."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
+from thinwire.ops.routing.base import LostEntries, ReassemblyRules, RouteContext, Routed
 from thinwire.ops.types import Block, ShardLayout, State
 
 
@@ -14,19 +14,20 @@ from thinwire.ops.types import Block, ShardLayout, State
 class Reliable:
     """Everything travels on the stream, in order, exactly once."""
 
-    uses_datagrams: ClassVar[bool] = False  # whether a shard opens ports for datagrams
-    channels: ClassVar[int] = 0  # for datagrams
+    uses_datagrams: ClassVar[bool] = False
+    reassembly_rules: ClassVar[ReassemblyRules | None] = None
+    channels: ClassVar[int] = 0
     max_late: ClassVar[int] = 0
     needs_datagrams_first: ClassVar[bool] = False
     marks_slots: ClassVar[bool] = False
-    delivers_all: ClassVar[bool] = True  # what arrives is what was sent, to the last bit
+    delivers_all: ClassVar[bool] = True
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
-        """Return the state of a worker's first exchange: none."""
+        """Return an empty state."""
         return {}
 
     def begin(self, state: State, context: RouteContext) -> State:
-        """Return the state with which the shards' parts of one exchange are cut."""
+        """Return the state as it is."""
         return state
 
     def cut(
@@ -36,12 +37,12 @@ class Reliable:
         return Routed(blocks), state
 
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
-        """Return the state: what the stream carries arrives, or the run ends."""
+        """Return the state as it is: what the stream carries arrives, or the run ends."""
         return state
 
     def check(self, value_dtype: str) -> None:
         """Refuse nothing: any codec's values travel as they are."""
 
-    def empty_choices(self, codec: Any) -> list[tuple[bool, str]]:
+    def empty_choices(self, codec: object) -> list[tuple[bool, str]]:
         """Return no warnings."""
         return []

@@ -1,15 +1,15 @@
-"""What a router keeps back of each slot: rounding errors, and values that did not arrive.
+"""Residuals of a router: rounding errors of each slot, and values that did not arrive.
 
-A shard's books are lists by slot: ``residual`` [size] float32; ``contains``, whether that has
-anything; ``owed`` [m] int64, positions that a sparse packet must name next time because they were
-lost; ``before``, what takes the last push back; ``sent``, that push's datagrams, until it is known
-what arrived. A dense packet takes the whole residual with it. A sparse one takes it at the
-positions that it has or that are owed, so packets do not grow denser by what is merely rounded.
+One shard's residuals are a table of lists by slot: ``residual`` [size] float32; ``holds``, whether
+that has anything but zeros; ``owed`` [m] int64, positions that the next sparse packet must include
+because they were lost; ``before``, what undoes the last push; ``sent``, its datagrams, until it is
+known which of them arrived. A dense packet is compensated with the whole residual, a sparse one at
+the positions that it has or that are owed, so rounding alone makes no packet denser.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,13 +18,15 @@ from thinwire.ops.routing.base import LostEntries, UnreliableBlocks, ValueEncodi
 from thinwire.ops.types import Block, CodedValues, State
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from thinwire.ops.types import Float32, Int64
 
 _LEVELS = (ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4)
 
 
-def books(sizes: list[int]) -> State:
-    """Return the books of a shard whose slots have these sizes."""
+def zeros(sizes: list[int]) -> State:
+    """Return the residuals of a shard whose slots have these sizes, before its first push."""
     return {
         "residual": [np.zeros(size, np.float32) for size in sizes],
         "holds": [False] * len(sizes),
@@ -34,14 +36,14 @@ def books(sizes: list[int]) -> State:
     }
 
 
-def begin(kept: State) -> None:
-    """Forget the push before: it can no longer be taken back."""
+def begin_push(kept: State) -> None:
+    """Forget the push before: it can no longer be undone."""
     for name in ("before", "sent"):
         kept[name] = [None] * len(kept["holds"])
 
 
-def missing(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
-    """Return empty sparse blocks for the slots that owe something and that a packet leaves out."""
+def owed_blocks(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
+    """Return an empty sparse block for each slot that owes something and is not in the packet."""
     there = {block.slot for block in blocks}
     empty = np.zeros(0, np.float32)
     return [
@@ -51,8 +53,8 @@ def missing(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
     ]
 
 
-def taken(kept: State, block: Block) -> Block:
-    """Add to a block what is kept for it, and keep nothing there; the block's arrays stay."""
+def compensate(kept: State, block: Block) -> Block:
+    """Return the block plus its residual, which becomes zero; the block's arrays stay."""
     slot = block.slot
     residual = kept["residual"][slot]
     if not kept["holds"][slot]:
@@ -84,26 +86,26 @@ def _united(indices: Int64, values: Float32, owed: Int64) -> tuple[Int64, Float3
     return both, spread
 
 
-def keep_errors(kept: State, block: Block, entries: Int64 | None, errors: Float32) -> None:
-    """Keep what coding changed: value minus what was sent for it.
+def store_errors(kept: State, block: Block, entries: Int64 | None, errors: Float32) -> None:
+    """Store what coding changed: value minus what was sent for it.
 
     Args:
-        kept: The shard's books.
-        block: As `was_accepted` returned it.
+        kept: The shard's residuals.
+        block: As `compensate` returned it.
         entries: Which of a sparse block's values these are; None: all of a dense one.
-        errors: Of those; they belong to the books from now on.
+        errors: Of those; the residuals own the array from now on.
     """
     slot = block.slot
     if entries is None or block.indices is None:
         kept["residual"][slot] = errors
     else:
-        if not kept["holds"][slot]:  # all zeros, which are kept to take the push back
+        if not kept["holds"][slot]:  # all zeros, which `before` needs to undo the push
             kept["residual"][slot] = np.zeros(block.size, np.float32)
         kept["residual"][slot][block.indices[entries]] = errors
     kept["holds"][slot] = True
 
 
-def remember(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
+def remember_sent(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
     """Keep what travels in datagrams until `settle`."""
     for part in parts:
         names = ("block_entries", "indices", "data", "scales", "lows")
@@ -121,11 +123,11 @@ def settle(kept: State, lost: tuple[LostEntries, ...]) -> None:
         kept["residual"][slot][at] += _values_at(sent, at)
         kept["holds"][slot] = True
         kept["owed"][slot] = union([kept["owed"][slot], at])
-    begin(kept)
+    begin_push(kept)
 
 
-def take_back(kept: State) -> None:
-    """Undo the last push: it was refused."""
+def undo(kept: State) -> None:
+    """Restore the residuals from before the last push: it was refused."""
     for slot, before in enumerate(kept["before"]):
         if before is None:
             continue
@@ -135,7 +137,7 @@ def take_back(kept: State) -> None:
             kept["residual"][slot][before["at"]] = before["residual"]
         kept["owed"][slot] = before["owed"]
         kept["holds"][slot] = bool(kept["residual"][slot].any())
-    begin(kept)
+    begin_push(kept)
 
 
 def positions_of(lost: LostEntries) -> Int64:
@@ -147,13 +149,14 @@ def positions_of(lost: LostEntries) -> Int64:
     starts, stops = np.asarray(lost.ranges, np.int64).T
     lengths = stops - starts
     before = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    positions: Int64 = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    return positions
 
 
 def _values_at(sent: State, at: Int64) -> Float32:
     """Return what was sent for these positions of the slot."""
     indices = sent["indices"]
-    data = sent["data"][at if indices is None else np.searchsorted(indices, at)]
+    data: NDArray[Any] = sent["data"][at if indices is None else np.searchsorted(indices, at)]
     number = at // sent["block_entries"]
     if ValueEncoding(sent["encoding"]) in _LEVELS:
         return from_levels(data, sent["lows"][number], sent["scales"][number])

@@ -1,4 +1,4 @@
-"""Which datagrams of one step have come: a byte for each sequence number of each channel."""
+"""The set of datagrams of one step that have come: a byte for each sequence number by channel."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def ahead(number: int, base: int) -> int:
     return (number - base + _HALF) % _MODULUS - _HALF
 
 
-class Sequences:
-    """The datagrams of one step.
+class SequenceSet:
+    """The datagrams of one step that have come.
 
     Until the step's announcements are complete, sequence numbers up to `limit` away from the first
-    that comes are believed; from `finish` on only what was announced.
+    that comes are accepted; from `finish` on only those announced.
     """
 
     def __init__(self, limit: int) -> None:
-        """Begin with none; a step has at most `limit` datagrams."""
+        """Start with none; a step has at most `limit` datagrams."""
         self._limit = limit
         self._first: dict[int, int] = {}  # channel -> sequence number of seen[0]
         self._seen: dict[int, NDArray[np.uint8]] = {}
@@ -43,7 +43,7 @@ class Sequences:
         self._finished = False
 
     def announce(self, ranges: tuple[AnnouncedDatagrams, ...]) -> None:
-        """Hear what is sent; ranges of one channel may come in any order.
+        """Add ranges that the sender has announced; those of one channel may come in any order.
 
         Raises:
             ValueError: More datagrams than the shard has entries.
@@ -61,7 +61,7 @@ class Sequences:
             )
 
     def finish(self) -> None:
-        """Believe only what was announced from now on.
+        """Accept only what was announced from now on.
 
         Raises:
             ValueError: The ranges of a channel are not one range together, or more datagrams than
@@ -86,8 +86,8 @@ class Sequences:
         self._first = {channel: first for channel, (first, _) in exact.items()}
         self._finished = True
 
-    def take(self, channel: int, numbers: Int64, mark: int) -> tuple[NDArray[np.bool_], int]:
-        """Note datagrams.
+    def add(self, channel: int, numbers: Int64, mark: int) -> tuple[NDArray[np.bool_], int]:
+        """Record datagrams.
 
         Args:
             channel: Of all of them.

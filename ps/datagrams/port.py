@@ -1,4 +1,9 @@
-"""A shard's side of the datagram path: sessions, sockets, and when pushes are whole."""
+"""A shard's sockets for datagrams, and what becomes of the sessions when they fail.
+
+`DatagramPort` gives the UDP receiver's buffers to the `DatagramReceiver`, has the kernel filter out
+datagrams without a session, and ends sessions of workers that have left. Where datagrams travel in
+the stream (--dgt_transport=grpc) it opens no sockets.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +24,23 @@ from thinwire.ps.wire.push_decoder import PushDecoder
 if TYPE_CHECKING:
     from thinwire.ps.core.core import PsCore
 
-
-#: By which the kernel knows datagrams of open sessions.
+#: How the kernel's filter recognises datagrams of open sessions.
 _START = MAGIC.to_bytes(4, "little")
 _SESSION_AT = HEADER.fields["session"][1] if HEADER.fields else 0
 
 
 class DatagramPort:
-    """What a shard has of datagrams; only where the router uses them.
+    """The datagram path of a shard; it exists only where the router uses datagrams.
 
     Attributes:
-        receptions: The workers' sessions.
+        receiver: The workers' sessions.
 
     Args:
         core: Whose pushes they belong to.
         decoder: Of these pushes.
         sizes: Entries of each slot.
-        put: Queues an event, or something to call, for the writer thread.
-        say_no: Refuses a push to its worker (writer thread).
+        put: Queues an event, or a callable, for the writer thread.
+        reject: Sends a worker the refusal of its push (writer thread).
     """
 
     def __init__(
@@ -45,15 +49,15 @@ class DatagramPort:
         decoder: PushDecoder,
         sizes: list[int],
         put: Callable[[events.Event | Callable[[], None]], None],
-        say_no: Callable[[events.Reject], None],
+        reject: Callable[[events.Reject], None],
     ) -> None:
-        self._core, self._put, self._say_no = core, put, say_no
+        self._core, self._put, self._reject = core, put, reject
         self._router = core.model.method.router
-        self._receiver: UdpReceiver | None = None
-        # Of receivers that have failed: kept out by the kernel, and without a byte.
-        self._kept_out = self._empty = 0
-        self.receptions = DatagramReceiver(
-            decoder, sizes, self._router, put, self._refuse, lambda: put(_take_a_turn)
+        self._udp: UdpReceiver | None = None
+        # Of UDP receivers that have failed: datagrams dropped by the kernel, and empty ones.
+        self._num_filtered = self._num_empty = 0
+        self.receiver = DatagramReceiver(
+            decoder, sizes, self._router, put, self._refuse, lambda: put(_wake_up)
         )
 
     def open(self, transport: Transport, bind: str) -> None:
@@ -62,7 +66,7 @@ class DatagramPort:
         Raises:
             ConfigurationError: The address is not of this machine.
         """
-        self.receptions.obey(transport)
+        self.receiver.configure(transport)
         if transport.dgt_transport == "grpc":
             if self._router.needs_datagrams_first:
                 logging.warning(
@@ -70,87 +74,87 @@ class DatagramPort:
                     "--dgt_reception=drop and --dgt_wait_ms=0 none of them is used; give a wait."
                 )
             return
-        self._receiver = UdpReceiver(bind, self._router.channels, self)
-        self._receiver.start()
-        logging.info("datagrams: UDP ports %s", ", ".join(map(str, self._receiver.ports)))
+        self._udp = UdpReceiver(bind, self._router.channels, self)
+        self._udp.start()
+        logging.info("datagrams: UDP ports %s", ", ".join(map(str, self._udp.ports)))
 
     @property
     def ports(self) -> tuple[int, ...]:
         """UDP ports, channel 1 first; none where datagrams come in the stream."""
-        return self._receiver.ports if self._receiver is not None else ()
+        return self._udp.ports if self._udp is not None else ()
 
-    def introduce(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
-        """Tell a worker where its datagrams go, and what signs them."""
-        self.receptions.introduce(worker, incarnation, self.ports, welcome)
-        self._admit()
+    def fill_welcome(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
+        """Enter in a worker's Welcome where its datagrams go, and the key that signs them."""
+        self.receiver.fill_welcome(worker, incarnation, self.ports, welcome)
+        self._filter_sessions()
 
-    def received(self) -> DatagramCounts:
+    def counts(self) -> DatagramCounts:
         """Return what was counted so far (any thread)."""
-        kept_out, empty = _not_handed_over(self._receiver)
-        known = self.receptions.received().beside(BY_THE_KERNEL, self._kept_out + kept_out)
-        return known.beside(EMPTY, self._empty + empty)
+        filtered, empty = _not_handed_over(self._udp)
+        counts = self.receiver.counts().with_dropped(BY_THE_KERNEL, self._num_filtered + filtered)
+        return counts.with_dropped(EMPTY, self._num_empty + empty)
 
-    def turn(self) -> None:
-        """Do what time has made due (writer thread)."""
-        self.receptions.tick()
-        receiver = self._receiver
-        if receiver is None or receiver.failure is None:
+    def poll(self) -> None:
+        """Deliver what is due, and close sockets that have failed (writer thread)."""
+        self.receiver.poll()
+        udp = self._udp
+        if udp is None or udp.failure is None:
             return
         logging.error(
             "datagrams are not received any more (%r); workers are to send them in the stream",
-            receiver.failure,
+            udp.failure,
         )
-        receiver.close()
-        kept_out, empty = _not_handed_over(receiver)
-        self._kept_out, self._empty = self._kept_out + kept_out, self._empty + empty
-        self._receiver = None
-        self.receptions.end_all()  # they say Hello again, and hear of no ports
+        udp.close()
+        filtered, empty = _not_handed_over(udp)
+        self._num_filtered, self._num_empty = self._num_filtered + filtered, self._num_empty + empty
+        self._udp = None
+        self.receiver.end_all_sessions()  # workers send Hello again; the next Welcome has no ports
 
     def end_sessions(self) -> None:
-        """End those of workers that have gone (writer thread)."""
+        """End the sessions of workers that have left (writer thread)."""
         state = self._core.sync_state
-        self.receptions.keep([*state["live"], *state["joining"]])
-        self._admit()
+        self.receiver.retain_members([*state["live"], *state["joining"]])
+        self._filter_sessions()
 
-    def _admit(self) -> None:
-        """Have the kernel keep out what is of no session, where it can."""
-        if self._receiver is not None:
-            numbers = [number.to_bytes(8, "little") for number in self.receptions.numbers()]
-            self._receiver.admit(_START, _SESSION_AT, numbers)
+    def _filter_sessions(self) -> None:
+        """Have the kernel drop datagrams of no open session, where it can."""
+        if self._udp is not None:
+            ids = [session_id.to_bytes(8, "little") for session_id in self.receiver.session_ids()]
+            self._udp.admit(_START, _SESSION_AT, ids)
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
-        """Take what a socket has received; see `thinwire.proto.udp.receiver.DatagramOwner`."""
+        """Process a receive buffer; see `thinwire.proto.udp.receiver.DatagramOwner`."""
         del channel
-        return self.receptions.take(data, size)
+        return self.receiver.receive(data, size)
 
     def next_deadline(self) -> float | None:
-        """Ask nothing of the receiving thread: the writer thread watches the time."""
+        """Return no deadline for the receiving thread: the writer thread watches the time."""
 
     def tick(self, now: float) -> None:
         """Do nothing: see `next_deadline`."""
 
     def close(self) -> None:
         """End the receiving thread and close its sockets."""
-        if self._receiver is not None:
-            self._receiver.close()
+        if self._udp is not None:
+            self._udp.close()
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
-        """Refuse a push that turned out not to be finite when it was whole (any thread)."""
+        """Refuse a push that proved not to be finite when it was complete (any thread)."""
 
         def refuse() -> None:
             incarnation = self._core.members[worker].incarnation
             epoch = self._core.membership.epoch
-            self._say_no(events.Reject(worker, incarnation, "NON_FINITE", message, step, epoch))
+            self._reject(events.Reject(worker, incarnation, "NON_FINITE", message, step, epoch))
 
         self._put(events.PushRejected(worker, "non_finite"))
         self._put(refuse)
 
 
-def _not_handed_over(receiver: UdpReceiver | None) -> tuple[int, int]:
-    """Return how many datagrams the kernel kept out, and how many had not a byte."""
-    counts = receiver.counts() if receiver is not None else ()
+def _not_handed_over(udp: UdpReceiver | None) -> tuple[int, int]:
+    """Return how many datagrams the kernel dropped, and how many were empty."""
+    counts = udp.counts() if udp is not None else ()
     return sum(each.kernel_drops or 0 for each in counts), sum(each.num_empty for each in counts)
 
 
-def _take_a_turn() -> None:
-    """Let the writer thread look at its deadlines again."""
+def _wake_up() -> None:
+    """Do nothing: once it has run, the writer thread looks at its deadlines again."""

@@ -1,4 +1,7 @@
-"""Which life of which worker a datagram is of: the open sessions of one shard, and closed books."""
+"""Which incarnation of which worker a datagram belongs to: the open sessions of one shard.
+
+Counters of sessions that have ended are kept here too, added up by worker.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _SESSION_BYTES, _KEY_BYTES = 8, 32
 
 @dataclasses.dataclass
 class PendingPush:
-    """What the stream has brought of the push that is being put together."""
+    """The stream's part of the push that is being reassembled."""
 
     push: pb.Push  # the newest message of it
     aux: Float32 | None
@@ -29,108 +32,113 @@ class PendingPush:
 
 @dataclasses.dataclass
 class WorkerReassembly:
-    """One life of one worker."""
+    """The session of one incarnation of one worker."""
 
     worker: int
     incarnation: int
     session: DatagramSession
-    assembler: Reassembler
-    head: PendingPush | None = None
-    closed_step: int = 0  # of the newest whole push
+    reassembler: Reassembler
+    pending: PendingPush | None = None
+    closed_step: int = 0  # of the newest complete push
     refusal: str | None = None  # why that was not finite
     outcome: pb.DatagramOutcome | None = None  # of its datagrams
-    bytes_before: int = 0  # of datagrams, when it was whole
+    bytes_before: int = 0  # of datagrams, when it was complete
     late_before: int = 0  # datagrams that had come late then
-    was_kept: bool = False  # once, as a member's
+    was_member: bool = False  # at some time
 
-    def hear(self, push: pb.Push, aux: Float32 | None, num_bytes: int) -> None:
-        """Take in what the stream brings of a push; it may be one of several messages."""
-        before = self.head
+    def add_message(self, push: pb.Push, aux: Float32 | None, num_bytes: int) -> None:
+        """Record a message of a push; there may be several of one push."""
+        before = self.pending
         goes_on = before is not None and before.push.step == push.step and before.push.more
         total = num_bytes + (before.num_bytes if before and goes_on else 0)
-        self.head = PendingPush(push, aux, total)
+        self.pending = PendingPush(push, aux, total)
 
-    def end(self, assembled: ReassembledStep) -> int:
-        """Hear that the push is whole; return how many bytes came in datagrams since the last."""
-        self.head = self.refusal = None
-        books = self.assembler.books
-        late, num_bytes = sum(books.num_late), sum(books.num_bytes)
+    def on_complete(self, assembled: ReassembledStep) -> int:
+        """Record that the push is complete.
+
+        Returns:
+            How many bytes came in datagrams since the last one was.
+        """
+        self.pending = self.refusal = None
+        counters = self.reassembler.counters
+        late, num_bytes = sum(counters.num_late), sum(counters.num_bytes)
         came_late, self.late_before = late - self.late_before, late
         self.closed_step = assembled.step
         self.outcome = messages.outcome_to_message(assembled, came_late)
-        beside, self.bytes_before = num_bytes - self.bytes_before, num_bytes
-        return beside
+        in_datagrams, self.bytes_before = num_bytes - self.bytes_before, num_bytes
+        return in_datagrams
 
 
 class Sessions:
-    """The open ones, by worker and by number; whoever calls holds a lock.
+    """The open sessions, by worker and by id; the caller holds a lock.
 
     Args:
-        assemble: Makes the assembler of a session.
-        entropy: Makes so many random bytes.
+        new_reassembler: Makes the reassembler of a session.
+        entropy: Returns this many random bytes.
     """
 
     def __init__(
-        self, assemble: Callable[[DatagramSession], Reassembler], entropy: Callable[[int], bytes]
+        self,
+        new_reassembler: Callable[[DatagramSession], Reassembler],
+        entropy: Callable[[int], bytes],
     ) -> None:
-        self._assemble, self._entropy = assemble, entropy
+        self._new_reassembler, self._entropy = new_reassembler, entropy
         self._by_worker: dict[int, WorkerReassembly] = {}
-        self._by_number: dict[int, WorkerReassembly] = {}
-        self._closed: dict[
-            int, ReassemblyCounters
-        ] = {}  # worker -> of all its sessions that have ended
+        self._by_id: dict[int, WorkerReassembly] = {}
+        # Worker -> the sum over all its sessions that have ended.
+        self._ended: dict[int, ReassemblyCounters] = {}
 
     def __iter__(self) -> Iterator[WorkerReassembly]:
-        """Go through the open ones."""
+        """Iterate over the open sessions; they may be closed meanwhile."""
         return iter(list(self._by_worker.values()))
 
     def of_worker(self, worker: int) -> WorkerReassembly | None:
-        """Return a worker's; it may be of an earlier life."""
+        """Return a worker's session; it may belong to an earlier incarnation."""
         return self._by_worker.get(worker)
 
-    def of_number(self, number: int) -> WorkerReassembly | None:
-        """Return the one that datagrams with this number belong to."""
-        return self._by_number.get(number)
+    def with_id(self, session_id: int) -> WorkerReassembly | None:
+        """Return the session that datagrams with this id belong to."""
+        return self._by_id.get(session_id)
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of all."""
-        return list(self._by_number)
+    def ids(self) -> list[int]:
+        """Return the ids of all open sessions."""
+        return list(self._by_id)
 
     def open(self, worker: int, incarnation: int) -> DatagramSession:
-        """Return the session of a life of a worker; an earlier life's ends."""
+        """Return the session of an incarnation; that of an earlier one ends."""
         found = self._by_worker.get(worker)
         if found is not None and found.incarnation == incarnation:
             return found.session
         self.close(worker)
-        number = int.from_bytes(self._entropy(_SESSION_BYTES), "little")
-        session = DatagramSession(number, self._entropy(_KEY_BYTES), worker)
-        opened = WorkerReassembly(worker, incarnation, session, self._assemble(session))
-        self._by_worker[worker] = self._by_number[number] = opened
+        session_id = int.from_bytes(self._entropy(_SESSION_BYTES), "little")
+        session = DatagramSession(session_id, self._entropy(_KEY_BYTES), worker)
+        opened = WorkerReassembly(worker, incarnation, session, self._new_reassembler(session))
+        self._by_worker[worker] = self._by_id[session_id] = opened
         return session
 
     def close(self, worker: int) -> None:
-        """End a worker's; its books stay."""
-        reception = self._by_worker.pop(worker, None)
-        if reception is not None:
-            del self._by_number[reception.session.id]
-            self.add_books([(worker, reception.assembler.books)])
+        """End a worker's session, if it has one; its counters stay."""
+        ended = self._by_worker.pop(worker, None)
+        if ended is not None:
+            del self._by_id[ended.session.id]
+            self.add_counters([(worker, ended.reassembler.counters)])
 
     def leavers(self, members: Iterable[int]) -> list[int]:
-        """Return whose sessions are to end: those who were members and are none any more."""
+        """Return the workers whose sessions are to end: they were members and are no longer."""
         staying, found = set(members), []
-        for reception in self:
-            if reception.worker in staying:
-                reception.was_kept = True
-            elif reception.was_kept:
-                found.append(reception.worker)
+        for each in self:
+            if each.worker in staying:
+                each.was_member = True
+            elif each.was_member:
+                found.append(each.worker)
         return found
 
-    def books(self) -> list[tuple[int, ReassemblyCounters]]:
-        """Return the books of all, by worker: the open ones', and those of closed ones in one."""
-        return [*self._closed.items(), *((each.worker, each.assembler.books) for each in self)]
+    def counters(self) -> list[tuple[int, ReassemblyCounters]]:
+        """Return (worker, counters) of all ended sessions together, and of each open one."""
+        return [*self._ended.items(), *((each.worker, each.reassembler.counters) for each in self)]
 
-    def add_books(self, books: Iterable[tuple[int, ReassemblyCounters]]) -> None:
-        """Count those of closed sessions; they are added up, for there may be any number."""
-        for worker, each in books:
-            before = self._closed.get(worker)
-            self._closed[worker] = each if before is None else before.plus(each)
+    def add_counters(self, ended: Iterable[tuple[int, ReassemblyCounters]]) -> None:
+        """Add (worker, counters) of ended sessions to the sums: there may be any number of them."""
+        for worker, counters in ended:
+            before = self._ended.get(worker)
+            self._ended[worker] = counters if before is None else before.plus(counters)

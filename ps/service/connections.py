@@ -125,11 +125,11 @@ class ReplySender:
         layout: ShardLayout,
         generation: int,
         members: Callable[[], list[pb.Member]],
-        receptions: DatagramReceiver | None,
+        datagrams: DatagramReceiver | None,
     ) -> None:
         """Start a batch; `members` says, when the first reply goes out, who does the next round."""
         self._layout, self._generation = layout, generation
-        self._find_members, self._receptions = members, receptions
+        self._find_members, self._datagrams = members, datagrams
         self._members: list[pb.Member] | None = None
         self._shared: dict[int, SharedBlocks] = {}
 
@@ -138,8 +138,8 @@ class ReplySender:
         if self._members is None:
             self._members = self._find_members()
         shared = self._shared.setdefault(id(reply.update), SharedBlocks(reply.update, self._layout))
-        receptions = self._receptions
-        came = receptions.outcome(reply.worker, reply.step) if receptions is not None else None
+        datagrams = self._datagrams
+        came = datagrams.outcome(reply.worker, reply.step) if datagrams is not None else None
         make: Callable[[], Iterable[bytes]] = functools.partial(
             reply_frames, reply, self._generation, self._members, shared, connection, came
         )

@@ -160,12 +160,12 @@ class ShardServer:
         """Return when the core, and pushes that wait for datagrams, want a turn."""
         wishes = [self.core.next_deadline()]
         if self.datagrams is not None:
-            wishes.append(self.datagrams.receptions.next_deadline())
+            wishes.append(self.datagrams.receiver.next_deadline())
         return [when for when in wishes if when is not None]
 
     def _do_regular_work(self, now: float) -> None:
         if self.datagrams is not None:
-            self.datagrams.turn()
+            self.datagrams.poll()
         if now >= self._due[0]:
             self._due[0] = now + _STATUS_INTERVAL_SECONDS
             self.observers.publish_status()
@@ -176,8 +176,8 @@ class ShardServer:
 
     def _dispatch(self, actions: list[events.Action]) -> None:
         generation = self.core.config.generation
-        receptions = self.datagrams.receptions if self.datagrams is not None else None
-        replies = ReplySender(self.layout, generation, self._members, receptions)
+        receiver = self.datagrams.receiver if self.datagrams is not None else None
+        replies = ReplySender(self.layout, generation, self._members, receiver)
         for action in actions:
             if isinstance(action, events.Reply):
                 connection = self.connections.workers.get(action.worker)
@@ -221,7 +221,7 @@ class ShardServer:
             welcome.last_applied_step = action.last_step
             welcome.knows_worker = action.knows_worker
             if self.datagrams is not None:
-                self.datagrams.introduce(action.worker, action.incarnation, welcome)
+                self.datagrams.fill_welcome(action.worker, action.incarnation, welcome)
         return pb.ToClient(welcome=welcome)
 
     def _refuse(self, action: events.Reject) -> None:
@@ -233,7 +233,7 @@ class ShardServer:
             retry_after_seconds=action.retry_after_seconds,
         )
         if action.reason in _GIVEN_UP and self.datagrams is not None:
-            self.datagrams.receptions.drop(action.worker, action.step)
+            self.datagrams.receiver.on_push_refused(action.worker, action.step)
         if action.reason not in _IN_ACCOUNTS:
             self.guard.count_refusal(action.reason.lower())
         hello = self._welcomes.pop(action.incarnation, None) if action.step == 0 else None

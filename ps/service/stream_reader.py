@@ -152,7 +152,7 @@ class StreamReader:
             if beside is None:
                 self.server.queue.put(self.decoder.decode(worker, push, payload))
             else:
-                beside.receptions.mark(worker, push, payload)
+                beside.receiver.on_push(worker, push, payload)
         except NonFinite as error:
             self.server.queue.put(events.PushRejected(worker, "non_finite"))
             self._complain(pb.REASON_NON_FINITE, str(error), push.step)
@@ -165,7 +165,7 @@ class StreamReader:
         beside = self.server.datagrams
         if beside is None or not datagrams.size:
             raise Malformed("datagrams in a run without, or of no size")
-        beside.receptions.take_from_stream(memoryview(datagrams.data), datagrams.size)
+        beside.receiver.receive_from_stream(memoryview(datagrams.data), datagrams.size)
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
         del payload

@@ -207,14 +207,14 @@ def _journal_instruments(server: ShardServer) -> list[Instrument]:
 def _datagram_instruments(received: DatagramCounts | None) -> list[Instrument]:
     if received is None:
         return []
-    books = received.whole()
+    counters = received.total()
     fates = {
-        "announced": sum(books.num_announced),
-        "arrived": sum(books.num_arrived),
-        "late": sum(books.num_late),
-        "late_used": books.num_late_used,
+        "announced": sum(counters.num_announced),
+        "arrived": sum(counters.num_arrived),
+        "late": sum(counters.num_late),
+        "late_used": counters.num_late_used,
     }
-    dropped = collections.Counter(books.dropped) + collections.Counter(received.dropped)
+    dropped = collections.Counter(counters.dropped) + collections.Counter(received.dropped)
     return [
         counter(
             "datagrams",

@@ -14,8 +14,7 @@ from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.datagrams import counters as datagrams_counters
-from thinwire.ps.datagrams.counters import DatagramCounts
+from thinwire.ps.datagrams.counters import DatagramCounts, summary_block
 from thinwire.ps.wire import reports as wire_reports
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class StatusReporter:
         if guards := core.guard.summary():
             own["guards"] = guards["refused"]
         if (received := self._received()) is not None:
-            own["datagrams"] = received.in_short().to_dict()
+            own["datagrams"] = received.summarized().to_dict()
         return json.dumps(own)
 
     def document(self) -> str:
@@ -218,7 +217,7 @@ class StatusReporter:
             if who in self._core.members and (counts := wire_reports.sent(text)) is not None
         }
         channels = self._run.method.router.channels
-        return {BLOCK: datagrams_counters.block([own, *others], sent, channels)}
+        return {BLOCK: summary_block([own, *others], sent, channels)}
 
     def _groups(self) -> dict[str, Any]:
         """Return the groups, and the counters of each on this shard and others."""

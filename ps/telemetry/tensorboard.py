@@ -13,7 +13,7 @@ from absl import logging
 from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ops.telemetry.tensorboard import ScalarFile
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.datagrams.counters import DatagramCounts, lost
+from thinwire.ps.datagrams.counters import DatagramCounts, num_lost
 
 _INTERVAL_SECONDS = 2.0
 
@@ -77,8 +77,8 @@ class PsScalars:
         delays = dict(core.accounts.staleness)  # a copy, since the writer thread goes on counting
         weighted = sum(delay * pushes for delay, pushes in delays.items())
         received = self._received()
-        books = received.whole() if received is not None else None
-        return _Reading(now, core.version, sum(delays.values()), weighted, books)
+        counters = received.total() if received is not None else None
+        return _Reading(now, core.version, sum(delays.values()), weighted, counters)
 
     def _run(self) -> None:
         try:
@@ -100,5 +100,5 @@ def _of_datagrams(
         "dgt/fresh_ratio": new.sum_fresh / new.num_closed if new.num_closed else None,
         "dgt/fill_ratio": new.sum_fill / new.num_closed if new.num_closed else None,
         "dgt/lateness": new.sum_of_ages / new.num_late_used if new.num_late_used else None,
-        "dgt/lost": lost(now),
+        "dgt/lost": num_lost(now),
     }

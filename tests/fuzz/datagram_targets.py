@@ -63,7 +63,7 @@ def datagram(data: bytes) -> None:
     assembler = Reassembler(SESSION, SIZES, Rules())
     assembler.feed(memoryview(bytes(body)), size, 0.0)
     if size:
-        _check_books(assembler, -(-len(body) // size))
+        _check_counters(assembler, -(-len(body) // size))
 
 
 def _mend(body: bytearray, size: int, mends: int) -> None:
@@ -82,12 +82,12 @@ def _mend(body: bytearray, size: int, mends: int) -> None:
         form.sign(memoryview(body)[start : start + size], size, KEY)
 
 
-def _check_books(assembler: Reassembler, num_fed: int) -> None:
-    """Every datagram is in the books: as one that fits, or by the reason why it was dropped."""
-    books = assembler.books
+def _check_counters(assembler: Reassembler, num_fed: int) -> None:
+    """Every datagram is counted: as one that fits, or by the reason why it was dropped."""
+    counters = assembler.counters
     early = ("short", "magic", "version", "session", "tag", "encoding", "channel", "bounds")
-    unfit = sum(books.dropped[reason] for reason in (*early, "block", "gaps", "not_finite"))
-    assert unfit + sum(books.num_datagrams) == num_fed, books
+    unfit = sum(counters.dropped[reason] for reason in (*early, "block", "gaps", "not_finite"))
+    assert unfit + sum(counters.num_datagrams) == num_fed, counters
 
 
 def _datagram_seeds() -> list[bytes]:
@@ -139,7 +139,7 @@ class _Steps:
             self.source.choice(verbs)()
             deadline = self.assembler.next_deadline()
             assert deadline is None or np.isfinite(deadline)
-        _check_books(self.assembler, self.num_fed)
+        _check_counters(self.assembler, self.num_fed)
 
     def _step(self) -> int:
         return _STEP - 3 + self.source.number() % 8
@@ -175,7 +175,7 @@ class _Steps:
         slots = range(len(SIZES)) if slot == len(SIZES) else (slot,)
         blocks = [self._block(each) for each in slots]
         with contextlib.suppress(ValueError):
-            self.assembler.mark(step, blocks, manifest, self.now)
+            self.assembler.add_reliable(step, blocks, manifest, self.now)
 
     def _block(self, slot: int) -> Block:
         size, kind = SIZES[slot], self.source.number() % 4
@@ -190,7 +190,7 @@ class _Steps:
 
     def _end(self) -> None:
         with contextlib.suppress(ValueError):
-            self.assembler.end(self._step(), self.now)
+            self.assembler.end_step(self._step(), self.now)
 
     def _close(self) -> None:
         while (assembled := self.assembler.close(self.now)) is not None:
@@ -208,9 +208,9 @@ class _Steps:
 
     def _again(self) -> None:
         step = self._step()
-        self.assembler.again(step)
+        self.assembler.find_closed(step)
         if self.source.number() % 4 == 0:
-            self.assembler.refuse(step)
+            self.assembler.on_refused(step)
 
 
 def assembler(data: bytes) -> None:

@@ -3,7 +3,7 @@
 ``python -m tests.fuzz.hostile --messages 1000000 --datagrams 1000000``
 
 Messages go through the real reader, server and core, datagrams through real sockets, the kernel's
-filter and the real receptions; an honest worker trains beside them. Whatever happens, its model is
+filter and the real receivers; an honest worker trains beside them. Whatever happens, its model is
 the one that it has without anybody else, bit for bit; every message and every datagram is counted,
 by the reason why it was refused or as what it was; memory does not grow. Exit code 1: one of that
 does not hold.

@@ -188,15 +188,15 @@ class _Flooded:
         """Return what became of everything, the honest worker's own datagrams left out."""
         outcome = Outcome(self.num_hostile)
         received, kept_out = self.arrived()
-        known = self.port.port.received()
+        known = self.port.port.counts()
         outcome.refused.update(known.dropped)
-        books = known.whole()
-        outcome.refused.update({why: books.dropped.get(why, 0) for why in _EARLY})
-        late = {why: count for why, count in books.dropped.items() if why not in _EARLY}
+        counters = known.total()
+        outcome.refused.update({why: counters.dropped.get(why, 0) for why in _EARLY})
+        late = {why: count for why, count in counters.dropped.items() if why not in _EARLY}
         outcome.refused.update(late)
         # The rest fits: the honest worker's own, and the rogue's for pushes that it never makes.
         outcome.taken["for pushes never made"] = (
-            sum(books.num_datagrams) - sum(late.values()) - self.genuine
+            sum(counters.num_datagrams) - sum(late.values()) - self.genuine
         )
         outcome.refused += type(outcome.refused)()  # without zeros
         assert received == outcome.sent + self.genuine - kept_out

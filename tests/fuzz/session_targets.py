@@ -53,7 +53,7 @@ class _Talk:
         found = self.rogue.datagrams(outgoing)
         self.sent += found
         for data, size in found[self.source.number() % 4 :]:
-            self.port.receptions.take(memoryview(data), size)
+            self.port.receiver.receive(memoryview(data), size)
 
     def _take(self) -> None:
         source = self.source
@@ -71,12 +71,12 @@ class _Talk:
         before = sum(self.port.dropped().values()) + self._num_taken()
         num_fed = -(-len(data) // size) if size else 0
         if size:
-            self.port.receptions.take(memoryview(bytes(data)), size)
+            self.port.receiver.receive(memoryview(bytes(data)), size)
             after = sum(self.port.dropped().values()) + self._num_taken()
             assert after >= before + (num_fed > 0)
 
     def _num_taken(self) -> int:
-        return sum(sum(books.num_datagrams) for _, books in self.port.receptions.books())
+        return sum(sum(counters.num_datagrams) for _, counters in self.port.receiver.counters())
 
     def _mark(self) -> None:
         source = self.source
@@ -89,7 +89,7 @@ class _Talk:
             if spoilt & 2:
                 push.more = not push.more
             with contextlib.suppress(Malformed, NonFinite):
-                self.port.receptions.mark(self.rogue.number, push, payload)
+                self.port.receiver.on_push(self.rogue.number, push, payload)
             if spoilt & 4:
                 break
 
@@ -98,7 +98,7 @@ class _Talk:
 
     def _join(self) -> None:
         if self.source.number() % 4:
-            self.port.receptions.keep([1])
+            self.port.receiver.retain_members([1])
         else:
             self.port.queue.append(events.WorkerDisconnected(2, self.rogue.incarnation))
             self.rogue = self.port.join(2, self.rogue.incarnation + 1)

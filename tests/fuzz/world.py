@@ -170,7 +170,7 @@ class World:
         self.server, self.core = self.shard.server, self.shard.core
         self.server.lease_seconds = self.core.membership.lease_seconds = LEASE_SECONDS
         if self.server.datagrams is not None:
-            self.server.datagrams.receptions._clock = clock.monotonic
+            self.server.datagrams.receiver._clock = clock.monotonic
         self.applied: list[events.Push] = []
         self.heard: collections.Counter[str] = collections.Counter()
         self._handle, self.server.journaled.handle = self.server.journaled.handle, self._note

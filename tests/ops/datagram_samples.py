@@ -77,8 +77,8 @@ class Step:
 
     def finish(self, assembler, now=0.0):
         """Mark and end the step; return what is closed."""
-        assembler.mark(self.step, self.blocks, self.manifest, now)
-        assembler.end(self.step, now)
+        assembler.add_reliable(self.step, self.blocks, self.manifest, now)
+        assembler.end_step(self.step, now)
         return assembler.close(now)
 
     def manifest_of(self, slot):
@@ -136,11 +136,11 @@ def new_pair(sizes, **rules):
 
 def dropped(assembler):
     """Return why something was dropped, and how often."""
-    return {reason: count for reason, count in assembler.books.dropped.items() if count}
+    return {reason: count for reason, count in assembler.counters.dropped.items() if count}
 
 
 def closed(assembler, step, now=0.0):
-    assembler.end(step, now)
+    assembler.end_step(step, now)
     return assembler.close(now)
 
 

@@ -31,8 +31,8 @@ class Port:
             self.core, self.decoder, sizes, self.queue.append, self.refusals.append
         )
         self.now, self.entropy = 0.0, np.random.default_rng(3)
-        self.receptions = self.port.receptions
-        self.receptions._clock = lambda: self.now
+        self.receiver = self.port.receiver
+        self.receiver._clock = lambda: self.now
         self.pushed = []  # events that the core has heard
 
     def turn(self):
@@ -55,7 +55,7 @@ class Port:
                 self.refusals.append(action)
             elif isinstance(action, events.Welcome):
                 self.welcomes[action.incarnation] = welcome = pb.Welcome()
-                self.port.introduce(action.worker, action.incarnation, welcome)
+                self.port.fill_welcome(action.worker, action.incarnation, welcome)
             elif isinstance(action, events.NewEpoch):
                 self.queue.append(self.port.end_sessions)
 
@@ -68,20 +68,20 @@ class Port:
 
     def tick(self):
         """Let time have its turn."""
-        self.port.turn()
+        self.port.poll()
         self.turn()
 
     @property
     def theta(self):
         return self.core.model.theta.copy()
 
-    def books(self, number):
-        return [books for worker, books in self.receptions.books() if worker == number]
+    def counters(self, number):
+        return [each for worker, each in self.receiver.counters() if worker == number]
 
     def dropped(self):
         """Why datagrams were dropped, of sessions and of none."""
-        found = self.receptions.received()
-        return dict(found.whole().dropped) | found.dropped
+        found = self.receiver.counts()
+        return dict(found.total().dropped) | found.dropped
 
 
 class Talker:
@@ -131,15 +131,15 @@ class Talker:
     def send(self, outgoing: PushRequest):
         """Send the datagrams of an exchange."""
         return sum(
-            self.port.receptions.take(memoryview(data), size)
+            self.port.receiver.receive(memoryview(data), size)
             for data, size in self.datagrams(outgoing)
         )
 
     def mark(self, outgoing: PushRequest, **fields):
         """Send the reliable part of an exchange, and let the writer thread have its turn."""
         for push, payload in self.messages(outgoing, **fields):
-            self.port.receptions.mark(self.number, push, payload)
-        self.port.turn()
+            self.port.receiver.on_push(self.number, push, payload)
+        self.port.poll()
 
     def push(self, outgoing: PushRequest):
         self.send(outgoing)

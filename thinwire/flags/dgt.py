@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 
 from absl import flags, logging
 
-from thinwire.ops.routing import dgt
+from thinwire.ops.routing import dgt_choices
 from thinwire.ops.routing.base import CLASSES, TRANSPORTS, Transport
 from thinwire.ops.run.flags import FlagRule, Topic, advanced, choice, integer, number, switch
 from thinwire.ops.types import ConfigurationError
 
 _IS_BLOCK = FlagRule(lambda size: size % 4 == 0, "must be a multiple of 4, the bytes of a float32")
-_IS_BITS = FlagRule(lambda bits: bits in dgt.LOW_BITS, "must be 32, 16, 8 or 4")
+_IS_BITS = FlagRule(lambda bits: bits in dgt_choices.LOW_BITS, "must be 32, 16, 8 or 4")
 
 TOPIC = Topic(
     "DGT: blocks that contribute little travel in datagrams (--router=dgt)",
@@ -35,7 +35,7 @@ TOPIC = Topic(
                 "Channels for datagrams; 0: all is reliable.",
                 "count",
                 low=0,
-                high=dgt.MAX_CHANNELS,
+                high=dgt_choices.MAX_CHANNELS,
             ),
             number(
                 "dgt_k_min",
@@ -70,14 +70,14 @@ TOPIC = Topic(
                 "dgt_reception",
                 "diff",
                 "Late blocks are added to the next step, or dropped.",
-                dgt.RECEPTIONS,
+                dgt_choices.RECEPTIONS,
             ),
             switch("dgt_send_drop", "A control: throw unreliable blocks away at the sender."),
             choice(
                 "dgt_random",
                 "0",
                 "A control: rank at random, anew in each step, or always the same as the original.",
-                dgt.RANDOM,
+                dgt_choices.RANDOM,
             ),
             switch("dgt_clear_zero", "Leave out blocks of zeros.", default=True),
             integer(
@@ -114,7 +114,7 @@ TOPIC = Topic(
                 "dgt_marker",
                 "step",
                 "Whose reliable part ends the wait: the step's, or each tensor's own.",
-                dgt.MARKERS,
+                dgt_choices.MARKERS,
             ),
             number(
                 "dgt_loss_ema",
@@ -128,7 +128,7 @@ TOPIC = Topic(
                 "dgt_scope",
                 "tensor",
                 "k of each tensor's blocks, or of all of a shard's.",
-                dgt.SCOPES,
+                dgt_choices.SCOPES,
             ),
             integer(
                 "dgt_mtu",

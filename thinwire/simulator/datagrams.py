@@ -253,26 +253,26 @@ class SimulatedDatagramPort:
             np.random.default_rng([_ENTROPY, shard.number, shard.life]).bytes,
             lambda: shard.now,
         )
-        self.receiver.obey(self._transport)
+        self.receiver.configure(self._transport)
 
-    def introduce(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
+    def fill_welcome(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
         """Put into a Welcome where the worker's datagrams go, and what signs them."""
-        self.receiver.introduce(worker, incarnation, self._ports, welcome)
+        self.receiver.fill_welcome(worker, incarnation, self._ports, welcome)
 
     def take(self, arrived: StreamPart | Datagrams) -> None:
         """Take in what has come in a stream."""
         if isinstance(arrived, Datagrams):
             message = arrived.message
-            self.receiver.take_from_stream(memoryview(message.data), message.size)
+            self.receiver.receive_from_stream(memoryview(message.data), message.size)
             return
         try:
-            self.receiver.mark(arrived.worker, arrived.push, arrived.payload)
+            self.receiver.on_push(arrived.worker, arrived.push, arrived.payload)
         except NonFinite:
             self._shard.arrive(NonFinitePush(arrived.worker, arrived.push.step))
 
     def end_sessions(self) -> None:
         """End those of workers that have gone."""
-        self.receiver.keep(self._shard.live_workers())
+        self.receiver.retain_members(self._shard.live_workers())
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
         """Refuse a push that turned out not to be finite when it was whole."""

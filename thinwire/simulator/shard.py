@@ -267,13 +267,13 @@ class SimulatedShard(ShardLife):
 
     def received(self) -> DatagramCounts | None:
         """Return what has come in datagrams; None where the method sends none."""
-        return self.datagrams.receiver.received() if self.datagrams is not None else None
+        return self.datagrams.receiver.counts() if self.datagrams is not None else None
 
     def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
         """Return what a welcomed worker hears of datagrams."""
         welcome = pb.Welcome()
         if self.datagrams is not None:
-            self.datagrams.introduce(worker, incarnation, welcome)
+            self.datagrams.fill_welcome(worker, incarnation, welcome)
         return welcome
 
     def bytes_down(self) -> dict[int, int]:
@@ -289,7 +289,7 @@ class SimulatedShard(ShardLife):
     def receive_datagrams(self, data: memoryview, size: int) -> None:
         """Take in datagrams of one size that arrive together."""
         if self.datagrams is not None:
-            self.datagrams.receiver.take(data, size)
+            self.datagrams.receiver.receive(data, size)
 
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
         """Take in what came on a stream, unless another has taken its place."""
@@ -378,7 +378,7 @@ class SimulatedShard(ShardLife):
         if when == self._tick_at:  # else an earlier one has taken its place
             self._tick_at = None
             if self.datagrams is not None:
-                self.datagrams.receiver.tick()
+                self.datagrams.receiver.poll()
             self.handle(events.Tick())
 
     def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
@@ -437,7 +437,7 @@ class SimulatedShard(ShardLife):
 
     def _refusal(self, action: events.Reject, coded: Any) -> None:
         if action.reason == "OUTLIER" and self.datagrams is not None:
-            self.datagrams.receiver.drop(action.worker, action.step)
+            self.datagrams.receiver.on_push_refused(action.worker, action.step)
         self._send_verdict(action, coded)
 
     def _send_verdict(self, action: events.Welcome | events.Reject, coded: Any) -> None:

@@ -46,8 +46,8 @@ def test_without_loss_it_is_what_was_sent(marker_first):
         assert assembled.announced == assembled.arrived == len(signed(step.sealed))
         np.testing.assert_array_equal(assembled.flat, np.concatenate(step.values))
     assert not dropped(assembler)
-    assert assembler.books.num_announced == assembler.books.num_arrived
-    assert assembler.books.num_closed == 3
+    assert assembler.counters.num_announced == assembler.counters.num_arrived
+    assert assembler.counters.num_closed == 3
 
 
 def test_a_whole_buffer_is_as_good_as_single_datagrams():
@@ -58,7 +58,7 @@ def test_a_whole_buffer_is_as_good_as_single_datagrams():
         assembler.feed(batch.data, batch.size, 0.0)
     assert_values(step.finish(assembler), step.values)
     total = sum(len(datagram) for datagram in signed(step.sealed))
-    assert sum(assembler.books.num_bytes) == total
+    assert sum(assembler.counters.num_bytes) == total
 
 
 def test_the_last_of_a_buffer_may_be_shorter():
@@ -67,7 +67,7 @@ def test_the_last_of_a_buffer_may_be_shorter():
     datagrams = sorted(signed(step.sealed), key=len, reverse=True)
     longest = [each for each in datagrams if len(each) == len(datagrams[0])]
     assembler.feed(b"".join([*longest, datagrams[-1]]), len(longest[0]), 0.0)
-    assert sum(assembler.books.num_datagrams) == len(longest) + 1
+    assert sum(assembler.counters.num_datagrams) == len(longest) + 1
     assert not dropped(assembler)
 
 
@@ -80,7 +80,7 @@ def test_buffers_may_be_overwritten_after_feeding():
         buffer = bytearray(datagram)
         assembler.feed(buffer, len(buffer), 0.0)
         buffer[:] = bytes(len(buffer))
-    assembler.mark(1, [sparse_block(0, 64, [], np.zeros(0, np.float32))], NOTHING, 0.0)
+    assembler.add_reliable(1, [sparse_block(0, 64, [], np.zeros(0, np.float32))], NOTHING, 0.0)
     np.testing.assert_array_equal(closed(assembler, 1).blocks[0].values.data, values)
 
 
@@ -98,7 +98,7 @@ def test_value_dtypes_decode_as_on_the_stream(dtype):
     present = np.array([False, True, False, True, False, True, True])
     kept = np.repeat(present, ENTRIES)[:100]
     block = RangedBlock(0, 100, None, CodedValues(dtype, data[kept], 0.3), ENTRIES, present)
-    assembler.mark(1, [block], Manifest(sealed.announced, 0.5, 7, 0, 4, 0), 0.0)
+    assembler.add_reliable(1, [block], Manifest(sealed.announced, 0.5, 7, 0, 4, 0), 0.0)
     assert_values(closed(assembler, 1), [dequantise(coded)])
 
 
@@ -117,7 +117,7 @@ def test_a_sparse_slot_comes_out_sparse_and_complete():
         sparse_block(0, 500, indices[kept], values[kept]),
         sparse_block(1, 30, [], np.zeros(0, np.float32)),
     ]
-    assembler.mark(1, blocks, Manifest(sealed.announced, 0.5, 34, 0, 18, 0), 0.0)
+    assembler.add_reliable(1, blocks, Manifest(sealed.announced, 0.5, 34, 0, 18, 0), 0.0)
     assembled = closed(assembler, 1)
     (block,) = assembled.blocks  # nothing came for slot 1: it is left out
     np.testing.assert_array_equal(block.indices, indices)
@@ -144,7 +144,7 @@ def test_what_is_reliable_alone_passes():
         Block(1, 6, np.array([0, 5]), coded),
         low_rank,
     ]
-    assembler.mark(1, blocks, Manifest((), 1.0, 5, 0, 5, 0), 0.0)
+    assembler.add_reliable(1, blocks, Manifest((), 1.0, 5, 0, 5, 0), 0.0)
     first, second, third = closed(assembler, 1).blocks
     np.testing.assert_array_equal(first.values.data, whole)
     np.testing.assert_array_equal(second.values.data, np.array([1.5, -2.0], np.float32))
@@ -153,11 +153,13 @@ def test_what_is_reliable_alone_passes():
 
 def test_an_empty_shard_part_and_zero_gradients():
     sealer, assembler = new_pair([100, 0])
-    assembler.mark(1, [], Manifest((), 0.5, 0, 0, 0, 0), 0.0)
+    assembler.add_reliable(1, [], Manifest((), 0.5, 0, 0, 0, 0), 0.0)
     assembled = closed(assembler, 1)
     assert (assembled.blocks, assembled.fresh, assembled.arrived) == ((), 1.0, 0)
     only_end = ranged(0, np.zeros(100, np.float32), np.arange(7) == 6)
-    assembler.mark(2, [only_end], Manifest(sealer.seal(2, []).announced, 0.5, 7, 6, 1, 0), 0.0)
+    assembler.add_reliable(
+        2, [only_end], Manifest(sealer.seal(2, []).announced, 0.5, 7, 6, 1, 0), 0.0
+    )
     assembled = closed(assembler, 2)
     assert_values(assembled, [np.zeros(100, np.float32)])
     assert (assembled.fresh, assembled.fill) == (1.0, 1.0)
@@ -200,14 +202,14 @@ def test_nothing_arrives_and_k_is_zero():
     assembled = assembler.close(10.05)
     assert_values(assembled, with_zeros(step, []))
     assert assembled.fresh == assembled.fill == 4 / 13
-    assert assembler.books.num_incomplete == 1
+    assert assembler.counters.num_incomplete == 1
     assert assembler.next_deadline() is None
 
 
 def test_fresh_and_fill_count_what_was_dropped_at_the_sender():
     _, assembler = new_pair([160])
     block = ranged(0, np.zeros(160, np.float32), np.arange(10) > 5)
-    assembler.mark(1, [block], Manifest((), 0.4, 10, 2, 4, 4), 0.0)
+    assembler.add_reliable(1, [block], Manifest((), 0.4, 10, 2, 4, 4), 0.0)
     assert closed(assembler, 1).fresh == 0.5
 
 
@@ -232,4 +234,4 @@ def test_datagrams_after_the_deadline_are_late():
     assembled = assembler.close(5.2)
     assert_values(assembled, with_zeros(step, []))
     assert assembled.arrived == 0
-    assert sum(assembler.books.num_late) == len(signed(step.sealed))
+    assert sum(assembler.counters.num_late) == len(signed(step.sealed))

@@ -69,7 +69,7 @@ def test_a_step_that_never_ended_is_forgotten():
     sealer, assembler = new_pair(SIZES)
     lost = make_step(sealer, 3, SIZES)
     lost.deliver(assembler)
-    assembler.mark(3, [lost.blocks[0]], lost.manifest_of(0), 0.0)  # the stream broke here
+    assembler.add_reliable(3, [lost.blocks[0]], lost.manifest_of(0), 0.0)  # the stream broke here
     step = make_step(sealer, 4, SIZES)
     step.deliver(assembler)
     assert_values(step.finish(assembler), step.values)
@@ -128,13 +128,13 @@ def test_steps_are_compared_modulo(base, distance):
 def test_a_repeated_push_gets_the_same_again():
     sealer, assembler = new_pair(SIZES)
     step = make_step(sealer, 7, SIZES)
-    assert assembler.again(7) is None
+    assert assembler.find_closed(7) is None
     step.deliver(assembler, [0, 1])
     assembled = step.finish(assembler)
     step.deliver(assembler)
-    assert assembler.again(7) is assembled
-    assert assembler.again(6) is None
-    assert_values(assembler.again(7), with_zeros(step, [0, 1]))
+    assert assembler.find_closed(7) is assembled
+    assert assembler.find_closed(6) is None
+    assert_values(assembler.find_closed(7), with_zeros(step, [0, 1]))
     with pytest.raises(ValueError, match="read-only"):
         assembled.blocks[0].values.data[0] = 1
     with pytest.raises(ValueError, match="step 7 is closed"):
@@ -206,7 +206,7 @@ def good_block(size=100, present=None):
 def test_refused_markers(blocks, manifest, complaint):
     _, assembler = new_pair(SIZES)
     with pytest.raises(ValueError, match=complaint):
-        assembler.mark(1, blocks, manifest, 0.0)
+        assembler.add_reliable(1, blocks, manifest, 0.0)
     good = make_step(new_pair(SIZES)[0], 1, SIZES)
     good.deliver(assembler)
     assert_values(good.finish(assembler), good.values)
@@ -214,16 +214,18 @@ def test_refused_markers(blocks, manifest, complaint):
 
 def test_announcements_must_join():
     _, assembler = new_pair(SIZES)
-    assembler.mark(1, [], Manifest((AnnouncedDatagrams(1, 0, 2),), 0, 0, 0, 0, 0), 0.0)
-    assembler.mark(1, [good_block()], Manifest((AnnouncedDatagrams(1, 3, 2),), 0, 0, 0, 0, 0), 0.0)
+    assembler.add_reliable(1, [], Manifest((AnnouncedDatagrams(1, 0, 2),), 0, 0, 0, 0, 0), 0.0)
+    assembler.add_reliable(
+        1, [good_block()], Manifest((AnnouncedDatagrams(1, 3, 2),), 0, 0, 0, 0, 0), 0.0
+    )
     with pytest.raises(ValueError, match="channel 1: datagrams from number 3 on.*expected 2"):
-        assembler.end(1, 0.0)
+        assembler.end_step(1, 0.0)
 
 
 def test_ending_what_was_not_marked():
     _, assembler = new_pair(SIZES)
     with pytest.raises(ValueError, match="step 3 ends, but nothing"):
-        assembler.end(3, 0.0)
+        assembler.end_step(3, 0.0)
 
 
 def test_no_channels_no_datagrams():
@@ -232,4 +234,4 @@ def test_no_channels_no_datagrams():
     assembler = Reassembler(SESSION, SIZES, Rules(dgt_channels=0))
     step.deliver(assembler)
     assert dropped(assembler) == {"channel": len(signed(step.sealed))}
-    assert math.isclose(sum(assembler.books.num_bytes), 0)
+    assert math.isclose(sum(assembler.counters.num_bytes), 0)

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from tests.ops.datagram_samples import CHANNELS, SIZES, dropped, make_step, new_pair, signed
-from thinwire.ops.routing import counters as routing_counters
 from thinwire.ops.routing.counters import ReassemblyCounters, SentCounts, total
 
 ONE = SentCounts(2, 1.5, [1, 2], 3, 0, 0, [0, 4], [100, 50], {"outdated": 1}, 0)
@@ -26,7 +25,7 @@ def test_counts_add_up_field_by_field():
 
 def test_counts_travel():
     assert SentCounts.from_json(OTHER.to_json()) == OTHER
-    kept = dataclasses.replace(routing_counters.empty(3), sum_k=0.5, num_late=[0, 1, 2, 3])
+    kept = dataclasses.replace(ReassemblyCounters.zero(3), sum_k=0.5, num_late=[0, 1, 2, 3])
     assert ReassemblyCounters.from_json(json.dumps(kept.to_dict())) == kept
 
 
@@ -36,7 +35,7 @@ def test_ill_formed_counts_are_refused(bad):
         SentCounts.from_dict(bad)
 
 
-def test_books_of_two_steps_of_which_one_loses_some():
+def test_counters_of_two_steps_of_which_one_loses_some():
     sealer, assembler = new_pair(SIZES)
     first, second = (make_step(sealer, number, SIZES) for number in (1, 2))
     first.deliver(assembler)
@@ -44,7 +43,7 @@ def test_books_of_two_steps_of_which_one_loses_some():
     num_sent = len(signed(second.sealed))
     second.deliver(assembler, range(num_sent - 5))
     torn = second.finish(assembler)
-    book = assembler.books
+    book = assembler.counters
     assert book.num_closed == 2
     assert book.num_incomplete == 1
     assert sum(book.num_announced) - sum(book.num_arrived) == 5
@@ -54,7 +53,7 @@ def test_books_of_two_steps_of_which_one_loses_some():
     assert ReassemblyCounters.from_json(book.to_json()) == book
 
 
-def test_books_of_late_ones():
+def test_counters_of_late_ones():
     """What is late counts once, wherever it ends; only what is kept is used."""
     sealer, assembler = new_pair(SIZES)
     steps = [make_step(sealer, number, SIZES) for number in (1, 2, 3)]
@@ -62,7 +61,7 @@ def test_books_of_late_ones():
     for chosen in ([0], [1, 1], [0]):  # two of them, each of them twice
         steps[0].deliver(assembler, chosen)
     steps[1].finish(assembler)
-    book = assembler.books
+    book = assembler.counters
     assert (sum(book.num_late), book.num_late_used, book.sum_of_ages) == (2, 2, 2)
     steps[0].deliver(assembler, [2])  # one more is late by two steps
     steps[2].finish(assembler)
@@ -78,13 +77,13 @@ def test_late_ones_that_are_dropped_count_once(copies):
     for _ in range(copies):
         step.deliver(assembler)
     num_sent = len(signed(step.sealed))
-    assert sum(assembler.books.num_late) == num_sent == sum(assembler.books.num_announced)
+    assert sum(assembler.counters.num_late) == num_sent == sum(assembler.counters.num_announced)
     expected = {"late": num_sent, "duplicate": (copies - 1) * num_sent}
     assert dropped(assembler) == {reason: count for reason, count in expected.items() if count}
-    assert assembler.books.num_late_used == 0
+    assert assembler.counters.num_late_used == 0
 
 
-def test_books_start_at_zero_for_each_channel():
-    assert len(routing_counters.empty(CHANNELS).num_late) == CHANNELS + 1
-    fields = dataclasses.asdict(routing_counters.empty(CHANNELS)).values()
+def test_counters_start_at_zero_for_each_channel():
+    assert len(ReassemblyCounters.zero(CHANNELS).num_late) == CHANNELS + 1
+    fields = dataclasses.asdict(ReassemblyCounters.zero(CHANNELS)).values()
     assert not any(sum(each) for each in fields if isinstance(each, list))

@@ -46,8 +46,8 @@ class Path:
             routed.num_reliable,
             routed.num_dropped,
         )
-        self.assembler.mark(step, routed.reliable, manifest, 0.0)
-        self.assembler.end(step, 0.0)
+        self.assembler.add_reliable(step, routed.reliable, manifest, 0.0)
+        self.assembler.end_step(step, 0.0)
         assembled = self.assembler.close(0.0)
         return assembled, sealed.lost(assembled.bitmap) if assembled.bitmap is not None else None
 
@@ -93,7 +93,7 @@ def test_without_loss_it_is_the_packet(codec, dtype, k, channels, seed, entries)
                 strict=True,
             ):
                 assert one.tobytes() == other.tobytes()
-            assert not any(path.assembler.books.dropped.values())
+            assert not any(path.assembler.counters.dropped.values())
 
 
 @pytest.mark.parametrize("bits", [32, 8])

@@ -119,7 +119,7 @@ def test_what_is_wrong_is_dropped_under_its_name(datagram, reason):
     assembler = Reassembler(SESSION, SIZES, Rules())
     assembler.feed(datagram, len(datagram), 0.0)
     assert dropped(assembler) == ({reason: 1} if reason else {})
-    assert sum(assembler.books.num_datagrams) == 0
+    assert sum(assembler.counters.num_datagrams) == 0
 
 
 @pytest.mark.parametrize("datagram", [DENSE, SPARSE_ONE], ids=["dense", "sparse"])
@@ -128,7 +128,7 @@ def test_what_is_right_is_not_dropped(datagram):
     assembler.feed(datagram, len(datagram), 0.0)
     assembler.feed(changed(datagram, sequence=9, scale=2.0), len(datagram), 0.0)
     assert not dropped(assembler)
-    assert assembler.books.num_datagrams[1] == 2
+    assert assembler.counters.num_datagrams[1] == 2
 
 
 def test_the_good_ones_in_a_bad_buffer_are_taken():
@@ -141,7 +141,7 @@ def test_the_good_ones_in_a_bad_buffer_are_taken():
     assert dropped(assembler) == dict.fromkeys(
         ["magic", "session", "tag", "bounds", "block", "not_finite", "duplicate"], 1
     )
-    assert assembler.books.num_datagrams[1] == 4
+    assert assembler.counters.num_datagrams[1] == 4
 
 
 def test_strangers_cost_no_hash(monkeypatch):
@@ -162,7 +162,7 @@ def test_strangers_cost_no_hash(monkeypatch):
 def test_no_bytes_raise(data, size):
     assembler = Reassembler(SESSION, SIZES, Rules())
     assembler.feed(data, size, 0.0)
-    assert sum(assembler.books.num_datagrams) == 0
+    assert sum(assembler.counters.num_datagrams) == 0
 
 
 @given(st.data())
@@ -180,8 +180,8 @@ def test_no_signed_header_raises(data):
         for each in (datagram, changed(datagram, **fields), datagram):
             assembler.feed(each, len(each), 0.0)
     before_use = list(REASONS)[: list(REASONS).index("too_new")]
-    num_refused = sum(assembler.books.dropped[reason] for reason in before_use)
-    assert num_refused + sum(assembler.books.num_datagrams) == 3
+    num_refused = sum(assembler.counters.dropped[reason] for reason in before_use)
+    assert num_refused + sum(assembler.counters.num_datagrams) == 3
 
 
 def spoiled(rng, sample, others, count):
@@ -231,7 +231,7 @@ def test_a_hundred_thousand_bad_datagrams_change_nothing():
                 assembler.feed(buffer.reshape(-1).data, size, 0.0)
                 num_fed += len(buffer)
     assert num_fed >= 100_000
-    assert sum(assembler.books.dropped.values()) == num_fed
+    assert sum(assembler.counters.dropped.values()) == num_fed
     assert {"short", "magic", "version", "session", "tag", "too_old", "duplicate"} == set(
         dropped(assembler)
     )

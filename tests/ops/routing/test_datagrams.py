@@ -20,8 +20,8 @@ from tests.ops.datagram_samples import (
     sparse_part,
 )
 from thinwire.ops.kernels.numpy_ops import dequantise, quantise
-from thinwire.ops.routing import counters as routing_counters
 from thinwire.ops.routing.base import AnnouncedDatagrams, ValueEncoding
+from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ops.routing.datagram_format import (
     FRAME_BYTES,
     HEADER,
@@ -165,7 +165,7 @@ def meaning(part):
 @settings(max_examples=150, deadline=None)
 def test_each_value_travels_once_and_comes_back(part, mtu):
     sealed = sealer(mtu).seal(9, [part])
-    ledger = routing_counters.empty(CHANNELS)
+    ledger = ReassemblyCounters.zero(CHANNELS)
     sizes = [part.size if slot == part.slot else 7 for slot in range(3)]
     parser = DatagramParser(SESSION, sizes, ENTRIES, CHANNELS, ledger)
     block_channel = dict(zip(part.blocks.tolist(), part.channels.tolist(), strict=True))
@@ -175,7 +175,7 @@ def test_each_value_travels_once_and_comes_back(part, mtu):
         assert len(batch.data) == batch.size * batch.count <= 65_507
         assert batch.count <= 64
         batch.sign(KEY)
-        for arrivals in parser.arrivals(batch.data, batch.size):
+        for arrivals in parser.parse(batch.data, batch.size):
             assert (arrivals.step, arrivals.channel) == (9, batch.channel)
             rows = arrivals.positions
             if rows is None:

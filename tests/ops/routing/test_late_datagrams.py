@@ -98,8 +98,8 @@ def test_late_ones_are_dropped_if_asked(rules, reason):
     assert_values(assembled, second.values)
     num_late = len(signed(first.sealed))
     assert dropped(assembler) == {reason: num_late}
-    assert assembled.num_late == assembler.books.num_late_used == 0
-    assert sum(assembler.books.num_late) == (num_late if reason == "late" else 0)
+    assert assembled.num_late == assembler.counters.num_late_used == 0
+    assert sum(assembler.counters.num_late) == (num_late if reason == "late" else 0)
 
 
 def test_late_dense_values_of_a_slot_that_is_sparse_now():
@@ -109,7 +109,7 @@ def test_late_dense_values_of_a_slot_that_is_sparse_now():
     first.deliver(assembler)
     indices = np.array([1, 17, 47])
     block = sparse_block(0, 48, indices, np.ones(3, np.float32))
-    assembler.mark(2, [block], Manifest((), 0.5, 3, 0, 3, 0), 0.0)
+    assembler.add_reliable(2, [block], Manifest((), 0.5, 3, 0, 3, 0), 0.0)
     (out,) = closed(assembler, 2).blocks
     expected = np.concatenate([first.values[0][:32], np.zeros(16, np.float32)])
     expected[indices] += 1
@@ -124,12 +124,12 @@ def test_late_sparse_values_of_a_slot_that_is_dense_now():
     indices, values = np.array([1, 17, 20]), np.array([1, 2, 3], np.float32)
     sealed = sealer.seal(1, [sparse_part(0, 48, indices, values, [0, 1], [1, 1])])
     empty = sparse_block(0, 48, [], np.zeros(0, np.float32))
-    assembler.mark(1, [empty], Manifest(sealed.announced, 0.0, 3, 0, 1, 0), 0.0)
+    assembler.add_reliable(1, [empty], Manifest(sealed.announced, 0.0, 3, 0, 1, 0), 0.0)
     assert closed(assembler, 1).blocks == ()
     for datagram in signed(sealed):
         assembler.feed(datagram, len(datagram), 0.0)
     whole = np.full(48, 10, np.float32)
-    assembler.mark(2, [Block(0, 48, None, CodedValues("float32", whole))], NOTHING, 0.0)
+    assembler.add_reliable(2, [Block(0, 48, None, CodedValues("float32", whole))], NOTHING, 0.0)
     expected = whole.copy()
     expected[indices] += values
     assert_values(closed(assembler, 2), [expected])
@@ -140,11 +140,11 @@ def test_late_sparse_values_wait_for_the_slot_or_come_alone():
     indices, values = np.array([1, 17, 20]), np.array([1, 2, 3], np.float32)
     sealed = sealer.seal(1, [sparse_part(0, 48, indices, values, [0, 1], [1, 2])])
     empty = sparse_block(0, 48, [], np.zeros(0, np.float32))
-    assembler.mark(1, [empty], Manifest(sealed.announced, 0.0, 3, 0, 1, 0), 0.0)
+    assembler.add_reliable(1, [empty], Manifest(sealed.announced, 0.0, 3, 0, 1, 0), 0.0)
     closed(assembler, 1)
     for datagram in signed(sealed):
         assembler.feed(datagram, len(datagram), 0.0)
-    assembler.mark(2, [], NOTHING, 0.0)
+    assembler.add_reliable(2, [], NOTHING, 0.0)
     (block,) = closed(assembler, 2).blocks
     assert block.indices.tolist() == indices.tolist()
     assert block.values.data.tolist() == values.tolist()
@@ -157,7 +157,7 @@ def test_late_values_for_a_product_of_matrices_are_dropped():
     first.deliver(assembler)
     thin = CodedValues("float32", np.ones(6, np.float32))
     block = LowRankBlock(0, 48, None, thin, CodedValues("float32", np.ones(8, np.float32)), 1, 0)
-    assembler.mark(2, [block], NOTHING, 0.0)
+    assembler.add_reliable(2, [block], NOTHING, 0.0)
     assert closed(assembler, 2).blocks == (block,)
     assert dropped(assembler) == {"whole": len(signed(first.sealed))}
 
@@ -165,7 +165,7 @@ def test_late_values_for_a_product_of_matrices_are_dropped():
 def test_what_was_refused_is_not_taken_in_late():
     sealer, assembler = new_pair(SIZES)
     first, _ = late_step(assembler, sealer, [0], 1)
-    assembler.refuse(1)
+    assembler.on_refused(1)
     first.deliver(assembler)
     second, assembled = late_step(assembler, sealer, None, 2)
     assert_values(assembled, second.values)
@@ -205,14 +205,14 @@ def test_a_tensor_closes_at_its_own_marker():
     of_slot = [fields(datagram)[0] for datagram in signed(step.sealed)]
     for slot in range(len(SIZES)):
         step.deliver(assembler, [n for n, each in enumerate(of_slot) if each == slot][:-1])
-        assembler.mark(1, [step.blocks[slot]], step.manifest_of(slot), 0.0)
+        assembler.add_reliable(1, [step.blocks[slot]], step.manifest_of(slot), 0.0)
     step.deliver(assembler)  # one each of slots 0 and 3 is new, but late
     assembled = closed(assembler, 1)
     last = [max(n for n, each in enumerate(of_slot) if each == slot) for slot in (0, 3)]
     in_time = [n for n in range(len(of_slot)) if n not in last]
     assert_values(assembled, with_zeros(step, in_time))
     assert assembled.arrived == len(of_slot) - 2
-    assert sum(assembler.books.num_late) == 2
+    assert sum(assembler.counters.num_late) == 2
     second = make_step(sealer, 2, SIZES)
     second.deliver(assembler)
     late = second.finish(assembler)
@@ -228,9 +228,9 @@ def test_tensors_wait_each_for_itself():
     step = make_step(sealer, 1, SIZES)
     of_slot = [fields(datagram)[0] for datagram in signed(step.sealed)]
     for slot in reversed(range(len(SIZES))):
-        assembler.mark(1, [step.blocks[slot]], step.manifest_of(slot), float(slot))
+        assembler.add_reliable(1, [step.blocks[slot]], step.manifest_of(slot), float(slot))
     assert assembler.next_deadline() <= 1.0  # slots 1 and 2 have no datagrams
-    assembler.end(1, 3.0)
+    assembler.end_step(1, 3.0)
     assert assembler.next_deadline() == 4.0  # slot 0 was marked last, slot 3 at 3.0
     step.deliver(assembler, [n for n, each in enumerate(of_slot) if each == 3], 3.5)
     assembled = assembler.close(4.0)

@@ -6,16 +6,14 @@ import json
 import pytest
 
 from tests.ps.port import Port
-from thinwire.ops.routing import counters as routing_counters
-from thinwire.ops.routing.counters import SentCounts
+from thinwire.ops.routing.counters import ReassemblyCounters, SentCounts
 from thinwire.ops.routing.reassembler import ReassembledStep
 from thinwire.ps.core import events
-from thinwire.ps.datagrams import counters as datagrams_counters
-from thinwire.ps.datagrams.counters import DatagramCounts, block, received
+from thinwire.ps.datagrams.counters import DatagramCounts, log_step, summary_block
 
 #: Two channels beside the stream.
-BOOKS = dataclasses.replace(
-    routing_counters.empty(2),
+COUNTERS = dataclasses.replace(
+    ReassemblyCounters.zero(2),
     num_announced=[0, 10, 20],
     num_arrived=[0, 9, 12],
     num_late=[0, 0, 5],
@@ -32,35 +30,39 @@ BOOKS = dataclasses.replace(
     sum_fresh=3.0,
     sum_fill=3.6,
 )
-BOOKS.dropped["duplicate"] = 3
+COUNTERS.dropped["duplicate"] = 3
 OTHER = dataclasses.replace(
-    routing_counters.empty(2), num_closed=1, sum_k=1.0, sum_fresh=1.0, sum_fill=1.0
+    ReassemblyCounters.zero(2), num_closed=1, sum_k=1.0, sum_fresh=1.0, sum_fill=1.0
 )
 SENT = SentCounts(5, 2.5, [40, 10, 26], 4, 0, 1, [0, 10, 21], [7000, 1300, 2600], {"outdated": 2})
 
 
 def test_sessions_of_one_worker_are_one():
-    found = received([(2, BOOKS), (1, OTHER), (2, OTHER)], {"unknown session": 5, "truncated": 0})
+    found = DatagramCounts.of_sessions(
+        [(2, COUNTERS), (1, OTHER), (2, OTHER)], {"unknown session": 5, "truncated": 0}
+    )
     assert list(found.workers) == [1, 2]
     assert found.workers[2].num_closed == 5
     assert found.workers[2].dropped == {"duplicate": 3}
     assert found.dropped == {"unknown session": 5}
-    assert found.whole().num_closed == 6
-    assert BOOKS.num_closed == 4 and BOOKS.dropped["short"] == 0  # nothing of it was written to
+    assert found.total().num_closed == 6
+    assert (
+        COUNTERS.num_closed == 4 and COUNTERS.dropped["short"] == 0
+    )  # nothing of it was written to
 
 
 def test_what_was_received_travels_and_is_kept():
-    found = received([(2, BOOKS), (1, OTHER)], {"truncated": 1})
+    found = DatagramCounts.of_sessions([(2, COUNTERS), (1, OTHER)], {"truncated": 1})
     assert DatagramCounts.from_dict(json.loads(found.to_json())) == found
-    assert found.beside("truncated", 2).dropped == {"truncated": 3}
-    assert found.beside("kept out", 0) == found
+    assert found.with_dropped("truncated", 2).dropped == {"truncated": 3}
+    assert found.with_dropped("kept out", 0) == found
 
 
 def test_a_shard_that_comes_back_goes_on_counting():
-    before = one_push().port.received()
+    before = one_push().port.counts()
     assert before.workers[1].num_closed == 1 and before.dropped == {"unknown session": 1}
     saved = json.loads(before.to_json())
-    again = one_push(DatagramCounts.from_dict(saved)).port.received()
+    again = one_push(DatagramCounts.from_dict(saved)).port.counts()
     assert again.workers[1] == before.workers[1].plus(before.workers[1])
     assert again.dropped == {"unknown session": 2}
 
@@ -69,33 +71,33 @@ def one_push(before=None):
     """Return a port of one worker that has pushed, after a stranger's datagram."""
     port = Port(nb_workers=1)
     if before is not None:
-        port.receptions.restore(before)
+        port.receiver.restore(before)
     worker = port.join(1)
     outgoing = worker.begin()
     data, size = worker.datagrams(outgoing)[0]
     foreign = bytearray(data[:size])
     foreign[8] ^= 1  # the first byte of the session's number
-    assert port.receptions.take(memoryview(foreign), size) == 0
+    assert port.receiver.receive(memoryview(foreign), size) == 0
     worker.push(outgoing)
     return port
 
 
 def test_a_crowd_is_told_in_one():
     crowd = DatagramCounts({number: OTHER for number in range(1, 1001)}, {"truncated": 1})
-    told = crowd.in_short()
+    told = crowd.summarized()
     assert len(told.to_json()) < 1000
-    assert told.whole() == crowd.whole() and told.dropped == crowd.dropped
-    several = DatagramCounts({number: BOOKS for number in range(1, 201)})
-    assert several.in_short() is several
+    assert told.total() == crowd.total() and told.dropped == crowd.dropped
+    several = DatagramCounts({number: COUNTERS for number in range(1, 201)})
+    assert several.summarized() is several
     assert len(several.to_json()) < 256 << 10  # as long as a report may be
 
 
 def test_the_block_means_over_all_pushes_and_shards():
     shards = [
-        DatagramCounts({1: BOOKS, 2: OTHER}, {"truncated": 1}),
+        DatagramCounts({1: COUNTERS, 2: OTHER}, {"truncated": 1}),
         DatagramCounts({1: OTHER}, {}),
     ]
-    found = block(shards, {1: SENT, 2: SentCounts(fallen_back=1)}, 2)
+    found = summary_block(shards, {1: SENT, 2: SentCounts(fallen_back=1)}, 2)
     assert (found["pushes"], found["k"]) == (6, pytest.approx(4 / 6))
     assert found["fresh"] == pytest.approx(5 / 6)
     assert found["fill"] == pytest.approx(5.6 / 6)
@@ -116,7 +118,7 @@ def test_the_block_means_over_all_pushes_and_shards():
 
 
 def test_the_block_has_a_row_for_each_channel_and_worker():
-    found = block([DatagramCounts({1: BOOKS}), DatagramCounts({0: OTHER})], {1: SENT}, 2)
+    found = summary_block([DatagramCounts({1: COUNTERS}), DatagramCounts({0: OTHER})], {1: SENT}, 2)
     stream, first, second = found["channels"]
     assert stream == {"channel": 0, "blocks": 40, "bytes_sent": 7000}
     assert first["lost"] == 1
@@ -139,7 +141,7 @@ def test_the_block_has_a_row_for_each_channel_and_worker():
 
 
 def test_the_block_before_anything_is_known():
-    found = block([DatagramCounts()], {}, 3)
+    found = summary_block([DatagramCounts()], {}, 3)
     assert len(found["channels"]) == 4
     assert found["fresh"] is None and found["lateness"] is None
     assert found["pushes"] == found["lost"] == 0
@@ -148,14 +150,14 @@ def test_the_block_before_anything_is_known():
 
 def test_more_late_than_announced_is_no_gain():
     """A worker may say what it likes."""
-    liar = dataclasses.replace(routing_counters.empty(1), num_announced=[0, 1], num_late=[0, 7])
-    assert block([DatagramCounts({1: liar})], {}, 1)["lost"] == 0
+    liar = dataclasses.replace(ReassemblyCounters.zero(1), num_announced=[0, 1], num_late=[0, 7])
+    assert summary_block([DatagramCounts({1: liar})], {}, 1)["lost"] == 0
 
 
 def test_a_closed_step_is_a_line(caplog):
     assembled = ReassembledStep(7, (), None, 0.9, 0.95, 1.5, 2, 10, 8, None)
     with caplog.at_level("INFO", logger="absl"):
-        datagrams_counters.tell(3, assembled, BOOKS)
+        log_step(3, assembled, COUNTERS)
     assert caplog.messages == [
         "worker 3, step 7: fresh 0.900, fill 0.950, 8 of 10 datagrams in time, 2 late ones used "
         "(1.50 steps late); dropped so far: duplicate 3"
@@ -166,11 +168,11 @@ def test_any_number_of_lives_leaves_one_book_of_a_worker():
     port = Port(nb_workers=1)
     worker = port.join(1)
     worker.send(worker.begin())
-    once = sum(port.books(1)[0].num_datagrams)
+    once = sum(port.counters(1)[0].num_datagrams)
     for life in range(2000, 2050):
         port.queue.append(events.WorkerDisconnected(1, worker.incarnation))
         port.turn()
         worker = port.join(1, life)
         worker.send(worker.begin())
-    assert len(port.receptions.books()) == 2  # of all that are closed, and of the open one
-    assert sum(sum(each.num_datagrams) for each in port.books(1)) == 51 * once
+    assert len(port.receiver.counters()) == 2  # of all that are closed, and of the open one
+    assert sum(sum(each.num_datagrams) for each in port.counters(1)) == 51 * once

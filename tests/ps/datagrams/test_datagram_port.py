@@ -72,10 +72,10 @@ def test_what_is_not_ours_ends_in_the_kernel_and_is_counted(host):
         rng = np.random.default_rng(2)
         noise = [rng.bytes(int(length)) for length in rng.integers(0, 1400, 50)]
         sent(port, host, 0, *noise, bytes(foreign), b"")
-        found = port.port.received()
+        found = port.port.counts()
         assert found.dropped == {BY_THE_KERNEL: 52}
         sent(port, host, 0, data[:size])  # the genuine one passes
-        until(lambda: sum(port.books(1)[0].num_datagrams))
+        until(lambda: sum(port.counters(1)[0].num_datagrams))
 
 
 def test_a_receiver_that_fails_is_told_once_and_workers_change_to_the_stream(caplog):
@@ -90,15 +90,15 @@ def test_a_receiver_that_fails_is_told_once_and_workers_change_to_the_stream(cap
         for _ in range(3):
             port.tick()
         assert caplog.text.count("datagrams are not received any more") == 1
-        assert port.port.ports == () and port.receptions.numbers() == []
+        assert port.port.ports == () and port.receiver.session_ids() == []
         assert [(each.reason, each.step) for each in port.refusals] == [("NOT_MEMBER", 1)]
         again = port.join(1, worker.incarnation, reconnects=True)
         assert not again.welcome.datagrams.ports
         for data, size in again.datagrams(waiting):
-            port.receptions.take_from_stream(memoryview(data), size)
+            port.receiver.receive_from_stream(memoryview(data), size)
         again.mark(waiting)
         assert port.core.version == 1
-        assert port.port.received().workers[1].num_closed == 1
+        assert port.port.counts().workers[1].num_closed == 1
 
 
 def test_in_the_stream_alone_there_are_no_ports():
@@ -144,7 +144,7 @@ def test_replies_have_the_mark_of_the_reliable_stream(method, marks, tos):
 def test_what_comes_late_of_a_push_that_was_given_up_is_not_used(reason, given_up):
     """The worker has all of it back, or forgets it; a push that comes again has not been."""
     server, dropped = Shard("dgt").server, []
-    server.datagrams.receptions.drop = lambda *push: dropped.append(push)
+    server.datagrams.receiver.on_push_refused = lambda *push: dropped.append(push)
     server._refuse(events.Reject(2, 2000, reason, "made here", 7, 1))
     assert dropped == ([(2, 7)] if given_up else [])
 
@@ -154,5 +154,5 @@ def test_datagrams_without_a_byte_are_counted():
         port.port._receiver.admit = lambda start, offset, numbers: False  # no filter here
         port.join(1)
         sent(port, "127.0.0.1", 1, b"", b"", b"x")
-        until(lambda: port.port.received().dropped.get("truncated") == 1)
-        assert port.port.received().dropped == {"empty": 2, "truncated": 1}
+        until(lambda: port.port.counts().dropped.get("truncated") == 1)
+        assert port.port.counts().dropped == {"empty": 2, "truncated": 1}

@@ -1,4 +1,4 @@
-"""Pushes put together of streams and datagrams, by the real receptions before a real core."""
+"""Pushes put together of streams and datagrams, by the real receiver before a real core."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_a_push_is_all_that_came(marker, order):
     assert not port.pushed
     last(outgoing)
     np.testing.assert_array_equal(values_of(port.turn().pushed[0]), ramp())
-    outcome = port.receptions.outcome(1, 1)
+    outcome = port.receiver.outcome(1, 1)
     assert outcome.announced == outcome.arrived > 0
     assert port.pushed[0].num_bytes > 28 * 4 + 80  # both ways, with the datagrams' frames
     assert port.core.version == 1
@@ -38,7 +38,7 @@ def test_what_does_not_come_is_zero_when_the_wait_is_over():
     port, worker = alone(dgt_wait_ms=1000.0)
     outgoing = worker.begin(ramp())
     worker.mark(outgoing)
-    assert port.receptions.next_deadline() == 1.0
+    assert port.receiver.next_deadline() == 1.0
     port.now = 0.999
     port.tick()
     assert not port.pushed
@@ -48,7 +48,7 @@ def test_what_does_not_come_is_zero_when_the_wait_is_over():
     reliable = found != 0
     assert 0 < reliable.sum() < 28
     np.testing.assert_array_equal(found[reliable], ramp()[reliable])
-    assert port.receptions.next_deadline() is None
+    assert port.receiver.next_deadline() is None
 
 
 # -- sessions ---------------------------------------------------------------------------------
@@ -79,9 +79,9 @@ def test_sessions_and_keys_are_random_and_stay_out_of_sight(port):
     assert len({each.session for each in said}) == len({each.key for each in said}) == 3
     assert all(len(each.key) == 32 for each in said)
     pictures = [
-        repr(vars(port.receptions)),
+        repr(vars(port.receiver)),
         repr(vars(port.port)),
-        repr(port.receptions.received()),
+        repr(port.receiver.counts()),
     ]
     for each in said:
         for picture in pictures:
@@ -111,7 +111,7 @@ def test_a_following_shard_keeps_the_session_of_whom_it_has_not_heard_yet(port):
     for number, live in ((1, (1,)), (2, (1, 2))):
         port.queue.append(events.MembershipEpoch(number, live, True))
         port.turn()
-    assert len(port.receptions.numbers()) == 2
+    assert len(port.receiver.session_ids()) == 2
     two.push(two.begin(ramp()))
     np.testing.assert_array_equal(values_of(port.pushed[0]), ramp())
     for number, live in ((3, (1,)), (4, (1, 2))):  # its next life is there before its end
@@ -123,7 +123,7 @@ def test_a_following_shard_keeps_the_session_of_whom_it_has_not_heard_yet(port):
     np.testing.assert_array_equal(values_of(port.pushed[-1]), ramp(2))
     port.queue.append(events.MembershipEpoch(5, (2,), True))
     port.turn()
-    assert port.receptions.numbers() == [again.welcome.datagrams.session]
+    assert port.receiver.session_ids() == [again.welcome.datagrams.session]
     one.send(one.begin())
     assert port.dropped()["unknown session"] > 0
 
@@ -133,7 +133,7 @@ def test_who_leaves_has_no_session_any_more(port):
     port.queue.append(events.Leave(2, two.incarnation, "interrupted"))
     port.turn()
     sessions = {each.welcome.datagrams.session for each in (one, three)}
-    assert set(port.receptions.numbers()) == sessions
+    assert set(port.receiver.session_ids()) == sessions
     two.send(two.begin())
     assert port.dropped()["unknown session"] > 0
 
@@ -144,7 +144,7 @@ def test_a_push_that_waits_when_its_session_ends_is_refused(loss):
     _, two, _ = started(port)
     two.mark(two.begin(), loss=loss)
     assert not port.pushed and not port.refusals
-    port.receptions.end_all()
+    port.receiver.end_all_sessions()
     port.turn()
     assert [(each.worker, each.reason, each.step) for each in port.refusals] == [
         (2, "NON_FINITE" if math.isnan(loss) else "NOT_MEMBER", 1)
@@ -158,11 +158,11 @@ def test_a_push_without_a_session_is_refused_and_never_an_empty_one(port, incarn
     outgoing = one.begin()
     if incarnation is None:
         messages = one.messages(outgoing)
-        port.receptions.end_all()
+        port.receiver.end_all_sessions()
     else:
         messages = one.messages(outgoing, incarnation=incarnation)
     for push, payload in messages:
-        port.receptions.mark(1, push, payload)
+        port.receiver.on_push(1, push, payload)
     port.turn()
     assert [(each.worker, each.reason, each.step) for each in port.refusals] == [
         (1, "NOT_MEMBER", 1)

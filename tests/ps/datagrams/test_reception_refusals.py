@@ -1,4 +1,4 @@
-"""What receptions do not take: pushes that cannot be, and datagrams of strangers."""
+"""What a datagram receiver refuses: impossible pushes, and datagrams of strangers."""
 
 import math
 
@@ -85,7 +85,7 @@ def test_manifests_that_cannot_be_are_malformed(change):
     change(push.manifest)
     before = port.theta
     with pytest.raises(Malformed):
-        port.receptions.mark(1, push, payload)
+        port.receiver.on_push(1, push, payload)
     port.turn()
     np.testing.assert_array_equal(port.theta, before)
     worker.push(worker.begin(ramp()))
@@ -98,7 +98,7 @@ def test_announcements_of_tensors_that_leave_gaps_are_malformed():
     messages[0][0].manifest.channels[0].first += 3
     with pytest.raises(Malformed):
         for push, payload in messages:
-            port.receptions.mark(1, push, payload)
+            port.receiver.on_push(1, push, payload)
     assert not port.turn().pushed
 
 
@@ -110,7 +110,7 @@ def test_parts_without_end_are_malformed():
     del push.blocks[:], push.manifest.channels[:]
     with pytest.raises(Malformed, match="parts of one step"):
         for _ in range(10):
-            port.receptions.mark(1, push, memoryview(b""))
+            port.receiver.on_push(1, push, memoryview(b""))
     worker.push(worker.begin(ramp()))
     np.testing.assert_array_equal(values_of(port.pushed[-1]), ramp())
 
@@ -120,9 +120,9 @@ def test_a_manifest_that_counts_more_blocks_than_there_are_is_only_a_wrong_count
     push, payload = worker.messages(worker.begin())[0]
     push.manifest.num_blocks = push.manifest.num_reliable = 2**32 - 1
     push.manifest.num_skipped = push.manifest.num_dropped = 2**32 - 1
-    port.receptions.mark(1, push, payload)
+    port.receiver.on_push(1, push, payload)
     port.turn()
-    outcome = port.receptions.outcome(1, 1)
+    outcome = port.receiver.outcome(1, 1)
     assert 0 <= outcome.fresh <= 1 and 0 <= outcome.filled <= 1
 
 
@@ -141,24 +141,24 @@ def test_a_hundred_thousand_hostile_datagrams_leave_the_model_alone_and_are_coun
     num_sent = 0
     while num_sent < 100_000:
         data, size, count = hostile(rng, good, old)
-        port.receptions.take(memoryview(data), size)
+        port.receiver.receive(memoryview(data), size)
         num_sent += count
     np.testing.assert_array_equal(port.theta, before)
     assert sum(port.dropped().values()) - counted == num_sent
     assert len(port.pushed) == 3
     worker.push(outgoing)
     np.testing.assert_array_equal(values_of(port.pushed[-1]), ramp(2))
-    assert port.receptions.outcome(1, 4).arrived == port.receptions.outcome(1, 4).announced
+    assert port.receiver.outcome(1, 4).arrived == port.receiver.outcome(1, 4).announced
 
 
 def test_lost_on_purpose_is_what_comes_by_udp_alone():
     port, worker = alone()
-    port.receptions.lose(1.0, 7)
+    port.receiver.inject_loss(1.0, 7)
     outgoing = worker.begin(ramp())
     worker.send(outgoing)
     assert port.dropped() == {"on purpose": len(_each(worker.datagrams(outgoing)))}
     for data, size in worker.datagrams(outgoing):
-        port.receptions.take_from_stream(memoryview(data), size)
+        port.receiver.receive_from_stream(memoryview(data), size)
     worker.mark(outgoing)
     np.testing.assert_array_equal(values_of(port.pushed[0]), ramp())
 

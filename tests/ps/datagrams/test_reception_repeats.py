@@ -22,8 +22,8 @@ def test_a_stale_epoch_is_asked_again_and_gets_the_same_update():
     first, second = port.pushed
     np.testing.assert_array_equal(values_of(first), values_of(second))
     np.testing.assert_array_equal(values_of(second), ramp())
-    books = port.books(1)[0]
-    assert books.num_closed == 1 and books.dropped["duplicate"] == sum(books.num_announced)
+    counters = port.counters(1)[0]
+    assert counters.num_closed == 1 and counters.dropped["duplicate"] == sum(counters.num_announced)
 
 
 @pytest.mark.parametrize("marker", ["step", "tensor"])
@@ -34,7 +34,7 @@ def test_a_push_that_was_answered_is_answered_again_and_not_applied(marker):
     after = port.theta
     worker.mark(outgoing)
     worker.mark(outgoing)
-    assert port.core.version == 1 and port.books(1)[0].num_closed == 1
+    assert port.core.version == 1 and port.counters(1)[0].num_closed == 1
     assert [each.step for each in port.replies] == [0, 1, 1, 1]
     np.testing.assert_array_equal(port.theta, after)
     worker.push(worker.begin(ramp(2)))
@@ -47,7 +47,7 @@ def test_a_push_that_broke_off_is_taken_up_again():
     messages = worker.messages(outgoing)
     assert len(messages) > 2 and all(push.more for push, _ in messages[:-1])
     for push, payload in messages[:2]:
-        port.receptions.mark(1, push, payload)
+        port.receiver.on_push(1, push, payload)
     port.turn()
     assert not port.pushed
     again = port.join(1, worker.incarnation, reconnects=True)
@@ -59,7 +59,7 @@ def test_a_push_that_broke_off_is_taken_up_again():
 def test_a_push_broken_off_for_good_gives_way_to_the_next():
     port, worker = alone(dgt_marker="tensor")
     push, payload = worker.messages(worker.begin(ramp()))[0]
-    port.receptions.mark(1, push, payload)
+    port.receiver.on_push(1, push, payload)
     worker.push(worker.begin(ramp(2)))
     np.testing.assert_array_equal(values_of(port.pushed[0]), ramp(2))
     assert port.core.version == 1
@@ -92,9 +92,9 @@ def test_late_ones_come_with_the_next_step_and_those_of_the_last_one_are_counted
     worker.send(second)
     worker.mark(worker.begin())
     np.testing.assert_array_equal(port.theta, after)
-    books = port.books(1)[0]
-    assert sum(books.num_late) == sum(books.num_announced[:]) * 2 // 3
-    assert port.receptions.outcome(1, 1) is None
+    counters = port.counters(1)[0]
+    assert sum(counters.num_late) == sum(counters.num_announced[:]) * 2 // 3
+    assert port.receiver.outcome(1, 1) is None
     assert port.core.version == 2
 
 
@@ -110,14 +110,14 @@ def test_what_is_kept_does_not_grow(reception):
         fates = rng.integers(0, 4, len(data))
         for each, fate in zip(data, fates, strict=True):
             if fate == 1:
-                port.receptions.take(memoryview(each[0]), each[1])
+                port.receiver.receive(memoryview(each[0]), each[1])
         worker.mark(outgoing)
         held = [*held, *(each for each, fate in zip(data, fates, strict=True) if fate > 1)][-40:]
         for each in held[::7]:
-            port.receptions.take(memoryview(each[0]), each[1])
+            port.receiver.receive(memoryview(each[0]), each[1])
         port.pushed.clear(), port.replies.clear()
         if step in (199, 399):
-            sizes.append(_kept(port.receptions._sessions.of_worker(1).assembler))
+            sizes.append(_kept(port.receiver._sessions.of_worker(1).reassembler))
     assert sizes[0] == pytest.approx(sizes[1], abs=20) and max(sizes) < 200
     assert port.core.version == 400
 
@@ -140,18 +140,18 @@ def test_numbers_of_steps_may_pass_two_to_the_32():
         worker.push(worker.begin(ramp(number + 1)))
         np.testing.assert_array_equal(values_of(port.pushed[-1]), ramp(number + 1))
     assert port.core.members[1].last_step == 2**32 + 3
-    assert port.core.version == 6 and not port.books(1)[0].num_incomplete
+    assert port.core.version == 6 and not port.counters(1)[0].num_incomplete
 
 
 def test_counts_go_on_where_an_earlier_life_of_the_shard_ended():
     port, worker = alone()
     worker.push(worker.begin())
-    port.receptions.take(memoryview(b"nobody's" * 20), 160)
-    before = port.receptions.received()
+    port.receiver.receive(memoryview(b"nobody's" * 20), 160)
+    before = port.receiver.counts()
     reborn, other = alone()
-    reborn.receptions.restore(before)
+    reborn.receiver.restore(before)
     other.push(other.begin())
-    found = reborn.receptions.received()
+    found = reborn.receiver.counts()
     assert found.workers[1].num_closed == 2
     assert found.dropped == {"not Thinwire's": 1}
     assert dataclasses.asdict(before.workers[1])["num_closed"] == 1

@@ -8,7 +8,7 @@ import pytest
 from tests.command_line import given
 from tests.harness import SPEC, MiniRun, method
 from thinwire.flags.run import read_run
-from thinwire.ops.routing import counters as routing_counters
+from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import (
@@ -22,7 +22,7 @@ from thinwire.ps.persistence.journal import (
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
 
-RECEIVED = DatagramCounts({2: routing_counters.empty(3)}, {"unknown session": 4})
+RECEIVED = DatagramCounts({2: ReassemblyCounters.zero(3)}, {"unknown session": 4})
 
 
 def shard(folder, *flags, spec=SPEC):

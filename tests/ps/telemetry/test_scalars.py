@@ -5,8 +5,8 @@ import pytest
 from tests.harness import method
 from tests.ops.telemetry.test_scalars import read
 from tests.ps.cores import core_of, join, push
-from thinwire.ops.routing import counters as routing_counters
-from thinwire.ps.datagrams.counters import received
+from thinwire.ops.routing.counters import ReassemblyCounters
+from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.telemetry.tensorboard import PsScalars
 
 
@@ -40,8 +40,8 @@ def test_rates_and_means_are_those_since_the_last_time(tmp_path):
 
 def test_datagrams_since_the_last_time_and_lost_in_all(tmp_path):
     core = core_of(method("asgd", nb_workers=1))
-    book = routing_counters.empty(1)
-    scalars = PsScalars(tmp_path, core, dict, lambda: received([(1, book)], {}))
+    book = ReassemblyCounters.zero(1)
+    scalars = PsScalars(tmp_path, core, dict, lambda: DatagramCounts.of_sessions([(1, book)], {}))
     start = scalars._before.at
     book.num_closed, book.sum_fresh, book.sum_fill = 2, 1.5, 1.6
     book.num_announced[1], book.num_arrived[1] = 10, 7

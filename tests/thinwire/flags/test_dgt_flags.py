@@ -11,7 +11,8 @@ from tests.command_line import given
 from thinwire.flags import dgt
 from thinwire.flags.run import read_run
 from thinwire.ops.routing.base import Transport
-from thinwire.ops.routing.dgt import Dgt, DgtChoices
+from thinwire.ops.routing.dgt import Dgt
+from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.types import ConfigurationError
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -1,4 +1,4 @@
-"""DGT from end to end on the virtual clock: the real router, seals, link, receptions and cores."""
+"""DGT from end to end on the virtual clock: the real router, seals, link, receivers and cores."""
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ def weights(simulation):
     return np.concatenate([shard.core.model.theta for shard in simulation.shards])
 
 
-def books(simulation):
-    return [book for shard in simulation.shards for _, book in shard.datagrams.receiver.books()]
+def counters(simulation):
+    return [each for shard in simulation.shards for _, each in shard.datagrams.receiver.counters()]
 
 
 def total(simulation, name):
-    found = [getattr(book, name) for book in books(simulation)]
+    found = [getattr(each, name) for each in counters(simulation)]
     return sum(sum(each) if isinstance(each, list) else each for each in found)
 
 
@@ -80,7 +80,7 @@ def test_duplicates_and_a_mixed_up_order_change_nothing():
     simulation = dgt(links=(hurt,), **PATIENT)
     np.testing.assert_array_equal(weights(simulation), weights(reliable()))
     assert total(simulation, "num_announced") == total(simulation, "num_arrived")
-    assert sum(book.dropped["duplicate"] for book in books(simulation)) > 10
+    assert sum(each.dropped["duplicate"] for each in counters(simulation)) > 10
 
 
 def test_in_the_stream_nothing_is_lost_and_nothing_late_with_a_wait():
@@ -115,7 +115,7 @@ def test_where_nothing_arrives_datagrams_go_in_the_stream():
     deaf = Link(1.0, 10, 0.0, queue_kb=0.0)
     blocked = Transport(dgt_drop_rate=0.999, dgt_fallback_steps=5)
     simulation = dgt(links=(deaf,), transport=blocked, dgt_k=0.0)
-    legs = [leg for worker in simulation.workers for leg in worker._exchange.channels]
+    legs = [leg for worker in simulation.workers for leg in worker._streams._legs]
     assert all(leg.fell_back for leg in legs)
     steps_in_stream = UPDATES - blocked.dgt_fallback_steps - 1
     assert total(simulation, "num_arrived") >= steps_in_stream * 3  # of three workers, none lost
@@ -124,12 +124,12 @@ def test_where_nothing_arrives_datagrams_go_in_the_stream():
 def test_what_comes_late_and_is_dropped_has_come():
     """A short wait is no firewall."""
     simulation = dgt(dgt_k=0.0, dgt_reception="drop", transport=Transport(dgt_fallback_steps=5))
-    legs = [leg for worker in simulation.workers for leg in worker._exchange.channels]
+    legs = [leg for worker in simulation.workers for leg in worker._streams._legs]
     assert total(simulation, "num_arrived") == 0 < total(simulation, "num_late")
     assert not any(leg.fell_back for leg in legs)
 
 
-def test_a_lossy_link_loses_what_the_books_say():
+def test_a_lossy_link_loses_what_the_counters_show():
     simulation = dgt(links=(Link(1.0, 10, 0.2),), dgt_wait_ms=500.0, iter_max=150)
     announced, arrived = total(simulation, "num_announced"), total(simulation, "num_arrived")
     assert 0.7 < arrived / announced < 0.9
@@ -166,7 +166,7 @@ def test_a_killed_worker_comes_back_with_another_session():
     )
     assert simulation.play(lambda now: None, lambda: simulation.clock.now > 300) == "iter_max"
     for shard in simulation.shards:
-        workers = [worker for worker, _ in shard.datagrams.receiver.books()]
+        workers = [worker for worker, _ in shard.datagrams.receiver.counters()]
         assert workers.count(2) == 2 and workers.count(1) == 1
         assert np.isfinite(shard.core.model.theta).all()
 

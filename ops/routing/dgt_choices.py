@@ -1,0 +1,134 @@
+"""The settings of DGT, and which of them are legal together; docs/methods/dgt.md explains them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from thinwire.ops.types import ConfigurationError
+
+RECEPTIONS = ("diff", "drop")
+RANDOM = ("0", "1", "fixed")
+MARKERS = ("step", "tensor")
+SCOPES = ("tensor", "model")
+LOW_BITS = (32, 16, 8, 4)
+MAX_CHANNELS = 7
+BYTES_OF_ENTRY = 4  # the block size is in bytes of float32, whatever the codec's value dtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DgtChoices:
+    """The settings of DGT: a field for each flag.
+
+    Attributes:
+        dgt_channels: C, channels for datagrams, 0 to 7; 0: everything is reliable.
+        dgt_k: Fraction of blocks that are reliable; with `dgt_adaptive_k` at the first loss.
+        dgt_k_min: Least fraction with `dgt_adaptive_k`.
+        dgt_adaptive_k: Whether the fraction falls with the training loss.
+        dgt_enable_block: False: one block per tensor, which is its last one; the original's
+            switch, with which nothing travels in datagrams.
+        dgt_block_size: Bytes of a block of float32.
+        dgt_alpha: Weight of the past in the moving average of contributions.
+        dgt_reception: diff: late blocks are added to the next step; drop: they are not used.
+        dgt_send_drop: Whether the sender throws unreliable blocks away, as a control.
+        dgt_random: Random ranks, as a control: 1 draws anew each time, fixed never.
+        dgt_clear_zero: Whether blocks of zeros are left out.
+        dgt_low_bits: Of a value in unreliable blocks; below 32 rounding errors are kept.
+        dgt_wait_ms: How long a shard waits for announced datagrams after the reliable part.
+        dgt_max_late: Steps after which late blocks are no longer added.
+        dgt_late_decay: Factor on late blocks for each step of lateness.
+        dgt_error_feedback: Whether values that did not arrive are added to the next gradient.
+        dgt_marker: Which reliable part ends the wait: that of the whole step, or of each tensor.
+        dgt_loss_ema: Weight of the past in the loss that k follows; 0: the latest alone.
+        dgt_scope: What k is a fraction of: each tensor's blocks, or all of a shard's.
+    """
+
+    dgt_channels: int = 3
+    dgt_k: float = 0.8
+    dgt_k_min: float = 0.2
+    dgt_adaptive_k: bool = False
+    dgt_enable_block: bool = True
+    dgt_block_size: int = 4096
+    dgt_alpha: float = 0.3
+    dgt_reception: str = "diff"
+    dgt_send_drop: bool = False
+    dgt_random: str = "0"
+    dgt_clear_zero: bool = True
+    dgt_low_bits: int = 32
+    dgt_wait_ms: float = 0.0
+    dgt_max_late: int = 5
+    dgt_late_decay: float = 1.0
+    dgt_error_feedback: bool = False
+    dgt_marker: str = "step"
+    dgt_loss_ema: float = 0.0
+    dgt_scope: str = "tensor"
+
+    @property
+    def block_entries(self) -> int:
+        """Entries of a block."""
+        return max(1, self.dgt_block_size // BYTES_OF_ENTRY)
+
+    def num_blocks(self, size: int) -> int:
+        """Return how many blocks a tensor of `size` entries has."""
+        if not self.dgt_enable_block:
+            return min(size, 1)
+        return -(-size // self.block_entries)
+
+
+#: Field -> least and largest value.
+_RANGES: dict[str, tuple[float, float]] = {
+    "dgt_channels": (0, MAX_CHANNELS),
+    "dgt_k": (0, 1),
+    "dgt_k_min": (0, 1),
+    "dgt_block_size": (BYTES_OF_ENTRY, 2**31 - 4),
+    "dgt_alpha": (0, 1),
+    "dgt_wait_ms": (0, 3_600_000),
+    "dgt_max_late": (0, 2**31 - 1),
+    "dgt_late_decay": (0, 1),
+    "dgt_loss_ema": (0, 0.9999),
+}
+_WORDS: dict[str, tuple[Any, ...]] = {
+    "dgt_reception": RECEPTIONS,
+    "dgt_random": RANDOM,
+    "dgt_low_bits": LOW_BITS,
+    "dgt_marker": MARKERS,
+    "dgt_scope": SCOPES,
+}
+
+
+def refuse_illegal(choices: DgtChoices) -> None:
+    """Refuse values out of range, and those that exclude each other.
+
+    Raises:
+        ConfigurationError: What is wrong, and what to set instead.
+    """
+    for name, (low, high) in _RANGES.items():
+        value = getattr(choices, name)
+        if not low <= value <= high:
+            upper = f" to {high:g}" if high < math.inf else " or more"
+            raise _refusal(name, value, f"expected {low:g}{upper}, and a finite number")
+    for name, values in _WORDS.items():
+        if getattr(choices, name) not in values:
+            raise _refusal(name, getattr(choices, name), f"expected {_list(values)}")
+    if choices.dgt_block_size % BYTES_OF_ENTRY:
+        raise _refusal("dgt_block_size", choices.dgt_block_size, "expected a multiple of 4 bytes")
+    if choices.dgt_error_feedback and choices.dgt_reception != "drop":
+        raise ConfigurationError(
+            f"--dgt_error_feedback with --dgt_reception={choices.dgt_reception}: what comes late "
+            "would count twice, once by itself and once fed back. Set --dgt_reception=drop."
+        )
+    if choices.dgt_send_drop and (choices.dgt_error_feedback or choices.dgt_low_bits < 32):
+        raise ConfigurationError(
+            "--dgt_send_drop throws unreliable blocks away, without feedback and before they "
+            "are coded; leave out --dgt_error_feedback and --dgt_low_bits with it."
+        )
+
+
+def _list(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values[:-1])) + f" or {values[-1]}"
+
+
+def _refusal(name: str, value: Any, expected: str) -> ConfigurationError:
+    return ConfigurationError(f"--{name}={value}: {expected}.")
