@@ -38,9 +38,9 @@ class Dgt(DgtChoices):
         return self.divides
 
     @property
-    def reassembly_rules(self) -> ReassemblyRules | None:
-        """The settings themselves, where a shard reassembles pushes."""
-        return self if self.divides else None
+    def reassembly_rules(self) -> ReassemblyRules:
+        """The settings themselves."""
+        return self
 
     @property
     def channels(self) -> int:

@@ -127,7 +127,7 @@ class _Flooded:
     def __init__(self, seed: int, filtered: bool) -> None:
         self.port = Port(nb_workers=2, **_CHOICES)
         self.port.port.open(Transport(), _HOST)
-        self._receiver = self.port.port._receiver
+        self._receiver = self.port.port._udp
         assert self._receiver is not None
         if not filtered:
             self._receiver.admit = lambda start, offset, numbers: False  # type: ignore[method-assign]

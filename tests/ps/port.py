@@ -139,7 +139,7 @@ class Talker:
         """Send the reliable part of an exchange, and let the writer thread have its turn."""
         for push, payload in self.messages(outgoing, **fields):
             self.port.receiver.on_push(self.number, push, payload)
-        self.port.poll()
+        self.port.turn()
 
     def push(self, outgoing: PushRequest):
         self.send(outgoing)

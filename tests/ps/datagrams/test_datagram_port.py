@@ -83,7 +83,7 @@ def test_a_receiver_that_fails_is_told_once_and_workers_change_to_the_stream(cap
         worker = port.join(1)
         waiting = worker.begin()
         worker.mark(waiting)  # for datagrams that will not come
-        receiver = port.port._receiver
+        receiver = port.port._udp
         receiver._owner = None
         receiver.wake()
         until(lambda: receiver.failure is not None)
@@ -151,7 +151,7 @@ def test_what_comes_late_of_a_push_that_was_given_up_is_not_used(reason, given_u
 
 def test_datagrams_without_a_byte_are_counted():
     with opened() as port:
-        port.port._receiver.admit = lambda start, offset, numbers: False  # no filter here
+        port.port._udp.admit = lambda start, offset, numbers: False  # no filter here
         port.join(1)
         sent(port, "127.0.0.1", 1, b"", b"", b"x")
         until(lambda: port.port.counts().dropped.get("truncated") == 1)
