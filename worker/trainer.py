@@ -28,7 +28,7 @@ from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.exchange import Exchange, Heartbeat
 from thinwire.worker.client.pacing_client import PacingClient
-from thinwire.worker.collective.exchange import CollectivePeers
+from thinwire.worker.collective.exchange import CollectiveExchange
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
 from thinwire.worker.flags import WorkerFlags
@@ -98,11 +98,11 @@ def exchange_for(
         core: Of this worker.
         closing: Set when the worker is asked to stop.
     """
-    made: Any = Exchange if run.method.collective == THROUGH_PS else CollectivePeers
+    made: Any = Exchange if run.method.collective == THROUGH_PS else CollectiveExchange
     exchange: Exchange = made(
         run, own.id_worker, core.spec, core.layouts, own.device.link, closing, core.aux_size
     )
-    if isinstance(exchange, CollectivePeers):
+    if isinstance(exchange, CollectiveExchange):
         exchange.attach(own, core)
     return exchange
 

@@ -244,7 +244,7 @@ def peers_of(data: bytes) -> None:
     server.run_id = "run-1"
     server._read(_Wire(list(Reader(data).pieces())))  # type: ignore[arg-type]
     assert mailbox._num_bytes <= 1 << 12
-    assert not server._heard and not server._streams
+    assert not server._authenticated and not server._streams
 
 
 def _peer_seeds() -> list[bytes]:

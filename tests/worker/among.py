@@ -157,7 +157,7 @@ class WorkerThread(threading.Thread):
         """Be gone without a word."""
         for shard in self.exchange.shards:
             shard.close()
-        for each in (self.exchange._parts, self.exchange._asks, self.exchange._server):
+        for each in (self.exchange._parts, self.exchange._queries, self.exchange._server):
             each.close()
 
     def end(self, seconds=40.0):

@@ -1,4 +1,4 @@
-"""Sums over workers without the parameter server: one call that all members make alike."""
+"""Sums over workers without the parameter server: one call, made by every member."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from thinwire.worker.collective.peers import PeerLost, Peers
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: How long a part may be late before somebody looks why; it grows while nothing is wrong.
+#: How late a part may be before the reason is looked for; it grows while nothing is wrong.
 _FIRST_PATIENCE_SECONDS, _LAST_PATIENCE_SECONDS = 0.25, 2.0
 
 
 class MembershipChanged(Exception):
-    """The sum cannot be finished with these members; try again with those who are left."""
+    """The sum cannot be finished with these members; it is to be repeated with those who remain."""
 
 
 class Aggregator:
@@ -37,28 +37,29 @@ class Aggregator:
         worker: int,
         streams: Peers,
         mailbox: Mailbox,
-        look: Callable[[int], None],
+        on_late: Callable[[int], None],
     ) -> None:
-        """Do nothing yet.
+        """Keep the arguments.
 
         Args:
             algorithm: A name in thinwire.ops.collectives.REGISTRY.
             worker: This one.
-            streams: To the others.
-            mailbox: What they send.
-            look: Called with the sender of a part that is late; raises MembershipChanged if it
-                will not come.
+            streams: To the other workers.
+            mailbox: Holds the parts that they send.
+            on_late: Called with the sender of a part that is late; raises MembershipChanged if the
+                part will not arrive.
         """
         self._name, self._steps = algorithm, REGISTRY[algorithm]
-        self._worker, self._streams, self._mailbox, self._look = worker, streams, mailbox, look
+        self._worker, self._streams = worker, streams
+        self._mailbox, self._on_late = mailbox, on_late
 
     def sum(
         self, name: RoundId, members: Sequence[CollectiveMember], buffers: Sequence[Float32]
     ) -> list[Float32]:
         """Return the sums over all members, the same bits at each of them.
 
-        To be called again with the same buffers if it was interrupted. Peers may still read the
-        result until the round is over, so it must not be written to.
+        An interrupted sum is repeated by a call with the same buffers. Peers may read the result
+        until the round is over, so it must not be written to.
 
         Args:
             name: The round; all members give the same.
@@ -66,7 +67,7 @@ class Aggregator:
             buffers: float32, of the same shapes at all members.
 
         Raises:
-            MembershipChanged: A member is lost, or others than these take part.
+            MembershipChanged: A member is lost, or the members are not these.
         """
         flat = np.concatenate([buffer.ravel() for buffer in buffers])
         place = [member.worker for member in members].index(self._worker)
@@ -104,12 +105,12 @@ class Aggregator:
         patience = _FIRST_PATIENCE_SECONDS
         while (payload := self._mailbox.get(name, patience)) is None:
             self._streams.check()
-            self._look(name.sender)
+            self._on_late(name.sender)
             patience = min(2 * patience, _LAST_PATIENCE_SECONDS)
         return payload
 
     def _view(self, members: Sequence[CollectiveMember]) -> int:
-        """Return a number for the algorithm and these lives of these members."""
+        """Return a number for the algorithm and these incarnations of these members."""
         words = struct.pack(
             f"<{2 * len(members)}Q", *(n for m in members for n in (m.worker, m.incarnation))
         )

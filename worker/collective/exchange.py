@@ -1,12 +1,11 @@
-"""A worker's exchanges where the workers sum and step among themselves.
+"""The exchanges of a worker in a run whose workers sum and step among themselves.
 
-To the training loop it is an Exchange like any other. Each round is summed over the live members,
-every member applies the same step to its own copy of the model, and reports the round to shard 0,
-which releases it when all have; the lowest live worker hands in the weights now and then. Shard 0
-says with each release who does the next round. A member that has missed a round, or has just come,
-takes the model and the optimizer's state from one that has not.
-
-The model between a worker, which holds it flat, and shard 0, which holds it in slices.
+To the training loop `CollectiveExchange` is an Exchange like any other. Each round is summed over
+the live members; every member applies the same step to its own copy of the model and reports the
+round to shard 0, which releases it when all have reported. With each release shard 0 sends the
+members of the next round. The live worker with the lowest id sends the weights at intervals. A
+member that has missed a round, or has just joined, fetches the model and the optimizer's state from
+a peer.
 """
 
 from __future__ import annotations
@@ -42,23 +41,29 @@ from thinwire.worker.flags import WorkerFlags
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
+_SLACK_BYTES = 1 << 20
+#: The mailbox holds the parts of this many models: of several rounds, views and members.
+_MODELS_KEPT = 8
+_PAUSE_SECONDS = 0.2  # between two attempts
+_STALL_SECONDS = 30.0
+
 
 class ModelCopy:
-    """The base model of a worker's core, as shard 0 sends and takes it."""
+    """The base model of a worker's core, in the slices that shard 0 sends and receives."""
 
     def __init__(self, core: WorkerCore) -> None:
-        """Look at `core` whenever asked."""
+        """Keep `core`, whose base is read anew by each call."""
         self._core = core
 
     def with_blocks(self, blocks: Iterable[Block]) -> Float32:
-        """Return the present model [n] with some dense blocks of shard 0 in their places."""
+        """Return the present model [n], overwritten with some dense blocks of shard 0."""
         flat = self._core.base.copy()
         for block in blocks:
             flat[self._place(block.slot)] = block.values.data
         return flat
 
     def blocks(self) -> tuple[Block, ...]:
-        """Return the model as the PS holds it; it must not change before it is answered."""
+        """Return the model as the PS holds it; it must not change before the reply arrives."""
         return tuple(
             Block(
                 slot, piece.size, None, CodedValues("float32", self._core.base[self._place(slot)])
@@ -67,7 +72,7 @@ class ModelCopy:
         )
 
     def alone(self, at: RoundId) -> PushRequest:
-        """Return an exchange that brings the weights of version `at`, and no round."""
+        """Return an exchange that carries the weights of version `at`, and no round."""
         return PushRequest(
             step=self._core.step + 1,
             kind=Kind.VALUES,
@@ -86,18 +91,11 @@ class ModelCopy:
         return slice(start, start + piece.size)
 
 
-_SLACK_BYTES = 1 << 20
-#: Models of rounds, views and members that may wait in the mailbox at a time.
-_MODELS_KEPT = 8
-_PAUSE_SECONDS = 0.2  # between two looks for a way on
-_STALL_SECONDS = 30.0
-
-
-class CollectivePeers(Exchange):
-    """All peers and shard 0, as one worker sees them."""
+class CollectiveExchange(Exchange):
+    """A worker's exchanges with its peers and shard 0."""
 
     def attach(self, own: WorkerFlags, core: WorkerCore) -> None:
-        """Take over the model of `core`: its base is this worker's copy."""
+        """Use the base of `core` as this worker's replica of the model."""
         self._own, self._core = own, core
         self._copy = ModelCopy(core)
         method, size = core.method, core.base.nbytes
@@ -112,28 +110,28 @@ class CollectivePeers(Exchange):
         chunk = chunk_bytes_for(link)
         to_peers = me, self.sender, chunk, model_bytes, self.credentials
         self._parts = Peers(*to_peers)
-        self._asks = Peers(*to_peers)  # not behind what waits there
-        self._rooms = self._parts, self._asks, self._server
+        self._queries = Peers(*to_peers)  # so that queries do not wait behind parts
+        self._ends = self._parts, self._queries, self._server
         self._aggregator = Aggregator(
-            method.collective, me, self._parts, self._mailbox, self._look_why
+            method.collective, me, self._parts, self._mailbox, self._on_late_part
         )
-        self._neighbours = Neighbours(self._asks, self._replica)
+        self._neighbours = Neighbours(self._queries, self._replica)
         self._members: tuple[CollectiveMember, ...] = ()
         self._goal = self._replica.at
-        self._heard = -1, 0.0  # bytes received, and when that was last another number
-        self._copied = -1  # version of the weights that shard 0 was last handed
+        self._progress = -1, 0.0  # bytes received, and when that number last changed
+        self._copied = -1  # version of the weights that shard 0 received last
         self._mean = np.empty_like(core.base)
 
     @property
     def refused_peers(self) -> dict[str, int]:
-        """Streams of other workers that were refused or cut off, by reason."""
+        """Streams of other workers that were refused or closed, by reason."""
         return self._guard.refused
 
     def join(self) -> list[pb.Welcome]:
-        """Listen to peers, then say Hello to shard 0.
+        """Listen to peers, then join at shard 0.
 
         Raises:
-            ConfigurationError: The port is taken, or others than this machine would reach it.
+            ConfigurationError: The port is taken, or other machines could reach it unprotected.
         """
         protection = self.credentials.protection
         host = listening_address(self.shards[0].address, self._own.insecure, protection)
@@ -146,12 +144,12 @@ class CollectivePeers(Exchange):
         self.shards[0].hello.peer_address = host_and_port(host, port)
         logging.info("listening to other workers at %s:%d", host, port)
         welcomes = super().join()
-        for room in self._rooms:
-            room.run_id = welcomes[0].run_id
+        for end in self._ends:
+            end.run_id = welcomes[0].run_id
         return welcomes
 
     def pull(self) -> list[ShardReply]:
-        """Fetch the whole model, from shard 0 and then from a peer that holds a newer one."""
+        """Fetch the whole model, from shard 0 and then from a peer that has a newer one."""
         while True:
             (reply,) = super().pull()
             at = RoundId(reply.generation, reply.version)
@@ -160,19 +158,19 @@ class CollectivePeers(Exchange):
             if reply.stop or self._agree():
                 return [_without_weights(reply)]
 
-    def send(self, outgoing: PushRequest) -> None:
-        """Keep what this worker brings to the next round."""
-        self._brought = outgoing
+    def send(self, request: PushRequest) -> None:
+        """Keep this worker's share of the next round."""
+        self._request = request
 
     def replies(self) -> list[ShardReply | None]:
-        """Do one round with all members; report it, and wait until all have.
+        """Do one round with all members, report it, and wait for its release.
 
         Raises:
             Diverged: The weights are no longer finite.
         """
-        outgoing, at = self._brought, self._replica.at
+        request, at = self._request, self._replica.at
         goal = self._goal = RoundId(at.generation, at.number + 1)
-        elsewhere = self._do_round(goal, self._copy.with_blocks(outgoing.shards[0]))
+        elsewhere = self._do_round(goal, self._copy.with_blocks(request.shards[0]))
         if elsewhere is not None:
             return [elsewhere]
         self._mailbox.finish(goal)
@@ -181,38 +179,38 @@ class CollectivePeers(Exchange):
                 f"the weights of version {goal.number} are NaN or infinite. Lower --learning_rate "
                 f"(now {self._core.learning_rate:g})."
             )
-        return [self._report(goal, outgoing)]
+        return [self._report(goal, request)]
 
     def close(self, cause: str) -> None:
-        """Hand in the newest weights if that is this worker's to do, and say farewell."""
+        """Send the newest weights if this worker leads, and leave."""
         if cause in ("done", "interrupted"):
-            self._hand_in_last()
+            self._send_last_weights()
         super().close(cause)
-        for room in self._rooms:
-            room.close()
+        for end in self._ends:
+            end.close()
 
     @property
     def bytes_up(self) -> int:
         """Training bytes sent, to shard 0 and to peers."""
-        return super().bytes_up + sum(room.bytes_sent for room in self._rooms)
+        return super().bytes_up + sum(end.bytes_sent for end in self._ends)
 
     @property
     def bytes_down(self) -> int:
         """Bytes received, from shard 0 and from peers."""
-        return super().bytes_down + sum(room.bytes_received for room in self._rooms)
+        return super().bytes_down + sum(end.bytes_received for end in self._ends)
 
     def save(self) -> State:
         """Return the optimizer's state."""
         return self._replica.save()
 
     def restore(self, state: State) -> None:
-        """Take back what `save` gave, if the model turns out to be the one it belongs to."""
+        """Restore what `save` returned, if the model is at the version that it belongs to."""
         self._replica.restore(state)
 
     # -- a round ----------------------------------------------------------------------------
 
     def _do_round(self, goal: RoundId, values: Float32) -> ShardReply | None:
-        """Bring the model to `goal`; return None, or how shard 0 went on without this worker."""
+        """Bring the model to `goal`; return None, or shard 0's reply if it continued without it."""
         if self._neighbours.ahead and self._neighbours.take_over(goal, self._others):
             return None
         while self._replica.at != goal:
@@ -225,7 +223,7 @@ class CollectivePeers(Exchange):
                 logging.info("round %d: %s", goal.number, change)
             if self._replica.at == goal:
                 return None
-            reply = self._look()
+            reply = self._poll()
             if reply.stop:
                 return _without_weights(reply)
             if not self._in_step(reply):
@@ -234,15 +232,15 @@ class CollectivePeers(Exchange):
                 time.sleep(_PAUSE_SECONDS)
         return None
 
-    def _report(self, goal: RoundId, outgoing: PushRequest) -> ShardReply:
-        """Tell shard 0 that the round is done, and wait for its release."""
-        hands_in = self._leads and (
+    def _report(self, goal: RoundId, request: PushRequest) -> ShardReply:
+        """Report the round to shard 0, and wait for its release."""
+        sends_weights = self._leads and (
             goal.number % self._own.sync_every == 0 or goal.number >= self.iter_max
         )
         report = dataclasses.replace(
-            outgoing,
+            request,
             kind=Kind.VALUES,
-            shards=[self._copy.blocks() if hands_in else ()],
+            shards=[self._copy.blocks() if sends_weights else ()],
             base_versions=[goal.number - 1],
             generations=[goal.generation],
             routed=(),
@@ -251,52 +249,52 @@ class CollectivePeers(Exchange):
         (reply,) = super().replies()
         if reply is None:
             raise Diverged(f"shard 0 found NaN or infinity in version {goal.number}.")
-        if hands_in:
+        if sends_weights:
             self._copied = goal.number
         if reply.stop or self._in_step(reply):
             return _without_weights(reply)
         return self.pull()[0]
 
-    def _look(self) -> ShardReply:
-        """Ask shard 0 who is live and what version it is at."""
+    def _poll(self) -> ShardReply:
+        """Fetch the live members and the version from shard 0."""
         at = self._replica.at
         question = pb.Pull(base_version=at.number, has_base=True, generation=at.generation)
         self.shards[0].pull(question)
         return self._reply_of(0)
 
-    def _look_why(self, sender: int) -> None:
-        """A part of a member is late: find out whether it will ever come."""
+    def _on_late_part(self, sender: int) -> None:
+        """Raise MembershipChanged if a member's part that is late will not arrive."""
         before = self._members
-        reply = self._look()
+        reply = self._poll()
         if reply.stop or not self._in_step(reply):
             raise MembershipChanged(f"shard 0 is at version {reply.version}, stop: {reply.stop}")
         if self._members != before:
             raise MembershipChanged(f"members are {[each.worker for each in self._members]}")
-        # A peer that has finished may have lost the stream after that: it will not send again. But
-        # where the stream stands, what is missing is on its way, and less than the whole model.
-        lost = not self._server.hears(sender) or self._is_stalled()
+        # A peer that has finished may have lost the stream afterwards, and will not send again. But
+        # while the stream is open the part is on its way, and smaller than the whole model.
+        lost = not self._server.has_stream_of(sender) or self._is_stalled()
         if lost and self._neighbours.take_over(self._goal, self._others):
             raise MembershipChanged("a peer had finished it")
 
     def _is_stalled(self) -> bool:
-        """Whether nothing at all has come from peers for long."""
+        """Whether no byte has arrived from peers for `_STALL_SECONDS`."""
         received, now = self._server.bytes_received, time.monotonic()
-        if received != self._heard[0]:
-            self._heard = received, now
-        return now - self._heard[1] > _STALL_SECONDS
+        if received != self._progress[0]:
+            self._progress = received, now
+        return now - self._progress[1] > _STALL_SECONDS
 
     def _in_step(self, reply: ShardReply) -> bool:
-        """Whether shard 0 is at this worker's version, and counts on it for the next round."""
+        """Whether shard 0 is at this worker's version and has it among the next members."""
         mine = any(member.worker == self._own.id_worker for member in self._members)
         return mine and RoundId(reply.generation, reply.version) == self._replica.at
 
     # -- members and weights ------------------------------------------------------------------
 
     def _agree(self) -> bool:
-        """Make sure that all members start from the same model; False: pull again."""
+        """Make all members start from the same model; return False if it must be pulled again."""
         while not self._neighbours.agree(self._others, self._leads):
             time.sleep(_PAUSE_SECONDS)
-            reply = self._look()
+            reply = self._poll()
             if reply.stop or not self._in_step(reply):
                 return reply.stop
         return True
@@ -306,7 +304,7 @@ class CollectivePeers(Exchange):
         if members != self._members:
             self._members = members
             self._parts.forget(members)
-            self._asks.forget(members)
+            self._queries.forget(members)
         return super()._decode(number, reply, payload)
 
     @property
@@ -318,8 +316,8 @@ class CollectivePeers(Exchange):
         """Whether this worker is the lowest of the members."""
         return bool(self._members) and self._members[0].worker == self._own.id_worker
 
-    def _hand_in_last(self) -> None:
-        """Give shard 0 the weights that it has not had yet; it may be gone already."""
+    def _send_last_weights(self) -> None:
+        """Send shard 0 the weights that it does not have yet; it may have ended already."""
         at = self._replica.at
         if not (self._leads and self._replica.stepped) or self._copied == at.number:
             return
@@ -328,9 +326,9 @@ class CollectivePeers(Exchange):
             super().replies()
             self._copied = at.number
         except (Unreachable, RequestRejected, ShardGone, ConfigurationError) as error:
-            logging.warning("shard 0 did not take the last weights: %s", error)
+            logging.warning("shard 0 did not accept the last weights: %s", error)
 
 
 def _without_weights(reply: ShardReply) -> ShardReply:
-    """Return a reply whose weights this worker has already, or has better."""
+    """Return a reply without its weights: this worker has the same or newer ones."""
     return dataclasses.replace(reply, operation=Operation.NONE, blocks=())

@@ -1,7 +1,7 @@
-"""Who takes part in a sum, how its parts are named, and where they wait when they have arrived.
+"""The members of a sum, the names of its parts, and the mailbox for parts that have arrived.
 
-Parts of one sum are the same bytes however often they are sent, so a member that begins a sum
-again sends everything again, and what a mailbox holds stays valid until the round is over.
+A part of a sum has the same bytes however often it is sent. So a member that starts a sum again
+sends everything again, and the parts in a mailbox stay valid until the round is over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from thinwire.proto.framing import Malformed
 
 @dataclasses.dataclass(frozen=True, order=True)
 class CollectiveMember:
-    """One life of a worker that takes part in sums."""
+    """One incarnation of a worker that takes part in sums."""
 
     worker: int
     incarnation: int
@@ -23,7 +23,7 @@ class CollectiveMember:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RoundId:
-    """A round: the version it leads to, in one life of shard 0."""
+    """A round: the version that it leads to, in one generation of shard 0."""
 
     generation: int
     number: int
@@ -31,7 +31,7 @@ class RoundId:
 
 @dataclasses.dataclass(frozen=True)
 class PartName:
-    """A part: the `number`-th of `sender` to this worker, in a round of one set of members."""
+    """A part: the `number`-th from `sender` to this worker, in a round of one set of members."""
 
     round: RoundId
     view: int
@@ -40,10 +40,10 @@ class PartName:
 
 
 class Mailbox:
-    """Parts that have arrived; kept until their round is over."""
+    """The parts that have arrived, until their round is over."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Hold at most so many bytes."""
+        """Hold at most `limit_bytes`."""
         self._limit_bytes = limit_bytes
         self._parts: dict[PartName, memoryview] = {}
         self._num_bytes = 0
@@ -51,31 +51,31 @@ class Mailbox:
         self._changed = threading.Condition()
 
     def put(self, name: PartName, payload: memoryview) -> None:
-        """Take in a part; one of a round that is over is dropped.
+        """Accept a part; one of a round that is over is dropped.
 
         Raises:
-            Malformed: There is no room for it.
+            Malformed: It exceeds the limit.
         """
         with self._changed:
             if name.round <= self._over or name in self._parts:
                 return
             if self._num_bytes + len(payload) > self._limit_bytes:
                 raise Malformed(
-                    f"a part of {len(payload)} bytes beside {self._num_bytes} that wait; at most "
-                    f"{self._limit_bytes} are kept"
+                    f"a part of {len(payload)} bytes in addition to {self._num_bytes} that "
+                    f"wait; at most {self._limit_bytes} are kept"
                 )
             self._parts[name] = payload
             self._num_bytes += len(payload)
             self._changed.notify_all()
 
     def get(self, name: PartName, timeout_seconds: float) -> memoryview | None:
-        """Return a part, or None if it does not come in time."""
+        """Return a part, or None if it does not arrive in time."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._parts, timeout_seconds)
             return self._parts.get(name)
 
     def finish(self, name: RoundId) -> None:
-        """Drop the parts of a round that is over, and of those before it; take those after it."""
+        """Drop the parts of a round that is over, and of all rounds before it."""
         with self._changed:
             self._over = name
             self._parts = {key: part for key, part in self._parts.items() if key.round > name}

@@ -1,4 +1,4 @@
-"""Worker to worker over gRPC: the streams that this worker opens to others."""
+"""The streams that this worker opens to its peers, over gRPC."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PeerLost(Exception):
     """A peer cannot be reached, or its stream has broken."""
 
 
-class _Conversation:
+class _PeerConnection:
     """One stream to one peer."""
 
     def __init__(
@@ -53,15 +53,15 @@ class _Conversation:
             raise PeerLost(f"worker {member.worker} at {member.address} does not answer") from error
         except UntrustedPeer as error:
             raise PeerLost(f"worker {member.worker}: {error}") from error
-        words = (part_of_worker(greeting.worker), greeting.run_id)
-        greeting.proof = self.stream.prove(words)
+        claims = (part_of_worker(greeting.worker), greeting.run_id)
+        greeting.proof = self.stream.prove(claims)
         self.stream.send((frame(peers.ToPeer(greeting=greeting)),))
 
     def receive(self, progress_seconds: float) -> tuple[peers.Holding, memoryview] | None:
-        """Return the next answer; None if nothing at all arrives for so long.
+        """Return the next reply; None if no byte arrives for `progress_seconds`.
 
         Raises:
-            PeerLost: The stream has ended, or the peer refuses it.
+            PeerLost: The stream has ended, or the peer refused it.
         """
         who = f"worker {self.member.worker} at {self.member.address}"
         try:
@@ -72,7 +72,7 @@ class _Conversation:
                 message, payload = complete
                 if message.WhichOneof("body") == "holding":
                     return message.holding, payload
-                raise PeerLost(f"{who} refuses: {message.refusal.message}")
+                raise PeerLost(f"{who} refused the stream: {message.refusal.message}")
         except NoProgress:
             return None
         except (StreamLost, Malformed) as error:
@@ -90,19 +90,19 @@ class Peers:
         max_model_bytes: int,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
-        """Dial nobody yet.
+        """Open no stream yet.
 
         Args:
             worker: This one.
-            sender: Its emulated up-link, if it has one.
+            sender: Its emulated uplink, if it has one.
             chunk_bytes: Most bulk bytes of one message.
-            max_model_bytes: Of weights and optimizer slots that a peer hands out.
+            max_model_bytes: Of weights and optimizer slots that a peer sends.
             credentials: Of this worker.
         """
         self._credentials = credentials
         self._worker, self._sender, self._chunk_bytes = worker, sender, chunk_bytes
         self._max_model_bytes = max_model_bytes
-        self._open: dict[CollectiveMember, _Conversation] = {}
+        self._open: dict[CollectiveMember, _PeerConnection] = {}
         self._closed_bytes = self._closed_bytes_received = 0
         self.run_id = ""
 
@@ -113,12 +113,12 @@ class Peers:
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of the models that peers have handed out."""
+        """Bytes of the models that peers have sent."""
         received = sum(c.stream.bytes_received for c in self._open.copy().values())
         return self._closed_bytes_received + received
 
     def send(self, member: CollectiveMember, part: peers.Part, values: Float32) -> None:
-        """Queue a part; `values` [k] float32 must not change before it has arrived.
+        """Queue a part; `values` [k] float32 must not change before it is delivered.
 
         Raises:
             PeerLost: The peer cannot be reached.
@@ -128,86 +128,87 @@ class Peers:
         stream.send(frames(message, [values.data.cast("B")], self._chunk_bytes))
 
     def check(self) -> None:
-        """Look whether the open streams still stand.
+        """Check that no stream has broken.
 
         Raises:
-            PeerLost: One does not.
+            PeerLost: One has.
         """
-        for member, conversation in list(self._open.items()):
+        for member, connection in list(self._open.items()):
             try:
-                conversation.receive(0.0)
+                connection.receive(0.0)
             except PeerLost:
                 self._drop(member)
                 raise
 
-    def ask(
-        self, member: CollectiveMember, question: peers.ModelQuery, timeout_seconds: float
+    def query(
+        self, member: CollectiveMember, query: peers.ModelQuery, timeout_seconds: float
     ) -> tuple[peers.Holding, memoryview]:
-        """Return what a peer holds, and the payload.
+        """Return the version that a peer holds, and its model if that is the one queried.
 
         Args:
-            member: Whom to ask.
-            question: For which model.
+            member: The peer.
+            query: For which model.
             timeout_seconds: Longest silence of the peer.
 
         Raises:
-            PeerLost: It does not answer.
+            PeerLost: It does not reply.
         """
-        conversation = self._to(member)
-        conversation.stream.send((frame(peers.ToPeer(query=question)),))
+        connection = self._to(member)
+        connection.stream.send((frame(peers.ToPeer(query=query)),))
         try:
-            answer = conversation.receive(timeout_seconds)
+            reply = connection.receive(timeout_seconds)
         except PeerLost:
             self._drop(member)
             raise
-        if answer is None:  # a late answer must not be taken for the next one
+        if reply is None:  # a late reply must not be taken for the next one
             self._drop(member)
-            raise PeerLost(f"worker {member.worker} said nothing for {timeout_seconds:g} s")
-        return answer
+            raise PeerLost(f"worker {member.worker} was silent for {timeout_seconds:g} s")
+        return reply
 
     def forget(self, members: Sequence[CollectiveMember]) -> None:
-        """Close the streams to everybody but these."""
+        """Close the streams to all others than these."""
         for member in [member for member in self._open if member not in members]:
             self._drop(member)
 
     def close(self) -> None:
-        """Close all streams, after what has been queued."""
+        """Close all streams, after sending what is queued."""
         for member in list(self._open):
             self._drop(member, 1.0)
 
-    def _to(self, member: CollectiveMember) -> _Conversation:
-        conversation = self._open.get(member)
-        if conversation is None:
+    def _to(self, member: CollectiveMember) -> _PeerConnection:
+        connection = self._open.get(member)
+        if connection is None:
             greeting = peers.Greeting(
                 protocol_version=messages.PROTOCOL_VERSION,
                 run_id=self.run_id,
                 worker=self._worker,
             )
-            conversation = _Conversation(
+            connection = _PeerConnection(
                 member, greeting, self._sender, self._max_model_bytes, self._credentials
             )
-            self._open[member] = conversation
-        return conversation
+            self._open[member] = connection
+        return connection
 
     def _drop(self, member: CollectiveMember, grace_seconds: float = 0.0) -> None:
-        conversation = self._open.pop(member)
-        conversation.stream.close(grace_seconds)
-        self._closed_bytes += conversation.stream.bytes_sent
-        self._closed_bytes_received += conversation.stream.bytes_received
+        connection = self._open.pop(member)
+        connection.stream.close(grace_seconds)
+        self._closed_bytes += connection.stream.bytes_sent
+        self._closed_bytes_received += connection.stream.bytes_received
 
 
 def listening_address(
     shard_address: str, insecure: bool, protection: Protection = NOT_PROTECTED
 ) -> str:
-    """Return this machine's address on the way to shard 0, for peers to dial; no byte is sent.
+    """Return this machine's address on the route to shard 0, for peers to dial; sends no byte.
 
     Args:
         shard_address: host:port of shard 0.
-        insecure: Whether whoever reaches it may come.
-        protection: Against those who do.
+        insecure: Whether unprotected connections from other machines are allowed.
+        protection: Of the connections.
 
     Raises:
-        ConfigurationError: They would and may not, or there is no way to shard 0.
+        ConfigurationError: The address would be open to others without protection, or there is no
+            route to shard 0.
     """
     host, _, port = shard_address.rpartition(":")
     try:
@@ -219,14 +220,14 @@ def listening_address(
             address = str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigurationError(
-            f"--ip_PS or --ps_hosts: there is no way to {shard_address} ({error}), so a worker "
-            "cannot tell its own address to others."
+            f"--ip_PS or --ps_hosts: there is no route to {shard_address} ({error}), so a worker "
+            "does not know the address at which others can reach it."
         ) from error
     if not (insecure or protection.authenticated or is_loopback(address)):
         raise ConfigurationError(
             f"with --collective a worker listens to the others, here at {address}, neither "
             "encrypted nor authenticated; give certificates (--tls_cert, --tls_key, --tls_ca) or "
             "a token (--token_file), add --insecure if every machine that can reach this address "
-            "is trusted, or take --collective=ps."
+            "is trusted, or set --collective=ps."
         )
     return address

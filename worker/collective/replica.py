@@ -1,6 +1,7 @@
-"""A worker's own copy of the model and of the optimizer that steps it; peers may ask for both.
+"""A worker's replica of the model and its optimizer, kept equal to those of the other members.
 
-The other members, asked for the model that they hold.
+`Replica` holds both and serves them to peers; `Neighbours` queries the peers and adopts what they
+hold.
 """
 
 from __future__ import annotations
@@ -21,27 +22,29 @@ from thinwire.worker.collective.mailbox import CollectiveMember, RoundId
 from thinwire.worker.collective.peers import PeerLost, Peers
 
 if TYPE_CHECKING:
+    from thinwire.ops.kernels.base import Kernels
     from thinwire.ops.types import Float32
 
 _NOWHERE = RoundId(-1, 0)
+_REPLY_SECONDS = 10.0  # longest silence of a queried peer
 
 
 class Replica:
-    """Weights, optimizer state, and the version that both are of.
+    """Weights, optimizer state, and their version.
 
-    The training thread changes it, threads of the Peer service read it.
+    The training thread changes it; threads of the Peer service read it.
 
     Attributes:
         theta: [n] float32, changed in place.
-        at: The version of the model; `RoundName.number` is shard 0's version.
-        stepped: Whether it came from steps of this worker or of a peer, not from the PS.
+        at: The version of the model; `RoundId.number` is shard 0's version.
+        stepped: Whether it results from steps of this worker or of a peer, not from the PS.
     """
 
-    def __init__(self, theta: Float32, method: Method, kernels: Any) -> None:
-        """Hold `theta` [n] float32, which is not yet any version."""
+    def __init__(self, theta: Float32, method: Method, kernels: Kernels) -> None:
+        """Hold `theta` [n] float32, which is of no version yet."""
         self.theta, self._method, self._kernels = theta, method, kernels
         self._server = method.server.init(theta)
-        self._saved: State | None = None  # slots of an earlier life
+        self._saved: State | None = None  # slots of an earlier incarnation
         self._lock = threading.Lock()
         self.at, self.stepped = _NOWHERE, False
 
@@ -51,7 +54,7 @@ class Replica:
         return sum(array.nbytes for array in self._arrays())
 
     def fetched(self, at: RoundId, weights: Float32) -> None:
-        """Take over weights [n] from the PS; slots stay, or are those of `restore`."""
+        """Adopt weights [n] from the PS; slots stay, or are those of `restore`."""
         with self._lock:
             np.copyto(self.theta, weights)
             slots = self._slots()
@@ -62,7 +65,7 @@ class Replica:
             self.at, self.stepped = at, False
 
     def step(self, mean: Float32, rate: float, at: RoundId) -> None:
-        """Apply the mean update [n] of a round, as the PS would; now it is version `at`."""
+        """Apply the mean update [n] of a round, as the PS would; this makes it version `at`."""
         with self._lock:
             _, self._server = self._method.server.apply(
                 self.theta, Update(None, mean), self._method.kind, rate, self._kernels, self._server
@@ -70,7 +73,7 @@ class Replica:
             self.at, self.stepped = at, True
 
     def adopt(self, payload: memoryview, at: RoundId) -> None:
-        """Take over what a peer holds.
+        """Adopt the model and optimizer of a peer.
 
         Raises:
             ValueError: The payload is not of this model and optimizer.
@@ -81,29 +84,29 @@ class Replica:
             self.at, self.stepped = at, True
 
     def digest(self) -> bytes:
-        """Return what tells equal replicas from others."""
+        """Return a digest that only equal replicas have in common."""
         code = hashlib.blake2b(digest_size=16)
         for array in self._arrays():
             code.update(array.tobytes())
         return code.digest()
 
-    def answer(self, ask: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
-        """Say what is held, and hand it out if it is what was asked for (any thread)."""
+    def answer(self, query: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
+        """Return the version, and the content if the query is for that version (any thread)."""
         with self._lock:
             holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
-            if self.at != RoundId(ask.generation, ask.version):
+            if self.at != RoundId(query.generation, query.version):
                 return holding, []
             holding.standing = peers.STANDING_STEPPED if self.stepped else peers.STANDING_FETCHED
-            holding.same = bool(ask.digest) and ask.digest == self.digest()
+            holding.same = bool(query.digest) and query.digest == self.digest()
             return holding, [] if holding.same else [a.tobytes() for a in self._arrays()]
 
     def save(self) -> State:
-        """Return what a later life needs to go on from the same weights of the PS."""
+        """Return the slots, for a later incarnation that starts from the same weights of the PS."""
         with self._lock:
             return {"version": self.at.number, "slots": self._slots()}
 
     def restore(self, state: State) -> None:
-        """Use slots that `save` gave if the PS turns out to be at the version they are of."""
+        """Use the slots that `save` returned, if the PS is at the version that they belong to."""
         self._saved = state
 
     def _slots(self) -> State:
@@ -134,24 +137,21 @@ class Replica:
         self._set(slots)
 
 
-_ANSWER_SECONDS = 10.0  # longest silence of a peer that was asked
-
-
 class Neighbours:
-    """Brings this worker's copy of the model to where the others are."""
+    """Brings this worker's replica to the version of the others."""
 
     def __init__(self, streams: Peers, replica: Replica) -> None:
-        """Ask nobody yet; `streams` carry no parts, so that a question need not wait for them."""
+        """Send no query yet; `streams` carry no parts, so that a query need not wait for them."""
         self._streams, self._replica = streams, replica
-        self.ahead = False  # a member has done the next round, and waits for this one's report
+        self.ahead = False  # a member has done the next round, and waits for this worker's report
 
     def take_over(self, goal: RoundId, others: Sequence[CollectiveMember]) -> bool:
-        """Take over the model of a member that has finished a round; return whether one has."""
+        """Adopt the model of a member that has finished a round; return whether one has."""
         self.ahead = False
-        question = peers.ModelQuery(generation=goal.generation, version=goal.number)
+        query = peers.ModelQuery(generation=goal.generation, version=goal.number)
         for member in others:
             try:
-                holding, payload = self._streams.ask(member, question, _ANSWER_SECONDS)
+                holding, payload = self._streams.query(member, query, _REPLY_SECONDS)
             except PeerLost:
                 continue
             if holding.standing == peers.STANDING_STEPPED:
@@ -160,22 +160,22 @@ class Neighbours:
         return False
 
     def agree(self, others: Sequence[CollectiveMember], leads: bool) -> bool:
-        """Have the model that everybody has at this version; return False while that is not clear.
+        """Adopt the model that all members have at this version; return False if it is undecided.
 
-        Whoever has stepped to this version holds the model. If nobody has, as at a run's start, it
-        is what the lowest of the members has.
+        A member that has stepped to this version holds it. If none has, as at a run's start, it is
+        the model of the member with the lowest id.
 
         Args:
             others: The other members, in order of worker id.
             leads: Whether this worker is the lowest of all.
         """
         at = self._replica.at
-        question = peers.ModelQuery(generation=at.generation, version=at.number)
-        question.digest = self._replica.digest()
+        query = peers.ModelQuery(generation=at.generation, version=at.number)
+        query.digest = self._replica.digest()
         fetched: dict[CollectiveMember, memoryview] = {}
         for member in others:
             try:
-                holding, payload = self._streams.ask(member, question, _ANSWER_SECONDS)
+                holding, payload = self._streams.query(member, query, _REPLY_SECONDS)
             except PeerLost as error:
                 logging.info("%s", error)
                 continue

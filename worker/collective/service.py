@@ -1,9 +1,8 @@
-"""What a worker hears from others over gRPC: parts of sums, and questions for its model."""
+"""The Peer service of a worker: parts of sums, and queries for its model, from other workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from thinwire.ops.run.credentials import Credentials
 from thinwire.ops.types import Link
@@ -13,18 +12,18 @@ from thinwire.proto import versions
 from thinwire.proto.framing import BytesLike, Malformed, MessageAssembler, frame, frames
 from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.common import PEER_SERVICE
-from thinwire.proto.grpc.server import serve
+from thinwire.proto.grpc.server import GrpcServer, serve
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, MessageRate
 from thinwire.proto.security.credentials import part_of_worker
 from thinwire.worker.collective.mailbox import Mailbox, PartName, RoundId
 
 #: Streams beyond one per peer: a peer that reconnects may open the new one first.
 _SPARE_STREAMS = 16
-#: Streams that one address cannot take, however many it opens.
+#: Streams that are left for other addresses, however many one address opens.
 _STREAMS_OF_OTHERS = 64
 
-#: Answers an Ask: the message, and the pieces of its payload.
-Answerer = Callable[[peers.ModelQuery], tuple[peers.Holding, Sequence[BytesLike]]]
+#: Returns the reply to a query: the message, and the pieces of its payload.
+QueryHandler = Callable[[peers.ModelQuery], tuple[peers.Holding, Sequence[BytesLike]]]
 
 
 class PeerServer:
@@ -33,34 +32,34 @@ class PeerServer:
     def __init__(
         self,
         mailbox: Mailbox,
-        answer: Answerer,
+        answer: QueryHandler,
         max_part_bytes: int,
         pace: Callable[[ServerStream], None] = lambda stream: None,
         guard: ConnectionGuard | None = None,
     ) -> None:
-        """Listen to nobody yet.
+        """Keep the arguments; `listen` starts the service.
 
         Args:
-            mailbox: Gets the parts.
-            answer: Says what this worker holds; called in the streams' threads.
+            mailbox: Receives the parts.
+            answer: Replies to queries for this worker's model; called in the streams' threads.
             max_part_bytes: Larger parts are refused before anything is allocated.
-            pace: Makes a new stream keep to this worker's emulated link.
-            guard: Who is let in; None: everybody.
+            pace: Limits a new stream to this worker's emulated link.
+            guard: Admits and authenticates peers; None: everybody is admitted.
         """
         self._guard = guard or ConnectionGuard()
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
-        self._heard: list[int] = []  # the worker of each stream that has said its greeting
+        self._authenticated: list[int] = []  # the worker of each stream after its greeting
         self._closed_bytes = self._closed_bytes_received = 0
-        self._server: Any = None
+        self._server: GrpcServer | None = None
         self.run_id = ""  # known after the worker's own Hello
 
     def listen(self, address: str, port: int, nb_workers: int) -> int:
         """Start to listen; return the port.
 
         Raises:
-            thinwire.proto.grpc.PortInUse: Somebody else has it, or the address is not of here.
+            thinwire.proto.grpc.PortInUse: It is taken, or the address is not of this machine.
         """
         self._server = serve(
             address,
@@ -73,22 +72,22 @@ class PeerServer:
         return int(self._server.port)
 
     def close(self) -> None:
-        """Stop to listen."""
+        """Stop the service."""
         if self._server is not None:
             self._server.stop()
 
-    def hears(self, worker: int) -> bool:
-        """Return whether a worker's stream stands: what it has sent will come."""
-        return worker in self._heard
+    def has_stream_of(self, worker: int) -> bool:
+        """Return whether a worker's stream is open: everything it has sent will arrive."""
+        return worker in self._authenticated
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of the models handed out."""
+        """Bytes of the models sent."""
         return self._closed_bytes + sum(stream.bytes_sent for stream in self._streams.copy())
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of parts and questions."""
+        """Bytes of parts and queries."""
         received = sum(stream.bytes_received for stream in self._streams.copy())
         return self._closed_bytes_received + received
 
@@ -101,24 +100,24 @@ class PeerServer:
             for data in stream.incoming():
                 if (beyond := rate.exceeded()) is not None:
                     self._guard.record_refusal("rate", stream.peer, beyond)
-                    self._say_no(stream, pb.REASON_LIMIT, beyond)
+                    self._refuse(stream, pb.REASON_LIMIT, beyond)
                     break
                 complete = assembler.feed(data)
                 if complete is not None:
-                    sender = self._take(stream, sender, *complete)
+                    sender = self._handle(stream, sender, *complete)
         except Malformed as error:
             self._guard.record_refusal("malformed", stream.peer, f"malformed message: {error}")
         finally:
             self._streams.remove(stream)
             if sender:
-                self._heard.remove(sender)
+                self._authenticated.remove(sender)
             self._closed_bytes += stream.bytes_sent
             self._closed_bytes_received += stream.bytes_received
 
-    def _take(
+    def _handle(
         self, stream: ServerStream, sender: int, message: peers.ToPeer, payload: memoryview
     ) -> int:
-        """Handle one message; return who the stream's worker is (0: not known yet)."""
+        """Handle one message; return the stream's worker (0: not authenticated yet)."""
         body = message.WhichOneof("body")
         if (sender == 0) != (body == "greeting"):
             raise Malformed(f"a {body} message is not allowed here")
@@ -127,7 +126,7 @@ class PeerServer:
         if body == "part":
             part = message.part
             if len(payload) % 4:
-                raise Malformed(f"a part of {len(payload)} bytes is no float32")
+                raise Malformed(f"a part of {len(payload)} bytes is not of float32")
             name = PartName(RoundId(part.generation, part.round), part.view, sender, part.number)
             self._mailbox.put(name, payload)
         else:
@@ -136,16 +135,16 @@ class PeerServer:
         return sender
 
     def _greet(self, stream: ServerStream, greeting: peers.Greeting) -> int:
-        """Return who a stream's worker is.
+        """Check a greeting and return the stream's worker.
 
         Raises:
-            Malformed: It is not let in.
+            Malformed: It was refused.
         """
         refusal = versions.difference(greeting.protocol_version, "the peer", "this worker")
         refusal = refusal or versions.unknown_fields(greeting, "the peer")
         part = part_of_worker(greeting.worker)
         claims = (part, greeting.run_id)
-        if refusal is not None:  # its proof may be another one, too
+        if refusal is not None:  # the proof may differ for the same reason
             reason = pb.REASON_PROTOCOL_VERSION
         elif stranger := self._guard.authenticate(stream, part, greeting.proof, claims):
             reason, refusal = stranger
@@ -156,24 +155,24 @@ class PeerServer:
             reason, refusal = pb.REASON_ID_RANGE, "worker: expected an id from 1"
         if refusal is None:
             self._guard.hello_received(stream)
-            self._heard.append(greeting.worker)
+            self._authenticated.append(greeting.worker)
             return greeting.worker
-        self._say_no(stream, reason, refusal)
+        self._refuse(stream, reason, refusal)
         raise Malformed(refusal)
 
-    def _say_no(self, stream: ServerStream, reason: int, why: str) -> None:
-        say_no = pb.Refusal(reason=reason, message=why)  # type: ignore[arg-type]
-        message = peers.FromPeer(refusal=say_no)
+    def _refuse(self, stream: ServerStream, reason: int, why: str) -> None:
+        refusal = pb.Refusal(reason=reason, message=why)  # type: ignore[arg-type]
+        message = peers.FromPeer(refusal=refusal)
         stream.send((frame(message),), counted=False)
 
 
 def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
-    """Return the guard of a worker; all its peers may be of one address."""
+    """Return the guard of a worker, all of whose peers may have the same address."""
     return ConnectionGuard(credentials, Limits(streams_per_address=nb_workers + _SPARE_STREAMS))
 
 
 def pace_of(link: Link) -> Callable[[ServerStream], None]:
-    """Return what makes a stream keep to a worker's emulated link."""
+    """Return a function that limits a stream to a worker's emulated link."""
 
     def pace(stream: ServerStream) -> None:
         if link.active:

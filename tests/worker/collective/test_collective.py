@@ -179,25 +179,25 @@ def test_whoever_cannot_be_reached_is_named(start):
     with pytest.raises(MembershipChanged, match=r"worker 2 at 127\.0\.0\.1:1"):
         node.sum(ROUND, [node.member, gone], [summand(1)])
     with pytest.raises(PeerLost, match="worker 2"):
-        node.peers.ask(gone, peers.ModelQuery(), 1.0)
+        node.peers.query(gone, peers.ModelQuery(), 1.0)
 
 
 def test_peers_say_what_they_hold(start):
     nodes = start(2)
-    holding, payload = nodes[0].peers.ask(nodes[1].member, peers.ModelQuery(version=2), 10.0)
+    holding, payload = nodes[0].peers.query(nodes[1].member, peers.ModelQuery(version=2), 10.0)
     assert (holding.version, bytes(payload)) == (2, b"model")
     nodes[0].peers.forget([])
-    holding, _ = nodes[0].peers.ask(nodes[1].member, peers.ModelQuery(), 10.0)
+    holding, _ = nodes[0].peers.query(nodes[1].member, peers.ModelQuery(), 10.0)
     assert holding.standing == peers.STANDING_STEPPED
     assert nodes[1].server.bytes_sent > 0
-    assert nodes[1].server.hears(1)
-    assert not nodes[0].server.hears(2)
+    assert nodes[1].server.has_stream_of(1)
+    assert not nodes[0].server.has_stream_of(2)
 
 
 def test_a_worker_of_another_run_is_refused(start):
     node, other = start(1)[0], Node(2, run_id="another")
     with pytest.raises(PeerLost, match="run_id"):
-        node.peers.ask(other.member, peers.ModelQuery(), 10.0)
+        node.peers.query(other.member, peers.ModelQuery(), 10.0)
     other.close()
 
 
@@ -259,7 +259,7 @@ def test_a_worker_listens_where_it_reaches_the_ps(monkeypatch):
         raise OSError("name not known")
 
     monkeypatch.setattr("socket.getaddrinfo", find_nobody)
-    with pytest.raises(ConfigurationError, match="there is no way to elsewhere:2223"):
+    with pytest.raises(ConfigurationError, match="there is no route to elsewhere:2223"):
         listening_address("elsewhere:2223", insecure=True)
 
 

@@ -28,7 +28,7 @@ class Streams:
         self.holders = {int(name[1:]): holder for name, holder in holders.items()}
         self.members = [CollectiveMember(worker, 7, "") for worker in sorted(self.holders)]
 
-    def ask(self, member, question, timeout_seconds):
+    def query(self, member, question, timeout_seconds):
         holder = self.holders[member.worker]
         if holder is None:
             raise PeerLost(f"worker {member.worker} does not answer")

@@ -91,7 +91,7 @@ def test_a_worker_does_not_speak_for_another(papers, listen):
     assert greet(listener, papers.of("worker-1"), 3) == pb.REASON_IDENTITY
     assert greet(listener, papers.of("ps-0"), 1) == pb.REASON_IDENTITY
     assert listener.guard.refused["identity"] == 2
-    assert not listener.server.hears(3)
+    assert not listener.server.has_stream_of(3)
 
 
 def test_without_the_token_nobody_is_heard(listen):
@@ -114,7 +114,7 @@ def test_a_flood_of_messages_is_cut_off(listen):
         stream.receive(WAIT_SECONDS)
     stream.close()
     assert listener.guard.refused == {"rate": 1}
-    assert not listener.server.hears(1)
+    assert not listener.server.has_stream_of(1)
 
 
 @pytest.mark.parametrize("version", [0, messages.PROTOCOL_VERSION + 1])
