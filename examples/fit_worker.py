@@ -1,4 +1,4 @@
-"""Fashion-MNIST with Keras alone: PYTHONPATH=. python examples/fit_single.py"""
+"""Fashion-MNIST with Keras alone: python examples/fit_single.py"""
 
 import sys
 

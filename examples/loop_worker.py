@@ -1,4 +1,4 @@
-"""A training loop of one's own as a worker: PYTHONPATH=. python examples/loop_worker.py FLAGS"""
+"""A training loop of one's own as a worker: python examples/loop_worker.py FLAGS"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Your own model and data: python main.py --type_node Cluster --model examples/own_model.py"""
+"""Your own model and data: thinwire cluster --model=examples/own_model.py"""
 
 import keras
 import numpy as np

@@ -1,6 +1,6 @@
 """The server of fit_worker.py and loop_worker.py, in a script of its own:
 
-PYTHONPATH=. python examples/server.py --nb_workers=2 --method=dgs --learning_rate=0.03 --epochs=10
+python examples/server.py --nb_workers=2 --method=dgs --learning_rate=0.03 --epochs=10
 """
 
 import sys

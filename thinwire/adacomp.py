@@ -37,8 +37,8 @@ def PS(  # noqa: N802 - AdaComp's name
         args: See thinwire.settings.
         model: A Keras model; if not given, what the flags network or model name, which by default
             is AdaComp's CNN. Has the final weights afterwards.
-        num_train: Size of the training set, for the flag epochs; counted as the flag dataset says
-            if not given.
+        num_train: Size of the training set, for the flag epochs; if not given, counted as
+            the flag dataset has it.
         **settings: Flags by name. Without run_dir nothing is kept.
 
     Returns:
@@ -159,13 +159,13 @@ def _ended_by_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, frame: Any) -> None:
-        heard.append(number)
+    def receive(number: int, frame: Any) -> None:
+        received.append(number)
         handler(number, frame)
 
-    with heard_by(hear):
+    with heard_by(receive):
         yield
-    if signal.SIGINT in heard:
+    if signal.SIGINT in received:
         raise KeyboardInterrupt

@@ -28,8 +28,8 @@ class GradientSGD(LeavesOnExit):
 
     Args:
         model: A Keras model; W_global, or else all its trainable variables, is shared.
-        lr: Learning rate. The server's rules; another one here is said in a warning. Only with
-            mode msgd it is this one that counts.
+        lr: Learning rate. The server's counts, and another one here is warned of. Only with
+            mode msgd this one counts.
         momentum: Of the worker: SAMomentum's with dgs, momentum correction's with dgc, plain with
             msgd. The other modes have none.
         weight_decay: Coupled, on the worker: h <- h + weight_decay * theta, in every mode.
@@ -69,10 +69,10 @@ class GradientSGD(LeavesOnExit):
                 self._variables.read(), lr, momentum, chosen.values.worker_weight_decay
             )
             return
-        self._stepper = joined = Session(chosen, self._shared, num_train)
-        joined.open()
-        joined.assign()
-        warn_of_other_rate("lr", lr, joined)
+        self._stepper = session = Session(chosen, self._shared, num_train)
+        session.open()
+        session.assign()
+        warn_of_other_rate("lr", lr, session)
 
     @property
     def stopped(self) -> bool:
@@ -108,14 +108,14 @@ class GradientSGD(LeavesOnExit):
             info = self._stepper.step(gradient)
             self._variables.assign(self._stepper.weights)
             return info
-        joined = self._stepper
+        session = self._stepper
         count = self._batch_size if samples is None else int(samples)
-        info = joined.step(gradient, count, float(loss), joined.statistics.read())
-        joined.assign()
+        info = session.step(gradient, count, float(loss), session.statistics.read())
+        session.assign()
         return info
 
     def shard(self, *arrays: Any) -> Any:
-        """Return this worker's part of a training set; see ``Joined.shard``. All, in mode msgd."""
+        """Return this worker's part of a training set; see `Session.shard`. All, in mode msgd."""
         if isinstance(self._stepper, Session):
             return self._stepper.shard(*arrays)
         return arrays[0] if len(arrays) == 1 else arrays
@@ -152,7 +152,7 @@ class GradientSGD(LeavesOnExit):
 class _Momentum:
     """Mode msgd: u <- m u + h + wd theta; theta <- theta - lr u, without a server.
 
-    The rate is outside the velocity, so a new rate acts at once; Keras keeps it inside.
+    The rate is outside the velocity, so a new rate acts immediately; Keras keeps it inside.
     """
 
     def __init__(
@@ -183,9 +183,9 @@ class _Momentum:
         return StepInfo(self._version, self.rate)
 
 
-def warn_of_other_rate(name: str, rate: float | None, joined: Session) -> None:
-    """Say that it is not the script's learning rate that counts."""
-    server = joined.part.core.learning_rate
+def warn_of_other_rate(name: str, rate: float | None, session: Session) -> None:
+    """Warn that the server's learning rate counts and not the script's."""
+    server = session.part.core.learning_rate
     if rate is not None and abs(rate - server) > RATE_TOLERANCE * server:
         logging.warning(
             "%s=%g does not count: the server's learning rate does, now %g (--learning_rate and "

@@ -140,7 +140,7 @@ class ServerHandle:
         return self
 
     def stop(self) -> None:
-        """End the run now; workers hear of it, `join` returns soon."""
+        """End the run now; workers are notified, `join` returns soon."""
         if self._running:
             self._shard.interrupt()
 

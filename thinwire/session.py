@@ -75,7 +75,7 @@ class Session:
         num_train: Size of the whole training set, by which warm-up counts epochs.
 
     Raises:
-        ConfigurationError: The codec warms up and nobody says how large the training set is.
+        ConfigurationError: The codec warms up, and the size of the training set is not given.
     """
 
     def __init__(
@@ -91,17 +91,17 @@ class Session:
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self._num_train = needed_size(run.method.codec, num_train)
         self._present = False
-        self._saved: State | None = None  # of the life before
+        self._saved: State | None = None  # of the incarnation before
         self.part = self._new_part(self.statistics.read())
 
     @property
     def stopped(self) -> bool:
-        """Whether the run has ended, or this process was asked to stop."""
+        """Whether the run has ended, or this process was interrupted."""
         return self.part.stopped
 
     @property
     def stop_reason(self) -> str:
-        """Why the run ended, as far as this worker has heard; empty while it goes on."""
+        """Why the run ended, as far as this worker was notified; empty while it goes on."""
         return self.part.stop_reason
 
     @property
@@ -121,7 +121,7 @@ class Session:
             Whether the weights are new: gradients at others are of no use.
 
         Raises:
-            Unreachable, Refused: Nobody answers, or the server says no.
+            Unreachable, Refused: No answer, or a refusal.
             ConfigurationError: What the server averages is not what this worker has.
         """
         if self._present:
@@ -238,7 +238,7 @@ class Session:
         )
 
     def renew(self) -> None:
-        """Begin another life of this worker, as a process that was started again."""
+        """Begin another incarnation of this worker, as a process that was started again."""
         old = self.part
         self.part = self._new_part(self.means)
         np.copyto(self.weights, old.core.weights)  # until the server's come
@@ -256,23 +256,23 @@ class Session:
     ) -> StepInfo:
         core, (up, down, seconds) = self.part.core, self._counters()
         sent = outgoing.shards if outgoing is not None else []
-        heard = [reply for reply in replies if reply is not None]
+        answers = [reply for reply in replies if reply is not None]
         return StepInfo(
             version=core.versions[0],
             lr=core.learning_rate,
             bytes_up=up - before[0],
             bytes_down=down - before[1],
             nnz_up=sum(len(block.values.data) for blocks in sent for block in blocks),
-            nnz_down=sum(len(block.values.data) for reply in heard for block in reply.blocks),
-            staleness=heard[0].staleness if heard else 0,
+            nnz_down=sum(len(block.values.data) for reply in answers for block in reply.blocks),
+            staleness=answers[0].staleness if answers else 0,
             seconds={phase: spent - before[2][phase] for phase, spent in seconds.items()},
-            exchanged=bool(heard),
+            exchanged=bool(answers),
             stopped=self.stopped,
         )
 
 
 def needed_size(codec: Any, num_train: int | None) -> int:
-    """Return the size of the training set, 0 where nobody asks for it."""
+    """Return the size of the training set, 0 where no codec needs it."""
     layer = codec
     while layer is not None and not isinstance(layer, WarmUp):
         layer = getattr(layer, "inner", None)

@@ -1,7 +1,7 @@
 """What user scripts give as settings: the names and rules of main.py's flags, in any shape.
 
 ``args`` may be a namespace (argparse's, absl's FLAGS, any object with attributes), a mapping, or a
-list of ``--flag=value`` words; keyword arguments win over it. TF_CONFIG fills in what neither says.
+list of ``--flag=value`` words; keyword arguments win over it. TF_CONFIG fills in what neither has.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ScriptSettings:
         run: Those of the run as a whole.
         values: All of them, as flags.
         given: Names that the script itself gave.
-        local: Whether mode msgd was asked for: no server.
+        local: Whether this is mode msgd: no server.
     """
 
     run: Run
@@ -164,7 +164,7 @@ def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], 
 
 
 def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield what a namespace says of our flags.
+    """Yield the flags that a namespace sets.
 
     What is the script's own stays its own, but a name that is nearly one of ours is a slip.
     """
@@ -203,15 +203,15 @@ def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
 
 def _translate_mode(named: dict[str, Any]) -> bool:
     """Turn `mode` and `method` into --method; return whether no server is wanted."""
-    asked = {str(named.pop(name)).lower() for name in ("mode", "method") if name in named}
-    if len(asked) > 1:
+    modes = {str(named.pop(name)).lower() for name in ("mode", "method") if name in named}
+    if len(modes) > 1:
         raise ConfigurationError(
-            f"mode and method were both given, and differ ({', '.join(sorted(asked))}); leave one "
+            f"mode and method were both given, and differ ({', '.join(sorted(modes))}); leave one "
             "out."
         )
-    if not asked:
+    if not modes:
         return False
-    word = asked.pop()
+    word = modes.pop()
     method = _MODES.get(word, word)
     if method == LOCAL:
         return True
@@ -253,7 +253,7 @@ def _new_values(type_node: str) -> flags.FlagValues:
     flags.DEFINE_enum(
         "type_node", type_node, ["PS", "Worker"], "", flag_values=values, module_name="Run"
     )
-    values["type_node"].present = 1  # TF_CONFIG may say who this is, but not what
+    values["type_node"].present = 1  # TF_CONFIG may number this node, not choose its role
     define(*_TOPICS, flag_values=values)
     return values
 

@@ -142,7 +142,7 @@ def test_who_fits_again_goes_on_with_its_residual():
         worker = distribute(model, found)
 
         def residual():
-            return np.concatenate(worker._joined.part.core.save()["codec"]["inner"]["residual"])
+            return np.concatenate(worker._session.part.core.save()["codec"]["inner"]["residual"])
 
         model.fit(toy.X, toy.Y, batch_size=32, verbose=0)
         before = residual()

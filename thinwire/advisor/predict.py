@@ -377,7 +377,7 @@ def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[
 def command_of(advice: Recommendation, path: pathlib.Path) -> str:
     """Return the command line that is proposed; the run will compare itself with `path`."""
     flags = [*advice.given, *advice.predicted[advice.proposal].flags, f"--advice={path}"]
-    return shlex.join(["python", "main.py", "--type_node=Cluster", *flags])
+    return shlex.join(["thinwire", "cluster", *flags])
 
 
 def told(advice: Recommendation, path: pathlib.Path) -> str:

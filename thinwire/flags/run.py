@@ -341,7 +341,7 @@ def _check_partition(given: flags.FlagValues) -> None:
 
 
 def _check_files(given: flags.FlagValues) -> None:
-    """Look at once for what takes long to be missed."""
+    """Refuse missing files now: a run would miss them late."""
     folder = None if given.data_dir is None else pathlib.Path(given.data_dir)
     if folder is not None and not (folder.is_dir() and any(folder.iterdir())):
         raise ConfigurationError(
@@ -359,7 +359,7 @@ def _check_files(given: flags.FlagValues) -> None:
 
 def _method(given: flags.FlagValues, nb_ps: int) -> Method:
     choices = _named_like_fields(given, Choices) | {
-        "overrides": {seam: given[seam].value for seam in SEAMS},
+        "overrides": {policy: given[policy].value for policy in SEAMS},
         **_groups(given),
         "bound": given.staleness_bound,
         "window": given.staleness_window,
@@ -415,7 +415,7 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
 
 
 def _auto_groups(given: flags.FlagValues) -> AutoGroups:
-    """Ten updates a worker and a minute, if nothing else is said."""
+    """Ten updates a worker and a minute, unless given."""
     updates, seconds = given.groups_warmup_updates, given.regroup_interval_seconds
     return AutoGroups(
         10 * given.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds

@@ -150,7 +150,7 @@ def test_advice_is_told_with_a_command_line_to_copy():
     chosen = next(line for line in text.splitlines() if line.startswith("*"))
     assert chosen.endswith("--method=dgs")
     assert text.splitlines()[-1] == (
-        "python main.py --type_node=Cluster --link_mbps=20 --method=dgs --advice=run/advice.json"
+        "thinwire cluster --link_mbps=20 --method=dgs --advice=run/advice.json"
     )
     advice = Recommendation(setting, [], link, 100.0, 0.9, [made(20, "bsp")], [], 0, False)
     assert "none reaches 90%" in advisor_predict.told(advice, pathlib.Path("a"))

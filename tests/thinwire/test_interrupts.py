@@ -1,4 +1,4 @@
-"""Ctrl-C is heard beside Python's own handler."""
+"""Ctrl-C reaches listeners beside Python's own handler."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from thinwire.fit import forget, hear_interrupts
+from thinwire.interrupts import add_listener, remove_listener
 
 
 def interrupt():
@@ -14,18 +14,18 @@ def interrupt():
     threading.Event().wait(10)  # the handler runs meanwhile
 
 
-def test_listeners_hear_interrupts_until_they_are_forgotten():
+def test_listeners_are_called_until_they_are_removed():
     first, second = threading.Event(), threading.Event()
-    hear_interrupts(first.set)
+    add_listener(first.set)
     with pytest.raises(KeyboardInterrupt):
         interrupt()
     assert first.wait(10)
-    forget(first.set)
+    remove_listener(first.set)
     first.clear()
-    hear_interrupts(second.set)
+    add_listener(second.set)
     with pytest.raises(KeyboardInterrupt):
         interrupt()
     assert second.wait(10)
     assert not first.is_set()
-    forget(second.set)
-    forget(second.set)
+    remove_listener(second.set)
+    remove_listener(second.set)
