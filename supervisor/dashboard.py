@@ -1,4 +1,4 @@
-"""What the Supervisor shows while a run goes on: a live table on a terminal, else plain lines.
+"""The Supervisor's display of a run: a live table on a terminal, else plain lines.
 
 The render functions are pure: status and evaluation in, text out.
 """
@@ -44,7 +44,7 @@ class Progress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Time to ``iter_max`` at the recent rate; None when it cannot be told."""
+        """Time to ``iter_max`` at the recent rate; None when it is not known."""
         if not self.status.iter_max or not self.updates_per_second:
             return None
         return max(0, self.status.iter_max - self.status.version) / self.updates_per_second
@@ -57,7 +57,7 @@ class RateMeter:
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_RATE_WINDOW)
 
     def rate(self, status: RunStatus) -> float | None:
-        """Take ``status`` in and return the recent rate; None while there is none."""
+        """Record a status and return the recent rate; None while there is none."""
         now = (status.seconds, status.version)
         if self._seen and (now[1] < self._seen[-1][1] or now[0] < self._seen[-1][0]):
             self._seen.clear()  # the server came back from an older snapshot
@@ -256,7 +256,7 @@ def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
 
 
 def _refused(status: RunStatus) -> list[str]:
-    """Return a line of whom guards have refused and put out; none where they did nothing."""
+    """Return a line on updates rejected by guards and on quarantines; none where there are none."""
     block = status.policies.get("guards", {})
     counts = [
         f"{sum(by.values())} {reason} of worker {', '.join(sorted(by, key=int))}"

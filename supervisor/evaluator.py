@@ -1,6 +1,6 @@
 """Accuracy and loss of the central model over the whole test set, exactly.
 
-The whole model as a Supervisor sees it: fetched from every shard.
+`ModelFetcher` fetches the whole model from every shard; `Evaluator` computes its scores.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.data.pipeline.lazy import Lazy
 from thinwire.ops.kernels.numpy_ops import dequantise
@@ -26,21 +27,22 @@ if TYPE_CHECKING:
 
 #: Activations of one evaluation batch may take about this much.
 _MEMORY_BYTES = 256 * 2**20
-#: Batch when the model does not tell the shapes of its layers.
+#: Batch when the shapes of the model's layers are not known.
 _UNKNOWN_MODEL_BATCH = 1024
-
-#: So many of a model's best answers may hold the right one.
+#: The right answer is looked for among this many best answers of the model.
 _TOP = 5
+#: How long to pull again while shards in lockstep answer in the middle of a round.
+_SAME_VERSION_SECONDS = 2.0
 
 Weights = Sequence[Any] | Callable[[], None]
 
 
 class Scores(NamedTuple):
-    """What a model is worth on the test set."""
+    """Scores of a model on the test set."""
 
     accuracy: float  # correct / total
     loss: float  # mean; NaN or infinite when the model has diverged
-    top5_accuracy: float | None  # the right answer among the best five / total; None: not asked
+    top5_accuracy: float | None  # the right answer among the best five / total; None: not wanted
 
 
 class Evaluator:
@@ -148,7 +150,7 @@ class Evaluator:
             correct = tf.reduce_sum(tf.cast(hits, tf.int32), axis=1)
             return correct, tf.reduce_mean(_loss_values(self._loss, labels, outputs))
 
-        def signature(array: np.ndarray) -> Any:
+        def signature(array: NDArray[Any] | Lazy) -> Any:
             return tf.TensorSpec((self.batch_size, *array.shape[1:]), array.dtype)
 
         shapes = [signature(self._images), signature(self._labels), tf.TensorSpec((), tf.int32)]
@@ -160,7 +162,7 @@ class Evaluator:
 
         if outputs.shape[-1] <= _TOP:
             raise ConfigurationError(
-                f"--top5: model {self._model.name!r} tells {outputs.shape[-1]} classes apart; "
+                f"--top5: model {self._model.name!r} has {outputs.shape[-1]} classes; "
                 f"expected more than {_TOP}. Leave --top5 out."
             )
         return tf.math.in_top_k(tf.cast(labels, tf.int64), tf.cast(outputs, tf.float32), _TOP)
@@ -182,11 +184,7 @@ def _batch_that_fits(model: Any) -> int:
         num_values = sum(math.prod(shape[1:]) for shape in shapes)
     except (AttributeError, TypeError):  # a subclassed model, several outputs, an open dimension
         return _UNKNOWN_MODEL_BATCH
-    return max(1, _MEMORY_BYTES // (4 * max(1, num_values)))
-
-
-#: How long to ask again while shards in lockstep answer in the middle of a round.
-_SAME_VERSION_SECONDS = 2.0
+    return int(max(1, _MEMORY_BYTES // (4 * max(1, num_values))))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What evaluates a run, Supervisor or Standalone, tells those who watch it from outside."""
+"""Prometheus instruments of a node that evaluates a run: Supervisor or Standalone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from thinwire.ops.telemetry import run_status
 from thinwire.ops.telemetry.instruments import Instrument, counter, gauge
 
 
-def meters_of(
+def collect(
     status: run_status.RunStatus | None, evaluations: list[run_status.Evaluation]
 ) -> list[Instrument]:
-    """Return the meters of this moment (any thread).
+    """Return the instruments of this moment (any thread).
 
     Args:
-        status: The newest of the run, as shard 0 told it; None: there is none.
+        status: The run's newest status from shard 0; None: there is none.
         evaluations: All, the newest last; may grow meanwhile.
     """
     kept = evaluations.copy()
@@ -43,7 +43,7 @@ def meters_of(
 
 
 def _of_run(status: run_status.RunStatus) -> list[Instrument]:
-    """Return what the whole run has come to, over all lives of its nodes."""
+    """Return the totals of the whole run, over all incarnations of its nodes."""
     moved = {"up": status.bytes_up, "down": status.bytes_down}
     return [
         gauge("run_updates", "Updates that are in the model.", status.version),

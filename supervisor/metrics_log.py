@@ -1,6 +1,7 @@
 """metrics.jsonl and TensorBoard scalars of one run, written by the Supervisor alone.
 
-``measure/worker-N.jsonl``: a line a round, appended as rounds arrive; each round once.
+`RoundsLog` writes ``measure/worker-N.jsonl``: a line for each round, appended as rounds arrive,
+each round once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STATUS_KIND = "status"
 
 
 class ScalarWriter(Protocol):
-    """What takes TensorBoard scalars."""
+    """A writer of TensorBoard scalars."""
 
     def write(self, values: Mapping[str, float | None], step: int) -> None:
         """Record values by tag at model version ``step`` and flush; unknown ones are left out."""

@@ -1,4 +1,4 @@
-"""Everything that is written down about a run: evaluations, best model, summary, report."""
+"""The records of a run: evaluations, best model, summary, report."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from thinwire.ops.run.settings import Run
 from thinwire.ops.telemetry import predictions, run_status
 from thinwire.supervisor.evaluator import Evaluator
 from thinwire.supervisor.metrics_log import MetricsLog, RoundsLog
-from thinwire.supervisor.report import __main__
+from thinwire.supervisor.report.writer import write_report
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 
 def about(run: Run) -> dict[str, Any]:
-    """Return what a reader of summary.json wants to know of a run besides its figures."""
+    """Return the settings that summary.json has besides a run's figures."""
     return {
         "network": run.model.path or run.model.network,
         "dataset": run.data.dataset,
@@ -32,10 +32,10 @@ def about(run: Run) -> dict[str, Any]:
 
 
 class Recorder:
-    """Keeps the records of one run directory."""
+    """Writes the records of one run directory."""
 
     def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:
-        """Open the records, going on with those of an earlier life.
+        """Open the records, continuing those of an earlier process.
 
         Args:
             run: The run's settings.
@@ -136,7 +136,7 @@ class Recorder:
             logging.info("beside %s: %s", path, predictions.in_words(block))
         write_json_atomically(self._run.run_dir / "summary.json", summary)
         self.close()
-        __main__.write_report(self._run.run_dir)
+        write_report(self._run.run_dir)
 
     def close(self) -> None:
         """Flush the logs."""

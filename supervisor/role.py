@@ -1,6 +1,6 @@
-"""The Supervisor role: watches a run from shard 0, evaluates it, keeps its records.
+"""The Supervisor role: follows a run through shard 0, evaluates it and writes its records.
 
-Training goes on if it dies; started again it goes on with its records.
+Training continues if it dies; started again it continues its records.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from thinwire.proto.metrics_server import open_port
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.supervisor.dashboard import Dashboard
 from thinwire.supervisor.evaluator import ModelFetcher
-from thinwire.supervisor.instruments import meters_of
+from thinwire.supervisor.instruments import collect
 from thinwire.supervisor.recorder import Recorder
 from thinwire.supervisor.shard_stream import Batches, ShardStream
 
@@ -56,7 +56,7 @@ def main(run: Run) -> int:
     """Watch until the run has ended; return the exit code.
 
     Raises:
-        ConfigurationError, Unreachable, Refused: See their exit codes.
+        ConfigurationError, Unreachable, RequestRejected: See their exit codes.
     """
     shared = SharedModel(run.model, run.seed)
     if shared.statistics and not run.method.bn_sync:
@@ -90,18 +90,18 @@ class _Watcher:
         self.dashboard = Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
-        self._told: run_status.RunStatus | None = None  # newest status that was shown
+        self._shown: run_status.RunStatus | None = None  # the newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}
 
     def watch(self) -> int:
         """Connect, evaluate until the end, write the records."""
-        port = open_port(self.run, "supervisor-0", self._meters)
+        port = open_port(self.run, "supervisor-0", self._instruments)
         with heard_by(self._interrupt):
             try:
                 self._connect()
                 with self.dashboard:
                     self._observe()
-                    self._see_the_end()
+                    self._await_last_reports()
                 return self._finish()
             finally:
                 for shard in self.shards:
@@ -110,15 +110,15 @@ class _Watcher:
                 if port is not None:
                     port.close()
 
-    def _meters(self) -> list[Instrument]:
+    def _instruments(self) -> list[Instrument]:
         status = self.shards[0].status if self.shards else None
-        return meters_of(status, self.recorder.evaluations)
+        return collect(status, self.recorder.evaluations)
 
     def _connect(self) -> None:
         """Join every shard, patiently.
 
         Raises:
-            Unreachable, Refused: A shard stays away, or does not want us.
+            Unreachable, RequestRejected: A shard does not answer, or rejects this Supervisor.
         """
         shards: list[ShardStream] = []
         for dialler in self._diallers:
@@ -163,19 +163,19 @@ class _Watcher:
             self._record_rounds()
             status = self.shards[0].status
             if status is not None:
-                self._tell(status)
+                self._show(status)
                 due = time.monotonic() >= next_at or self._due_by_updates(status, last_version)
                 if due and status.version != last_version:
                     last_version = self._evaluate(status)
                     next_at = time.monotonic() + self.own.eval_interval_seconds
             self.interrupted.wait(0.1)
 
-    def _tell(self, status: run_status.RunStatus) -> None:
+    def _show(self, status: run_status.RunStatus) -> None:
         """Show and record a new status, each at its own pace."""
         now = time.monotonic()
-        if status is self._told:
+        if status is self._shown:
             return
-        self._told = status
+        self._shown = status
         if now >= self._due["show"]:
             self.dashboard.update(status, self.recorder.latest)
             self._due["show"] = now + (0.0 if self.dashboard.live else _PLAIN_LINE_SECONDS)
@@ -192,10 +192,10 @@ class _Watcher:
         return self.interrupted.is_set() or bool(self.shards[0].halt_cause)
 
     def _check_place(self) -> None:
-        """Make room for a Supervisor that has taken this one's place.
+        """End if another Supervisor has taken this one's place.
 
         Raises:
-            Refused: There is one.
+            RequestRejected: There is one.
         """
         for shard in self.shards:
             if shard.refusal is not None:
@@ -256,10 +256,10 @@ class _Watcher:
             return EXIT_INTERRUPTED
         return EXIT_OF_STOP.get(cause, EXIT_DONE)
 
-    def _see_the_end(self) -> None:
+    def _await_last_reports(self) -> None:
         """Give shard 0 time to end the run and to send the workers' last reports; show them.
 
-        Who was interrupted alone waits in vain.
+        A Supervisor that was interrupted alone waits in vain.
         """
         patience = _END_SECONDS + (DRAIN_SECONDS if self.interrupted.is_set() else 0.0)
         deadline = time.monotonic() + patience

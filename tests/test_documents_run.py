@@ -64,7 +64,7 @@ def is_run(command):
         and (
             alone
             or by_hand(command)
-            or command.python_words[:2] == ("-m", "thinwire.supervisor.report.__main__")
+            or command.python_words[:2] == ("-m", "thinwire.supervisor.report")
         )
     )
 

@@ -25,7 +25,7 @@ def told():
     meters = [
         *shard_meters(shard, lambda: DatagramCounts())[0].collect(),
         *worker_meters.collect(worker),
-        *supervisor_meters.meters_of(STATUS, [evaluation(1, 0.5)]),
+        *supervisor_meters.collect(STATUS, [evaluation(1, 0.5)]),
     ]
     return {meter.name + "_total" * (meter.kind == "counter") for meter in meters}
 

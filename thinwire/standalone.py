@@ -24,7 +24,7 @@ from thinwire.ops.telemetry import run_status
 from thinwire.proto.metrics_server import open_port
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.supervisor.dashboard import Dashboard
-from thinwire.supervisor.instruments import meters_of
+from thinwire.supervisor.instruments import collect
 from thinwire.supervisor.recorder import Recorder
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.role import limit_threads
@@ -78,7 +78,7 @@ class _Standalone:
     def train(self) -> int:
         """Step until the budget is spent."""
         port = open_port(
-            self.run, _NAME, lambda: meters_of(self._status(None), self.recorder.evaluations)
+            self.run, _NAME, lambda: collect(self._status(None), self.recorder.evaluations)
         )
         with heard_by(self._interrupt):
             self._resume()

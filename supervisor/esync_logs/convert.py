@@ -1,4 +1,4 @@
-"""Between our rounds and ESync's own log files.
+"""Converts measured rounds to ESync's own log files, and back.
 
 ``python -m thinwire.supervisor.esync_logs.convert export RUN DIR`` writes
 ``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``, ``import DIR/NETWORK/MODE RUN`` makes a run directory
@@ -35,7 +35,7 @@ from thinwire.supervisor.metrics_log import (
     evaluations_in,
     read_lines,
 )
-from thinwire.supervisor.report.__main__ import EXIT_CONFIGURATION, ReportArguments
+from thinwire.supervisor.report.arguments import EXIT_CONFIGURATION, ReportArguments
 
 
 def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
@@ -79,7 +79,7 @@ def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
 def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
     """Make a run directory of ``BASE/NETWORK/MODE``; return it.
 
-    What such files do not say (bytes, staleness, the composition) is null or empty there.
+    Values that such files do not hold (bytes, staleness, the composition) are null or empty there.
 
     Raises:
         ConfigurationError: The folder holds no such files, or the run directory is in use.
@@ -164,7 +164,7 @@ def _status(run: esync_logs_runs.MeasuredRun, logged: Sequence[DeviceLog]) -> Ru
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit code."""
+    """Run the command line's action; return the exit code."""
     parser = ReportArguments(
         prog="python -m thinwire.supervisor.esync_logs.convert", description=__doc__
     )

@@ -5,7 +5,7 @@ time (IID and not), data throughput, traffic and computing-time ratio, each as P
 writes how much sooner than SSGD each run reached a target accuracy. A RUN is a --run_dir, or
 NETWORK/MODE of ESync's own log files. No display and no TensorFlow are needed.
 
-The pictures of the drawer: ESync's five figures, in the colours and lines of its paper.
+`draw` writes all five, in the colours and lines of ESync's paper.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import runs as esync_logs_runs
 from thinwire.supervisor.esync_logs.runs import EvaluationPoint, MeasuredRun
 from thinwire.supervisor.report import figures
-from thinwire.supervisor.report.__main__ import EXIT_CONFIGURATION, ReportArguments
+from thinwire.supervisor.report.arguments import EXIT_CONFIGURATION, ReportArguments
 from thinwire.supervisor.report.figures import THEMES, Theme
 
 _THEME: Theme = THEMES["light"]
@@ -70,7 +70,7 @@ class Bar:
 
 
 def show(runs: Sequence[MeasuredRun]) -> list[StyledRun]:
-    """Give every run a name and a style; runs of one method and split are told apart by folder."""
+    """Give every run a name and a style; runs of one method and split differ by their folder."""
     spare = itertools.cycle(_SPARE_COLOURS)
     others = {
         method: Style(method, next(spare), "-")

@@ -144,7 +144,7 @@ def read_mode(folder: pathlib.Path) -> list[DeviceLog]:
 def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """Return host -> device -> lists over rounds.
 
-    ``accuracy_list`` has only rounds that were evaluated; ``evaluations`` says which they were:
+    ``accuracy_list`` has only rounds that were evaluated; ``evaluations`` lists these:
     (seconds, round, accuracy).
     """
     summary: dict[str, dict[str, dict[str, list[Any]]]] = {}
@@ -175,8 +175,8 @@ def _even_steps(each: Round) -> list[dict[str, float]]:
     last = {phase: each.time[phase] for phase in _AT_THE_END if phase in each.time}
     if CHECK_READY not in each.time:
         return [*(dict(local) for _ in range(each.n_local - 1)), {**local, **last}]
-    asked = {CHECK_READY: each.time[CHECK_READY] / each.entries}
-    return [*({**asked, **local} for _ in range(each.n_local)), {**asked, **last}]
+    ready = {CHECK_READY: each.time[CHECK_READY] / each.entries}
+    return [*({**ready, **local} for _ in range(each.n_local)), {**ready, **last}]
 
 
 def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One run as the drawer wants it: from a run directory, or from a folder of ESync's own logs."""
+"""One run for ESync's figures: from a run directory, or from a folder of ESync's own logs."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def final_accuracy(path: pathlib.Path) -> float:
 
 
 def of_logs(path: pathlib.Path, logged: Sequence[DeviceLog]) -> MeasuredRun:
-    """Return what a folder of ESync's own logs says."""
+    """Return the run in a folder of ESync's own logs."""
     mode, network = path.resolve().name, path.resolve().parent.name
     stem = mode.removesuffix(esync_logs_format.NON_IID_SUFFIX)
     return MeasuredRun(
@@ -177,14 +177,14 @@ def is_non_iid(run_dir: pathlib.Path, summary: dict[str, Any]) -> bool:
     """Return whether workers hold other kinds of examples than each other.
 
     Raises:
-        ValueError: Neither the summary nor any flags file says how the data was split.
+        ValueError: Neither the summary nor any flags file holds how the data was split.
     """
     partition = summary.get("partition")
     for path in () if partition else sorted(run_dir.glob("flags-*.txt")):
         if line := re.search(r"^--partition=(\S+)", path.read_text(encoding="utf-8"), re.M):
             partition = line[1]
     if not isinstance(partition, str):
-        raise ValueError(f"neither {SUMMARY_FILE} nor flags-*.txt says what --partition was")
+        raise ValueError(f"neither {SUMMARY_FILE} nor flags-*.txt has the value of --partition")
     return partition not in _EVEN_PARTITIONS
 
 

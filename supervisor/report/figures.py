@@ -1,8 +1,7 @@
 """The pictures of a report, as PNG bytes in a light and a dark theme.
 
 Matplotlib's figures are made directly, without pyplot: no global state, no window, any thread.
-
-How the training set was split: which labels each worker holds, as a picture and as a table.
+`split_figure` and `split_csv` show how the training set was split: the labels of each worker.
 """
 
 from __future__ import annotations
@@ -138,10 +137,9 @@ def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
         shares[left] = shares.get(left, 0.0) + 100 * times / staleness.total
     centres = [left + (bar_width - 1) / 2 for left in shares]
     axes.bar(centres, list(shares.values()), width=0.86 * bar_width, color=theme.series[0])
-    marks = (("mean", staleness.mean, f"{staleness.mean:.1f}"), ("p95", staleness.p95, ""))
-    for (name, value, text), style in zip(marks, ("-", "--"), strict=True):
-        label = f"{name} {text or value}"
-        axes.axvline(value, linestyle=style, color=theme.series[1], linewidth=1.8, label=label)
+    mean, p95 = staleness.mean, staleness.p95
+    for mark, label, style in ((mean, f"mean {mean:.1f}", "-"), (p95, f"p95 {p95}", "--")):
+        axes.axvline(mark, linestyle=style, color=theme.series[1], linewidth=1.8, label=label)
     axes.set_xlim(-0.6 * bar_width, max(shares) + bar_width - 0.4)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("Updates applied since the worker read the model")
@@ -195,8 +193,8 @@ def stack_bars(
 
     positions = range(len(ids))
     left = [0.0] * len(ids)
-    apart = len(ids) <= 64 and len(bars) <= 20  # else there is no room for lines in between
-    edge = {"edgecolor": theme.background, "linewidth": 0.6 if apart else 0}
+    apart = len(ids) <= 64 and len(bars) <= 20  # else the bars are too thin for lines in between
+    edge: dict[str, Any] = {"edgecolor": theme.background, "linewidth": 0.6 if apart else 0}
     for name, widths, colour in bars:
         right = [start + width for start, width in zip(left, widths, strict=True)]
         # One artist a part: a bar each takes half a minute with a thousand workers.
@@ -298,7 +296,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
-    """Return the workers that have said which labels they hold.
+    """Return the workers that have reported the labels they hold.
 
     Args:
         workers: rows of summary.json; ``labels`` of a row are its examples by label.

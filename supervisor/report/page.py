@@ -1,8 +1,7 @@
 """The report's HTML: one file, no script, nothing loaded from elsewhere, light and dark.
 
-What the report's tables are made of: cells that show figures for people, escaped.
-
-What became of a run's datagrams, as tables of the report's page.
+`run_page` and `comparison_page` make whole pages; `table` and `figures` make tables whose cells
+show figures for people, escaped; `tables` has those of a run's datagrams.
 """
 
 from __future__ import annotations
@@ -248,7 +247,7 @@ def run_page(run: RunSection, curves: Sequence[Picture]) -> str:
     body += ["<h2>Workers</h2>", _workers_table(run.summary["workers"])]
     if beside := tables(run.summary):
         body += ["<h2>Datagrams</h2>", beside]
-    body += ["<h2>Composition</h2>", _seams_table([run])]
+    body += ["<h2>Composition</h2>", _policies_table([run])]
     return _page(run.name, body)
 
 
@@ -258,7 +257,7 @@ def comparison_page(runs: Sequence[RunSection], curves: Sequence[Picture]) -> st
     body = [_header(title, " · ".join(run.name for run in runs))]
     body += ["<h2>Summary</h2>", _summary_table(runs)]
     body += ["<h2>Accuracy and what it cost</h2>", _pictures(curves, "curves")]
-    body += ["<h2>Composition</h2>", _seams_table(runs)]
+    body += ["<h2>Composition</h2>", _policies_table(runs)]
     for run in runs:
         body += [f"<h2>{text(run.name)}</h2>", _pictures(run.pictures)]
     return _page(title, body)
@@ -390,20 +389,20 @@ def _mark_column(mark: str) -> _Column:
     return _Column(f"time to {mark}", seconds, duration, min)
 
 
-def _seams_table(runs: Sequence[RunSection]) -> str:
-    """One row a seam; rows in which the runs differ are tinted."""
-    seams = dict.fromkeys(name for run in runs for name in run.summary["seams"])
+def _policies_table(runs: Sequence[RunSection]) -> str:
+    """One row for each policy interface; rows in which the runs differ are tinted."""
+    names = dict.fromkeys(name for run in runs for name in run.summary["seams"])
     rows = []
-    for seam in seams:
-        values = [str(run.summary["seams"].get(seam, ABSENT)) for run in runs]
+    for interface in names:
+        values = [str(run.summary["seams"].get(interface, ABSENT)) for run in runs]
         shown = "".join(f"<td>{text(value)}</td>" for value in values)
-        rows.append((len(set(values)) > 1, f"<th>{text(seam)}</th>{shown}"))
-    heads = ["seam", *(run.name for run in runs)]
+        rows.append((len(set(values)) > 1, f"<th>{text(interface)}</th>{shown}"))
+    heads = ["interface", *(run.name for run in runs)]
     return table(heads, [row for _, row in rows], "words", [differs for differs, _ in rows])
 
 
 def _workers_table(workers: Sequence[Mapping[str, Any]]) -> str:
-    shown = [
+    shown: Shown = [
         ("state", "state", str),
         ("pushes", "pushes", format_count),
         ("samples", "samples", format_count),

@@ -34,7 +34,7 @@ from thinwire.supervisor import metrics_log
 from thinwire.supervisor.esync_logs import runs as esync_logs_runs
 from thinwire.supervisor.esync_logs.format import read_mode
 from thinwire.supervisor.metrics_log import read_lines
-from thinwire.supervisor.report import __main__
+from thinwire.supervisor.report.writer import load_run
 
 _BODY = struct.Struct("<dB")
 
@@ -211,7 +211,7 @@ def metrics_file(data: bytes) -> None:
     found, num_bytes = read_lines(path)
     assert num_bytes <= len(lines) and all(isinstance(line, dict) for line in found)
     with contextlib.suppress(ConfigurationError):
-        __main__.load_run(folder)
+        load_run(folder)
     with contextlib.suppress(ValueError):
         metrics_log.read_rounds(path)
     with contextlib.suppress(ConfigurationError):

@@ -3,7 +3,7 @@
 import math
 
 from thinwire.ops.telemetry.run_status import Evaluation, RunStatus
-from thinwire.supervisor.instruments import meters_of
+from thinwire.supervisor.instruments import collect
 
 STATUS = RunStatus("run", "bsp", {}, 2, 1, 10, 1, 100, version=30, bytes_up=5, bytes_down=6)
 
@@ -17,14 +17,14 @@ def values(told):
 
 
 def test_before_anything_is_known():
-    found = values(meters_of(None, []))
+    found = values(collect(None, []))
     assert found["evaluations"] == {"": 0}
     assert math.isnan(found["test_accuracy"][""]) and math.isnan(found["test_loss"][""])
     assert "run_updates" not in found
 
 
 def test_the_newest_and_the_best_evaluation():
-    found = values(meters_of(STATUS, [evaluation(10, 0.9), evaluation(20, 0.8, None)]))
+    found = values(collect(STATUS, [evaluation(10, 0.9), evaluation(20, 0.8, None)]))
     assert found["test_accuracy"] == {"": 0.8} and found["best_test_accuracy"] == {"": 0.9}
     assert math.isnan(found["test_loss"][""])
     assert found["evaluated_version"] == {"": 20}

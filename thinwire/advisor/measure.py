@@ -1,10 +1,8 @@
-"""Two short real runs with the nodes, hosts and links of the run in question.
-
-What the rounds of two short runs say of each worker's device and link.
+"""Measures devices and links by two short real runs with the nodes, hosts and links of a run.
 
 The *dense* run pushes and pulls the whole model. The *sparse* run pushes little; most of its
-replies are small, every few are the whole model. So three kinds of rounds differ in what went up
-and what went down, and in what coding it took, which is known from this machine:
+replies are small, every few are the whole model. So three kinds of rounds differ in their bytes up
+and down, and in their coding time, which is known from this machine (`worker_link`):
 
     t = step + coding + bytes up / rate up + bytes down / rate down + round trip
 """
@@ -39,7 +37,18 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs.runs import rounds_by_worker
 
 FLAGS = flags.FLAGS
-_TURN_SECONDS = 0.2
+_POLL_SECONDS = 0.2
+#: A message of more than this share of the dense one is the whole model.
+_WHOLE = 0.5
+_BITS = 8e-6  # megabit of a byte
+_FASTEST_MBPS = 1e6  # a higher rate is the clock's resolution, not a link's
+#: Topics of flags that a probe sets itself: its method, where it writes and when it stops.
+_OWN_TOPICS = ("Method", CODEC.title, "When to stop")
+_KEPT = ("batch_size", "learning_rate", "bn_sync")
+_OWN = (
+    *("type_node", "flagfile", "run_dir", "overwrite", "advice", "measure"),
+    *("eval_interval_seconds", "eval_interval_updates", *advisor_flags.NAMES),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,15 +71,6 @@ SPARSE = Probe(
     20,
 )
 
-#: A probe says itself what method it is, where it writes and when it stops.
-_OWN_TOPICS = ("Method", CODEC.title, "When to stop")
-
-_KEPT = ("batch_size", "learning_rate", "bn_sync")
-_OWN = (
-    *("type_node", "flagfile", "run_dir", "overwrite", "advice", "measure"),
-    *("eval_interval_seconds", "eval_interval_updates", *advisor_flags.NAMES),
-)
-
 
 class ProbeFailed(Exception):
     """A probe ended with an exit code other than 0, which is its only argument."""
@@ -81,14 +81,14 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
 
     Args:
         run: The run in question.
-        probe: What to play.
+        probe: The probe to run.
         seconds: How long it may train.
 
     Returns:
         The rounds of every worker that finished one, by id.
 
     Raises:
-        ProbeFailed: It did not come to its end; its own words are in the log.
+        ProbeFailed: It did not reach its end; its own messages are in the log.
         ConfigurationError: It left no rounds.
     """
     folder = run.run_dir / "advice" / probe.name
@@ -128,7 +128,7 @@ def composition(probe: Probe, folder: pathlib.Path) -> Run:
 
 
 def _of_method() -> set[str]:
-    """Return the flags that say which method a run is, and when it stops."""
+    """Return the flags that choose a run's method, and when it stops."""
     topics = [topic for topic in TOPICS if topic.title in _OWN_TOPICS]
     return {option.name for topic in topics for option in topic.options}.difference(_KEPT).union(
         SEAMS
@@ -136,7 +136,7 @@ def _of_method() -> set[str]:
 
 
 def _wait_for(arguments: list[str]) -> int:
-    """Run a command to its end; what ends us ends it."""
+    """Run a command to its end; a signal that ends this process ends it too."""
     interrupted = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
@@ -146,18 +146,12 @@ def _wait_for(arguments: list[str]) -> int:
 
     with heard_by(interrupt):
         process = subprocess.Popen(arguments, start_new_session=True, env=environment())
-        while process.poll() is None and not interrupted.wait(_TURN_SECONDS):
+        while process.poll() is None and not interrupted.wait(_POLL_SECONDS):
             pass
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
         code = process.wait()
     return EXIT_INTERRUPTED if interrupted.is_set() else code
-
-
-#: A message of more than this share of the dense one is the whole model.
-_WHOLE = 0.5
-_BITS = 8e-6  # megabit of a byte
-_FASTEST_MBPS = 1e6  # what was measured above is the clock, not a link
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +174,7 @@ class _Kind:
 def worker_link(
     worker: int, dense: Sequence[Round], sparse: Sequence[Round], coding: CodingCosts
 ) -> WorkerLink:
-    """Return what one worker's device and link do.
+    """Return one worker's device and link.
 
     Args:
         worker: Its id.
@@ -220,7 +214,7 @@ def worker_link(
 
 
 def _warm(rounds: Sequence[Round]) -> list[Round]:
-    """Leave out a life's first round: it opens windows and compiles."""
+    """Leave out the first round of each incarnation: it opens windows and compiles."""
     return [each for each in rounds if each.num_iters > 1]
 
 

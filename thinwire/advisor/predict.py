@@ -1,11 +1,10 @@
-"""What a composition comes to on measured links: the cores of a real run on a virtual clock.
+"""Predicts compositions on measured links, and proposes one.
 
-Gradients are real ones of the model's first steps, a few of them lent again and again; coding,
-decoding and applying are done for real, and what they take of this machine is measured.
-
-The compositions that an Advisor predicts, and the run that each would be.
-
-Which composition to take, and how it is told.
+`Predictor` plays the cores of a real run on a virtual clock. Gradients are real ones of the model's
+first steps, a few of them lent again and again; coding, decoding and applying are done for real,
+and their time on this machine is measured. `CANDIDATES` are the compositions that an Advisor
+predicts, `trials` those that go with the given flags; `propose` chooses one and `describe` writes
+the advice.
 """
 
 from __future__ import annotations
@@ -45,12 +44,15 @@ from thinwire.worker.flags import EmulatedDevice
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
+FLAGS = flags.FLAGS
 #: Different gradients that are lent; a large model's take memory.
 _NUM_GRADIENTS = 8
 #: Pushes of each worker from which the seconds of coding are measured.
 _PUSHES_TO_TIME = 6
 #: Longest time of this machine that the prediction of one composition may take.
 _PATIENCE_SECONDS = 60.0
+#: How much slower than the fastest a truer composition may be where none is fast enough.
+_ALIKE = 0.1
 
 
 class GradientPool:
@@ -80,7 +82,7 @@ class GradientPool:
             weights -= np.float32(run.schedule.rate(0.0)) * trainer.gradient
 
     def local_of(self, number: int) -> State:
-        """Return what stays on a worker: nothing, its gradients are lent."""
+        """Return the state that stays on a worker: none, its gradients are lent."""
         del number
         return {}
 
@@ -121,13 +123,13 @@ class Predictor:
         self._pool, self._dataset, self._bodies, self._pushes = pool, dataset, bodies, pushes
 
     def coding_seconds(self, run: Run) -> float:
-        """Return what an exchange takes of this machine besides the gradient and the network."""
+        """Return this machine's time for an exchange, without the gradient and the network."""
         links = [WorkerLink(number, 0.1, 0.0, 0.0, 0.0, 0) for number in _numbers(run)]
         first, last = self._play(run, links, 0.0, max(_PUSHES_TO_TIME, 16 // run.nb_workers))
         return (last.core_seconds - first.core_seconds) / max(1, last.pushes - first.pushes)
 
     def predict(self, run: Run, links: Sequence[WorkerLink], coding_seconds: float) -> Prediction:
-        """Return what a run comes to.
+        """Return the rates that a run would reach.
 
         Args:
             run: Its settings.
@@ -148,12 +150,12 @@ class Predictor:
     def _play(
         self, run: Run, links: Sequence[WorkerLink], coding_seconds: float, pushes: int
     ) -> tuple[ProgressPoint, ProgressPoint]:
-        """Let a run happen; return two moments at which an update had just been applied."""
+        """Simulate a run; return two moments at which an update had just been applied."""
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
         simulation = Simulation(
             run, _settings(run, links, devices), self._pool, self._dataset, self._bodies
-        )  # type: ignore[arg-type]
+        )
         _set_down_links(simulation, links, devices)
         watch = _Watch(simulation, pushes * run.nb_workers)
         simulation.play(watch.look, lambda: len(watch.marks) == 2)
@@ -177,7 +179,7 @@ class _Watch:
         self._deadline = time.monotonic() + _PATIENCE_SECONDS
 
     def look(self, now: float) -> None:
-        """Note totals when an update has been applied and enough pushes have been made."""
+        """Record totals when an update has been applied and enough pushes have been made."""
         if self._core.version == self._version or len(self.marks) == 2:
             return
         self._version = self._core.version
@@ -237,7 +239,7 @@ def _set_down_links(
             shard.ports[link.worker].down = Pipe(Link(rate, device.link.delay_ms))
 
 
-FLAGS = flags.FLAGS
+# -- candidates --------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Candidate:
     """One composition, as flags; a further one is a line in CANDIDATES."""
 
     flags: tuple[str, ...]
-    #: What is predicted instead, where a run begins in another way than it goes on.
+    #: Flags for the prediction, where a run begins in another way than it continues.
     settled: tuple[str, ...] = ()
 
 
@@ -285,8 +287,8 @@ class RunnableCandidate:
     """A candidate that can be run with the given flags."""
 
     candidate: Candidate
-    run: Run  # as it would be
-    settled: Run  # as it goes on
+    run: Run  # as it would begin
+    settled: Run  # as it would continue
 
 
 def trials(
@@ -299,7 +301,7 @@ def trials(
     Args:
         folder: Run directory of the trials.
         candidates: In order.
-        given: The command line; what it says of the method stays.
+        given: The command line; its choices of a method stay.
 
     Raises:
         ConfigurationError: None is left.
@@ -334,7 +336,7 @@ def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValue
 
 
 def _refuse_contradiction(candidate: Candidate, given: flags.FlagValues) -> None:
-    """A flag that was given is no matter for advice."""
+    """Reject a candidate that differs from a given flag, on which no advice is wanted."""
     for flag in candidate.flags:
         name = flag.removeprefix("--").partition("=")[0]
         if not given[name].present:
@@ -345,12 +347,11 @@ def _refuse_contradiction(candidate: Candidate, given: flags.FlagValues) -> None
             raise ConfigurationError(f"--{name}={given[name].value} was given")
 
 
-#: How much slower than the fastest a truer composition may be where none is fast enough.
-_ALIKE = 0.1
+# -- the advice --------------------------------------------------------------------------------
 
 
 def ideal_samples_per_second(links: Sequence[WorkerLink], batch_size: int) -> float:
-    """Return what the workers would compute if nothing had to be exchanged."""
+    """Return the workers' rate if nothing had to be exchanged."""
     return sum(batch_size / link.step_seconds for link in links)
 
 
@@ -380,8 +381,8 @@ def command_of(advice: Recommendation, path: pathlib.Path) -> str:
     return shlex.join(["thinwire", "cluster", *flags])
 
 
-def told(advice: Recommendation, path: pathlib.Path) -> str:
-    """Return the whole advice as text; it is kept at `path`."""
+def describe(advice: Recommendation, path: pathlib.Path) -> str:
+    """Return the whole advice as text; it is stored at `path`."""
     return "\n".join([*_lines(advice), "", *_verdict(advice), command_of(advice, path)]) + "\n"
 
 

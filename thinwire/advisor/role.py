@@ -39,7 +39,7 @@ def main(run: Run) -> int:
     given = given_flags(_NOT_OF_THE_RUN)
     _refuse_long(given)
     if path.is_file() and not run.overwrite:
-        return _tell_again(path, given)
+        return _repeat(path, given)
     folder = run.run_dir / "advice"
     folder.mkdir(parents=True, exist_ok=True)
     trials, left_out = predict.trials(folder)
@@ -56,12 +56,12 @@ def main(run: Run) -> int:
         _setting_of(run), given, measured, ideal, own.rate, rows, left_out, number, reached
     )
     write_json_atomically(path, found.to_dict())
-    sys.stdout.write(predict.told(found, path))
+    sys.stdout.write(predict.describe(found, path))
     return EXIT_DONE
 
 
 def _refuse_long(given: list[str]) -> None:
-    """Refuse at once what could not be kept beside the advice."""
+    """Reject flags that could not be stored beside the advice, before anything is measured."""
     for flag in given:
         if len(flag) > _LONGEST_FLAG:
             raise ConfigurationError(
@@ -70,8 +70,8 @@ def _refuse_long(given: list[str]) -> None:
             )
 
 
-def _tell_again(path: Any, given: list[str]) -> int:
-    """Repeat advice that is there already, if it is about the same run."""
+def _repeat(path: Any, given: list[str]) -> int:
+    """Print advice that is there already, if it is about the same run."""
     found = predictions.load(path)
     if found.given != given:
         raise ConfigurationError(
@@ -79,7 +79,7 @@ def _tell_again(path: Any, given: list[str]) -> int:
             "--overwrite it, or choose another --run_dir."
         )
     logging.info("advice of an earlier time; --overwrite measures again")
-    sys.stdout.write(predict.told(found, path))
+    sys.stdout.write(predict.describe(found, path))
     return EXIT_DONE
 
 
@@ -94,7 +94,7 @@ def _predictor(run: Run, pushes: int) -> Predictor:
 
 
 def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions.WorkerLink]:
-    """Return what every worker's device and link do."""
+    """Return every worker's device and link, as measured."""
     folder = run.run_dir / "advice"
     coding = measure.CodingCosts(
         dense=predictor.coding_seconds(measure.composition(measure.DENSE, folder)),

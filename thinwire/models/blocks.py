@@ -1,4 +1,4 @@
-"""What the larger networks are made of: padded convolutions and pools, normalisation, both ends.
+"""Building blocks of the larger networks: padded convolutions and pools, normalisation, both ends.
 
 Padding is explicit and symmetric. Keras' "same" puts the odd row and column of a convolution or
 pool with stride 2 at the bottom right only, which shifts the image by a pixel against the networks
@@ -117,12 +117,12 @@ def relu(x: Any, name: str, limit: float | None = None) -> Any:
 
 
 def add(parts: Sequence[Any], name: str) -> Any:
-    """Add the ways of a residual block."""
+    """Add the branches of a residual block."""
     return layers.Add(name=name)(parts)
 
 
 def concatenate(parts: Sequence[Any], name: str) -> Any:
-    """Put the ways of an Inception block side by side, channel after channel."""
+    """Put the branches of an Inception block side by side, channel after channel."""
     return layers.Concatenate(name=name)(parts)
 
 

@@ -1,6 +1,7 @@
-"""A built model seen as one flat vector of its shared variables, the same on every node.
+"""A built model as one flat vector of its shared variables, the same on every node.
 
-The moving statistics of a model's BatchNormalization layers, which training does not share.
+`SharedModel` is the model and the signature of its W_global variables. `moving_statistics` are
+those of its BatchNormalization layers, which training does not share.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ class FlatVariables:
 
 
 def has_gpu(run: Run) -> bool:
-    """Return whether the run asks for a GPU, or takes one because there is one.
+    """Return whether the run uses a GPU: because --device names it, or because there is one.
 
     Raises:
-        ConfigurationError: A GPU was asked for and TensorFlow sees none.
+        ConfigurationError: --device names a GPU and TensorFlow sees none.
     """
     import tensorflow as tf
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thinwire.ops.types import ConfigurationError, State
 
 if TYPE_CHECKING:
     from thinwire.data.loading import TrainingShard
     from thinwire.ops.types import Float32
-    from thinwire.simulator.messages import Step
-    from thinwire.simulator.trainer import Trainer
+    from thinwire.simulator.messages import GradientSource, Step
 
 _ENTROPY = 97
 
@@ -24,7 +23,7 @@ class GarbageTrainer:
         number: Of the worker.
     """
 
-    def __init__(self, inner: Trainer, norm: float, number: int) -> None:
+    def __init__(self, inner: GradientSource, norm: float, number: int) -> None:
         import numpy as np  # not by those who only read flags
 
         self._inner, self._norm = inner, norm
@@ -70,7 +69,7 @@ def parse(text: str, nb_workers: int) -> dict[int, float]:
     return found
 
 
-def trainer_of(number: int, trainer: Any, garbage: dict[int, float]) -> Any:
+def trainer_of(number: int, trainer: GradientSource, garbage: dict[int, float]) -> GradientSource:
     """Return what computes a worker's gradients."""
     norm = garbage.get(number)
     return trainer if norm is None else GarbageTrainer(trainer, norm, number)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from thinwire.ops.types import Block, State
+from thinwire.ops.types import Block, ModelSpec, State
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.worker.core.messages import ShardReply
 
 if TYPE_CHECKING:
+    from thinwire.data.loading import TrainingShard
     from thinwire.ops.types import Float32
 
 
@@ -121,3 +122,35 @@ class Step:
     samples: int
     statistics: Float32  # [m] moving statistics after it, where they are averaged
     local: State  # what stays on the worker
+
+
+class GradientSource(Protocol):
+    """Computes the gradients of any worker, one after the other; a `Trainer` is one."""
+
+    @property
+    def gradient(self) -> Float32:
+        """[num_parameters] float32, of the last step; the next one overwrites it."""
+
+    def local_of(self, number: int) -> State:
+        """Return what stays on a worker besides the shared weights, at its start."""
+
+    def step(
+        self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
+    ) -> Step:
+        """Compute the gradient of a worker's next mini-batch; see `Trainer.step`."""
+
+
+class ModelSource(GradientSource, Protocol):
+    """A source of gradients that also has the model to begin with."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The shared model."""
+
+    @property
+    def weights(self) -> Float32:
+        """[num_parameters] float32 at the start of the run."""
+
+    @property
+    def statistics(self) -> Float32:
+        """[m] float32 moving statistics at the start, where they are averaged."""

@@ -36,7 +36,7 @@ from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.telemetry.round_trace import MEASURES
 
 if TYPE_CHECKING:
-    from thinwire.simulator.trainer import Trainer  # which imports TensorFlow
+    from thinwire.simulator.messages import ModelSource
 
 
 class Simulation:
@@ -53,7 +53,7 @@ class Simulation:
         self,
         run: Run,
         own: SimulatorFlags,
-        trainer: Trainer,
+        trainer: ModelSource,
         dataset: Any,
         bodies: Any,
         keeps: Keeps | None = None,

@@ -25,8 +25,7 @@ from thinwire.worker.trainer import DivergenceDetector
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
-    from thinwire.simulator.messages import Step
-    from thinwire.simulator.trainer import Trainer  # which imports TensorFlow
+    from thinwire.simulator.messages import GradientSource, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ class TimeBreakdown:
 class SimulatedWorker:
     """Joins, steps and exchanges; dies and comes back when told to."""
 
-    def __init__(self, own: WorkerSetup, trainer: Trainer, clock: Clock) -> None:
+    def __init__(self, own: WorkerSetup, trainer: GradientSource, clock: Clock) -> None:
         """Wait to be started."""
         self.number, self._own, self._trainer, self._clock = own.number, own, trainer, clock
         self._exchange, self._measure = own.exchange, own.measure

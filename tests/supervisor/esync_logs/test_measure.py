@@ -19,7 +19,7 @@ from thinwire.supervisor.esync_logs.format import (
     read_mode,
     write_device,
 )
-from thinwire.supervisor.report import __main__
+from thinwire.supervisor.report.writer import load_run
 
 SECONDS = st.floats(0, 1e4).map(lambda value: round(value, 6))
 STEP = st.fixed_dictionaries(
@@ -95,7 +95,7 @@ def test_a_run_goes_out_and_comes_in_again(tmp_path):
     for one, other in zip(before.devices, after.devices, strict=True):
         assert other.ratio_orig == pytest.approx(one.ratio_orig, abs=1e-4)
         assert other.ratio_strict == pytest.approx(one.ratio_strict, abs=1e-4)
-    __main__.load_run(back)  # the other report takes it too
+    load_run(back)  # the other report takes it too
     assert esync_logs_runs.load(folder).points == after.points
 
 

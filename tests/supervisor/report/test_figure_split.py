@@ -10,7 +10,7 @@ from tests.supervisor.samples import make_worker, write_run
 from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.report import figures as report_figures
-from thinwire.supervisor.report.__main__ import load_run, write_report
+from thinwire.supervisor.report.writer import load_run, write_report
 
 LIGHT = report_figures.THEMES["light"]
 LABELS = ({0: 600, 1: 400}, {1: 200, 2: 800})
