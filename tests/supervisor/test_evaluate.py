@@ -88,7 +88,7 @@ def test_the_best_five_answers(batch_size):
 
 
 def test_five_answers_are_too_few_for_the_best_five(model, examples):
-    with pytest.raises(ConfigurationError, match="--top5: .* tells 3 classes"):
+    with pytest.raises(ConfigurationError, match="--top5: .* has 3 classes"):
         Evaluator(model, LOSS, *examples, 8, top5=True).evaluate([np.zeros((16, 3)), np.zeros(3)])
 
 

@@ -13,10 +13,10 @@ from tests.supervisor.samples import DATAGRAMS, write_run
 from thinwire.ops.telemetry.run_status import Histogram
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.report import figures, page
-from thinwire.supervisor.report.__main__ import (
+from thinwire.supervisor.report.__main__ import main
+from thinwire.supervisor.report.writer import (
     distinct_names,
     load_run,
-    main,
     write_comparison,
     write_report,
 )

@@ -145,7 +145,7 @@ def test_advice_is_told_with_a_command_line_to_copy():
         1,
         True,
     )
-    text = advisor_predict.told(advice, pathlib.Path("run/advice.json"))
+    text = advisor_predict.describe(advice, pathlib.Path("run/advice.json"))
     assert "20.0     no limit" in text and "not predicted: --method=gsp: one worker" in text
     chosen = next(line for line in text.splitlines() if line.startswith("*"))
     assert chosen.endswith("--method=dgs")
@@ -153,7 +153,7 @@ def test_advice_is_told_with_a_command_line_to_copy():
         "thinwire cluster --link_mbps=20 --method=dgs --advice=run/advice.json"
     )
     advice = Recommendation(setting, [], link, 100.0, 0.9, [made(20, "bsp")], [], 0, False)
-    assert "none reaches 90%" in advisor_predict.told(advice, pathlib.Path("a"))
+    assert "none reaches 90%" in advisor_predict.describe(advice, pathlib.Path("a"))
 
 
 def trials_of(*arguments, chosen=CANDIDATES):
