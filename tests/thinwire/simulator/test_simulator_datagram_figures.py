@@ -72,7 +72,7 @@ def test_bytes_up_are_those_of_all_channels():
     channels = run_status.summarise(status, [])["dgt"]["channels"]
     assert status.bytes_up == sum(row["bytes_sent"] for row in channels)
     wire = sum(row["bytes_sent"] for row in channels[1:])
-    payload = sum(leg.counts()[0].datagrams for leg in simulation.workers[0]._streams._legs)
+    payload = sum(leg.counts()[0].datagrams for leg in simulation.workers[0]._exchange.channels)
     assert wire > HEADER_BYTES * sum(row["datagrams_sent"] for row in channels[1:]) > payload > 0
 
 
@@ -129,8 +129,8 @@ def test_info_is_a_line_for_each_step(caplog, asked):
 def test_a_dropping_sender_says_so(caplog):
     with caplog.at_level("INFO", logger="absl"):
         simulation = dgt(choices={"dgt_send_drop": True}, transport=Transport(dgt_info=True))
-    block, counts = block_of(simulation), simulation.workers[0]._streams.datagrams
+    block, counts = block_of(simulation), simulation.workers[0]._exchange.datagrams
     assert block["announced"] == block["lost"] == 0 < block["blocks"]["dropped"]
     assert 0.4 < block["fresh"] == block["fill"] < 0.9
-    assert counts.num_bytes[0] == simulation.workers[0]._streams.bytes_up
+    assert counts.num_bytes[0] == simulation.workers[0]._exchange.bytes_up
     assert any(f"{counts.dropped // counts.pushes} dropped" in line for line in caplog.messages)
