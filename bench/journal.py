@@ -218,7 +218,7 @@ def shard_row(method: str) -> Row:
                 seconds = shard.apply(shard.pushes(updates))
                 if turn:
                     found.append(seconds)
-        if len({shard.core.version for shard in shards}) != 1 or shards[0].core.accounts.rejected:
+        if len({shard.core.version for shard in shards}) != 1 or shards[0].core.counters.rejected:
             raise RuntimeError("the shards have not applied the same updates")
     off, on = (statistics.median(found) for found in times)
     ratios = [a / b for a, b in zip(*times, strict=True)]

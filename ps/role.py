@@ -34,16 +34,15 @@ from thinwire.ops.run.signals import heard_by
 from thinwire.ops.sharding import placement
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.sync import groups as sync_groups
-from thinwire.ops.sync.rule import SyncRule
+from thinwire.ops.sync.base import SyncPolicy
 from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ConfigurationError, ShardLayout, State
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
-from thinwire.ps.core.averages import AuxMean
-from thinwire.ps.core.claims import ClaimBounds
+from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.membership import Coordinator, FollowerMembership
+from thinwire.ps.core.membership import Coordinator, FollowerMembership, Membership
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.persistence.journal import STOP_REASON
@@ -63,14 +62,15 @@ from thinwire.ps.service.server import ShardServer
 from thinwire.ps.telemetry.instruments import ShardInstruments
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 from thinwire.ps.telemetry.tensorboard import PsScalars
+from thinwire.ps.wire.claims import ClaimBounds
 
 
-class CoreMaker:
-    """Makes cores of one shard that have been told nothing: of this life, and of replayed ones.
+class ShardInitials:
+    """Everything that a shard's cores begin with, be it now or in a replay: weights and limits.
 
     Attributes:
-        kernels: What they compute with.
-        bounds: What workers of the run may claim.
+        kernels: The array operations of the cores.
+        bounds: Of the numbers that workers of the run may claim.
 
     Args:
         run: The run's settings.
@@ -88,9 +88,9 @@ class CoreMaker:
         layout: ShardLayout,
         examples: int | None,
     ) -> None:
-        self._run, self._leads, self._shared, self._layout = run, leads, shared, layout
+        self.run, self.leads, self._shared, self._layout = run, leads, shared, layout
         flat = shared.flat()
-        self._theta = np.concatenate([flat[at] for at in shard_positions(shared.spec, layout)])
+        self.theta = np.concatenate([flat[at] for at in shard_positions(shared.spec, layout)])
         num_train = _num_train(run, shared, examples)
         self._budget = Budget(run.iter_max, num_train and max(1, round(run.epochs * num_train)))
         self.bounds = ClaimBounds.of(run.method, num_train)
@@ -98,20 +98,20 @@ class CoreMaker:
         # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.
         self.kernels = load_kernels(run.kernels)
 
-    def aux(self) -> AuxMean:
-        """Return what this shard averages beside the weights: on shard 0 alone, if anything."""
-        if not self._leads:
-            return AuxMean()
-        method, shared = self._run.method, self._shared
+    def averages(self) -> WorkerAverages:
+        """Return the means beside the weights: on shard 0 alone, if there are any."""
+        if not self.leads:
+            return WorkerAverages()
+        method, shared = self.run.method, self._shared
         statistics = FlatVariables(shared.statistics if method.bn_sync else [])
-        return AuxMean(statistics.read(), method.num_averaged(shared.spec.num_parameters))
+        return WorkerAverages(statistics.read(), method.num_averaged(shared.spec.num_parameters))
 
     def config(self, saved: SavedShard, start_timeout_seconds: float) -> CoreConfig:
-        """Return the settings of the life that follows on what is saved.
+        """Return the settings of the core that goes on from the saved state.
 
         A run that goes on waits only as long as workers take to come back.
         """
-        run, patience = self._run, start_timeout_seconds
+        run, patience = self.run, start_timeout_seconds
         if saved.core:
             patience = min(patience, 10.0 + 2 * run.lease_seconds)
         return CoreConfig(
@@ -120,25 +120,32 @@ class CoreMaker:
             nb_workers=run.nb_workers,
             generation=saved.generation,
             generations_undone=saved.generations_undone,
-            max_seconds=run.max_seconds if self._leads else None,
+            max_seconds=run.max_seconds if self.leads else None,
             start_timeout_seconds=patience,
             snapshot_interval_seconds=run.checkpoint_interval_seconds,
             offsets=self._layout.offsets,
             guards=run.guards,
         )
 
-    def make(self, config: CoreConfig, lease_seconds: float) -> PsCore:
-        """Return a core at version 0, with weights of its own."""
-        method = self._run.method
-        rule = method.sync
-        membership: Coordinator | FollowerMembership
-        if self._leads:
-            membership = Coordinator(config.nb_workers, lease_seconds)
-        else:  # leave to go on is shard 0's alone to give
-            membership = FollowerMembership(config.nb_workers, lease_seconds)
-            rule = SyncRule(rule.groups)
-        theta = self._theta.copy()
-        return PsCore(config, method, theta, self.kernels, membership, rule, self.aux())
+
+def build_core(initials: ShardInitials, config: CoreConfig, lease_seconds: float) -> PsCore:
+    """Return a core at version 0, with weights of its own.
+
+    Args:
+        initials: Of its shard.
+        config: Of the core.
+        lease_seconds: Of its workers.
+    """
+    method = initials.run.method
+    rule: SyncPolicy = method.sync
+    membership: Membership
+    if initials.leads:
+        membership = Coordinator(config.nb_workers, lease_seconds)
+    else:  # permission to proceed is shard 0's alone to give
+        membership = FollowerMembership(config.nb_workers, lease_seconds)
+        rule = rule.without_bound()
+    theta, averages = initials.theta.copy(), initials.averages()
+    return PsCore(config, method, theta, initials.kernels, membership, rule, averages)
 
 
 def _num_train(run: Run, shared: SharedModel, examples: int | None) -> int | None:
@@ -195,15 +202,16 @@ class ShardProcess:
         self.run_id = self.saved.run_id
         if not self.run_id and self.leads:
             self.run_id = secrets.token_hex(8)
-        maker = CoreMaker(run, self.leads, shared, self.layout, examples)
-        coder = EventCoder(self.layout, run.method, maker.kernels, maker.aux().size)
+        initials = ShardInitials(run, self.leads, shared, self.layout, examples)
+        num_averaged = initials.averages().size
+        coder = EventCoder(self.layout, run.method, initials.kernels, num_averaged)
         self.keeping = JournalPolicy(run, own.journal, self.saved, coder, self.spec)
-        self.keeping.replay(maker.make)
-        self.bounds = maker.bounds
-        config = maker.config(self.saved, own.start_timeout_seconds)
-        self.core = maker.make(config, run.lease_seconds)
+        self.keeping.replay(functools.partial(build_core, initials))
+        self.bounds = initials.bounds
+        config = initials.config(self.saved, own.start_timeout_seconds)
+        self.core = build_core(initials, config, run.lease_seconds)
         if self.saved.core:
-            self.core.restore(self.saved.core)
+            self.core.load_state_dict(self.saved.core)
 
     def serve(self) -> int:
         """Listen and write until the end or a signal; return the exit code."""
@@ -223,7 +231,7 @@ class ShardProcess:
         self.keeping.begin(self.server)
         self.leader = None if self.leads else self._join_leader()
         self._open()
-        self._save(core.version, core.snapshot())  # the new generation must survive a crash
+        self._save(core.version, core.state_dict())  # the new generation must survive a crash
         self.saved.flush()
         return True
 
@@ -345,14 +353,14 @@ class ShardProcess:
 
     def _over(self) -> bool:
         """Whether everybody has heard of the end, or had time enough to."""
-        accounts, connections = self.core.accounts, self.server.connections
+        connections = self.server.connections
         if self.core.stop_reason is None:
             return False
         if self.leader is not None and leader_client.are_due(self.server):
             self.leader.report_end()
         if self.interrupted and not self.leads:  # workers go on: what it no longer takes is lost
             return True
-        since = time.monotonic() - (accounts.ended_at or 0.0)
+        since = time.monotonic() - (self.core.ended_at or 0.0)
         if since >= self.own.linger_seconds:
             return True
         waits_for_supervisor = (
@@ -385,7 +393,7 @@ class ShardProcess:
     def _leave_behind(self) -> None:
         """Write the last snapshot, and a summary if nobody else does."""
         self.server.journaled.close()
-        self._save(self.core.version, self.core.snapshot())
+        self._save(self.core.version, self.core.state_dict())
         try:
             self.saved.flush()
         finally:

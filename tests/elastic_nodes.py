@@ -12,11 +12,10 @@ import numpy as np
 from tests.harness import KERNELS, SPEC, Softmax
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.run import fingerprint
-from thinwire.ops.sync.rule import SyncRule
 from thinwire.ops.types import Link
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected
-from thinwire.ps.core.averages import AuxMean
+from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
@@ -72,11 +71,11 @@ class Shard:
             member = Coordinator(cluster.nb_workers, cluster.lease_seconds)
         else:
             member = FollowerMembership(cluster.nb_workers, cluster.lease_seconds)
-            rule = SyncRule(rule.groups)
-        aux = AuxMean(num_slots=cluster.method.num_averaged(28)) if number == 0 else None
+            rule = rule.without_bound()
+        aux = WorkerAverages(num_slots=cluster.method.num_averaged(28)) if number == 0 else None
         self.core = PsCore(config, cluster.method, theta, KERNELS, member, rule, aux)
         if self.saved is not None:
-            self.core.restore(copy.deepcopy(self.saved))
+            self.core.load_state_dict(copy.deepcopy(self.saved))
             self.applied = [each for each in self.applied if each[0] < self.core.version]
         self._keep_what_is_applied()
         self.server = ShardServer(
@@ -119,20 +118,20 @@ class Shard:
         self.saved = state
 
     def _keep_what_is_applied(self):
-        keep, core = self.core.accounts.applied, self.core
+        keep, core = self.core.counters.applied, self.core
 
         def applied(push, version, group):
             self.applied.append((core.version - 1, push.worker, push.incarnation, push.step))
             keep(push, version, group)
 
-        core.accounts.applied = applied
+        core.counters.applied = applied
 
     def snapshot(self):
         """Save now."""
         done = threading.Event()
 
         def take():
-            self.saved = copy.deepcopy(self.core.snapshot())
+            self.saved = copy.deepcopy(self.core.state_dict())
             done.set()
 
         self.server.queue.put(take)

@@ -12,11 +12,10 @@ from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
-from thinwire.ops.sync.rule import SyncRule
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.ps.core import events
-from thinwire.ps.core.averages import AuxMean
+from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
@@ -177,8 +176,8 @@ class MiniRun:
         )
         nb_workers = self.settings.nb_workers
         member = Coordinator(nb_workers, 10.0) if number == 0 else FollowerMembership(nb_workers)
-        rule = rule if number == 0 else SyncRule(rule.groups)
-        aux = AuxMean(num_slots=self.method.num_averaged(28)) if number == 0 else None
+        rule = rule if number == 0 else rule.without_bound()
+        aux = WorkerAverages(num_slots=self.method.num_averaged(28)) if number == 0 else None
         settings = dataclasses.replace(self.settings, offsets=layout.offsets)
         return PsCore(settings, self.method, theta, self.kernels, member, rule, aux)
 

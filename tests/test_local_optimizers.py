@@ -152,7 +152,7 @@ def test_resume_is_exact(optimizer, fate, within_a_round, tmp_path):
     worker = first.workers[1]
     assert worker.core.round.num_steps == int(within_a_round)
     saved = {
-        "ps": first.shards[0].snapshot(),
+        "ps": first.shards[0].state_dict(),
         "worker": worker.core.save(),
         "batches": json.dumps(worker.batches.bit_generator.state),
     }
@@ -160,10 +160,10 @@ def test_resume_is_exact(optimizer, fate, within_a_round, tmp_path):
     state = Checkpoints(tmp_path).load_latest()[1]
 
     second = started(generation=1)
-    second.shards[0].restore(state["ps"])
+    second.shards[0].load_state_dict(state["ps"])
     resumed = second.workers[1]
     resumed.batches.bit_generator.state = json.loads(state["batches"])
-    assert resumed.core.restore(state["worker"], second.shards[0].members[1].last_step)
+    assert resumed.core.restore(state["worker"], second.shards[0]._members[1].last_step)
     second.join_all()
     resumed.core.resume_round()
     advance(second, 8)
@@ -185,5 +185,5 @@ def test_a_worker_that_comes_late_starts_at_the_mean_slots():
         run.turn()
     run.workers[2].join()
     late = chosen.local.pack(run.workers[2].core.round.slots)
-    np.testing.assert_array_equal(late, run.shards[0].aux.mean)
+    np.testing.assert_array_equal(late, run.shards[0].averages.mean)
     assert late[0] == 6 and late[1:].any()

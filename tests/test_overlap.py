@@ -8,7 +8,7 @@ import pytest
 from tests.harness import MiniRun, MiniWorker, Softmax, method
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.types import ConfigurationError
-from thinwire.ps.core.counters import Accounts
+from thinwire.ps.core.counters import Counters
 
 RATE = 0.1
 
@@ -96,10 +96,10 @@ def test_a_worker_has_what_the_shards_have(name, nb_ps):
 
 def test_the_step_of_staleness_is_declared():
     alone = AheadRun(chosen("asgd", 1), iter_max=20).run()
-    assert dict(alone.shards[0].accounts.staleness) == {0: 1, 1: 19}
+    assert dict(alone.shards[0].counters.staleness) == {0: 1, 1: 19}
     lockstep = AheadRun(chosen("bsp", 3), iter_max=20).run()
-    assert dict(lockstep.shards[0].accounts.staleness) == {0: 3, 1: 57}
-    assert Accounts().staleness == {}
+    assert dict(lockstep.shards[0].counters.staleness) == {0: 3, 1: 57}
+    assert Counters().staleness == {}
 
 
 def test_weightings_see_when_an_update_was_computed():

@@ -53,7 +53,7 @@ def test_resume_is_exact(interface, value, tmp_path):
     advance(first, 6)
     worker = first.workers[1]
     saved = {
-        "ps": first.shards[0].snapshot(),
+        "ps": first.shards[0].state_dict(),
         "worker": worker.core.save(),
         "batches": json.dumps(worker.batches.bit_generator.state),
     }
@@ -61,7 +61,7 @@ def test_resume_is_exact(interface, value, tmp_path):
     state = Checkpoints(tmp_path).load_latest()[1]
 
     second = start(chosen, 1000, generation=1)
-    second.shards[0].restore(state["ps"])
+    second.shards[0].load_state_dict(state["ps"])
     resumed = second.workers[1]
     resumed.batches.bit_generator.state = json.loads(state["batches"])
     last_step = second.shards[0].members[1].last_step
@@ -70,8 +70,8 @@ def test_resume_is_exact(interface, value, tmp_path):
     advance(second, 12)
     np.testing.assert_array_equal(second.theta, whole.theta)
     assert second.shards[0].samples == whole.shards[0].samples
-    assert second.shards[0].accounts.staleness == whole.shards[0].accounts.staleness
-    assert second.shards[0].sync_state["clocks"] == whole.shards[0].sync_state["clocks"]
+    assert second.shards[0].counters.staleness == whole.shards[0].counters.staleness
+    assert second.shards[0].clocks() == whole.shards[0].clocks()
 
 
 def test_a_checkpoint_of_another_step_does_not_bring_its_residual():
@@ -91,10 +91,10 @@ def test_state_survives_a_restart_of_the_ps_alone():
     run = MiniRun(chosen, iter_max=80)
     run.join_all()
     advance(run, 20)
-    snapshot = run.shards[0].snapshot()
+    snapshot = run.shards[0].state_dict()
     advance(run, 30)
     again = MiniRun(chosen, iter_max=80, generation=1)
-    again.shards[0].restore(snapshot)
+    again.shards[0].load_state_dict(snapshot)
     again.workers = run.workers
     for worker in again.workers.values():
         worker.run = again
@@ -102,4 +102,4 @@ def test_state_survives_a_restart_of_the_ps_alone():
     while again.turn():
         pass
     assert again.shards[0].version == 80
-    assert sum(again.shards[0].accounts.staleness.values()) == 80
+    assert sum(again.shards[0].counters.staleness.values()) == 80

@@ -88,11 +88,10 @@ class TimedRun(MiniRun):
         core = self.shards[shard]
         release = core._release
 
-        def noted(workers, now):
-            members = [(w, core.members[w].pending.step) for w in workers]
-            if core.stop_reason is None and not core._spent:
-                self.rounds[shard].append(frozenset(members))
-            return release(workers, now)
+        def noted(arrivals, now):
+            if core.stop_reason is None and not core._lifecycle.is_spent:
+                self.rounds[shard].append(frozenset((each.worker, each.step) for each in arrivals))
+            return release(arrivals, now)
 
         core._release = noted
 
@@ -171,5 +170,5 @@ class TimedRun(MiniRun):
 
     def _trains(self) -> bool:
         """Whether a following shard still waits for updates on their way."""
-        ended, aim = self.shards[0].accounts.ended_at or 0.0, self.shards[0].version
+        ended, aim = self.shards[0].ended_at or 0.0, self.shards[0].version
         return self.now < ended + 5.0 and any(core.version < aim for core in self.shards[1:])

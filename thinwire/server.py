@@ -163,7 +163,7 @@ class ServerHandle:
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 return None
-            if self._shard.server.connections.workers or not self._shard.core.members:
+            if self._shard.server.connections.workers or not self._shard.core.known_workers():
                 seen = now  # nobody has come yet, or somebody is here
             elif idle_seconds is not None and now - seen >= idle_seconds:
                 self.stop()
@@ -214,7 +214,7 @@ class ServerHandle:
         starts = layout.offsets
         for slot, place in enumerate(shard_positions(spec, layout)):
             flat[place] = core.model.theta[starts[slot] : starts[slot + 1]]
-        statistics = core.aux.statistics
+        statistics = core.averages.statistics
         return Snapshot(
             version=core.version,
             samples=core.samples,

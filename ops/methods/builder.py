@@ -19,7 +19,7 @@ from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sharding import placement
 from thinwire.ops.sync.groups import AutoGroups
-from thinwire.ops.sync.rule import SYNC_RULES, SyncRule, make_rule
+from thinwire.ops.sync.rule import SYNC_RULES, GroupSync, make_rule
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.ops.weighting.base import WEIGHTINGS
 
@@ -129,7 +129,7 @@ def _refuse_idle(seam: str, registry: Mapping[str, type], name: str, choices: Ch
                 )
 
 
-def _sync_rule(name: str, choices: Choices) -> SyncRule:
+def _sync_rule(name: str, choices: Choices) -> GroupSync:
     takes_default = SYNC_RULES[name].needs_bound and choices.bound is None
     bound = DEFAULT_SSP_BOUND if takes_default else choices.bound
     return make_rule(name, choices.nb_workers, choices.groups, bound, choices.auto_groups)

@@ -20,7 +20,7 @@ from thinwire.ops.optimizers.server import ServerUpdate
 from thinwire.ops.pacing import pacers
 from thinwire.ops.routing.registry import Router
 from thinwire.ops.sharding import placement
-from thinwire.ops.sync import rule as sync_rule
+from thinwire.ops.sync.base import SyncPolicy
 from thinwire.ops.sync.groups import uneven
 from thinwire.ops.types import ConfigurationError, Kind, describe
 from thinwire.ops.weighting import base as weighting_base
@@ -89,7 +89,7 @@ class Method:
     codec: Any
     down_codec: DownCodec
     router: Router
-    sync: sync_rule.SyncRule
+    sync: SyncPolicy
     weighting: weighting_base.Weighting
     server: ServerUpdate
     seams: Mapping[str, str]  # seam -> value, for people and summary.json

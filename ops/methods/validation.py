@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from thinwire.ops.codecs.dense import Dense
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.exact import DownDense
 from thinwire.ops.routing.reliable import Reliable
-from thinwire.ops.sync.rule import SyncRule
-from thinwire.ops.types import ConfigurationError, State
+from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync
+from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.base import Unweighted
 
 if TYPE_CHECKING:
@@ -25,24 +24,11 @@ _ONLY = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ClosedRounds(SyncRule):
-    """One group whose members need each other within a round, not only at its end.
-
-    A joiner becomes live when a round is released, never while one is under way.
-    """
-
-    def _admit(self, number: int, state: State) -> None:
-        """Make joiners live if nobody of the group is in a round."""
-        if not state["num_live"].get(number, 0) or state["held"]:
-            super()._admit(number, state)
-
-
-def rule_for(rule: SyncRule, collective: str) -> SyncRule:
+def rule_for(rule: GroupSync, collective: str) -> GroupSync:
     """Return the rule with rounds closed to joiners, where a collective needs that."""
-    plain = len(rule.groups) == 1 and rule == SyncRule(rule.groups)  # all that one group can be
+    plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)  # all that one group can be
     closes = plain and collective != THROUGH_PS
-    return ClosedRounds(rule.groups) if closes else rule
+    return ClosedGroupSync(rule.groups) if closes else rule
 
 
 def check(method: Method) -> None:
@@ -54,7 +40,7 @@ def check(method: Method) -> None:
     if method.collective == THROUGH_PS:
         return
     here = f"--collective={method.collective}"
-    if not isinstance(method.sync, ClosedRounds):
+    if not isinstance(method.sync, ClosedGroupSync):
         raise ConfigurationError(
             f"{here} sums over all workers in every round, and --sync={method.seams['sync']} does "
             "not wait for all of them; take --method=bsp or --method=esync, or --collective=ps."

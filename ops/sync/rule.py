@@ -1,102 +1,28 @@
-"""The SyncRule seam: when is an update released, and who may go on?
-
-BSP, ASP, SSP and GSP are one rule with two parameters. The rule only orders worker ids; it never
-sees an update, so one bookkeeping serves every shard, the simulator and the tests.
+"""BSP, ASP, SSP and GSP: one rule with two parameters, groups and a bound.
 
 Source: Jiang et al. (CCGrid 2019) for groups, Ho et al. (NIPS 2013) for the bound;
 docs/methods/grouping_sgd.md.
-
-What a SyncRule writes down: who is where, and counts that save looking at every worker.
-
-Plain lists and dicts, which a checkpoint takes as they are; `thinwire.ops.sync.rule.SyncRule`
-decides.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from thinwire.ops.sync.base import Advance, ArrivalToken
 from thinwire.ops.sync.groups import AutoGroups, Groups, format_groups, groups_of_one, one_group
 from thinwire.ops.types import ConfigurationError, State
 
 
-def initial_state() -> State:
-    """Return the books of an empty cluster."""
-    return {
-        "live": [],  # ids whose pushes a round waits for, ascending
-        "joining": [],  # ids that enter at their group's next round boundary, ascending
-        "pushed": [],  # live ids whose push is not yet released, ascending
-        "held": [],  # live ids, new or with their round released, that may not go on yet
-        "clocks": {},  # id -> finished iterations; kept when a worker leaves
-        # What follows saves looking at every worker for each push.
-        "touched": [],  # groups that may have something to settle, ascending
-        "num_live": {},  # group -> live ids in it
-        "num_pushed": {},  # group -> pushed ids in it
-        "levels": {},  # clock -> live ids at it
-        "blocked": 0,  # the first so many of `held` have clocks above ...
-        "blocked_above": -1,  # ... this one
-        "closed": False,  # nobody may go on, because groups are about to change
-    }
-
-
-def contains(ascending: Sequence[int], value: int) -> bool:
-    """Return whether a sorted list holds a value."""
-    place = bisect.bisect_left(ascending, value)
-    return place < len(ascending) and ascending[place] == value
-
-
-def mark_dirty(group: int, state: State) -> None:
-    """See to it that a group is looked at next."""
-    if not contains(state["touched"], group):
-        bisect.insort(state["touched"], group)
-
-
-def move_clock(state: State, old: int | None, new: int | None) -> None:
-    """Count a live worker at clock `new`, and no longer at `old`."""
-    levels = state["levels"]
-    if new is not None:
-        levels[new] = levels.get(new, 0) + 1
-    if old is not None:
-        levels[old] -= 1
-        if not levels[old]:
-            del levels[old]
-
-
-def recount(groups: Groups, state: State) -> None:
-    """Count the same workers in other groups.
-
-    Pushes that wait for their round go on waiting, in the new groups. Members of a group step
-    together, so they take over the lowest of their clocks: nobody who is on the way is then
-    further ahead than the bound allows.
-    """
-    num_live: dict[int, int] = {}
-    num_pushed: dict[int, int] = {}
-    levels: dict[int, int] = {}
-    for number, group in enumerate(groups):
-        live = [worker for worker in group if contains(state["live"], worker)]
-        if not live:
-            continue
-        clock = min(state["clocks"][worker] for worker in live)
-        state["clocks"] |= dict.fromkeys(live, clock)
-        num_live[number] = len(live)
-        num_pushed[number] = sum(contains(state["pushed"], worker) for worker in live)
-        levels[clock] = levels.get(clock, 0) + len(live)
-    state |= {"num_live": num_live, "num_pushed": num_pushed, "levels": levels}
-    state |= {"blocked": 0, "blocked_above": -1, "closed": False}
-    state["touched"] = list(range(len(groups)))
-
-
 @dataclasses.dataclass(frozen=True)
-class SyncRule:
+class GroupSync:
     """Groups of workers that step together, and how far a worker may run ahead.
 
     Attributes:
         groups: Every worker id 1..n exactly once. One group is BSP, groups of one are ASP.
         bound: A worker that has finished c iterations may start the next one while
-            ``c - min(c of live workers) <= bound``; None lets everybody go on.
+            ``c - min(c of live workers) <= bound``; None lets everybody proceed.
         auto: `groups` are those of a warm-up; others are formed from measured speeds.
     """
 
@@ -124,161 +50,328 @@ class SyncRule:
         """Whether the run begins only when all workers are there (any group of several)."""
         return any(len(group) > 1 for group in self.groups)
 
-    @functools.cached_property
-    def _group_numbers(self) -> dict[int, int]:
-        return {worker: number for number, group in enumerate(self.groups) for worker in group}
+    def start(self) -> GroupRounds:
+        """Return the rule with an empty memory: nobody is there."""
+        return GroupRounds(self.groups, self.bound)
 
-    @functools.cached_property
-    def _names(self) -> list[str]:
-        return [format_groups([group]) for group in self.groups]
+    def without_bound(self) -> GroupSync:
+        """Return the rule of a shard that follows shard 0, which alone lets workers proceed."""
+        return GroupSync(self.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedGroupSync(GroupSync):
+    """One group whose members need each other within a round, not only at its end.
+
+    A joiner becomes live when a round is released, never while one is under way.
+    """
+
+    def start(self) -> GroupRounds:
+        """Return the rule with an empty memory."""
+        return GroupRounds(self.groups, self.bound, closed=True)
+
+
+class GroupRounds:
+    """The rule in force (ops.sync.base.SyncRule): who is where, and counts by group and clock.
+
+    The counts save looking at every worker for each push. A round takes the oldest arrival of each
+    member.
+
+    Attributes:
+        groups: Of now.
+        bound: How many iterations a worker may be ahead of the slowest; None: any number.
+    """
+
+    def __init__(self, groups: Groups, bound: int | None = None, closed: bool = False) -> None:
+        """Begin with nobody.
+
+        Args:
+            groups: Every worker id 1..n exactly once.
+            bound: See GroupSync.
+            closed: Joiners do not enter while a member is in a round.
+        """
+        self.bound, self._closed_to_joiners = bound, closed
+        self._set_groups(groups)
+        self._live: list[int] = []  # ascending
+        self._joining: list[int] = []  # who enters at the group's next round boundary, ascending
+        # Live worker -> its arrivals that are not released, oldest first; never an empty list.
+        self._submitted: dict[int, list[ArrivalToken]] = {}
+        self._held: list[int] = []  # live: new, or its round is released; may not proceed yet
+        self._clocks: dict[int, int] = {}  # finished iterations; kept when a worker leaves
+        self._dirty: list[int] = []  # groups that may have something to settle, ascending
+        self._num_live: dict[int, int] = {}  # by group
+        self._num_submitted: dict[int, int] = {}  # by group: members with an arrival
+        self._levels: dict[int, int] = {}  # clock -> live workers at it
+        self._num_blocked = 0  # the first this many of `_held` have clocks above ...
+        self._blocked_above = -1  # ... this one
+        self._paused = False  # nobody may proceed, because groups are about to change
+
+    def _set_groups(self, groups: Groups) -> None:
+        self.groups = groups
+        self._numbers = {worker: number for number, each in enumerate(groups) for worker in each}
+        self._names = [format_groups([group]) for group in groups]
+
+    # -- groups -----------------------------------------------------------------------------
+
+    @property
+    def waits_for_start(self) -> bool:
+        """Whether the run begins only when all workers are there (any group of several)."""
+        return any(len(group) > 1 for group in self.groups)
 
     def group_of(self, worker: int) -> int:
         """Return the number of the worker's group."""
-        return self._group_numbers[worker]
-
-    def members_of(self, worker: int) -> tuple[int, ...]:
-        """Return the worker's group: itself and its fellows, live or not."""
-        return self.groups[self._group_numbers[worker]]
+        return self._numbers[worker]
 
     def name_of(self, worker: int) -> str:
         """Return the worker's group as --groups writes it."""
-        return self._names[self._group_numbers[worker]]
+        return self._names[self._numbers[worker]]
 
-    def init(self) -> State:
-        """Return the state of an empty cluster."""
-        return initial_state()
+    def pause(self) -> None:
+        """Let nobody proceed who finishes a round from now on, until `regroup`."""
+        self._paused = True
 
-    def join(self, worker: int, state: State) -> State:
+    def is_quiescent(self) -> bool:
+        """Return whether every live worker has finished its round and may not proceed."""
+        return len(self._held) == len(self._live)
+
+    def regroup(self, groups: Groups) -> None:
+        """Go on with the same workers in other groups.
+
+        Pushes that wait for their round go on waiting, in the new groups. Members of a group step
+        together, so they take over the lowest of their clocks: nobody who is computing is then
+        further ahead than the bound allows.
+        """
+        self._set_groups(groups)
+        self._num_live, self._num_submitted, self._levels = {}, {}, {}
+        for number, group in enumerate(groups):
+            live = [worker for worker in group if _contains(self._live, worker)]
+            if not live:
+                continue
+            clock = min(self._clocks[worker] for worker in live)
+            self._clocks |= dict.fromkeys(live, clock)
+            self._num_live[number] = len(live)
+            self._num_submitted[number] = sum(worker in self._submitted for worker in live)
+            self._levels[clock] = self._levels.get(clock, 0) + len(live)
+        self._num_blocked, self._blocked_above, self._paused = 0, -1, False
+        self._dirty = list(range(len(groups)))
+
+    # -- workers ----------------------------------------------------------------------------
+
+    def join(self, worker: int) -> None:
         """Announce a worker; it becomes live at its group's next round boundary."""
-        if not contains(state["live"], worker) and not contains(state["joining"], worker):
-            bisect.insort(state["joining"], worker)
-            mark_dirty(self.group_of(worker), state)
-        return state
+        if not _contains(self._live, worker) and not _contains(self._joining, worker):
+            bisect.insort(self._joining, worker)
+            self._mark_dirty(worker)
 
-    def leave(self, worker: int, state: State) -> State:
-        """Forget a worker; its clock no longer holds anybody back."""
-        group = self.group_of(worker)
-        if contains(state["live"], worker):
-            state["num_live"][group] -= 1
-            move_clock(state, state["clocks"][worker], None)
-        if contains(state["pushed"], worker):
-            state["num_pushed"][group] -= 1
-        for field in ("live", "joining", "pushed", "held"):
-            state[field] = [other for other in state[field] if other != worker]
-        state["blocked"] = 0
-        mark_dirty(group, state)
-        return state
+    def leave(self, worker: int) -> None:
+        """Forget a worker and its arrivals; its clock no longer holds anybody back."""
+        if _contains(self._live, worker):
+            self._num_live[self._numbers[worker]] -= 1
+            self._move_clock(self._clocks[worker], None)
+        self._drop_arrivals(worker)
+        for workers in (self._live, self._joining, self._held):
+            if worker in workers:
+                workers.remove(worker)
+        self._num_blocked = 0
+        self._mark_dirty(worker)
 
-    def push(self, worker: int, state: State) -> State:
-        """Note that a live worker has handed in its update for this round."""
-        if not contains(state["pushed"], worker):
-            bisect.insort(state["pushed"], worker)
-            pushed = state["num_pushed"]
-            pushed[self.group_of(worker)] = pushed.get(self.group_of(worker), 0) + 1
-            mark_dirty(self.group_of(worker), state)
-        return state
+    def live(self) -> Sequence[int]:
+        """Return the live workers, ascending."""
+        return self._live
 
-    def withdraw(self, worker: int, state: State) -> State:
-        """Forget that a worker has handed in its update; its round waits for another one."""
-        if contains(state["pushed"], worker):
-            state["pushed"].remove(worker)
-            state["num_pushed"][self.group_of(worker)] -= 1
-            mark_dirty(self.group_of(worker), state)
-        return state
+    def joining(self) -> Sequence[int]:
+        """Return the workers that enter at their group's next round boundary, ascending."""
+        return self._joining
 
-    def close(self, state: State) -> State:
-        """Let nobody go on who finishes a round from now on, until `regroup`."""
-        state["closed"] = True
-        return state
+    def waiting(self) -> set[int]:
+        """Return live workers that wait: for their round, or for permission to proceed."""
+        return {*self._submitted, *self._held}
 
-    def is_at_rest(self, state: State) -> bool:
-        """Return whether every live worker has finished its round and may not go on."""
-        return len(state["held"]) == len(state["live"])
+    def clocks(self) -> dict[int, int]:
+        """Return worker -> finished iterations, those of workers that have left included."""
+        return self._clocks
 
-    def regroup(self, groups: Groups, state: State) -> tuple[SyncRule, State]:
-        """Return the rule of other groups, and the state of the same workers in them."""
-        rule = dataclasses.replace(self, groups=groups)
-        recount(rule.groups, state)
-        return rule, state
-
-    def is_live(self, worker: int, state: State) -> bool:
+    def is_live(self, worker: int) -> bool:
         """Return whether a round waits for the worker's push."""
-        return contains(state["live"], worker)
+        return _contains(self._live, worker)
 
-    def goes_on(self, worker: int, state: State) -> bool:
+    def may_proceed(self, worker: int) -> bool:
         """Return whether a live worker may do its next round."""
-        return self.is_live(worker, state) and worker not in state["held"]
+        return self.is_live(worker) and worker not in self._held
 
-    def advance(self, state: State) -> tuple[list[tuple[int, ...]], list[int], State]:
+    # -- arrivals ---------------------------------------------------------------------------
+
+    def submit(self, arrival: ArrivalToken, now: float) -> None:
+        """Add an arrival of a live worker; the same one counts once."""
+        del now
+        arrivals = self._submitted.setdefault(arrival.worker, [])
+        if not arrivals:
+            group = self._numbers[arrival.worker]
+            self._num_submitted[group] = self._num_submitted.get(group, 0) + 1
+            self._mark_dirty(arrival.worker)
+        if arrival not in arrivals:
+            bisect.insort(arrivals, arrival)
+
+    def has_submitted(self, worker: int) -> bool:
+        """Return whether an arrival of the worker waits to be released."""
+        return worker in self._submitted
+
+    def withdraw(self, worker: int) -> None:
+        """Take back all arrivals of a worker; its round waits for another one."""
+        if self._drop_arrivals(worker):
+            self._mark_dirty(worker)
+
+    def advance(self, now: float) -> Advance:
         """Settle everything that can be settled now.
 
         Returns:
-            Rounds released (each the merged workers in order of id), workers that may go on
-            (including new ones, which may now pull), and the state.
+            Rounds released, and workers that may proceed (new ones too, which may now pull).
         """
-        released: list[tuple[int, ...]] = []
-        for number in state["touched"]:
-            num_pushed = state["num_pushed"].get(number, 0)
-            if num_pushed and num_pushed == state["num_live"].get(number, 0):
-                members = [w for w in self.groups[number] if contains(state["live"], w)]
-                released.append(tuple(members))
-                self._finish_round(number, members, state)
-                num_pushed = 0
-            if not num_pushed:
-                self._admit(number, state)
-        state["touched"] = []
-        return released, self._let_go(state), state
+        del now
+        released: list[tuple[ArrivalToken, ...]] = []
+        dirty, self._dirty = self._dirty, []
+        for number in dirty:
+            num_submitted = self._num_submitted.get(number, 0)
+            at_boundary = not num_submitted
+            if num_submitted and num_submitted == self._num_live.get(number, 0):
+                members = [w for w in self.groups[number] if _contains(self._live, w)]
+                released.append(self._finish_round(members))
+                at_boundary = True
+            if at_boundary and not (self._closed_to_joiners and self._in_round(number)):
+                self._admit(number)
+        return Advance(released, self._let_proceed())
 
-    def min_clock(self, state: State) -> int:
+    def next_deadline(self) -> float | None:
+        """Return None: nothing happens because time has passed."""
+        return None
+
+    def min_clock(self) -> int:
         """Return the smallest number of finished iterations over live workers (0 if none)."""
-        return min(state["levels"], default=0)
+        return min(self._levels, default=0)
 
-    def _finish_round(self, number: int, workers: Collection[int], state: State) -> None:
-        done = set(workers)
-        state["pushed"] = [worker for worker in state["pushed"] if worker not in done]
-        state["num_pushed"][number] = 0
-        for worker in workers:
-            clock = state["clocks"][worker]
-            state["clocks"][worker] = clock + 1
-            move_clock(state, clock, clock + 1)
-            state["held"].append(worker)
+    def _drop_arrivals(self, worker: int) -> bool:
+        if self._submitted.pop(worker, None) is None:
+            return False
+        self._num_submitted[self._numbers[worker]] -= 1
+        return True
 
-    def _admit(self, number: int, state: State) -> None:
-        """Make the group's joiners live; they go on when the bound lets them.
+    def _finish_round(self, members: Iterable[int]) -> tuple[ArrivalToken, ...]:
+        taken = []
+        for worker in members:
+            arrivals = self._submitted[worker]
+            taken.append(arrivals.pop(0))
+            if arrivals:  # for the next round
+                self._mark_dirty(worker)
+            else:
+                self._drop_arrivals(worker)
+            clock = self._clocks[worker]
+            self._clocks[worker] = clock + 1
+            self._move_clock(clock, clock + 1)
+            self._held.append(worker)
+        return tuple(taken)
+
+    def _in_round(self, number: int) -> bool:
+        """Return whether members of a group are computing, and need each other."""
+        return bool(self._num_live.get(number, 0)) and not self._held
+
+    def _admit(self, number: int) -> None:
+        """Make the group's joiners live; they proceed when the bound lets them.
 
         A returning worker must not hold back the others, nor run ahead of them; members of a
         group step together, so it takes over its group's clock.
         """
-        for worker in [each for each in state["joining"] if self.group_of(each) == number]:
+        for worker in [each for each in self._joining if self._numbers[each] == number]:
             group = self.groups[number]
-            peer = next((peer for peer in group if contains(state["live"], peer)), None)
-            own = max(state["clocks"].get(worker, 0), self.min_clock(state))
-            state["clocks"][worker] = own if peer is None else state["clocks"][peer]
-            state["joining"].remove(worker)
-            bisect.insort(state["live"], worker)
-            state["num_live"][number] = state["num_live"].get(number, 0) + 1
-            move_clock(state, None, state["clocks"][worker])
-            state["held"].append(worker)
+            peer = next((peer for peer in group if _contains(self._live, peer)), None)
+            own = max(self._clocks.get(worker, 0), self.min_clock())
+            self._clocks[worker] = own if peer is None else self._clocks[peer]
+            self._joining.remove(worker)
+            bisect.insort(self._live, worker)
+            self._num_live[number] = self._num_live.get(number, 0) + 1
+            self._move_clock(None, self._clocks[worker])
+            self._held.append(worker)
 
-    def _let_go(self, state: State) -> list[int]:
-        """Return who may go on; whoever was blocked stays so until the slowest gets on."""
-        held: list[int] = state["held"]
-        if state["closed"]:
+    def _let_proceed(self) -> list[int]:
+        """Return who may proceed; whoever was blocked stays so until the slowest gets on."""
+        held = self._held
+        if self._paused:
             return []
         if self.bound is None:
-            state["held"] = []
+            self._held = []
             return held
-        limit = self.min_clock(state) + self.bound
-        start = state["blocked"] if limit == state["blocked_above"] else 0
-        free = [worker for worker in held[start:] if state["clocks"][worker] <= limit]
-        held[start:] = [worker for worker in held[start:] if state["clocks"][worker] > limit]
-        state["blocked"], state["blocked_above"] = len(held), limit
-        return free
+        limit = self.min_clock() + self.bound
+        start = self._num_blocked if limit == self._blocked_above else 0
+        proceeding = [worker for worker in held[start:] if self._clocks[worker] <= limit]
+        held[start:] = [worker for worker in held[start:] if self._clocks[worker] > limit]
+        self._num_blocked, self._blocked_above = len(held), limit
+        return proceeding
+
+    def _mark_dirty(self, worker: int) -> None:
+        """See to it that the worker's group is looked at next."""
+        group = self._numbers[worker]
+        if not _contains(self._dirty, group):
+            bisect.insort(self._dirty, group)
+
+    def _move_clock(self, old: int | None, new: int | None) -> None:
+        """Count a live worker at clock `new`, and no longer at `old`."""
+        if new is not None:
+            self._levels[new] = self._levels.get(new, 0) + 1
+        if old is not None:
+            self._levels[old] -= 1
+            if not self._levels[old]:
+                del self._levels[old]
+
+    # -- state ------------------------------------------------------------------------------
+
+    def state_dict(self, soft: bool) -> State:
+        """Return the clocks, which outlive a restart, or who is where; see SyncRule."""
+        if not soft:
+            return {"clocks": {str(worker): clock for worker, clock in self._clocks.items()}}
+        return {
+            "live": list(self._live),
+            "joining": list(self._joining),
+            "submitted": {
+                w: [each.step for each in tokens] for w, tokens in self._submitted.items()
+            },
+            "held": list(self._held),
+            "clocks": dict(self._clocks),
+            "dirty": list(self._dirty),
+            "num_live": dict(self._num_live),
+            "num_submitted": dict(self._num_submitted),
+            "levels": dict(self._levels),
+            "num_blocked": self._num_blocked,
+            "blocked_above": self._blocked_above,
+            "paused": self._paused,
+            "groups": self.groups,
+        }
+
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave."""
+        if not soft:
+            self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
+            return
+        self._set_groups(state["groups"])
+        self._live, self._joining = list(state["live"]), list(state["joining"])
+        self._submitted = {
+            worker: [ArrivalToken(worker, step) for step in steps]
+            for worker, steps in state["submitted"].items()
+        }
+        self._held, self._clocks = list(state["held"]), dict(state["clocks"])
+        self._dirty, self._num_live = list(state["dirty"]), dict(state["num_live"])
+        self._num_submitted, self._levels = dict(state["num_submitted"]), dict(state["levels"])
+        self._num_blocked, self._blocked_above = state["num_blocked"], state["blocked_above"]
+        self._paused = state["paused"]
+
+
+def _contains(ascending: Sequence[int], value: int) -> bool:
+    """Return whether a sorted list holds a value."""
+    place = bisect.bisect_left(ascending, value)
+    return place < len(ascending) and ascending[place] == value
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncChoice:
-    """A value of --sync: the groups it forms by itself, and what it takes from flags."""
+    """A value of --sync: the groups it forms by itself, and the flags that it takes."""
 
     groups: Callable[[int], Groups]
     takes_groups: bool
@@ -286,7 +379,7 @@ class SyncChoice:
     needs_bound: bool = False
 
 
-#: --sync value -> how it becomes a SyncRule.
+#: --sync value -> how it becomes a GroupSync.
 SYNC_RULES: dict[str, SyncChoice] = {
     "bsp": SyncChoice(one_group, takes_groups=False, takes_bound=False),
     "asp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=False),
@@ -301,8 +394,8 @@ def make_rule(
     groups: Groups | None = None,
     bound: int | None = None,
     auto: AutoGroups | None = None,
-) -> SyncRule:
-    """Compose the rule that --sync, --groups and --staleness_bound ask for.
+) -> GroupSync:
+    """Compose the rule that --sync, --groups and --staleness_bound name.
 
     Raises:
         ConfigurationError: Groups or a bound given to a rule that has none, a missing bound, or
@@ -321,7 +414,7 @@ def make_rule(
     if choice.needs_bound and bound is None:
         raise ConfigurationError(f"--sync={name} needs --staleness_bound (iterations, 0 or more).")
     form = choice.groups if auto is None else groups_of_one
-    rule = SyncRule(groups or form(nb_workers), bound, auto)
+    rule = GroupSync(groups or form(nb_workers), bound, auto)
     members = sum(len(group) for group in rule.groups)
     if members != nb_workers:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Values that shard 0 averages over the workers beside the updates: one flat vector.
+"""The values that shard 0 averages over the workers beside the updates: one flat vector.
 
 BatchNorm's moving statistics, and the slots of local optimizers where those are averaged.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NOTHING = np.empty(0, np.float32)
 
 
-class AuxMean:
+class WorkerAverages:
     """The mean over workers, replaced and never changed in place: replies may share it.
 
     Attributes:
@@ -26,7 +26,7 @@ class AuxMean:
     """
 
     def __init__(self, statistics: Float32 = _NOTHING, num_slots: int = 0) -> None:
-        """Start at what every worker starts at.
+        """Start at the values that every worker starts with.
 
         Args:
             statistics: [m] float32, which observers see too.
@@ -47,10 +47,10 @@ class AuxMean:
         return self._mean[: self._num_statistics] if self._num_statistics else None
 
     def merge(self, sent: Sequence[Float32 | None], num_live: int) -> None:
-        """Take in what came with the pushes of one release.
+        """Merge the values that came with the pushes of one release.
 
         mean += (merged / live) * (mean of those merged - mean): the plain mean where everybody
-        pushes at once, else a running mean in which nobody counts more than a live worker may.
+        pushes together, else a running mean in which nobody counts more than a live worker may.
 
         Args:
             sent: Of each push that was merged, in order of worker id.
@@ -68,16 +68,18 @@ class AuxMean:
         merged = fresh if share == 1 else self._mean + share * (fresh - self._mean)
         self._mean = merged.astype(np.float32)
 
-    def save(self) -> State:
-        """Return durable state."""
-        return {"mean": self._mean.copy()}
+    def state_dict(self, soft: bool) -> State:
+        """Return the mean, which outlives a restart; there is no soft state."""
+        return {} if soft else {"mean": self._mean.copy()}
 
-    def restore(self, state: State) -> None:
-        """Take back what `save` gave.
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave.
 
         Raises:
             ConfigurationError: It is of another model.
         """
+        if soft:
+            return
         if len(state["mean"]) != self.size:
             raise ConfigurationError(
                 f"the checkpoint averages {len(state['mean'])} values beside the weights, this "

@@ -12,21 +12,23 @@ from thinwire.ops.types import Block, State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
+_LONGEST_CAUSE = 200
+
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """A worker said Hello; `incarnation` names this life of it."""
+    """A worker sent its Hello; `incarnation` names this process of it."""
 
     worker: int
     incarnation: int
-    reconnects: bool  # the worker claims to be this life already
+    reconnects: bool  # the worker claims to be this incarnation already
     peer: str  # for messages
-    epoch: int = 0  # on a following shard: of shard 0's Welcome to this life, if it says so
+    epoch: int = 0  # on a following shard: of shard 0's Welcome to this incarnation; 0: not known
 
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-    """A worker asks for the model; it holds `base_version` of `generation`, or nothing."""
+    """A worker requests the model; it holds `base_version` of `generation`, or nothing."""
 
     worker: int
     incarnation: int
@@ -70,7 +72,7 @@ class Push:
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """A worker asks whether to push or to train on; with no local steps, it begins a round."""
+    """A worker queries whether to push or to train on; with no local steps, it begins a round."""
 
     worker: int
     incarnation: int
@@ -78,7 +80,7 @@ class Query:
     local_steps: int  # done in this round
     step_seconds: float  # the last one's duration
     age_seconds: float  # since its end
-    query_seconds: float  # round trip of the last question; 0 if none yet
+    query_seconds: float  # round trip of the last query; 0 if none yet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +92,7 @@ class EvaluationPull:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerAlive:
-    """Anything was heard of a worker."""
+    """Anything arrived from a worker."""
 
     worker: int
 
@@ -105,7 +107,7 @@ class WorkerDisconnected:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """A worker says farewell; `cause` is "diverged" when its gradients stay non-finite."""
+    """A worker leaves; `cause` is "diverged" when its gradients stay non-finite."""
 
     worker: int
     incarnation: int
@@ -123,18 +125,18 @@ class GroupAssignment:
 
 @dataclasses.dataclass(frozen=True)
 class MembershipEpoch:
-    """Shard 0 says who is live (to the other shards only)."""
+    """Shard 0 announces who is live (to the other shards only)."""
 
     number: int
     live: tuple[int, ...]
     started: bool
     formed: GroupAssignment | None = None  # the newest groups, if not those the run began with
-    lives: tuple[int, ...] = ()  # the incarnation of each of `live`; () or 0: not known
+    incarnations: tuple[int, ...] = ()  # of each of `live`; () or 0: not known
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerIncarnation:
-    """One life of a worker."""
+    """One process of a worker, from its Hello to its end."""
 
     worker: int
     incarnation: int
@@ -142,9 +144,9 @@ class WorkerIncarnation:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerUnreachable:
-    """A following shard has not heard a live worker for a whole lease (to shard 0 only)."""
+    """A live worker was silent on a following shard for a whole lease (to shard 0 only)."""
 
-    life: WorkerIncarnation
+    member: WorkerIncarnation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,14 +159,14 @@ class PushRejected:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """End the run: a supervisor's wish, a signal, or shard 0's word."""
+    """End the run: a supervisor's wish, a signal, or shard 0's order."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessStalled:
-    """This process stood still for so long, and heard nobody meanwhile."""
+    """This process stood still for some time, and received nothing meanwhile."""
 
     seconds: float
 
@@ -176,16 +178,30 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """The core did not handle the event before, which a worker caused; see `ps.core.faults`."""
+    """The core could not handle the event before, which a worker caused.
+
+    It costs the sender its place, and nobody else anything: see `PsCore`.
+    """
 
     worker: int
-    incarnation: int  # 0: the event did not say
+    incarnation: int  # 0: the event does not name it
     step: int  # of a push, else 0
     is_hello: bool
     cause: str
 
+    @staticmethod
+    def of(event: OfWorker, error: Exception) -> Failed:
+        """Return the event that takes the place of the one over which the core raised `error`."""
+        return Failed(
+            event.worker,
+            getattr(event, "incarnation", 0),
+            event.step if isinstance(event, Push) else 0,
+            isinstance(event, Join),
+            f"{type(error).__name__}: {error}"[:_LONGEST_CAUSE],
+        )
 
-#: What workers cause.
+
+#: Events that workers cause.
 OfWorker = Join | Pull | Push | Query | WorkerAlive | WorkerDisconnected | Leave | PushRejected
 Event = (
     OfWorker
@@ -213,7 +229,7 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """A Hello (`step` 0) or a push is not accepted; `reason` names a Reason of the wire."""
+    """A Hello, a pull (`step` 0) or a push is rejected; `reason` names a Reason of the wire."""
 
     worker: int
     incarnation: int
@@ -221,23 +237,23 @@ class Reject:
     message: str
     step: int
     epoch: int
-    retry_after_seconds: float = 0.0  # of a Hello: when to say it again
+    retry_after_seconds: float = 0.0  # of a Hello: when to send it again
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """The worker may go on, with this."""
+    """The worker may proceed, with this."""
 
     worker: int
     step: int  # 0 answers a pull
     operation: Operation
-    update: Update | tuple[Block, ...]  # or blocks, already cut and coded
+    update: Update | tuple[Block, ...]  # or blocks, already divided and coded
     version: int
     epoch: int
     learning_rate: float
     samples: int
     stop_reason: str | None  # why no more updates are wanted
-    held_seconds: float = 0.0  # since the question, which the rule did not let be answered
+    held_seconds: float = 0.0  # since the request, while the rule held it back
     staleness: int = 0  # of the worker's newest push
     aux: Float32 | None = None  # [m] means over workers; not to be changed
 
@@ -259,7 +275,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReply:
-    """Answers Observe."""
+    """Answers EvaluationPull."""
 
     observer: int
     reply: Reply
@@ -267,16 +283,16 @@ class EvaluationReply:
 
 @dataclasses.dataclass(frozen=True)
 class NewEpoch:
-    """Membership changed; to be told to the other shards."""
+    """Membership changed; to be sent to the other shards."""
 
     epoch: MembershipEpoch
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkersUnreachable:
-    """Live workers have been silent on this shard for a whole lease; to be told to shard 0."""
+    """Live workers were silent on this shard for a whole lease; to be sent to shard 0."""
 
-    lives: tuple[WorkerIncarnation, ...]
+    members: tuple[WorkerIncarnation, ...]
 
 
 @dataclasses.dataclass(frozen=True)

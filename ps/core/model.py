@@ -1,6 +1,6 @@
-"""The weights of one shard and the policies that change and hand them out.
+"""The weights of one shard, and the policies that change them and make replies of them.
 
-The weights of a shard whose workers sum and step among themselves: it keeps what they say.
+Where workers sum and step among themselves, the shard holds a copy of their weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Part of a policy's state that is only working memory.
 _SCRATCH = "scratch"
-#: What is counted of replies, and of copies of what workers have.
+#: Counters of replies, and of copies of the weights that workers have.
 _COUNTED = ("copies", "full", "delta", "sparse", "resyncs", "mismatches")
 
 
@@ -68,14 +68,14 @@ class ShardModel:
         self._weighting = method.weighting.init(len(theta))
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta)
-        self._handed_out = BackupWeights()
+        self._backups = BackupWeights()
         self._counts = dict.fromkeys(_COUNTED, 0)
-        self._seen = theta.view()  # what policies may look at
+        self._seen = theta.view()  # for policies, which only read it
         self._seen.flags.writeable = False
 
     @property
     def kind(self) -> Kind:
-        """What updates mean on the wire."""
+        """The meaning of updates on the wire."""
         return self.method.kind
 
     @property
@@ -101,9 +101,9 @@ class ShardModel:
             oldest_base: Smallest base version a live worker may still push from.
 
         Returns:
-            What the weighting kept.
+            The arrivals that the weighting kept.
         """
-        copies, held = self._handed_out.copies, self._copies_of(arrivals)
+        copies, held = self._backups.copies, self._copies_of(arrivals)
         context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
         kept, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
         if not kept:
@@ -121,7 +121,7 @@ class ShardModel:
         return kept
 
     def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
-        """Return the arrival of which a reply might leave out what its worker can add itself."""
+        """Return the arrival whose worker could add its own entries: its reply may omit them."""
         method = self.method
         can_add = method.down_codec.omits_own_entries and method.router.delivers_all
         if not can_add or not method.server.adds(method.kind):
@@ -137,30 +137,30 @@ class ShardModel:
         """
         raise ValueError(f"{len(update.values)} values without a round")
 
-    def share_of(self, asked: ModelRequest) -> Hashable:
-        """Return what two questions have in common that may be given the same arrays."""
-        return self.method.down_codec.sharing_key(asked, self._down)
+    def sharing_key(self, request: ModelRequest) -> Hashable:
+        """Return a key; requests with the same one may be answered with the same arrays."""
+        return self.method.down_codec.sharing_key(request, self._down)
 
-    def gather(self, asked: ModelRequest) -> ModelReply:
-        """Return what a worker must be sent; the arrays are copies."""
+    def gather(self, request: ModelRequest) -> ModelReply:
+        """Return the reply to a request; the arrays are copies."""
         view = ShardView(self._seen, self.version, self.kernels, self._offsets)
-        handed = self.method.down_codec.gather(asked, view, self._down)
+        reply = self.method.down_codec.gather(request, view, self._down)
         self._counts["copies"] = max(self._counts["copies"], len(self._down.get("replicas", ())))
-        return handed
+        return reply
 
-    def hand_out(self, worker: int, handed: ModelReply) -> None:
-        """Note what a worker is being sent."""
-        self._counts[handed.kind] += 1
-        self._counts["resyncs"] += handed.is_resync
+    def record_reply(self, worker: int, reply: ModelReply) -> None:
+        """Record that a worker is being sent this reply."""
+        self._counts[reply.kind] += 1
+        self._counts["resyncs"] += reply.is_resync
         if not self.method.weighting.needs_copies:
             return
-        if self._copy_of(worker, handed.version) is None:  # then it holds the current weights
-            self._handed_out.record(worker, handed.version, self.theta)
+        if self._copy_of(worker, reply.version) is None:  # then it holds the current weights
+            self._backups.record(worker, reply.version, self.theta)
         else:
-            self._handed_out.forget(worker)
+            self._backups.forget(worker)
 
     def verify(self, worker: int, base_version: int, checksum: int) -> None:
-        """Hear the checksum of what a worker has; if it is not its copy, it gets all next time."""
+        """Compare a worker's checksum with its copy; if they differ, its next reply holds all."""
         copy = self._copy_of(worker, base_version)
         if copy is None or replicas.checksum([copy]) == checksum:
             return
@@ -169,15 +169,15 @@ class ShardModel:
         self._down = self.method.down_codec.forget(worker, self._down)
 
     def forget(self, worker: int) -> None:
-        """Drop what is kept of a worker that has left."""
-        self._handed_out.forget(worker)
+        """Drop the copies of a worker that has left."""
+        self._backups.forget(worker)
         self._down = self.method.down_codec.forget(worker, self._down)
 
     def _copy_of(self, worker: int, base_version: int) -> Float32 | None:
         return self.method.down_codec.replica_of(worker, base_version, self._down)
 
     def _copies_of(self, arrivals: Sequence[Arrival]) -> dict[int, Float32]:
-        """Return what workers have that were not sent all, where the weighting asks for it."""
+        """Return the weights of workers that were not sent all, where the weighting needs them."""
         if not self.method.weighting.needs_copies:
             return {}
         found = {each.worker: self._copy_of(each.worker, each.base_version) for each in arrivals}
@@ -185,13 +185,13 @@ class ShardModel:
 
     def memory(self) -> dict[str, int]:
         """Return the memory that the weighting costs: dense copies, and bytes with all state."""
-        num_bytes = self._handed_out.num_bytes + _num_bytes(self._weighting)
-        return {"copies": len(self._handed_out.copies), "bytes": num_bytes}
+        num_bytes = self._backups.num_bytes + _num_bytes(self._weighting)
+        return {"copies": len(self._backups.copies), "bytes": num_bytes}
 
     def down_summary(self) -> dict[str, int]:
-        """Return what the down codec has done, and the bytes of its state.
+        """Return the down codec's counters, and the bytes of its state.
 
-        ``copies``: dense ones of what workers have, the most there were at a time; their bytes
+        ``copies``: dense ones of workers' weights, the most there were at a time; their bytes
         count. ``full``, ``delta``, ``sparse``: replies by kind. ``resyncs``: whole models that were
         sent although the worker's was known, or because its checksum was wrong (``mismatches``).
         """
@@ -203,8 +203,14 @@ class ShardModel:
         """Return a copy of all weights."""
         return Update(None, self.theta.copy())
 
-    def save(self) -> State:
-        """Return durable state; arrays are copies."""
+    def state_dict(self, soft: bool) -> State:
+        """Return weights and policies' states, whose arrays are copies; or the soft state.
+
+        Soft are last replies, and entries that workers add by themselves; these arrays never
+        change.
+        """
+        if soft:
+            return _of_workers(self._down)
         optimizer = self._server.get("optimizer")
         return {
             "version": self.version,
@@ -212,13 +218,16 @@ class ShardModel:
             "theta": self.theta.copy(),
             "optimizer": optimizer.save() if optimizer is not None else {},
             "weighting": copy.deepcopy(_durable(self._weighting)),
-            "handed_out": self._handed_out.save(),
+            "backups": self._backups.save(),
             "down_codec": copy.deepcopy(_durable(self._down)),
             "down_counts": dict(self._counts),
         }
 
-    def restore(self, state: State) -> None:
-        """Take back what `save` gave."""
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave."""
+        if soft:
+            _take_back(self._down, state)
+            return
         self.version, self.samples = state["version"], state["samples"]
         np.copyto(self.theta, state["theta"])
         if "optimizer" in self._server:
@@ -226,18 +235,7 @@ class ShardModel:
         self._weighting.update(state["weighting"])
         _take_back(self._down, state["down_codec"])
         self._counts.update(state["down_counts"])
-        self._handed_out.restore(state["handed_out"])
-
-    def save_under_way(self) -> State:
-        """Return what only a shard that goes on without a break knows of its workers.
-
-        Last replies, and entries that workers add by themselves; the arrays never change.
-        """
-        return _of_workers(self._down)
-
-    def restore_under_way(self, state: State) -> None:
-        """Take back what `save_under_way` gave, after `restore`."""
-        _take_back(self._down, state)
+        self._backups.restore(state["backups"])
 
 
 def _durable(state: State) -> State:
@@ -261,7 +259,7 @@ def _of_workers(state: State) -> State:
 
 
 def _take_back(state: State, saved: State) -> None:
-    """Put what was saved into a state that has just been made, beside its working memory."""
+    """Put a saved state into one that has just been made, beside its working memory."""
     for key, value in saved.items():
         if isinstance(value, dict) and isinstance(state.get(key), dict):
             _take_back(state[key], value)
@@ -277,11 +275,11 @@ def _num_bytes(state: Any) -> int:
     return sum(_num_bytes(part) for part in parts)
 
 
-class MirrorModel(ShardModel):
+class CollectiveShardModel(ShardModel):
     """A round is one version; its weights come with one of its pushes, or not at all.
 
-    Workers hold newer weights than the shard whenever a round has come without them. So whoever
-    pulls is sent what is here, and asks the other workers for better.
+    Workers hold newer weights than the shard whenever a round has come without them. So a worker
+    that pulls is sent the weights that are here, and requests newer ones from the other workers.
     """
 
     def __init__(
@@ -326,28 +324,27 @@ class MirrorModel(ShardModel):
             np.copyto(self.theta, update.values)
             self._copied_version = self.version
 
-    def gather(self, asked: ModelRequest) -> ModelReply:
+    def gather(self, request: ModelRequest) -> ModelReply:
         """Send weights only to a worker that has none."""
-        if asked.base_version is None:
+        if request.base_version is None:
             return ModelReply(Operation.FULL, self.whole(), self.version, "full")
         nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
         return ModelReply(Operation.NONE, nothing, self.version, "delta")
 
-    def restore(self, state: State) -> None:
-        """Take back what `save` gave: whatever its weights were, they now are its version's."""
-        super().restore(state)
+    def state_dict(self, soft: bool) -> State:
+        """Return what ShardModel does; soft is which version the weights are of."""
+        return {"copied_version": self._copied_version} if soft else super().state_dict(soft)
+
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave; without the soft state the weights are up to date."""
+        if soft:
+            self._copied_version = state["copied_version"]
+            return
+        super().load_state_dict(state, soft)
         self._copied_version = self.version
-
-    def save_under_way(self) -> State:
-        """Return which version the weights are of."""
-        return {"copied_version": self._copied_version}
-
-    def restore_under_way(self, state: State) -> None:
-        """Take back what `save_under_way` gave, after `restore`."""
-        self._copied_version = state["copied_version"]
 
 
 def model_for(method: Method, theta: Float32, kernels: Any, config: CoreConfig) -> ShardModel:
     """Return the model of a shard that steps itself, or of one whose workers do."""
-    made = ShardModel if method.collective == THROUGH_PS else MirrorModel
+    made = ShardModel if method.collective == THROUGH_PS else CollectiveShardModel
     return made(method, theta, kernels, config.budget, config.schedule, config.offsets)

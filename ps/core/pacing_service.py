@@ -1,34 +1,17 @@
-"""Shard 0's half of a pacer that asks: who trains how fast, and who is to push now."""
+"""Shard 0's half of a pacer that queries it: who trains how fast, and who is to push now."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.ops.pacing.esync import Report
 from thinwire.ops.types import State
-from thinwire.ps.core import admission, events, refusals
-
-if TYPE_CHECKING:
-    from thinwire.ps.core.core import PsCore
+from thinwire.ps.core import events
 
 
-def query(core: PsCore, event: events.Query, now: float) -> list[events.Action]:
-    """Hear how fast a member trains; say whether it is to push, if it asks that."""
-    core.membership.heard(event.worker, now)
-    if (member := admission.member_of(core, event)) is None:
-        epoch = core.membership.epoch
-        return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
-    if event.step <= member.last_step:  # of a round that is over: it must not touch the records
-        return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
-    group = core.sync.members_of(event.worker)
-    live = [each for each in group if core.sync.is_live(each, core.sync_state)]
-    over = core.stop_reason is not None or core.deadlines.drain is not None
-    return core.state_server.ask(event, live, over, now)
-
-
-class StateServer:
-    """The pacer's records; empty and silent for pacers that never ask.
+class PacingService:
+    """ESync's "state server": the pacer's records; empty and silent for pacers that never query.
 
     The records are soft: after a restart they are rebuilt from the next reports.
     """
@@ -36,22 +19,22 @@ class StateServer:
     def __init__(self, pacer: Any) -> None:
         """Start without records."""
         self._pacer = pacer
-        self._state: State | None = pacer.init() if pacer.asks else None
+        self._records: State | None = pacer.init() if pacer.asks else None
         self._last: tuple[int, State] = (0, {})  # records and summary before somebody left
 
-    def ask(
+    def report(
         self, query: events.Query, members: Sequence[int], over: bool, now: float
-    ) -> list[events.Action]:
-        """Note a report; answer unless it only begins a round.
+    ) -> events.Answer | None:
+        """Record a report; return the answer, unless it only begins a round.
 
         Args:
-            query: What the worker says.
+            query: The worker's.
             members: Live workers of its group.
-            over: The run has ended; everybody is to push and hear of it.
+            over: The run has ended; everybody is to push, and gets that in reply.
             now: By this shard's clock.
         """
         ready = over
-        if self._state is not None:
+        if self._records is not None:
             finished_at = now - query.age_seconds
             report = Report(
                 query.worker,
@@ -60,35 +43,44 @@ class StateServer:
                 finished_at,
                 query.query_seconds,
             )
-            self._state = self._pacer.note(report, self._state)
-            answer, self._state = self._pacer.answer(query.worker, members, now, self._state)
+            self._records = self._pacer.note(report, self._records)
+            answer, self._records = self._pacer.answer(query.worker, members, now, self._records)
             ready = ready or answer
         if query.local_steps == 0:
-            return []
-        return [events.Answer(query.worker, query.step, query.local_steps, ready)]
+            return None
+        return events.Answer(query.worker, query.step, query.local_steps, ready)
 
     def pushed(self, worker: int) -> None:
-        """Hear that a worker waits for its round to be over."""
-        if self._state is not None:
-            self._state = self._pacer.pushed(worker, self._state)
+        """Note that a worker waits for its round to be over."""
+        if self._records is not None:
+            self._records = self._pacer.pushed(worker, self._records)
 
     def released(self, workers: Sequence[int]) -> None:
-        """Hear that these workers' round is over."""
-        if self._state is not None:
-            self._state = self._pacer.released(workers, self._state)
+        """Note that these workers' round is over."""
+        if self._records is not None:
+            self._records = self._pacer.released(workers, self._records)
 
     def left(self, worker: int) -> None:
-        """Hear that a worker has gone."""
-        if self._state is None:
+        """Forget a worker that has left."""
+        if self._records is None:
             return
-        size = len(self._state["records"])
+        size = len(self._records["records"])
         if size >= self._last[0]:  # at the end of a run everybody leaves
-            self._last = size, self._pacer.summary(self._state)
-        self._state = self._pacer.left(worker, self._state)
+            self._last = size, self._pacer.summary(self._records)
+        self._records = self._pacer.left(worker, self._records)
 
     def summary(self) -> dict[str, Any]:
         """Return the pacer's block of the run's summary, by its name; nothing without records."""
-        if self._state is None:
+        if self._records is None:
             return {}
-        known = self._pacer.summary(self._state) if self._state["records"] else self._last[1]
+        known = self._pacer.summary(self._records) if self._records["records"] else self._last[1]
         return {self._pacer.summary_name: known}
+
+    def state_dict(self, soft: bool) -> State:
+        """Return the records, which do not outlive a restart."""
+        return {"records": self._records, "last": self._last} if soft else {}
+
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave."""
+        if soft:
+            self._records, self._last = state["records"], state["last"]

@@ -1,4 +1,4 @@
-"""What the core says when it does not accept something: what happened, expected, how to fix it."""
+"""The refusals of a shard's core: what happened, what was expected, how to fix it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import dataclasses
 
 from thinwire.ps.core.events import Failed, Join, Pull, Push, Reject
 from thinwire.ps.core.membership import IdHolder
+
+#: Why a push was refused, as the summary names it: it is too large ...
+OUTLIER = "outlier"
+#: ... or the core could not handle it.
+FAULT = "fault"
 
 
 def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Reject:
@@ -17,12 +22,12 @@ def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Reject:
 def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
     """Refuse a second live worker of the same number, naming the first.
 
-    Where the first is silent it may be dead without our having heard of it: ask again then.
+    A silent one may be dead, and nobody has noticed: then the message names when to try again.
     """
     message = f"--id_worker={join.worker} is held by a live worker at {holder.peer}; "
     if holder.retry_after_seconds:
         message += (
-            f"it has been silent for {holder.silent_seconds:.3g} s, and unless it is heard before, "
+            f"it has been silent for {holder.silent_seconds:.3g} s, and unless it returns before, "
             f"the id is free in {holder.retry_after_seconds:.3g} s."
         )
     else:
@@ -33,23 +38,23 @@ def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
 
 def not_member(worker: int, incarnation: int, step: int, epoch: int) -> Reject:
     """Refuse a push (or, with step 0, a pull) of a worker that is not, or no longer, a member."""
-    message = "the lease of this worker had run out; it must say Hello again."
+    message = "the lease of this worker had run out; it must send Hello again."
     return Reject(worker, incarnation, "NOT_MEMBER", message, step, epoch)
 
 
 def outlier(push: Push, why: str, epoch: int) -> Reject:
-    """Refuse an update that is too large; the worker takes the model and goes on."""
+    """Refuse an update that is too large; the worker takes the model and proceeds."""
     message = f"the update of step {push.step} is an outlier: {why}; it was not applied."
     return Reject(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
 
 
-def quarantined(asks: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Reject:
-    """Refuse whoever was put out; it may say Hello again when its term is over."""
+def quarantined(event: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Reject:
+    """Refuse a worker in quarantine; it may send Hello again when its term is over."""
     message = (
-        f"worker {asks.worker} was put out for what it sent (--quarantine_after); it may come back "
-        f"in {seconds:.3g} s."
+        f"worker {event.worker} is in quarantine for its offences (--quarantine_after); it "
+        f"may join again in {seconds:.3g} s."
     )
-    refusal = Reject(asks.worker, asks.incarnation, "QUARANTINED", message, step, epoch)
+    refusal = Reject(event.worker, event.incarnation, "QUARANTINED", message, step, epoch)
     return dataclasses.replace(refusal, retry_after_seconds=seconds)
 
 
@@ -65,18 +70,18 @@ def stale_generation(push: Push, version: int, generation: int, epoch: int) -> R
 def stale_epoch(push: Push, epoch: int) -> Reject:
     """Refuse a push from before the last change of its group, or of an epoch that nobody issued.
 
-    It may be sent again at once.
+    It may be sent again immediately.
     """
     message = f"membership epoch {push.epoch} is not this group's; send it again with {epoch}."
     return Reject(push.worker, push.incarnation, "STALE_EPOCH", message, push.step, epoch)
 
 
-def fault(event: Failed, life: int, epoch: int) -> Reject:
-    """Refuse what the core could not handle; the worker is out, and may say Hello again."""
+def fault(event: Failed, incarnation: int, epoch: int) -> Reject:
+    """Refuse an event that the core could not handle; its sender may send Hello again."""
     message = (
-        f"this shard could not handle what worker {event.worker} sent ({event.cause}), and has put "
-        "it out; expected was a message like any other. Say Hello again, and report it with the "
-        "log of this shard."
+        f"this shard could not handle a message of worker {event.worker} ({event.cause}), and has "
+        "expelled it; expected was a message like any other. Send Hello again, and report this "
+        "with the log of this shard."
     )
     reason = "MALFORMED" if event.is_hello else "NOT_MEMBER"
-    return Reject(event.worker, life, reason, message, event.step, epoch)
+    return Reject(event.worker, incarnation, reason, message, event.step, epoch)

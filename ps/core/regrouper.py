@@ -1,10 +1,10 @@
-"""Groups formed anew while a run goes on: from what shard 0 measures, on every shard alike.
+"""Groups formed anew while a run goes on: from the speeds shard 0 measures, on every shard alike.
 
-Shard 0 measures how long each worker takes from an answer to its next push, proposes groups, holds
-back everybody who has finished a round, and changes groups when nobody is on the way. The other
-shards hear of it with what each worker had finished: they bring those pushes through their rounds
-in the old groups, and let later ones wait until they have changed groups too. So every push is
-merged with the same others everywhere.
+Shard 0 (RegroupPlanner) measures how long each worker takes from a reply to its next push, proposes
+groups, holds back everybody who has finished a round, and changes groups when nobody is computing.
+The other shards (RegroupFollower) receive the groups with the step that each worker had finished:
+they bring those pushes through their rounds in the old groups, and let later ones wait until they
+have changed groups too. So every push is merged with the same others everywhere.
 """
 
 from __future__ import annotations
@@ -13,77 +13,85 @@ import collections
 import math
 import statistics
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.ops.sync.groups import (
     AutoGroups,
     Groups,
     format_groups,
     is_worth_changing,
+    parse_groups,
     propose_groups,
 )
-from thinwire.ps.core import changes, events
+from thinwire.ops.types import State
+from thinwire.ps.core import events
 
-if TYPE_CHECKING:
-    from thinwire.ps.core.core import PsCore
-
-#: Newest cycles of a worker that its speed is the median of ...
+#: A worker's speed is the median of this many of its newest cycles ...
 _CYCLES = 8
-#: ... and as many as it takes to have one.
+#: ... and of no fewer than these.
 _LEAST_CYCLES = 3
-#: How often speeds are looked at in the time in which groups may change once ...
+#: How often speeds are compared in the time in which groups may change once ...
 _LOOKS_PER_INTERVAL = 10
-#: ... and how often in a row they must ask for the same groups.
+#: ... and how often in a row the same groups must be proposed.
 _LEAST_LOOKS = 3
 
 
-class Regrouping:
-    """One shard's part in it; idle where groups are given."""
+class RegroupPlanner:
+    """Shard 0's half; idle where groups are given.
+
+    Attributes:
+        formed: The newest groups, which the other shards must know; None: those at the start.
+        num_formed: How often groups were formed.
+        speeds_found: Worker -> samples per second, from which the newest groups were formed.
+    """
 
     def __init__(self, auto: AutoGroups | None, nb_workers: int) -> None:
         """Start with nothing measured.
 
         Args:
-            auto: On shard 0 of a run with groups by measured speed; else None.
+            auto: Of a run with groups by measured speed; else None.
             nb_workers: n.
         """
         self._auto, self._nb_workers = auto, nb_workers
-        self._answered: dict[int, float] = {}  # worker -> when it was let go on
+        self._replied_at: dict[int, float] = {}  # worker -> when it was let proceed
         self._paces: dict[int, collections.deque[float]] = {}  # worker -> seconds per sample
         self._look_at = 0.0
-        self._asked_for: tuple[Groups, int] = ((), 0)  # proposed, and how often in a row
-        self._target: Groups | None = None  # shard 0: to be formed once everybody is at rest
-        self._awaited: collections.deque[events.GroupAssignment] = (
-            collections.deque()
-        )  # other shards
-        self._waits_for: dict[int, int] = {}  # worker -> step, of the first awaited
-        self.formed: events.GroupAssignment | None = (
-            None  # the newest, which other shards must know
-        )
+        self._proposed: tuple[Groups, int] = ((), 0)  # and how often in a row
+        self._target: Groups | None = None  # to be formed once everybody is at rest
+        self.formed: events.GroupAssignment | None = None
         self.num_formed = 0
-        self._found: Mapping[int, float] = {}  # the speeds that the newest groups came from
+        self.speeds_found: Mapping[int, float] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether groups are formed by speed."""
+        return self._auto is not None
+
+    @property
+    def has_target(self) -> bool:
+        """Whether groups are to be formed once everybody is at rest."""
+        return self._target is not None
 
     # -- measuring --------------------------------------------------------------------------
 
-    def answered(self, worker: int, step: int, now: float) -> None:
-        """Hear that a worker goes on; its first step also builds its functions, so leave it out."""
+    def replied(self, worker: int, step: int, now: float) -> None:
+        """Note that a worker proceeds; its first step, which builds its functions, is left out."""
         if self._auto is not None and step:
-            self._answered[worker] = now
+            self._replied_at[worker] = now
 
     def pushed(self, push: events.Push, now: float) -> None:
-        """Hear that a worker has done its next round."""
-        since = self._answered.pop(push.worker, None)
+        """Note that a worker has done its next round."""
+        since = self._replied_at.pop(push.worker, None)
         if since is not None and now > since and push.samples:
             paces = self._paces.setdefault(push.worker, collections.deque(maxlen=_CYCLES))
             paces.append((now - since) / push.samples)
 
     def left(self, worker: int) -> None:
-        """Forget a worker; nothing more will come of it, and it may return on another machine."""
-        self._answered.pop(worker, None)
+        """Forget a worker: it may return on another machine."""
+        self._replied_at.pop(worker, None)
         self._paces.pop(worker, None)
-        self._waits_for.pop(worker, None)
 
-    def speeds(self, workers: Collection[int]) -> dict[int, float]:
+    def _speeds(self, workers: Collection[int]) -> dict[int, float]:
         """Return samples per second of those of the workers that are measured well enough."""
         return {
             worker: 1.0 / statistics.median(self._paces[worker])
@@ -93,124 +101,173 @@ class Regrouping:
 
     # -- changing ---------------------------------------------------------------------------
 
-    def hear(self, epoch: events.MembershipEpoch, current: Groups) -> None:
-        """Take in what shard 0 says of groups (on the other shards)."""
+    def propose(self, now: float, live: Collection[int], version: int, current: Groups) -> bool:
+        """Return whether other groups should be formed, which then are the target."""
+        if self._auto is None:
+            return False
+        interval, first = self._auto.regroup_interval_seconds, self.formed is None
+        if version < self._auto.groups_warmup_updates if first else now < self._look_at:
+            return False
+        speeds = self._speeds(live)
+        if len(speeds) < len(live):
+            return False
+        groups = propose_groups(speeds, self._nb_workers)
+        if not first and not self._insists(current, groups, speeds):
+            self._look_at = now + interval / _LOOKS_PER_INTERVAL
+            return False
+        self._look_at = now + interval if interval else math.inf
+        self.speeds_found, self._target = speeds, groups
+        return True
+
+    def _insists(self, current: Groups, groups: Groups, speeds: Mapping[int, float]) -> bool:
+        """Return whether other groups have been worth changing to several times in a row."""
+        worth = is_worth_changing(current, groups, speeds)
+        before, times = self._proposed
+        self._proposed = (groups, times + 1 if groups == before else 1) if worth else ((), 0)
+        return self._proposed[1] >= _LEAST_LOOKS
+
+    def abandon(self) -> bool:
+        """Form no more groups: the run is at its end; return whether some were to be formed."""
+        target, self._target = self._target, None
+        return target is not None
+
+    def form(self, epoch: int, last_steps: Mapping[int, int]) -> events.GroupAssignment:
+        """Return the target, to be formed now: everybody has finished a round and waits.
+
+        Args:
+            epoch: That the groups begin with.
+            last_steps: Live worker -> newest step accepted.
+        """
+        groups, self._target = self._target or (), None
+        self._proposed = ((), 0)
+        self.formed = events.GroupAssignment(epoch, groups, dict(last_steps))
+        self.num_formed += 1
+        return self.formed
+
+    # -- state ------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures of the run's summary; nothing where groups are given."""
+        if self._auto is None:
+            return {}
+        speeds = {str(worker): speed for worker, speed in sorted(self.speeds_found.items())}
+        return {"times_formed": self.num_formed, "samples_per_second": speeds}
+
+    def resumed(self, epoch: int) -> events.GroupAssignment | None:
+        """Return the groups of before a restart, which go on in this epoch; None: none."""
+        if self.formed is not None:  # the other shards are to be sent what holds now
+            self.formed = events.GroupAssignment(epoch, self.formed.groups, {})
+        return self.formed
+
+    def state_dict(self, soft: bool) -> State:
+        """Return the groups, which outlive a restart, or what was measured."""
+        if not soft:
+            return {"formed_groups": format_groups(self.formed.groups) if self.formed else ""}
+        return {
+            "replied_at": dict(self._replied_at),
+            "paces": {worker: paces.copy() for worker, paces in self._paces.items()},
+            "look_at": self._look_at,
+            "proposed": self._proposed,
+            "target": self._target,
+            "formed": self.formed,
+            "num_formed": self.num_formed,
+            "speeds_found": dict(self.speeds_found),
+        }
+
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave; without the soft state speeds are measured anew."""
+        if not soft:
+            text = state["formed_groups"]
+            self.formed = events.GroupAssignment(0, parse_groups(text), {}) if text else None
+            return
+        self._replied_at, self._paces = dict(state["replied_at"]), dict(state["paces"])
+        self._look_at, self._proposed = state["look_at"], state["proposed"]
+        self._target, self.formed = state["target"], state["formed"]
+        self.num_formed, self.speeds_found = state["num_formed"], state["speeds_found"]
+
+
+class RegroupFollower:
+    """The other shards' half.
+
+    Attributes:
+        formed: The newest groups that shard 0 has announced; None: those at the start.
+        num_formed: How often this shard has changed groups.
+    """
+
+    def __init__(self) -> None:
+        """Wait for nothing."""
+        self.formed: events.GroupAssignment | None = None
+        self.num_formed = 0
+        self._in_force: Groups | None = None  # None: those at the start
+        self._awaited: collections.deque[events.GroupAssignment] = collections.deque()
+        self._waits_for: dict[int, int] = {}  # worker -> step, of the first awaited
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether groups are to be formed here."""
+        return bool(self._awaited)
+
+    def receive(self, epoch: events.MembershipEpoch, current: Groups) -> None:
+        """Take the groups that shard 0 announces; `current` are in force here."""
         formed = epoch.formed
         if formed is None or (self.formed is not None and formed.epoch <= self.formed.epoch):
             return
         alone = not self._awaited
-        self.formed = formed
+        self.formed, self._in_force = formed, current
         if alone and formed.groups == current:
             return
         live = set(epoch.live)
         after = {worker: step for worker, step in formed.after.items() if worker in live}
         self._awaited.append(events.GroupAssignment(formed.epoch, formed.groups, after))
         if alone:
-            self._waits_for = after
+            self._waits_for = dict(after)
 
     def defers(self, worker: int, step: int) -> bool:
         """Return whether a push belongs to groups that this shard has not formed yet."""
-        return bool(self._awaited) and step > self._waits_for.get(worker, -1)
+        return self.is_waiting and step > self._waits_for.get(worker, -1)
 
-    def turn(self, core: PsCore, now: float) -> list[events.Action] | None:
-        """Do what can be done now that all complete rounds are released; None: nothing."""
-        if self._awaited:
-            return self._catch_up(core)
-        if self._auto is None or not core.sync_state["live"]:
-            return None
-        if core.stop_reason is not None or core.deadlines.drain is not None:
-            return self._give_up(core)
-        if self._target is None:
-            self._target = self._decide(core, self._auto, now)
-            if self._target is None:
-                return None
-            core.sync_state = core.sync.close(core.sync_state)
-        if not core.sync.is_at_rest(core.sync_state):
-            return None
-        target, self._target = self._target, None
-        return self._form(core, target)
+    def left(self, worker: int) -> None:
+        """Forget a worker: nothing more will arrive from it."""
+        self._waits_for.pop(worker, None)
 
-    def _give_up(self, core: PsCore) -> list[events.Action] | None:
-        """Let those go on who wait for other groups: the run is at its end."""
-        if self._target is None:
-            return None
-        self._target = None
-        core.sync, core.sync_state = core.sync.regroup(core.sync.groups, core.sync_state)
-        return []
+    def ready(
+        self, last_steps: Mapping[int, int], present: Collection[int]
+    ) -> events.GroupAssignment | None:
+        """Return the groups to be formed now: all pushes from before have arrived.
 
-    def _decide(self, core: PsCore, auto: AutoGroups, now: float) -> Groups | None:
-        """Return groups that should be formed."""
-        live, interval = core.sync_state["live"], auto.regroup_interval_seconds
-        first = self.formed is None
-        too_soon = core.version < auto.groups_warmup_updates if first else now < self._look_at
-        if too_soon or core.sync_state["joining"]:
+        Args:
+            last_steps: Worker -> newest step accepted.
+            present: Live and joining workers.
+        """
+        if any(last_steps.get(worker, -1) < step for worker, step in self._waits_for.items()):
             return None
-        speeds = self.speeds(live)
-        if len(speeds) < len(live):
-            return None
-        groups = propose_groups(speeds, self._nb_workers)
-        if not first and not self._insists(core, groups, speeds):
-            self._look_at = now + interval / _LOOKS_PER_INTERVAL
-            return None
-        self._look_at = now + interval if interval else math.inf
-        self._found = speeds
-        return groups
-
-    def _insists(self, core: PsCore, groups: Groups, speeds: Mapping[int, float]) -> bool:
-        """Return whether other groups have been worth changing to several times in a row."""
-        worth = is_worth_changing(core.sync.groups, groups, speeds)
-        before, times = self._asked_for
-        self._asked_for = (groups, times + 1 if groups == before else 1) if worth else ((), 0)
-        return self._asked_for[1] >= _LEAST_LOOKS
-
-    def _form(self, core: PsCore, groups: Groups) -> list[events.Action]:
-        """Change groups (shard 0); everybody has finished a round and waits."""
-        live = core.sync_state["live"]
-        epoch = core.membership.begin_epoch()
-        self._asked_for = ((), 0)
-        self.formed = events.GroupAssignment(
-            epoch, groups, {w: core.members[w].last_step for w in live}
-        )
-        self._switch(core, self.formed)
+        formed = self._awaited.popleft()
+        self._in_force = formed.groups
         self.num_formed += 1
-        everyone = tuple(sorted([*live, *core.sync_state["joining"]]))
-        told = changes.epoch_of(core, epoch, everyone)
-        return [events.GroupsChanged(groups, self._found), events.NewEpoch(told)]
-
-    def _catch_up(self, core: PsCore) -> list[events.Action] | None:
-        """Change groups (other shards) once all pushes from before have come."""
-        for worker, step in self._waits_for.items():
-            member = core.members.get(worker)
-            if member is None or member.last_step < step:
-                return None
-        self._switch(core, self._awaited.popleft())
-        self.num_formed += 1
-        present = {*core.sync_state["live"], *core.sync_state["joining"]}
         after = self._awaited[0].after if self._awaited else {}
         self._waits_for = {worker: step for worker, step in after.items() if worker in present}
-        return []
+        return formed
 
-    def _switch(self, core: PsCore, formed: events.GroupAssignment) -> None:
-        core.sync, core.sync_state = core.sync.regroup(formed.groups, core.sync_state)
-        core.group_epochs = dict.fromkeys(range(len(formed.groups)), formed.epoch)
+    def resumed(self, epoch: int) -> events.GroupAssignment | None:
+        """Return the groups of before a restart, which go on in this epoch; None: none."""
+        return events.GroupAssignment(epoch, self._in_force, {}) if self._in_force else None
 
-    # -- durable state, and the summary -------------------------------------------------------
+    def state_dict(self, soft: bool) -> State:
+        """Return the groups in force, which outlive a restart, or what is awaited."""
+        if not soft:
+            return {"formed_groups": format_groups(self._in_force) if self._in_force else ""}
+        return {
+            "formed": self.formed,
+            "num_formed": self.num_formed,
+            "awaited": self._awaited.copy(),
+            "waits_for": dict(self._waits_for),
+        }
 
-    def save(self, current: Groups) -> str:
-        """Return the groups if they were formed by speed, else nothing."""
-        return format_groups(current) if self.formed is not None else ""
-
-    def restore(self, groups: Groups, core: PsCore) -> None:
-        """Go on with groups of an earlier life; the speeds are measured anew."""
-        formed = events.GroupAssignment(core.membership.epoch, groups, {})
-        self._switch(core, formed)
-        core.started = not core.sync.waits_for_start
-        if core.membership.leads:  # another shard is to hear from shard 0 what holds now
-            self.formed = formed
-
-    def summary(self) -> dict[str, Any]:
-        """Return what the run's summary tells of it; nothing where groups are given."""
-        if self._auto is None:
-            return {}
-        speeds = {str(worker): speed for worker, speed in sorted(self._found.items())}
-        return {"times_formed": self.num_formed, "samples_per_second": speeds}
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave."""
+        if not soft:
+            text = state["formed_groups"]
+            self._in_force = parse_groups(text) if text else None
+            return
+        self.formed, self.num_formed = state["formed"], state["num_formed"]
+        self._awaited, self._waits_for = state["awaited"], dict(state["waits_for"])

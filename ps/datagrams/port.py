@@ -112,8 +112,8 @@ class DatagramPort:
 
     def end_sessions(self) -> None:
         """End the sessions of workers that have left (writer thread)."""
-        state = self._core.sync_state
-        self.receiver.retain_members([*state["live"], *state["joining"]])
+        core = self._core
+        self.receiver.retain_members([*core.live_workers(), *core.joining_workers()])
         self._filter_sessions()
 
     def _filter_sessions(self) -> None:
@@ -142,7 +142,7 @@ class DatagramPort:
         """Refuse a push that proved not to be finite when it was complete (any thread)."""
 
         def refuse() -> None:
-            incarnation = self._core.members[worker].incarnation
+            incarnation = self._core.incarnation_of(worker)
             epoch = self._core.membership.epoch
             self._reject(events.Reject(worker, incarnation, "NON_FINITE", message, step, epoch))
 

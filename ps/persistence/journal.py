@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import struct
+import traceback
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -24,7 +25,7 @@ from typing import Any, BinaryIO
 from absl import logging
 
 from thinwire.ops.types import State
-from thinwire.ps.core import events, faults, soft_state
+from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence import journal_format
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
@@ -33,7 +34,7 @@ from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, Tr
 _MODELS = 4
 #: ... and at least this large.
 LEAST_BYTES = 64 << 20
-_MAGIC = b"TWJRNL1\n"
+_MAGIC = b"TWJRNL2\n"  # 1: by attributes of the core
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
 
 
@@ -310,7 +311,7 @@ class JournaledCore:
         if self.high_water is not None:
             self.high_water.record(self.core.version)
         if self.journal is not None and self._writes and self.journal.is_due:
-            actions.append(events.SaveSnapshot(self.core.version, self.core.snapshot()))
+            actions.append(events.SaveSnapshot(self.core.version, self.core.state_dict()))
         return actions
 
     def _write(self, event: events.Event, now: float) -> None:
@@ -328,7 +329,8 @@ class JournaledCore:
         except Exception as error:
             if not isinstance(event, events.OfWorker):
                 raise
-            failed = faults.failed(event, error)
+            failed = events.Failed.of(event, error)
+            _log_failure(event, failed, error)
         self._write(failed, now)
         return self.core.handle(failed, now)
 
@@ -341,7 +343,7 @@ class JournaledCore:
         except JournalFailed as failure:
             self._fail(failure)
             return {"recovered": self.recovered}
-        soft = soft_state.save(self.core)
+        soft = self.core.state_dict(soft=True)
         return {"recovered": self.recovered, "journal": number, "soft": soft}
 
     def consistent(self, state: State) -> State:
@@ -349,7 +351,7 @@ class JournaledCore:
 
         A run that ends takes its last snapshot before every worker has received its last reply.
         """
-        return self.core.snapshot() if self._writes and self.core.stop_reason else state
+        return self.core.state_dict() if self._writes and self.core.stop_reason else state
 
     def close(self) -> None:
         """Stop writing: the next snapshot is the last one and holds everything."""
@@ -369,3 +371,14 @@ class JournaledCore:
         logging.error("%s", failure)
         self.close()
         self.on_failure()
+
+
+def _log_failure(event: events.OfWorker, failed: events.Failed, error: Exception) -> None:
+    logging.log_every_n_seconds(  # a client that insists must not fill the disk
+        logging.ERROR,
+        "cannot handle a %s of worker %d (%s); the worker is expelled, the run goes on. This is a "
+        "bug of Thinwire: please report it with what follows.\n%s",
+        1,
+        *(type(event).__name__, event.worker, failed.cause),
+        "".join(traceback.format_exception(error)),
+    )

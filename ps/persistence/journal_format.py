@@ -26,7 +26,7 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
-from thinwire.ps.core.plain import from_plain, to_plain
+from thinwire.ps.core.serialization import from_plain, to_plain
 from thinwire.ps.service.connections import blocks_of
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 

@@ -116,7 +116,7 @@ class JournalPolicy:
         reached = self._saved.reached_version
         if reached is None:
             return
-        core.accounts.note_lost_updates(reached)
+        core.counters.note_lost_updates(reached)
         if (lost := reached - core.version) > 0:
             logging.warning(
                 "this shard continues from version %d; it had reached %d: %d updates are lost",

@@ -15,10 +15,10 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.types import State
-from thinwire.ps.core import events, soft_state
+from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
-from thinwire.ps.core.plain import from_plain, to_plain
+from thinwire.ps.core.serialization import from_plain, to_plain
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal import JournalPosition
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
@@ -235,7 +235,7 @@ def _attempt(
     except DamagedRecord as error:
         damage = str(error)
     _handle(core, newest, count)
-    state = core.snapshot() if core is not None else start[0]
+    state = core.state_dict() if core is not None else start[0]
     lives = [head.settings.config.generation for head in files.heads.values()]
     generation = max([state["generation"], *lives])
     limits = settings.limits if settings is not None else {}
@@ -270,8 +270,8 @@ def _core_for(
     fresh = make(settings.config, settings.lease_seconds)
     if core is None:
         durable, soft = copy.deepcopy(start)  # another attempt may need it unchanged
-        fresh.restore(durable)
-        soft_state.restore(fresh, soft)
+        fresh.load_state_dict(durable)
+        fresh.load_state_dict(soft, soft=True)
     else:  # a restart of the shard, from everything that the journal held by then
-        fresh.restore(core.snapshot())
+        fresh.load_state_dict(core.state_dict())
     return fresh

@@ -24,6 +24,10 @@ from thinwire.ps.persistence.journal import Journal, JournalPosition
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, Replayed, replay
 
+#: Of what a checkpoint of a shard holds: raised with any change of names or of meaning, together
+#: with the journal's magic. 1: by attributes of the core, before the parts had names of their own.
+FORMAT = 2
+
 
 class Saver:
     """A background writer of checkpoints."""
@@ -114,7 +118,7 @@ class SavedShard:
         """Why the run had ended, if nothing is left to do; else None."""
         if self._found is None:
             return None
-        reason = self._found["core"]["stop_reason"]
+        reason = self._found["core"]["lifecycle"]["stop_reason"]
         return reason if is_finished(self._run, reason, self._found["limit"]) else None
 
     @property
@@ -177,11 +181,11 @@ class SavedShard:
         """
         if self._found is None or self._found.get("journal") is None:
             return None
-        found, ended = self._found, self._found["core"]["stop_reason"]
+        found, ended = self._found, self._found["core"]["lifecycle"]["stop_reason"]
         replayed = replay(self.folder, found["core"], found["soft"], found["journal"], make, coder)
         found["core"], self._replayed = replayed.core, replayed
-        if replayed.core["stop_reason"] != ended:
-            found["limit"] = replayed.limits.get(replayed.core["stop_reason"])
+        if replayed.core["lifecycle"]["stop_reason"] != ended:
+            found["limit"] = replayed.limits.get(replayed.core["lifecycle"]["stop_reason"])
         logging.info("the journal restored %d events", replayed.num_records)
         if replayed.damage:
             logging.warning("the journal was cut: %s", replayed.damage)
@@ -229,9 +233,10 @@ class SavedShard:
         self._saver.put(
             version,
             {
+                "format": FORMAT,
                 "core": core,
                 "run_id": run_id,
-                "limit": limit_of(self._run, core["stop_reason"]),
+                "limit": limit_of(self._run, core["lifecycle"]["stop_reason"]),
                 "fingerprint": [list(row) for row in self._settings],
                 "model": [[t.path, list(t.shape), t.dtype] for t in self._spec.tensors],
                 "bytes_down": {str(worker): count for worker, count in bytes_down.items()},
@@ -263,10 +268,14 @@ class SavedShard:
                 raise ConfigurationError(self._all_damaged())
             return None
         _, state = found
+        if (theirs_format := state.get("format", 1)) != FORMAT:
+            raise ConfigurationError(
+                f"--run_dir={self._run.run_dir} holds checkpoints of format {theirs_format}, and "
+                f"this version of Thinwire reads format {FORMAT}: go on with the version that "
+                "wrote them, or give this run another --run_dir, or --overwrite the old one."
+            )
         mine = messages.settings_of(self._settings)
         theirs = [pb.Setting(name=name, value=value) for name, value in state["fingerprint"]]
-        if theirs[-1].name != mine[-1].name:  # an earlier version did not save it
-            mine = mine[:-1]
         difference = messages.first_difference(mine, theirs) or messages.first_difference(
             messages.tensors_of(self._spec),
             [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in state["model"]],

@@ -112,7 +112,8 @@ class LeaderClient:
         session = self._session
         if session is not None:
             lives = [
-                pb.Member(worker=life.worker, incarnation=life.incarnation) for life in missed.lives
+                pb.Member(worker=life.worker, incarnation=life.incarnation)
+                for life in missed.members
             ]
             session.send_control(pb.ToServer(heartbeat=pb.Heartbeat(unreachable=lives)))
 
@@ -214,7 +215,7 @@ def are_due(server: ShardServer) -> bool:
 
 def are_awaited(server: ShardServer) -> bool:
     """Return whether other shards, as far as they are connected, have more to tell (shard 0)."""
-    ended_at = server.core.accounts.ended_at
+    ended_at = server.core.ended_at
     if ended_at is None or time.monotonic() - ended_at >= _PATIENCE_SECONDS:
         return False
     return any(

@@ -17,13 +17,13 @@ from thinwire.proto.grpc.session import beat_seconds
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.udp import stream_dscp
 from thinwire.ps.core import events
-from thinwire.ps.core.claims import ClaimBounds
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.port import DatagramPort
 from thinwire.ps.persistence.journal import JournaledCore
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
 from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.stream_reader import StreamReader
+from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.epochs import encode_epoch
 from thinwire.ps.wire.push_decoder import PushDecoder
 
@@ -66,7 +66,9 @@ class ShardServer:
         self.max_streams, self.guard = max_streams, ConnectionGuard()
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         model, self.bounds = core.model, bounds or ClaimBounds.of(core.model.method)
-        self.decoder = PushDecoder(layout, model.kind, model.kernels, core.aux.size, self.bounds)
+        self.decoder = PushDecoder(
+            layout, model.kind, model.kernels, core.averages.size, self.bounds
+        )
         self.datagrams: DatagramPort | None = None
         if core.model.method.router.uses_datagrams:
             sizes = [piece.size for piece in layout.slices]
@@ -195,8 +197,8 @@ class ShardServer:
         core = self.core
         if core.model.kind is not Kind.VALUES:
             return []
-        live = core.sync_state["live"]
-        return self.connections.members((w, core.members[w].incarnation) for w in live)
+        live = core.live_workers()
+        return self.connections.members((w, core.incarnation_of(w)) for w in live)
 
     def _welcome(self, action: events.Welcome) -> None:
         connection = self._welcomes.pop(action.incarnation, None)
@@ -259,10 +261,10 @@ class ShardServer:
             self.queue.put(self.datagrams.end_sessions)  # after all epochs that come together
         if self.core.stop_reason is None:  # at the end everybody leaves
             logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
-        self.observers.tell_epoch(encode_epoch(epoch, self.core.sync.groups))
+        self.observers.tell_epoch(encode_epoch(epoch, self.core.groups))
 
     def _missed(self, action: events.WorkersUnreachable) -> None:
-        workers = [life.worker for life in action.lives]
+        workers = [life.worker for life in action.members]
         logging.info("not heard here for %g s: workers %s", self.lease_seconds, workers)
         if self.on_missed is not None:
             self.on_missed(action)

@@ -52,7 +52,7 @@ class StreamReader:
         self.number = 0  # of an observer
         self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
-        limit = payload_limit(server.layout, server.core.aux.size)
+        limit = payload_limit(server.layout, server.core.averages.size)
         self.assembler = MessageAssembler(pb.ToServer, lambda message: limit)
 
     def read(self) -> None:

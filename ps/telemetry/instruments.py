@@ -95,7 +95,7 @@ class ShardInstruments:
 
 
 def _model_instruments(core: PsCore) -> list[Instrument]:
-    accounts = core.accounts
+    accounts = core.counters
     pushes = sum(account.pushes for account in accounts.workers.values())
     return [
         gauge(

@@ -68,15 +68,15 @@ class StatusReporter:
         core, model = self._core, self._core.model
         own = {
             "bytes_down": self._server.connections.bytes_down(),
-            "rejected": dict(core.accounts.rejected),
+            "rejected": dict(core.counters.rejected),
             "weighting": model.memory(),
             "down": model.down_summary(),
-            "group_staleness": core.accounts.groups.histograms(),
+            "group_staleness": core.counters.groups.histograms(),
             "refused_peers": self._sources.refused_peers(),
             "is_last": is_last,
-            "membership": {"lost_updates": core.accounts.lost_updates},
+            "membership": {"lost_updates": core.counters.lost_updates},
         }
-        if guards := core.guard.summary():
+        if guards := core.guard_summary():
             own["guards"] = guards["refused"]
         if (received := self._received()) is not None:
             own["datagrams"] = received.summarized().to_dict()
@@ -90,7 +90,7 @@ class StatusReporter:
         """Return the status of the whole run (shard 0)."""
         run, core = self._run, self._core
         workers = self._workers()
-        accounts, membership = core.accounts, core.membership
+        counters, membership = core.counters, core.membership
         return run_status.RunStatus(
             run_id=self._server.identity.run_id if self._server.identity else "",
             method=run.method.name,
@@ -103,14 +103,14 @@ class StatusReporter:
             version=core.version,
             generation=core.config.generation,
             samples=core.samples,
-            seconds=accounts.seconds(),
+            seconds=core.seconds(),
             learning_rate=core.model.learning_rate,
-            staleness=run_status.Histogram(dict(accounts.staleness)),
+            staleness=run_status.Histogram(dict(counters.staleness)),
             rejected_pushes=self._all_rejected(),
             bytes_up=sum(worker.bytes_up for worker in workers),
             bytes_down=sum(worker.bytes_down for worker in workers),
             pushes=sum(worker.pushes for worker in workers),
-            pulls=accounts.num_replies,
+            pulls=counters.num_replies,
             membership=run_status.MembershipCounts(
                 epochs=membership.epoch % (1 << 16),
                 left=membership.num_left,
@@ -125,12 +125,12 @@ class StatusReporter:
     def states(self) -> dict[int, str]:
         """Return the state of every worker that has joined."""
         core = self._core
-        waits = {*core.sync_state["pushed"], *core.sync_state["held"]}
-        return {worker: self._state(worker, worker in waits) for worker in core.members}
+        waits = core.waiting_workers()
+        return {worker: self._state(worker, worker in waits) for worker in core.known_workers()}
 
     def guards(self) -> dict[str, Any]:
         """Return the pushes that guards rejected, over all shards, and whom shard 0 quarantined."""
-        block = self._core.guard.summary()
+        block = self._core.guard_summary()
         if not block:
             return {}
         refused = {why: collections.Counter(by) for why, by in block["refused"].items()}
@@ -141,12 +141,13 @@ class StatusReporter:
 
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
         """Return the blocks that only some runs have."""
-        core = self._core
+        own = self._core.summary()
+        weighting, down = own.pop("weighting"), own.pop("down")
         return {
-            "groups": self._groups(),
-            **core.state_server.summary(),
-            **self._over_shards("weighting", core.model.memory()),
-            **self._over_shards("down", core.model.down_summary()),
+            **own,
+            "groups": self._groups(own["groups"]),
+            **self._over_shards("weighting", weighting),
+            **self._over_shards("down", down),
             **self._datagrams(),
             **self.guards(),
             **self._refused_peers(),
@@ -161,27 +162,29 @@ class StatusReporter:
 
     def _workers(self) -> list[run_status.WorkerMetrics]:
         down, states = self._bytes_down(), self.states()
-        clocks = self._core.sync_state["clocks"]
+        clocks = self._core.clocks()
         fastest = max(clocks.values(), default=0)
-        return [self._worker(w, states[w], down.get(w, 0), fastest) for w in sorted(states)]
+        return [
+            self._worker(w, states[w], clocks.get(w, 0), fastest, down.get(w, 0))
+            for w in sorted(states)
+        ]
 
     def _worker(
-        self, worker: int, state: str, bytes_down: int, fastest: int
+        self, worker: int, state: str, clock: int, fastest: int, bytes_down: int
     ) -> run_status.WorkerMetrics:
-        account = self._core.accounts.worker(worker)
-        clock = self._core.sync_state["clocks"].get(worker, 0)
+        totals = self._core.counters.worker(worker)
         own = wire_reports.own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
         return run_status.WorkerMetrics(
             id=worker,
             state=state,  # type: ignore[arg-type]
             clock=clock,
             lag=fastest - clock,
-            pushes=account.pushes,
-            samples=account.samples,
-            local_steps=account.local_steps,
+            pushes=totals.pushes,
+            samples=totals.samples,
+            local_steps=totals.local_steps,
             bytes_down=bytes_down,
-            loss=account.loss,
-            refused=account.refused + own.get("non_finite", 0),
+            loss=totals.loss,
+            refused=totals.refused + own.get("non_finite", 0),
             **{name: value for name, value in own.items() if name != "non_finite"},
         )
 
@@ -214,24 +217,18 @@ class StatusReporter:
         sent = {
             who: counts
             for who, text in self._reports(pb.ROLE_WORKER).items()
-            if who in self._core.members and (counts := wire_reports.sent(text)) is not None
+            if who in self._core.known_workers() and (counts := wire_reports.sent(text)) is not None
         }
         channels = self._run.method.router.channels
         return {BLOCK: summary_block([own, *others], sent, channels)}
 
-    def _groups(self) -> dict[str, Any]:
-        """Return the groups, and the counters of each on this shard and others."""
-        core = self._core
+    def _groups(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Return shard 0's block of the groups, with the histograms of the other shards."""
         others = {
             str(who): wire_reports.tables(text, "group_staleness")
             for who, text in self._reports(pb.ROLE_SHARD).items()
         }
-        block = {
-            "groups": [list(group) for group in core.sync.groups],
-            "by_group": core.accounts.groups.summary(),
-            **core.regrouping.summary(),
-        }
-        return block | ({"histograms_of_shards": others} if others else {})
+        return own | ({"histograms_of_shards": others} if others else {})
 
     def _refused_peers(self) -> dict[str, dict[str, int]]:
         """Return the number of refused clients, by reason; {} if there are none."""
@@ -240,7 +237,7 @@ class StatusReporter:
 
     def _lost_updates(self) -> int:
         """Add up the lost updates of every shard; each holds a part of an update."""
-        own = {"lost_updates": self._core.accounts.lost_updates}
+        own = {"lost_updates": self._core.counters.lost_updates}
         return self._totals("membership", own)["lost_updates"]
 
     def _reports(self, role: int) -> dict[int, str]:
@@ -257,9 +254,9 @@ class StatusReporter:
 
     def _all_rejected(self) -> dict[str, int]:
         """Add up the pushes that shards rejected and those that workers withheld."""
-        total = self._totals("rejected", self._core.accounts.rejected)
+        total = self._totals("rejected", self._core.counters.rejected)
         for who, text in self._reports(pb.ROLE_WORKER).items():
-            if who in self._core.members:
+            if who in self._core.known_workers():
                 total["non_finite"] += wire_reports.own_counters(text).get("non_finite", 0)
         return {reason: count for reason, count in total.items() if count}
 

@@ -74,7 +74,7 @@ class PsScalars:
 
     def _read(self, now: float) -> _Reading:
         core = self._core
-        delays = dict(core.accounts.staleness)  # a copy, since the writer thread goes on counting
+        delays = dict(core.counters.staleness)  # a copy, since the writer thread goes on counting
         weighted = sum(delay * pushes for delay, pushes in delays.items())
         received = self._received()
         counters = received.total() if received is not None else None

@@ -10,7 +10,7 @@ from thinwire.ps.core import events
 
 def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership:
     """Return the message for an epoch; `groups` are those in force."""
-    named, formed = epoch.lives or [0] * len(epoch.live), epoch.formed
+    named, formed = epoch.incarnations or [0] * len(epoch.live), epoch.formed
     lives = dict(zip(epoch.live, named, strict=True))
     return pb.Membership(
         epoch=epoch.number,

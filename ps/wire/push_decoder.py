@@ -15,7 +15,7 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
-from thinwire.ps.core.claims import ClaimBounds
+from thinwire.ps.wire.claims import ClaimBounds
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64

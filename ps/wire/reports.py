@@ -7,8 +7,8 @@ from typing import Any
 from thinwire.ops.persistence.documents import parse_json
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.telemetry import run_status
-from thinwire.ps.core.claims import MOST_COUNTED
 from thinwire.ps.datagrams.counters import DatagramCounts
+from thinwire.ps.wire.claims import MOST_COUNTED
 
 #: Fields a worker counts itself; the rest of its line is what the shard saw.
 _OWN_FIELDS = (

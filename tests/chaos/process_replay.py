@@ -23,10 +23,8 @@ from thinwire.flags.run import read_run
 from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.persistence import checkpoint
 from thinwire.ops.run.directory import checkpoints_of
-from thinwire.ops.sync.rule import SyncRule
 from thinwire.ops.types import ModelSpec, ShardLayout, State, TensorSpec
-from thinwire.ps.core import soft_state
-from thinwire.ps.core.averages import AuxMean
+from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
@@ -100,8 +98,8 @@ class Witness:
                 continue
             found = self.replay(self._without(copy, after["journal"]), older)
             assert found.replayed.damage is None, found.replayed.damage
-            assert_same(after["core"], found.core.snapshot(), f"{newer.name}: core")
-            assert_same(after["soft"], soft_state.save(found.core), f"{newer.name}: soft")
+            assert_same(after["core"], found.core.state_dict(), f"{newer.name}: core")
+            assert_same(after["soft"], found.core.state_dict(soft=True), f"{newer.name}: soft")
             compared += 1
         return compared
 
@@ -136,12 +134,12 @@ class Witness:
         _, body = next(journal_format.bodies(head))
         settings = ReplaySettings.of(journal_format.content_of_head(body)["settings"])
         expected = self._core(first, settings.config, settings.lease_seconds)
-        expected.restore(found.core.snapshot())
+        expected.load_state_dict(found.core.state_dict())
         assert settings.config.generation > found.core.config.generation
-        accounts, replayed = first["core"]["accounts"], expected.snapshot()
-        known = accounts["lost_updates"] - replayed["accounts"]["lost_updates"]
+        counters, replayed = first["core"]["counters"], expected.state_dict()
+        known = counters["lost_updates"] - replayed["counters"]["lost_updates"]
         assert 0 <= known <= lost, f"counts {known} updates as lost; {lost} are"
-        replayed["accounts"]["lost_updates"] += known
+        replayed["counters"]["lost_updates"] += known
         assert_same(first["core"], replayed, "what it came back with")
 
     def _without(self, copy: pathlib.Path, number: int) -> pathlib.Path:
@@ -163,13 +161,13 @@ class Witness:
         method, layout = self._run.method, self._layout(state)
         rule, member = method.sync, Coordinator(config.nb_workers, lease_seconds)
         if self.number:
-            rule, member = SyncRule(rule.groups), FollowerMembership(config.nb_workers)  # type: ignore[assignment]
+            rule, member = rule.without_bound(), FollowerMembership(config.nb_workers)  # type: ignore[assignment]
         theta = np.zeros(layout.size, np.float32)
         return PsCore(config, method, theta, self._kernels, member, rule, _aux_of(state))
 
 
-def _aux_of(state: State) -> AuxMean:
-    return AuxMean(num_slots=len(state["core"]["aux"]["mean"]))
+def _aux_of(state: State) -> WorkerAverages:
+    return WorkerAverages(num_slots=len(state["core"]["averages"]["mean"]))
 
 
 def tear(folder: pathlib.Path, dice: Any, cut: bool) -> str:

@@ -83,7 +83,7 @@ def played(case: Case, plan: Plan | None) -> Outcome:
         outcome.seconds = run.clock.now
         outcome.struck = striker is not None and striker.struck
         outcome.restarts = sum(ledger.num_restarts for ledger in run.ledgers)
-        counted = sum(shard.core.accounts.lost_updates for shard in run.shards)
+        counted = sum(shard.core.counters.lost_updates for shard in run.shards)
         outcome.lost_updates = (counted, sum(ledger.num_undone for ledger in run.ledgers))
         outcome.models = run.checked_models
         run.check()

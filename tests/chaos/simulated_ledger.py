@@ -13,14 +13,13 @@ import numpy as np
 
 from thinwire.ops.types import State, Update
 from thinwire.ops.weighting.base import Arrival
-from thinwire.ps.core import durable
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.model import model_for
 
 #: Of the durable state: what a shard that comes back has bit for bit as the one that died.
-COMES_BACK = ("model", "clocks", "steps", "bases", "aux", "accounts", "guard")
+COMES_BACK = (*("model", "scheduler", "members", "averages", "counters", "guard", "quarantine"),)
 #: Of the model: what follows from the pushes alone.
-FOLLOWS = ("version", "samples", "theta", "optimizer", "weighting", "handed_out")
+FOLLOWS = ("version", "samples", "theta", "optimizer", "weighting", "backups")
 
 Key = tuple[int, int, int]  # worker, incarnation, step
 
@@ -93,15 +92,15 @@ class Ledger:
 
     def _compare(self, before: PsCore, core: PsCore) -> None:
         if self.keeps_journal:
-            was, now = durable.save(before), durable.save(core)
-            what = ("clocks", "steps", "model") if self.tolerates_end else COMES_BACK
+            was, now = before.state_dict(), core.state_dict()
+            what = ("scheduler", "members", "model") if self.tolerates_end else COMES_BACK
             for name in what:
                 one, other = was[name], now[name]
                 if name == "model" and self.tolerates_end:
                     one, other = ({key: each[key] for key in FOLLOWS} for each in (one, other))
                 same(one, other, f"shard {self.number} after restart {self.num_restarts}: {name}")
-            if before.sync.groups != core.sync.groups:
-                raise Fork(f"shard {self.number}: {before.sync.groups} became {core.sync.groups}")
+            if before.groups != core.groups:
+                raise Fork(f"shard {self.number}: {before.groups} became {core.groups}")
         else:
             gone = [each for each in self.entries[self.on_disk :] if isinstance(each, Applied)]
             self.undone |= {key for entry in gone for key, _, _ in entry.pushes}
@@ -114,8 +113,8 @@ class Ledger:
             raise Fork(f"shard {self.number} is at {core.version}, it had applied {versions[-1:]}")
 
     def _note_calls(self, core: PsCore) -> None:
-        model, apply, hand_out = core.model, core.model.apply, core.model.hand_out
-        snapshot, forget = core.snapshot, core.model.forget
+        model, apply, record_reply = core.model, core.model.apply, core.model.record_reply
+        state_dict, forget = core.state_dict, core.model.forget
         kind = type(core)
         generation = core.config.generation
 
@@ -127,8 +126,8 @@ class Ledger:
             self.thetas[generation, model.version] = model.theta.tobytes()
             return kept
 
-        def noted_hand_out(worker: int, handed: Any) -> None:
-            hand_out(worker, handed)
+        def noted_reply(worker: int, handed: Any) -> None:
+            record_reply(worker, handed)
             self.entries.append(Handed(worker, handed.version))
             copy = model._copy_of(worker, handed.version)
             known = model.theta if copy is None else copy
@@ -138,18 +137,19 @@ class Ledger:
             forget(worker)
             self.entries.append(Forgot(worker))
 
-        def noted_snapshot(core: PsCore) -> State:
-            state = snapshot()
-            self.marks[id(state)] = (state, len(self.entries))
+        def noted_state_dict(core: PsCore, soft: bool = False) -> State:
+            state = state_dict(soft)
+            if not soft:
+                self.marks[id(state)] = (state, len(self.entries))
             return state
 
-        model.apply, model.hand_out = noted_apply, noted_hand_out  # type: ignore[method-assign]
+        model.apply, model.record_reply = noted_apply, noted_reply  # type: ignore[method-assign]
         model.forget = noted_forget  # type: ignore[method-assign]
         # Of its class: what a core knows is written down by its attributes.
-        core.__class__ = type(kind.__name__, (kind,), {"snapshot": noted_snapshot})
+        core.__class__ = type(kind.__name__, (kind,), {"state_dict": noted_state_dict})
 
     def _key(self, core: PsCore, arrival: Arrival) -> Key:
-        return (arrival.worker, core.members[arrival.worker].incarnation, arrival.step)
+        return (arrival.worker, core.incarnation_of(arrival.worker), arrival.step)
 
     def note_saved(self, state: State) -> None:
         """Hear that a snapshot is whole on disk."""
@@ -186,7 +186,7 @@ class Ledger:
         fresh = model_for(core.model.method, theta.copy(), core.model.kernels, core.config)
         for entry in self.entries:
             if isinstance(entry, Handed):
-                fresh.hand_out(entry.worker, _Told(entry.version))
+                fresh.record_reply(entry.worker, _Told(entry.version))
                 continue
             if isinstance(entry, Forgot):
                 fresh.forget(entry.worker)
@@ -198,14 +198,14 @@ class Ledger:
             ]
             fresh.apply(arrivals, entry.oldest_base)
         fresh.samples = core.model.samples
-        one, other = fresh.save(), core.model.save()
+        one, other = fresh.state_dict(soft=False), core.model.state_dict(soft=False)
         for name in FOLLOWS:
             same(one[name], other[name], f"shard {self.number}: {name}")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Told:
-    """What `hand_out` looks at."""
+    """What `record_reply` looks at."""
 
     version: int
     kind: str = "full"

@@ -259,7 +259,7 @@ class ChaoticRun(Simulation):
         """
         for shard, ledger in zip(self.shards, self.ledgers, strict=True):
             ledger.check_once()
-            ledger.check_losses(shard.core.accounts.lost_updates)
+            ledger.check_losses(shard.core.counters.lost_updates)
             self._check_acknowledged(shard, ledger)
             where = shard_positions(self.spec, shard.layout)
             theta = np.concatenate([self._initial[at] for at in where])

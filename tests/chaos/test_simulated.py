@@ -101,15 +101,17 @@ def test_a_plan_befalls_only_whom_it_can():
 
 def test_a_push_that_is_applied_twice_is_found(monkeypatch):
     """A shard that forgets which steps it has taken applies what is sent again once more."""
-    from thinwire.ps.core import durable
+    from thinwire.ps.core.core import PsCore
+    from thinwire.ps.core.members import MemberTable
 
-    save = durable.save
-    monkeypatch.setattr(
-        durable, "save", lambda core: {**save(core), "steps": dict.fromkeys(save(core)["steps"], 0)}
-    )
-    monkeypatch.setattr(
-        "thinwire.ps.core.admission.usable_base", lambda core, event: event.base_version
-    )
+    state_dict = MemberTable.state_dict
+
+    def forgetful(table, soft):
+        state = state_dict(table, soft)
+        return state if soft else state | {"steps": dict.fromkeys(state["steps"], 0)}
+
+    monkeypatch.setattr(MemberTable, "state_dict", forgetful)
+    monkeypatch.setattr(PsCore, "_usable_base", lambda core, event: event.base_version)
     plan = Plan(Fault.KILL_AFTER_PUSH, Victim.SHARD_0, 0.5, 4)
     assert "Fork" in played(case_of("adacomp"), plan).error
 

@@ -27,7 +27,7 @@ from thinwire.ops.run.directory import rounds_of
 from thinwire.ops.telemetry import predictions
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.core import events
-from thinwire.ps.core.plain import to_plain
+from thinwire.ps.core.serialization import to_plain
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal_format import DamagedRecord
 from thinwire.supervisor import metrics_log

@@ -196,7 +196,7 @@ class World:
     @property
     def life(self) -> int:
         """This life of the rogue; 0: it has none."""
-        member = self.core.members.get(ROGUE)
+        member = self.core._members.get(ROGUE)
         return member.incarnation if member is not None else 0
 
     def picture(self) -> tuple[bytes, int, int]:
@@ -205,13 +205,13 @@ class World:
 
     def refused(self) -> collections.Counter[str]:
         """Return what was refused so far, by reason."""
-        return collections.Counter(self.core.accounts.rejected) + collections.Counter(
+        return collections.Counter(self.core.counters.rejected) + collections.Counter(
             self.server.guard.refused
         )
 
     def num_refused(self) -> int:
         """Return how much was refused so far; much quicker than by reason."""
-        return sum(self.core.accounts.rejected.values()) + sum(self.server.guard.refused.values())
+        return sum(self.core.counters.rejected.values()) + sum(self.server.guard.refused.values())
 
     def _note(self, event: events.Event, now: float) -> list[events.Action]:
         """Write down what is applied: only pushes are, each once, in order, and of this life."""
@@ -221,7 +221,7 @@ class World:
             assert isinstance(event, events.Push) and self.core.version == before + 1
             newest = max((p.step for p in self.applied if p.worker == event.worker), default=0)
             assert event.step > newest
-            assert event.incarnation == self.core.members[event.worker].incarnation
+            assert event.incarnation == self.core.incarnation_of(event.worker)
             assert event.worker in (HONEST, ROGUE)
             self.applied.append(event)
         return actions

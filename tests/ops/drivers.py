@@ -210,7 +210,7 @@ class OnShard(Driver):
             ModelRequest(worker, number, max(0, number - WORKERS)),
         )
         gathered = [state.gather(question) for question in asked]
-        state.hand_out(worker, gathered[-1])
+        state.record_reply(worker, gathered[-1])
         return (kept, gathered, state.learning_rate), state
 
     def update(self, rng):

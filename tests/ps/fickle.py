@@ -67,7 +67,7 @@ class World:
         self.now, self.incarnations, self.generation = 0.0, 0, 0
         self.initial = self.rng.standard_normal(SIZE, np.float32)
         self.core = self.new_core()
-        self.snapshot = self.core.snapshot()
+        self.snapshot = self.core.state_dict()
         self.lives = {}
         self.operations = set()
         for number in range(1, nb_workers + 1):
@@ -115,13 +115,13 @@ class World:
 
     def save(self):
         """The shard writes a checkpoint."""
-        self.snapshot = copy.deepcopy(self.core.snapshot())
+        self.snapshot = copy.deepcopy(self.core.state_dict())
 
     def restart(self):
         """The shard dies and comes back from its checkpoint."""
         self.generation += 1
         self.core = self.new_core()
-        self.core.restore(copy.deepcopy(self.snapshot))
+        self.core.load_state_dict(copy.deepcopy(self.snapshot))
         for number in self.lives:
             self.hello(number, reconnects=True)
 

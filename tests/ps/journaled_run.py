@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.harness import KERNELS, MiniRun
 from thinwire.ops.persistence.checkpoint import Checkpoints
-from thinwire.ps.core import durable, events, soft_state
+from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence.journal import Journal
 from thinwire.ps.persistence.journal_format import EventCoder
@@ -21,7 +21,7 @@ class JournaledRun(MiniRun):
         self.journals = []
         super().__init__(chosen, **choices)
         self.coders = [
-            EventCoder(layout, chosen, KERNELS, core.aux.size)
+            EventCoder(layout, chosen, KERNELS, core.averages.size)
             for layout, core in zip(self.layouts, self.shards, strict=True)
         ]
         self.journals = [
@@ -34,7 +34,11 @@ class JournaledRun(MiniRun):
         """Every shard writes a snapshot."""
         for shard, (core, journal) in enumerate(zip(self.shards, self.journals, strict=True)):
             number = journal.begin(ReplaySettings(core.config, 10.0, {}).to_plain())
-            state = {"core": core.snapshot(), "soft": soft_state.save(core), "journal": number}
+            state = {
+                "core": core.state_dict(),
+                "soft": core.state_dict(soft=True),
+                "journal": number,
+            }
             Checkpoints(self.folder / str(shard), keep=99).save(core.version, state)
 
     def feed(self, shard, event):
@@ -47,7 +51,8 @@ class JournaledRun(MiniRun):
         """Return a core that has been told nothing."""
         core = self._shard(shard, np.zeros(28, np.float32))
         again = type(core)(
-            config, self.chosen, core.model.theta, KERNELS, core.membership, core.sync, core.aux
+            *(config, self.chosen, core.model.theta, KERNELS, core.membership),
+            *(self.chosen.sync.without_bound() if shard else self.chosen.sync, core.averages),
         )
         if hasattr(again.membership, "lease_seconds"):
             again.membership.lease_seconds = lease_seconds
@@ -72,7 +77,7 @@ class JournaledRun(MiniRun):
         come, core = self.come_back(shard)
         life = dataclasses.replace(core.config, generation=come.generation + 1)
         self.shards[shard] = self.fresh(shard, life, 10.0)
-        self.shards[shard].restore(come.core)
+        self.shards[shard].load_state_dict(come.core)
         coder, size = self.coders[shard], 4 * self.layouts[shard].size
         self.journals[shard] = Journal(self.folder / str(shard), coder, size, come.place)
         self.save()
@@ -82,7 +87,7 @@ class JournaledRun(MiniRun):
 
 def everything(core):
     """Return all that a core knows; nothing of it is shared with the core."""
-    return durable.save(core), soft_state.save(core)
+    return core.state_dict(), core.state_dict(soft=True)
 
 
 def watched(core):

@@ -49,7 +49,7 @@ class Liar:
         """A worker that is let in, and then lies about everything."""
         stream_hello = self.shard.hello(incarnation=self.dice.choice((0, 0, 5, BIG)))
         yield frame(hello=stream_hello)
-        life = self.shard.core.members[ROGUE].incarnation
+        life = self.shard.core.incarnation_of(ROGUE)
         for _ in range(self.dice.randrange(200)):
             yield from self._lie(life)
 

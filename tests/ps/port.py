@@ -4,11 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from tests.harness import MiniRun, MiniWorker, method
+from tests.harness import KERNELS, MiniRun, MiniWorker, method
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.membership import FollowerMembership
 from thinwire.ps.datagrams.port import DatagramPort
 from thinwire.worker.client.datagrams import DatagramChannel
 from thinwire.worker.client.messages import push_messages
@@ -21,9 +23,13 @@ SMALL = {"dgt_block_size": 8, "dgt_k": 0.0}
 class Port:
     """A port around a real core; `turn` is what the writer thread does."""
 
-    def __init__(self, nb_workers=3, **choices):
+    def __init__(self, nb_workers=3, follows=False, **choices):
         self.run = MiniRun(method("dgt", nb_workers, **SMALL | choices), iter_max=10**6)
         self.core, self.decoder = self.run.shards[0], self.run.decoders[0]
+        if follows:
+            chosen, theta = self.run.method, self.core.model.theta
+            member, rule = FollowerMembership(nb_workers), chosen.sync.without_bound()
+            self.core = PsCore(self.core.config, chosen, theta, KERNELS, member, rule)
         self.core.membership.lease_seconds = 1e9
         self.queue, self.refusals, self.replies, self.welcomes = [], [], [], {}
         sizes = [piece.size for piece in self.run.layouts[0].slices]

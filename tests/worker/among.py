@@ -50,7 +50,7 @@ class Shard:
             method.sync,
         )
         if state is not None:
-            self.core.restore(state)
+            self.core.load_state_dict(state)
         self.layouts = place_tensors(SPEC, 1)
         self.server = ShardServer(
             self.core, self.layouts[0], 1.0, lambda version, state: None, LEASE_SECONDS, 16

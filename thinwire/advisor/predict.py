@@ -183,7 +183,7 @@ class _Watch:
         if self._core.version == self._version or len(self.marks) == 2:
             return
         self._version = self._core.version
-        pushes = sum(account.pushes for account in self._core.accounts.workers.values())
+        pushes = sum(account.pushes for account in self._core.counters.workers.values())
         if pushes >= self._limits[len(self.marks)] or time.monotonic() > self._deadline:
             self.marks.append(self._mark(now, pushes))
 
@@ -195,7 +195,7 @@ class _Watch:
             core_seconds=time.process_time(),
             updates=self._version,
             pushes=pushes,
-            replies=self._core.accounts.num_replies,
+            replies=self._core.counters.num_replies,
             samples=self._core.samples,
             bytes_up=sum(report.bytes_up for report in reports),
             bytes_down=sum(sum(shard.bytes_down().values()) for shard in simulation.shards),

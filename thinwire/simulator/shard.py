@@ -206,7 +206,7 @@ class ShardLife:
             ConfigurationError: The disk refuses.
             Killed: It was the last thing to happen.
         """
-        self.save(self.core.version, self.core.snapshot())
+        self.save(self.core.version, self.core.state_dict())
         if self.kept is not None and self.kept.saved is not None:
             self.kept.saved.flush()
 
@@ -457,7 +457,7 @@ class SimulatedShard(ShardLife):
     def _missed(self, action: events.WorkersUnreachable, coded: Any) -> None:
         """Tell shard 0 of workers that are not heard here."""
         if self.leader is not None:
-            for life in action.lives:
+            for life in action.members:
                 self.leader.arrive(events.WorkerUnreachable(life))
 
     def _ended(self, action: events.RunEnded, coded: Any) -> None:

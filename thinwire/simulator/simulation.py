@@ -16,14 +16,13 @@ from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.groups import format_groups
-from thinwire.ops.sync.rule import SyncRule
 from thinwire.ps.core import events
-from thinwire.ps.core.averages import AuxMean
-from thinwire.ps.core.claims import ClaimBounds
+from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.persistence.journal_format import EventCoder
+from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.exchange import SimulatedExchange
@@ -90,7 +89,9 @@ class Simulation:
         self.shards[0].on_groups = self._note_groups
         bounds = ClaimBounds.of(run.method, len(dataset.train_labels))
         decoders = [
-            PushDecoder(shard.layout, shard.core.model.kind, bodies, shard.core.aux.size, bounds)
+            PushDecoder(
+                shard.layout, shard.core.model.kind, bodies, shard.core.averages.size, bounds
+            )
             for shard in self.shards
         ]
         for shard, decoder in zip(self.shards, decoders, strict=True):
@@ -191,7 +192,7 @@ class Simulation:
         """Let every shard keep its state, and begin from what is there."""
         run = self._run
         for shard in self.shards:
-            number, size = shard.number, shard.core.aux.size
+            number, size = shard.number, shard.core.averages.size
             shard.kept = StoredShard(
                 run,
                 keeps,
@@ -226,13 +227,13 @@ class Simulation:
         """Return a core that has been told nothing."""
         run, layout = self._run, self._layouts[number]
         membership: Coordinator | FollowerMembership = Coordinator(run.nb_workers, lease_seconds)
-        rule, aux = run.method.sync, AuxMean()
+        rule, aux = run.method.sync, WorkerAverages()
         if number == 0:
-            aux = AuxMean(
+            aux = WorkerAverages(
                 self._trainer.statistics, run.method.num_averaged(self.spec.num_parameters)
             )
         else:  # leave to go on is shard 0's alone to give
-            membership, rule = FollowerMembership(run.nb_workers), SyncRule(rule.groups)
+            membership, rule = FollowerMembership(run.nb_workers), rule.without_bound()
         theta = np.concatenate([self._initial[at] for at in shard_positions(self.spec, layout)])
         return PsCore(config, run.method, theta, self._bodies, membership, rule, aux)
 

@@ -166,7 +166,7 @@ class StoredShard:
         config = self._config(saved.generation, saved.generations_undone, bool(saved.core))
         core = self._make(config, run.lease_seconds)
         if saved.core:
-            core.restore(saved.core)
+            core.load_state_dict(saved.core)
         if saved.finished:
             return False
         saved.open()

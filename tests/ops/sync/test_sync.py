@@ -1,101 +1,124 @@
-"""The one SyncRule: BSP, ASP, SSP, GSP as parameters of it."""
+"""The one rule of synchronisation: BSP, ASP, SSP, GSP as parameters of it."""
 
+import copy
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thinwire.ops.sync.base import Advance, ArrivalToken
 from thinwire.ops.sync.groups import format_groups, parse_groups, parse_groups_file
-from thinwire.ops.sync.rule import SyncRule, make_rule
+from thinwire.ops.sync.rule import GroupRounds, GroupSync, make_rule
 from thinwire.ops.types import ConfigurationError
 
 
-def joined(rule: SyncRule, workers) -> dict:
-    state = rule.init()
+def joined(policy: GroupSync, workers) -> GroupRounds:
+    rule = policy.start()
     for worker in workers:
-        state = rule.join(worker, state)
-    _, admitted, state = rule.advance(state)
-    assert sorted(admitted) == sorted(workers)
-    return state
+        rule.join(worker)
+    assert sorted(rule.advance(0.0).proceeding) == sorted(workers)
+    return rule
 
 
-def push(rule, state, worker):
-    return rule.advance(rule.push(worker, state))
+def submit(rule, worker):
+    """Submit a worker's next push; what is released, as workers, and who may proceed."""
+    rule.submit(ArrivalToken(worker, rule.clocks()[worker] + 1), 0.0)
+    return advance(rule)
+
+
+def advance(rule):
+    turn = rule.advance(0.0)
+    return [tuple(each.worker for each in arrivals) for arrivals in turn.released], turn.proceeding
 
 
 def test_bsp_releases_all_together_in_order_of_id():
-    rule = make_rule("bsp", 3)
-    state = joined(rule, [1, 2, 3])
-    assert push(rule, state, 3)[:2] == ([], [])
-    assert push(rule, state, 1)[:2] == ([], [])
-    released, free, state = push(rule, state, 2)
+    rule = joined(make_rule("bsp", 3), [1, 2, 3])
+    assert submit(rule, 3) == ([], [])
+    assert submit(rule, 1) == ([], [])
+    released, free = submit(rule, 2)
     assert released == [(1, 2, 3)]
     assert sorted(free) == [1, 2, 3]
-    assert state["clocks"] == {1: 1, 2: 1, 3: 1}
+    assert rule.clocks() == {1: 1, 2: 1, 3: 1}
 
 
 def test_asp_releases_every_push_alone():
-    rule = make_rule("asp", 2)
-    state = joined(rule, [1, 2])
+    rule = joined(make_rule("asp", 2), [1, 2])
     for _ in range(5):
-        released, free, state = push(rule, state, 2)
-        assert released == [(2,)]
-        assert free == [2]
+        assert submit(rule, 2) == ([(2,)], [2])
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])
 def test_ssp_lets_a_worker_run_exactly_bound_ahead(bound):
-    rule = make_rule("ssp", 2, bound=bound)
-    state = joined(rule, [1, 2])
+    rule = joined(make_rule("ssp", 2, bound=bound), [1, 2])
     started = 1  # both may start their first iteration
-    while True:
-        _, free, state = push(rule, state, 1)
-        if 1 not in free:
-            break
+    while 1 in submit(rule, 1)[1]:
         started += 1
     assert started == bound + 1
-    _, free, state = push(rule, state, 2)
-    assert 1 in free
+    assert 1 in submit(rule, 2)[1]
 
 
 def test_gsp_groups_step_by_themselves():
-    rule = make_rule("gsp", 3, groups=((1, 2), (3,)))
-    state = joined(rule, [1, 2, 3])
-    assert push(rule, state, 3)[0] == [(3,)]
-    assert push(rule, state, 1)[0] == []
-    assert push(rule, state, 2)[0] == [(1, 2)]
+    rule = joined(make_rule("gsp", 3, groups=((1, 2), (3,))), [1, 2, 3])
+    assert submit(rule, 3)[0] == [(3,)]
+    assert submit(rule, 1)[0] == []
+    assert submit(rule, 2)[0] == [(1, 2)]
 
 
 def test_a_dead_worker_leaves_the_barrier_and_the_minimum():
-    rule = make_rule("bsp", 3)
-    state = joined(rule, [1, 2, 3])
-    state = rule.push(1, state)
-    state = rule.push(2, state)
-    released, free, state = rule.advance(rule.leave(3, state))
+    rule = joined(make_rule("bsp", 3), [1, 2, 3])
+    for worker in (1, 2):
+        rule.submit(ArrivalToken(worker, 1), 0.0)
+    rule.leave(3)
+    released, free = advance(rule)
     assert released == [(1, 2)]
     assert sorted(free) == [1, 2]
 
-    rule = make_rule("ssp", 2, bound=0)
-    state = joined(rule, [1, 2])
-    _, free, state = push(rule, state, 1)
-    assert free == []
-    assert rule.advance(rule.leave(2, state))[1] == [1]
+    rule = joined(make_rule("ssp", 2, bound=0), [1, 2])
+    assert submit(rule, 1)[1] == []
+    rule.leave(2)
+    assert advance(rule)[1] == [1]
 
 
 def test_a_late_worker_enters_at_the_round_boundary_with_the_minimal_clock():
-    rule = make_rule("bsp", 3)
-    state = joined(rule, [1, 2])
+    rule = joined(make_rule("bsp", 3), [1, 2])
     for _ in range(4):
         for worker in (1, 2):
-            _, _, state = push(rule, state, worker)
-    state = rule.push(1, state)
-    released, free, state = rule.advance(rule.join(3, state))
-    assert (released, free) == ([], [])
-    released, free, state = push(rule, state, 2)
+            submit(rule, worker)
+    rule.submit(ArrivalToken(1, 5), 0.0)
+    rule.join(3)
+    assert advance(rule) == ([], [])
+    released, free = submit(rule, 2)
     assert released == [(1, 2)]
     assert sorted(free) == [1, 2, 3]
-    assert state["clocks"][3] == 5
+    assert rule.clocks()[3] == 5
+
+
+def test_a_worker_may_have_several_arrivals_of_which_a_round_takes_the_oldest():
+    rule = joined(make_rule("bsp", 2), [1, 2])
+    for step in (2, 1, 2):
+        rule.submit(ArrivalToken(1, step), 0.0)
+    assert rule.advance(0.0).released == []
+    rule.submit(ArrivalToken(2, 1), 0.0)
+    assert rule.advance(0.0).released == [(ArrivalToken(1, 1), ArrivalToken(2, 1))]
+    assert rule.has_submitted(1) and not rule.has_submitted(2)
+    rule.submit(ArrivalToken(2, 2), 0.0)
+    assert rule.advance(0.0).released == [(ArrivalToken(1, 2), ArrivalToken(2, 2))]
+    assert rule.next_deadline() is None
+
+
+def test_arrivals_outlive_a_break_and_clocks_a_restart():
+    policy = make_rule("gsp", 4, groups=((1, 2), (3, 4)), bound=1)
+    rule = joined(policy, [1, 2, 3, 4])
+    for worker in (1, 3, 4):
+        submit(rule, worker)
+    again, fresh = policy.start(), policy.start()
+    for soft in (False, True):
+        again.load_state_dict(copy.deepcopy(rule.state_dict(soft)), soft)
+    assert again.state_dict(soft=True) == rule.state_dict(soft=True)
+    assert submit(again, 2) == submit(rule, 2)
+    fresh.load_state_dict(rule.state_dict(soft=False), soft=False)
+    assert fresh.clocks() == rule.clocks() and not fresh.live()
 
 
 @given(
@@ -110,31 +133,29 @@ def test_ssp_never_exceeds_its_bound_and_never_blocks_everyone(workers, bound, s
     ids = list(range(1, workers + 1))
     cut = rng.randint(1, workers)
     groups = tuple(g for g in (tuple(ids[:cut]), tuple(ids[cut:])) if g)
-    rule = SyncRule(groups if grouped else tuple((i,) for i in ids), bound)
-    state = rule.init()
+    rule = GroupSync(groups if grouped else tuple((i,) for i in ids), bound).start()
     for worker in ids:
-        state = rule.join(worker, state)
-    _, free, state = rule.advance(state)
-    computing = set(free)
+        rule.join(worker)
+    computing = set(rule.advance(0.0).proceeding)
     for _ in range(150):
         event = rng.random()
-        if event < 0.05 and len(state["live"]) > 1:
-            gone = rng.choice(state["live"])
+        if event < 0.05 and len(rule.live()) > 1:
+            gone = rng.choice(rule.live())
             computing.discard(gone)
-            state = rule.leave(gone, state)
+            rule.leave(gone)
         elif event < 0.1:
-            absent = [i for i in ids if i not in (*state["live"], *state["joining"])]
+            absent = [i for i in ids if i not in (*rule.live(), *rule.joining())]
             if absent:
-                state = rule.join(rng.choice(absent), state)
+                rule.join(rng.choice(absent))
         else:
             assert computing, "everybody waits for somebody"
             worker = rng.choice(sorted(computing))
             computing.discard(worker)
-            state = rule.push(worker, state)
-        _, free, state = rule.advance(state)
-        slowest = rule.min_clock(state)
+            rule.submit(ArrivalToken(worker, rule.clocks()[worker] + 1), 0.0)
+        _, free = advance(rule)
+        slowest = rule.min_clock()
         for worker in free:
-            assert state["clocks"][worker] - slowest <= bound
+            assert rule.clocks()[worker] - slowest <= bound
         computing.update(free)
 
 
@@ -150,7 +171,7 @@ def test_ssp_never_exceeds_its_bound_and_never_blocks_everyone(workers, bound, s
 )
 def test_bad_groups_are_refused(groups, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
-        SyncRule(parse_groups(groups))
+        GroupSync(parse_groups(groups))
 
 
 def test_groups_must_name_every_worker():
@@ -164,7 +185,7 @@ def test_parameters_of_another_rule_are_refused():
     with pytest.raises(ConfigurationError, match="no bound"):
         make_rule("asp", 2, bound=1)
     with pytest.raises(ConfigurationError, match="0 \\(lockstep\\)"):
-        SyncRule(((1,),), -1)
+        GroupSync(((1,),), -1)
 
 
 def test_groups_file_has_comments_and_blank_lines():
@@ -175,42 +196,39 @@ def test_groups_file_has_comments_and_blank_lines():
         parse_groups_file("# nothing\n", "g.txt")
 
 
-class EveryWorkerLookedAt(SyncRule):
-    """The same rule without a memory: whatever is asked is found by looking at all workers."""
+class EveryWorkerLookedAt(GroupRounds):
+    """The same rule without counts: whatever is wanted is found by looking at all workers."""
 
-    def leave(self, worker, state):
-        for field in ("live", "joining", "pushed", "held"):
-            state[field] = [other for other in state[field] if other != worker]
-        return state
+    def leave(self, worker):
+        self._submitted.pop(worker, None)
+        for workers in (self._live, self._joining, self._held):
+            if worker in workers:
+                workers.remove(worker)
 
-    def advance(self, state):
+    def advance(self, now):
         released = []
         for number, group in enumerate(self.groups):
-            members = [worker for worker in group if worker in state["live"]]
-            pending = [worker for worker in members if worker in state["pushed"]]
+            members = [worker for worker in group if worker in self._live]
+            pending = [worker for worker in members if worker in self._submitted]
             if pending and pending == members:
-                released.append(tuple(pending))
+                released.append(tuple(self._submitted.pop(worker)[0] for worker in pending))
                 for worker in pending:
-                    state["clocks"][worker] += 1
-                    state["pushed"].remove(worker)
-                    state["held"].append(worker)
+                    self._clocks[worker] += 1
+                    self._held.append(worker)
                 pending = []
             if not pending:
-                self._admit(number, state)
-        slowest = self.min_clock(state)
+                self._admit(number)
+        slowest = self.min_clock()
         free = [
             worker
-            for worker in state["held"]
-            if self.bound is None or state["clocks"][worker] - slowest <= self.bound
+            for worker in self._held
+            if self.bound is None or self._clocks[worker] - slowest <= self.bound
         ]
-        state["held"] = [worker for worker in state["held"] if worker not in free]
-        return released, free, state
+        self._held = [worker for worker in self._held if worker not in free]
+        return Advance(released, free)
 
-    def min_clock(self, state):
-        return min((state["clocks"][worker] for worker in state["live"]), default=0)
-
-    def _touch(self, worker, state):
-        pass
+    def min_clock(self):
+        return min((self._clocks[worker] for worker in self._live), default=0)
 
 
 @given(st.integers(1, 8), st.none() | st.integers(0, 3), st.integers(1, 8), st.integers(0, 2**32))
@@ -218,35 +236,35 @@ def test_the_rule_is_what_looking_at_every_worker_gives(workers, bound, size, se
     rng = random.Random(seed)
     ids = range(1, workers + 1)
     groups = tuple(tuple(ids[start : start + size]) for start in range(0, workers, size))
-    rules = (SyncRule(groups, bound), EveryWorkerLookedAt(groups, bound))
-    states = [rule.init() for rule in rules]
+    rules = (GroupRounds(groups, bound), EveryWorkerLookedAt(groups, bound))
     for _ in range(80):
         worker = rng.randint(1, workers)
-        known = worker in states[0]["live"]
-        waits = worker in (*states[0]["pushed"], *states[0]["held"])
-        verb = rng.choice(("push", "push", "push", "leave")) if known else "join"
-        if verb != "push" or not waits:
-            states = [
-                getattr(rule, verb)(worker, state)
-                for rule, state in zip(rules, states, strict=True)
-            ]
-        results = [rule.advance(state) for rule, state in zip(rules, states, strict=True)]
-        assert results[0][:2] == results[1][:2]
-        for field in ("live", "joining", "pushed", "held", "clocks"):
+        known = worker in rules[0].live()
+        waits = worker in rules[0].waiting()
+        verb = rng.choice(("submit", "submit", "submit", "leave")) if known else "join"
+        for rule in rules:
+            if verb == "submit":
+                if not waits:
+                    rule.submit(ArrivalToken(worker, rule.clocks()[worker] + 1), 0.0)
+            elif verb == "leave":
+                rule.leave(worker)
+            else:
+                rule.join(worker)
+        turns = [rule.advance(0.0) for rule in rules]
+        assert list(turns[0].released) == list(turns[1].released)
+        assert list(turns[0].proceeding) == list(turns[1].proceeding)
+        states = [rule.state_dict(soft=True) for rule in rules]
+        for field in ("live", "joining", "submitted", "held", "clocks"):
             assert states[0][field] == states[1][field]
 
 
 def test_a_withdrawn_push_is_waited_for_again():
-    rule = SyncRule(((1, 2),))
-    state = rule.init()
-    for worker in (1, 2):
-        state = rule.join(worker, state)
-    _, free, state = rule.advance(state)
-    assert free == [1, 2]
-    state = rule.withdraw(1, rule.push(1, state))
-    assert rule.goes_on(1, state)
-    released, _, state = rule.advance(rule.push(2, state))
-    assert released == []
-    released, _, state = rule.advance(rule.push(1, state))
-    assert released == [(1, 2)]
-    assert rule.withdraw(1, state) == state  # nothing is there to be withdrawn
+    rule = joined(GroupSync(((1, 2),)), [1, 2])
+    rule.submit(ArrivalToken(1, 1), 0.0)
+    rule.withdraw(1)
+    assert rule.may_proceed(1)
+    assert submit(rule, 2)[0] == []
+    assert submit(rule, 1)[0] == [(1, 2)]
+    before = rule.state_dict(soft=True)
+    rule.withdraw(1)
+    assert rule.state_dict(soft=True) == before  # nothing is there to be withdrawn

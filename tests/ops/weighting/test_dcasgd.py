@@ -50,7 +50,7 @@ def test_equals_plain_numpy(variant, strength, backup, nb_ps):
         dcasgd_variant=variant, dcasgd_lambda=strength, dcasgd_backup=backup, nb_workers=4
     )
     run = MiniRun(chosen, iter_max=60, nb_ps=nb_ps, rate=RATE).run()
-    delays = run.shards[0].accounts.staleness
+    delays = run.shards[0].counters.staleness
     assert len(delays) > 3  # a random order: some are fresh, some far behind
     np.testing.assert_allclose(run.theta, by_hand(run, variant, strength, backup), atol=2e-6)
     plain = MiniRun(compensated("asgd", nb_workers=4), iter_max=60, nb_ps=nb_ps, rate=RATE).run()
@@ -190,11 +190,11 @@ def test_a_leaving_worker_s_copy_goes_and_a_pull_renews_it():
         run.turn()
     worker = run.workers[2]
     worker.alive = False
-    held = core.members[2].base_version
+    held = core._members[2].base_version
     run.feed(0, events.Leave(2, worker.incarnation, "farewell"))
-    assert held == core.version or held not in model._handed_out.copies
+    assert held == core.version or held not in model._backups.copies
     worker.join()
-    np.testing.assert_array_equal(model._handed_out.copies[core.version], model.theta)
+    np.testing.assert_array_equal(model._backups.copies[core.version], model.theta)
     while core.version < 60:
         assert run.turn()
 
@@ -211,10 +211,10 @@ def test_a_restored_shard_goes_on_bit_for_bit(variant, backup, tmp_path):
         while run.shards[0].version < 25:
             run.turn()
         if breaks:
-            Checkpoints(tmp_path).save(1, run.shards[0].model.save())
+            Checkpoints(tmp_path).save(1, run.shards[0].model.state_dict(soft=False))
             old = run.shards[0].model
             fresh = ShardModel(chosen, np.zeros(28, np.float32), BODIES, old.budget, old.schedule)
-            fresh.restore(Checkpoints(tmp_path).load_latest()[1])
+            fresh.load_state_dict(Checkpoints(tmp_path).load_latest()[1], soft=False)
             assert fresh.memory() == old.memory()
             run.shards[0].model = fresh
         while run.turn():

@@ -16,7 +16,7 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
-from thinwire.ps.core.averages import AuxMean
+from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
@@ -25,7 +25,7 @@ START = np.float32([1, 2, 3])
 
 def with_aux(chosen, num_slots=0, statistics=START):
     plain = core_of(chosen)
-    aux = AuxMean(statistics, num_slots)
+    aux = WorkerAverages(statistics, num_slots)
     return PsCore(
         plain.config, chosen, np.zeros(4, np.float32), KERNELS, plain.membership, chosen.sync, aux
     )
@@ -125,7 +125,7 @@ def test_observers_see_the_statistics_and_not_the_slots():
 def test_nothing_travels_where_nothing_is_averaged():
     core = core_of(method("asgd", nb_workers=1))
     (reply,) = of(events.Reply, join(core, 1))
-    assert reply.aux is None and core.aux.size == 0
+    assert reply.aux is None and core.averages.size == 0
 
 
 def test_a_repeated_push_is_not_merged_twice():
@@ -142,12 +142,12 @@ def test_it_is_in_the_checkpoint(tmp_path):
     core = with_aux(chosen, num_slots=1)
     join(core, 1)
     push(core, 1, 1, [7, 8, 9, 10])
-    Checkpoints(tmp_path).save(1, core.snapshot())
+    Checkpoints(tmp_path).save(1, core.state_dict())
     other = with_aux(chosen, num_slots=1)
-    other.restore(Checkpoints(tmp_path).load_latest()[1])
-    np.testing.assert_array_equal(other.aux.mean, [7, 8, 9, 10])
+    other.load_state_dict(Checkpoints(tmp_path).load_latest()[1])
+    np.testing.assert_array_equal(other.averages.mean, [7, 8, 9, 10])
     with pytest.raises(ConfigurationError, match="averages 4 values beside the weights"):
-        with_aux(chosen).restore(Checkpoints(tmp_path).load_latest()[1])
+        with_aux(chosen).load_state_dict(Checkpoints(tmp_path).load_latest()[1])
 
 
 NUMBERS = st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False)
@@ -155,7 +155,7 @@ NUMBERS = st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False)
 
 @given(st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=1), st.integers(1, 100))
 def test_it_stays_within_what_was_sent(rows, num_live):
-    aux = AuxMean(np.zeros(2, np.float32))
+    aux = WorkerAverages(np.zeros(2, np.float32))
     aux.merge([np.float32(row) for row in rows], num_live)
     sent = np.float32([*rows, [0, 0]])
     assert np.isfinite(aux.mean).all() and aux.mean.dtype == np.float32

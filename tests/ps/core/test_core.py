@@ -24,7 +24,7 @@ def test_adacomp_vectors():
     steps = dict.fromkeys((1, 2, 3), 0)
     for (base, indices), expected, worker in zip(pushes, rates, [1, 2, 3, 1, 2], strict=True):
         # Bases are as the vectors say, whatever the worker was handed: keep them in the window.
-        for member in core.members.values():
+        for member in (core._members[each] for each in core.known_workers()):
             member.base_version = min(member.base_version, base)
         before = core.model.theta.copy()
         steps[worker] += 1
@@ -139,7 +139,7 @@ def test_staleness_window_beyond_is_counted_or_rejected():
         if policy == "count":  # one remembered hit and two forgotten ones
             assert before - core.model.theta[0] == pytest.approx(0.1 / 3, rel=1e-5)
         else:
-            assert core.accounts.rejected["stale"] == 1
+            assert core.counters.rejected["stale"] == 1
 
 
 def test_a_push_from_before_its_group_changed_is_sent_again():
@@ -151,9 +151,9 @@ def test_a_push_from_before_its_group_changed_is_sent_again():
     event = events.Push(1, 1, 1, 0, 0, old, Update(None, np.ones(4, np.float32)), 1, 1, 1.0)
     refusal = of(events.Reject, core.handle(event, 0.0))[0]
     assert (refusal.reason, refusal.epoch) == ("STALE_EPOCH", core.membership.epoch)
-    assert core.members[1].last_step == 0
+    assert core._members[1].last_step == 0
     push(core, 1, 1, 0)
-    assert core.members[1].last_step == 1
+    assert core._members[1].last_step == 1
 
 
 def test_a_push_of_a_newer_epoch_waits_for_it():

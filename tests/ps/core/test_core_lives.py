@@ -72,7 +72,7 @@ def test_a_push_of_an_earlier_generation_is_refused_and_counted():
     refusal = of(events.Reject, push(core, 1, 1, 7, generation=0))[0]
     assert refusal.reason == "STALE_GENERATION"
     assert core.version == 0
-    assert core.accounts.lost_updates == 7
+    assert core.counters.lost_updates == 7
 
 
 def test_a_push_after_the_lease_must_say_hello_again():
@@ -95,14 +95,14 @@ def test_a_dropped_push_of_a_round_counts_when_it_is_retried():
     push(core, 1, 1, 0, now=1.0)
     core.handle(events.WorkerAlive(2), 5.0)
     core.handle(events.Tick(), 6.5)
-    assert core.members[1].last_step == 0
+    assert core._members[1].last_step == 0
     core.handle(events.Join(1, 1, True, "peer1"), 7.0)
     core.handle(events.WorkerAlive(2), 7.0)
     push(core, 2, 1, 0, now=7.0)
     push(core, 1, 1, 0, now=7.5)
     assert core.version == 1
-    assert core.accounts.worker(1).pushes == 1
-    assert core.accounts.rejected == {"left": 1}
+    assert core.counters.worker(1).pushes == 1
+    assert core.counters.rejected == {"left": 1}
 
 
 def test_an_interrupted_run_takes_in_what_is_on_its_way():
@@ -174,7 +174,7 @@ def test_a_resumed_shard_snapshots_and_stops_by_the_clock_of_all_its_lives():
     first.handle(events.WorkerAlive(1), 49.0)
     push(first, 1, 1, 0, now=50.0)
     second = core_of(chosen, max_seconds=60.0, generation=1)
-    second.restore(first.snapshot())
+    second.load_state_dict(first.state_dict())
     second.handle(events.Join(1, 1, True, "a"), 1000.0)
     push(second, 1, 1, 0, now=1000.0)  # a retry is its first word
     assert second.next_deadline() == 1010.0

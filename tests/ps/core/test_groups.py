@@ -7,7 +7,7 @@ from tests.harness import MiniRun, method
 from tests.ps.cores import core_of, join, of, push
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ps.core import events
-from thinwire.ps.core.counters import GroupAccounts
+from thinwire.ps.core.counters import GroupCounters
 from thinwire.ps.wire import reports
 
 VECTOR = [(3,), (3,), (1, 2), (3,), (1, 2), (1, 2), (3,)]
@@ -38,7 +38,7 @@ def test_histograms_of_the_grouping_vector():
     """g0 = {1, 2} has Y = 3 2 1, g1 = {3} has Y = 1 1 2 3; every member's push counts."""
     core = joined(method("gsp", nb_workers=3, groups=((1, 2), (3,))))
     play(core, VECTOR)
-    rows = core.accounts.groups.summary()
+    rows = core.counters.groups.summary()
     assert rows["1,2"]["histogram"] == {"1": 2, "2": 2, "3": 2}
     assert rows["3"]["histogram"] == {"1": 2, "2": 1, "3": 1}
     assert (rows["1,2"]["updates"], rows["1,2"]["pushes"]) == (3, 6)
@@ -58,7 +58,7 @@ def test_the_weight_is_a_switch_and_the_same_in_asp_ssp_and_groups_of_one(name, 
     moves = play(core, rounds)
     factors = np.array([1, 1, 3, 4, 3, 3] if weighting == "inverse" else [1] * 6)
     np.testing.assert_allclose(moves, 0.1 / factors, rtol=1e-4)
-    rows = core.accounts.groups.summary()  # Y is counted, whether it weighs or not
+    rows = core.counters.groups.summary()  # Y is counted, whether it weighs or not
     assert [rows[each]["histogram"] for each in "123"] == [{"3": 2}, {"4": 1}, {"1": 2, "3": 1}]
 
 
@@ -74,7 +74,7 @@ def test_a_group_s_wait_is_the_time_its_answers_were_held():
     push(core, 1, 1, 0, now=1.0)
     push(core, 3, 1, 0, now=2.0)
     push(core, 2, 1, 0, now=4.0)
-    rows = core.accounts.groups.summary()
+    rows = core.counters.groups.summary()
     assert rows["1,2"]["wait_seconds"] == pytest.approx(3.0)
     assert rows["3"]["wait_seconds"] == 0.0
 
@@ -83,7 +83,7 @@ def test_waiting_for_the_start_is_no_group_s_wait():
     core = core_of(method("bsp", nb_workers=2))
     join(core, 1, now=0.0)
     join(core, 2, now=50.0)
-    assert all(row["wait_seconds"] == 0.0 for row in core.accounts.groups.summary().values())
+    assert all(row["wait_seconds"] == 0.0 for row in core.counters.groups.summary().values())
 
 
 def test_a_push_that_left_is_in_no_histogram():
@@ -93,28 +93,28 @@ def test_a_push_that_left_is_in_no_histogram():
     push(core, 1, 1, 0, now=1.0)
     core.handle(events.Leave(1, 1, "done"), 2.0)
     push(core, 2, 1, 0, now=3.0)
-    assert core.accounts.groups.summary()["1,2"]["histogram"] == {"1": 1}
+    assert core.counters.groups.summary()["1,2"]["histogram"] == {"1": 1}
 
 
 def test_accounts_survive_a_restart():
     core = joined(method("gsp", nb_workers=3, groups=((1, 2), (3,))))
     play(core, VECTOR)
     again = core_of(method("gsp", nb_workers=3, groups=((1, 2), (3,))), generation=1)
-    again.restore(core.snapshot())
-    assert again.accounts.groups.summary() == core.accounts.groups.summary()
+    again.load_state_dict(core.state_dict())
+    assert again.counters.groups.summary() == core.counters.groups.summary()
 
 
 def test_pushes_of_several_shards_are_counted_on_each():
     chosen = method("gsp", nb_workers=4, groups=((1, 2), (3,), (4,)))
     run = MiniRun(chosen, iter_max=60, nb_ps=2).run()
     for core in run.shards:
-        rows = core.accounts.groups.summary()
+        rows = core.counters.groups.summary()
         assert sum(row["updates"] for row in rows.values()) == 60
-        assert sum(row["pushes"] for row in rows.values()) == sum(core.accounts.staleness.values())
+        assert sum(row["pushes"] for row in rows.values()) == sum(core.counters.staleness.values())
 
 
 def test_updates_worth_less_than_a_tenth_and_many_groups():
-    accounts = GroupAccounts()
+    accounts = GroupCounters()
     accounts.of("1").staleness.update({10: 4, 11: 2, 30: 1})
     assert accounts.summary()["1"]["pushes_worth_below_tenth"] == 3
     for worker in range(2, 100):

@@ -16,8 +16,8 @@ def test_an_outlier_is_refused_counted_and_told():
     assert (refusal.reason, refusal.step, refusal.worker) == ("OUTLIER", 1, 1)
     assert "2e+06" in refusal.message and "--max_update_norm=3" in refusal.message
     assert core.version == 0 and not core.model.theta.any()
-    assert core.accounts.rejected == {"outlier": 1}
-    assert core.guard.summary()["refused"] == {"outlier": {"1": 1}}
+    assert core.counters.rejected == {"outlier": 1}
+    assert core.guard_summary()["refused"] == {"outlier": {"1": 1}}
 
 
 def test_an_update_of_just_the_largest_norm_is_taken():
@@ -42,7 +42,7 @@ def test_a_refused_push_that_is_sent_again_is_refused_again_but_one_offence():
     core = joined(guarded(method("asgd"), max_update_norm=3.0))
     push(core, 1, 1, 0, values=HUGE)
     assert reasons(push(core, 1, 1, 0, values=HUGE)) == ["OUTLIER"]
-    assert core.accounts.rejected == {"outlier": 1}
+    assert core.counters.rejected == {"outlier": 1}
 
 
 def test_a_group_does_not_wait_for_a_refused_push():
@@ -53,7 +53,7 @@ def test_a_group_does_not_wait_for_a_refused_push():
     replies = of(events.Reply, push(core, 2, 1, 0, values=[1.5] * 4))
     assert {reply.worker: reply.step for reply in replies} == {1: 1, 2: 1, 3: 0}
     np.testing.assert_allclose(core.model.theta, -0.1)  # the mean of the two that count
-    assert core.sync_state["clocks"] == {1: 1, 2: 1, 3: 1}
+    assert core.clocks() == {1: 1, 2: 1, 3: 1}
     assert core.samples == 2
 
 
@@ -81,7 +81,7 @@ def test_the_median_is_of_what_all_workers_had_applied():
     core = joined(guarded(method("asgd"), update_norm_factor=5.0))
     for step in range(1, LEAST_NORMS + 1):
         push(core, 1 + step % 2, step, core.version)  # norm 2
-    assert core.guard.summary()["median_norm"] == 2.0
+    assert core.guard_summary()["median_norm"] == 2.0
     assert reasons(push(core, 1, 50, core.version, values=[5.1] * 4)) == ["OUTLIER"]
     assert reasons(push(core, 2, 50, core.version, values=[4.9] * 4)) == []
     assert core.version == LEAST_NORMS + 1
@@ -98,21 +98,21 @@ def test_a_worker_that_leaves_with_a_refused_push_is_not_counted_twice():
     core = joined(guarded(method("bsp"), max_update_norm=3.0))
     push(core, 1, 1, 0, values=HUGE)
     core.handle(events.Leave(1, 1, "done"), 1.0)
-    assert core.accounts.rejected == {"outlier": 1}
+    assert core.counters.rejected == {"outlier": 1}
 
 
 def test_without_guards_nothing_is_measured():
     core = joined(guarded(method("asgd")))
     push(core, 1, 1, 0, values=HUGE)
     assert core.version == 1
-    assert core.guard.summary() == {}
+    assert core.guard_summary() == {}
 
 
 def test_the_norm_is_that_of_the_update():
     core = joined(guarded(method("asgd"), max_update_norm=1e9))
-    core.guard.excess(of_values(1, [3, 4]))
-    core.guard.applied(1)
-    assert core.guard.summary()["median_norm"] == 5.0
+    core._guard.check(of_values(1, [3, 4]))
+    core._guard.applied(1)
+    assert core.guard_summary()["median_norm"] == 5.0
 
 
 def of_values(worker, values):

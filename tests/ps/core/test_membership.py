@@ -5,7 +5,6 @@ import pytest
 
 from tests.harness import KERNELS, method
 from tests.ps.cores import core_of, join, of, push
-from thinwire.ops.sync.rule import SyncRule
 from thinwire.ops.types import Update
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
@@ -20,7 +19,7 @@ def following(name="bsp", lease=LEASE, **choices):
     """Return a following shard's core."""
     chosen = method(name, nb_workers=3, **choices)
     settings = core_of(chosen).config
-    rule = SyncRule(chosen.sync.groups)
+    rule = chosen.sync.without_bound()
     return PsCore(
         settings, chosen, np.zeros(4, np.float32), KERNELS, FollowerMembership(3, lease), rule
     )
@@ -94,7 +93,7 @@ def test_a_second_process_may_ask_again_when_a_silent_first_one_would_be_out():
     again = asked_at + refusal.retry_after_seconds
     core.handle(events.Tick(), again)
     assert of(events.Welcome, core.handle(events.Join(1, 77, False, "other"), again))
-    assert core.membership.life_of(1) == 77
+    assert core.membership.incarnation_of(1) == 77
 
 
 def test_a_silent_first_process_that_speaks_again_keeps_its_id():
@@ -139,8 +138,8 @@ def test_epochs_name_lives_and_travel():
     join(core, 2, incarnation=22)
     actions = join(core, 3, incarnation=33)
     (told,) = of(events.NewEpoch, actions)
-    assert told.epoch.lives == (1, 22, 33)
-    assert decode_epoch(encode_epoch(told.epoch, core.sync.groups)) == told.epoch
+    assert told.epoch.incarnations == (1, 22, 33)
+    assert decode_epoch(encode_epoch(told.epoch, core.groups)) == told.epoch
 
 
 def test_lives_of_other_workers_than_there_are_are_malformed():
@@ -171,13 +170,13 @@ def test_what_an_old_life_left_waiting_is_void_when_another_one_is_named():
     assert of(events.Reply, core.handle(push_of(1, 10, 5, epoch=2), 0.0)) == []
     told = core.handle(events.MembershipEpoch(4, (1, 2), True, None, (11, 20)), 0.0)
     assert [each.reason for each in of(events.Reject, told)] == ["NOT_MEMBER"]
-    assert core.members[1].early is None
+    assert core._members[1].buffered is None
     hello(core, 1, life=11, epoch=4)
     hello(core, 2, life=20, epoch=2)
     core.handle(push_of(1, 11, 6, epoch=4), 0.0)
     core.handle(push_of(2, 20, 1, epoch=4), 0.0)
     assert core.version == 1
-    assert core.accounts.rejected == {"left": 1}
+    assert core.counters.rejected == {"left": 1}
 
 
 def test_a_new_life_may_come_before_its_epoch_does():
@@ -205,10 +204,10 @@ def test_a_following_shard_tells_whom_it_misses_again_and_again():
     assert core.next_deadline() == 1.0 + LEASE
     core.handle(events.WorkerAlive(2), 9.0)
     (missed,) = of(events.WorkersUnreachable, core.handle(events.Tick(), 1.0 + LEASE))
-    assert missed.lives == (events.WorkerIncarnation(1, 10),)
+    assert missed.members == (events.WorkerIncarnation(1, 10),)
     assert of(events.WorkersUnreachable, core.handle(events.Tick(), 12.0)) == []
     (missed,) = of(events.WorkersUnreachable, core.handle(events.Tick(), 1.0 + 2 * LEASE))
-    assert [life.worker for life in missed.lives] == [1, 2]
+    assert [life.worker for life in missed.members] == [1, 2]
 
 
 def test_a_following_shard_that_stood_still_misses_nobody():
@@ -250,7 +249,7 @@ def test_who_asks_for_the_model_waits_no_longer_with_its_push(waits_early):
     assert of(events.Reply, core.handle(push_of(1, 10, 3, epoch=1 + waits_early), 0.0)) == []
     (reply,) = of(events.Reply, core.handle(events.Pull(1, 10, None, 0), 1.0))
     assert (reply.worker, reply.step) == (1, 0)
-    assert core.accounts.rejected == {"left": 1}
+    assert core.counters.rejected == {"left": 1}
     core.handle(push_of(2, 20, 1, epoch=1), 2.0)
     assert core.version == 0  # the round waits for another push of worker 1
     core.handle(push_of(1, 10, 4, epoch=1), 3.0)

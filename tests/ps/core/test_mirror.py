@@ -52,7 +52,7 @@ def test_a_round_is_a_version_and_only_the_first_brings_weights():
     assert [(reply.worker, reply.version) for reply in replies] == [(1, 1), (2, 1), (3, 1)]
     assert {reply.operation for reply in replies} == {Operation.NONE}
     np.testing.assert_array_equal(core.model.theta, np.full(4, 7))
-    assert (core.samples, core.accounts.worker(3).pushes) == (24, 1)
+    assert (core.samples, core.counters.worker(3).pushes) == (24, 1)
     assert not core.model.lags
 
 
@@ -83,20 +83,20 @@ def test_a_repeated_push_is_answered_not_counted():
         done(core, worker, 1)
     (reply,) = of(events.Reply, done(core, 2, 1))
     assert (reply.step, reply.version, core.version) == (1, 1, 1)
-    assert core.accounts.worker(2).pushes == 1
+    assert core.counters.worker(2).pushes == 1
 
 
 def test_a_joiner_waits_for_the_end_of_the_round_even_if_nobody_has_pushed():
     core = running()
     core.handle(events.Leave(3, 3, "done"), 0.0)
     actions = join(core, 3, incarnation=33)
-    assert core.sync_state["live"] == [1, 2]
+    assert core.live_workers() == (1, 2)
     assert not of(events.Reply, actions)
     done(core, 1, 1, whole(7))
     replies = of(events.Reply, done(core, 2, 1))
     assert [reply.worker for reply in replies] == [1, 2, 3]
     assert [reply.operation for reply in replies] == [Operation.NONE] * 2 + [Operation.FULL]
-    assert core.sync_state["live"] == [1, 2, 3]
+    assert core.live_workers() == (1, 2, 3)
 
 
 def test_a_joiner_of_an_empty_group_goes_on_at_once():
@@ -167,9 +167,9 @@ def test_resume_takes_the_weights_for_those_of_the_version():
     for worker in (1, 2, 3):
         done(core, worker, 1, whole(7))
         done(core, worker, 2)
-    saved = core.snapshot()
+    saved = core.state_dict()
     again = core_of(ring(), generation=1)
-    again.restore(saved)
+    again.load_state_dict(saved)
     assert (again.version, again.model.lags) == (core.version, False)
     np.testing.assert_array_equal(again.model.theta, np.full(4, 7))
 

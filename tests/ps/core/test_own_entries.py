@@ -201,7 +201,7 @@ def test_nobody_drifts_through_lives_and_restarts(down_codec, dtype, from_zero, 
     if from_zero:
         world.initial[:] = 0
         world.core = world.new_core()
-        world.snapshot = world.core.snapshot()
+        world.snapshot = world.core.state_dict()
         world.be_born(1)
         world.be_born(2)
     for what, *arguments in happenings:
@@ -216,7 +216,7 @@ def test_positions_are_kept_for_as_long_as_the_worker_is():
     world.push(1)
     assert Operation.SET_REST in world.operations
     assert world.counts["bytes"] == entries + 8 * 6  # positions: of 5 in 30, 1 in 5 and the one
-    saved = world.core.model.save()["down_codec"]
+    saved = world.core.model.state_dict(soft=False)["down_codec"]
     assert "scratch" not in saved
     world.save()
     world.restart()

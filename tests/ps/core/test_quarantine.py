@@ -10,6 +10,12 @@ from tests.ps.cores import HUGE, guarded, join, joined, of, pull, push, reasons
 from thinwire.ps.core import events
 
 
+def guards_of(core):
+    """The state of both guards that outlives a restart."""
+    state = core.state_dict()
+    return {name: state[name] for name in ("guard", "quarantine")}
+
+
 def quarantining(name="asgd", nb_workers=2, **choices):
     settings = {"max_update_norm": 3.0, "quarantine_after": 2, "quarantine_seconds": 8.0}
     return joined(guarded(method(name, nb_workers=nb_workers), **(settings | choices)))
@@ -34,7 +40,7 @@ def test_who_offends_again_is_put_out_and_may_come_back():
     [refusal] = of(events.Reject, core.handle(hello, 9.5))
     assert (refusal.reason, refusal.step, refusal.retry_after_seconds) == ("QUARANTINED", 0, 0.5)
     assert of(events.Welcome, core.handle(hello, 10.0))
-    assert core.guard.summary()["quarantines"] == {"1": 1}
+    assert core.guard_summary()["quarantines"] == {"1": 1}
 
 
 def test_terms_double():
@@ -43,11 +49,11 @@ def test_terms_double():
     for term in range(3):
         offend(core, now, 10 * term + 1)
         offend(core, now, 10 * term + 2)
-        lengths.append(core.guard.seconds_left(1))
+        lengths.append(core._quarantine.seconds_left(1))
         now += lengths[-1]
         join(core, 1, now)
     assert lengths == [8.0, 16.0, 32.0]
-    assert core.guard.summary()["quarantines"] == {"1": 3}
+    assert core.guard_summary()["quarantines"] == {"1": 3}
 
 
 def test_offences_are_forgotten_after_the_window():
@@ -65,7 +71,7 @@ def test_what_a_reader_refuses_is_an_offence_too():
     core.handle(events.PushRejected(1, "malformed"), 1.0)
     assert core.membership.state_of(1) == "left"
     core.handle(events.PushRejected(1, "malformed"), 1.0)  # still on its way
-    counts = core.guard.summary()
+    counts = core.guard_summary()
     assert counts["refused"] == {"malformed": {"1": 2}, "non_finite": {"1": 1}}
     assert counts["quarantines"] == {"1": 1}
 
@@ -77,7 +83,7 @@ def test_a_group_goes_on_without_who_was_put_out():
     replies = of(events.Reply, push(core, 3, 1, 0, values=HUGE))
     assert {reply.worker for reply in replies} == {1, 2}
     assert core.version == 1
-    assert core.sync_state["live"] == [1, 2]
+    assert core.live_workers() == (1, 2)
 
 
 def test_following_shards_refuse_but_put_nobody_out():
@@ -131,29 +137,29 @@ def test_a_restored_shard_decides_as_one_that_never_stopped(moment):
     expected = play(whole, 0, 40)
     before = play(halved, 0, moment)
     halved.handle(events.Tick(), float(moment))
-    saved = json.loads(json.dumps(halved.guard.save()))
-    state = halved.snapshot() | {"guard": saved}
+    saved = json.loads(json.dumps(guards_of(halved)))
+    state = halved.state_dict() | saved
     back = fresh()
-    back.restore(state)
-    assert back.guard.save() == saved
+    back.load_state_dict(state)
+    assert guards_of(back) == saved
     for worker in halved.membership.leases:
         join(back, worker, float(moment))
     assert before + play(back, moment, 40) == expected
     assert any(reason == "QUARANTINED" or reason == "NOT_MEMBER" for _, reason in expected)
     np.testing.assert_array_equal(back.model.theta, whole.model.theta)
-    assert back.guard.save() == whole.guard.save()
+    assert guards_of(back) == guards_of(whole)
 
 
 def test_a_push_that_waits_at_a_snapshot_is_measured_once():
     core = joined(guarded(method("bsp"), update_norm_factor=6.0))
     push(core, 1, 1, 0)
     back = guarded(method("bsp"), update_norm_factor=6.0)
-    back.restore(core.snapshot())
+    back.load_state_dict(core.state_dict())
     joined(back)
     for worker in (1, 2):
         push(back, worker, 1, 0)
     assert back.version == 1
-    assert back.guard.save()["policy"] == {"norms": [2.0, 2.0]}
+    assert guards_of(back)["guard"]["norms"] == [2.0, 2.0]
 
 
 def test_a_term_goes_on_where_it_was_on_a_shard_with_another_clock():
@@ -161,14 +167,7 @@ def test_a_term_goes_on_where_it_was_on_a_shard_with_another_clock():
     offend(core, 100.0, 1)
     core.handle(events.Join(1, 1, True, "peer"), 103.0)
     back = guarded(method("asgd"), max_update_norm=3.0, quarantine_after=1, quarantine_seconds=8.0)
-    back.restore(core.snapshot())
+    back.load_state_dict(core.state_dict())
     [refusal] = of(events.Reject, back.handle(events.Join(1, 1, True, "peer"), 5000.0))
     assert refusal.retry_after_seconds == 5.0
     assert of(events.Welcome, back.handle(events.Join(1, 1, True, "peer"), 5005.0))
-
-
-def test_a_checkpoint_of_before_there_were_guards_is_taken():
-    core = joined(guarded(method("asgd")))
-    state = core.snapshot()
-    del state["guard"]
-    guarded(method("asgd"), max_update_norm=3.0).restore(state)

@@ -22,7 +22,7 @@ def auto(nb_workers=4, warmup=20, interval=5.0, **choices):
 
 
 def groups_of(run):
-    return {format_groups(core.sync.groups) for core in run.shards}
+    return {format_groups(core.groups) for core in run.shards}
 
 
 def formed(run):
@@ -57,7 +57,7 @@ def test_like_speeds_make_one_group():
     run = TimedRun(auto(3), [0.1, 0.105, 0.11], iter_max=60).play()
     assert groups_of(run) == {"1,2,3"}
     assert_ended(run, 60)
-    assert run.shards[0].accounts.groups.summary()["1,2,3"]["staleness"]["max"] == 1
+    assert run.shards[0].counters.groups.summary()["1,2,3"]["staleness"]["max"] == 1
 
 
 @pytest.mark.parametrize("nb_ps", [1, 2])
@@ -75,7 +75,10 @@ def test_groups_follow_the_speeds(nb_ps, seed):
     for rounds in run.rounds[1:]:
         common = min(len(rounds), len(run.rounds[0])) - 10
         assert not set(rounds[:common]) - set(run.rounds[0])
-    assert [core.regrouping.num_formed for core in run.shards] == [3] * nb_ps
+    assert [
+        (core._planner if core.membership.leads else core._follower).num_formed
+        for core in run.shards
+    ] == [3] * nb_ps
     run.play()
     assert_ended(run, 700)
 
@@ -119,13 +122,13 @@ def test_a_worker_killed_while_groups_change_blocks_nobody(nb_ps, seed):
     """Killed at the very moment shard 0 waits for it; it comes back, or stays away."""
     run = TimedRun(auto(), SPEEDS, nb_ps=nb_ps, iter_max=120, seed=seed)
     core = run.shards[0]
-    while core.regrouping._target is None and core.regrouping.formed is None:
+    while core._planner._target is None and core._planner.formed is None:
         run.play(limit=1)
     victim = 3 + seed % 2
-    assert core.regrouping._target is not None
+    assert core._planner._target is not None
     run.kill(victim)
     run.play(until=run.now + 11.5)
-    assert core.regrouping.formed is not None
+    assert core._planner.formed is not None
     if seed % 3:
         run.revive(victim)
     run.play()
@@ -136,7 +139,7 @@ def test_a_worker_killed_while_groups_change_blocks_nobody(nb_ps, seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_worker_killed_before_the_other_shards_have_changed_groups(seed):
     run = TimedRun(auto(), SPEEDS, nb_ps=3, iter_max=120, seed=seed, late=0.5)
-    while not any(core.regrouping._awaited for core in run.shards):
+    while not any(core._follower.is_waiting for core in run.shards):
         run.play(limit=1)
     victim = 1 + seed % 4
     run.kill(victim)
@@ -152,7 +155,7 @@ def test_a_worker_killed_before_the_other_shards_have_changed_groups(seed):
 def test_the_end_of_the_run_waits_for_no_change_of_groups(reason):
     run = TimedRun(auto(), SPEEDS, iter_max=300)
     core = run.shards[0]
-    while core.regrouping._target is None:
+    while core._planner._target is None:
         run.play(limit=1)
     run.feed(0, events.Stop(reason))
     run.play(until=run.now + 1.0)  # no worker takes longer for a step
@@ -165,7 +168,7 @@ def test_the_end_of_the_run_waits_for_no_change_of_groups(reason):
 def test_a_joiner_during_the_change_is_let_in():
     run = TimedRun(auto(), SPEEDS, nb_ps=2, iter_max=300)
     core = run.shards[0]
-    while core.regrouping._target is None:
+    while core._planner._target is None:
         run.play(limit=1)
     run.kill(4)
     run.revive(4)  # its old life is still known: the new one takes over
@@ -176,11 +179,11 @@ def test_a_joiner_during_the_change_is_let_in():
 def test_groups_survive_a_restart_of_shard_0():
     run = TimedRun(auto(), SPEEDS, iter_max=900).play(until=10.0)
     again = core_of(auto(), size=28, generation=1)
-    again.restore(run.shards[0].snapshot())
-    assert format_groups(again.sync.groups) == "1,2|3,4"
-    assert not again.started  # rounds of groups wait for everybody again
-    assert again.regrouping.formed.groups == ((1, 2), (3, 4))
-    assert again.regrouping.formed.epoch == again.membership.epoch
+    again.load_state_dict(run.shards[0].state_dict())
+    assert format_groups(again.groups) == "1,2|3,4"
+    assert not again.has_started  # rounds of groups wait for everybody again
+    assert again._planner.formed.groups == ((1, 2), (3, 4))
+    assert again._planner.formed.epoch == again.membership.epoch
 
 
 def test_a_shard_that_missed_a_change_catches_up():
@@ -189,7 +192,7 @@ def test_a_shard_that_missed_a_change_catches_up():
     lost = []
 
     def send(stream, deliver, real=run.send):
-        if stream == ("epochs", 1) and run.shards[0].regrouping.formed and run.now < 12.0:
+        if stream == ("epochs", 1) and run.shards[0]._planner.formed and run.now < 12.0:
             lost.append(deliver)
             return
         real(stream, deliver)
@@ -206,12 +209,12 @@ def test_given_groups_never_change():
     run = TimedRun(method("gsp", nb_workers=4, groups=((1, 3), (2, 4))), SPEEDS, iter_max=80).play()
     assert groups_of(run) == {"1,3|2,4"}
     assert not formed(run)
-    assert run.shards[0].regrouping.summary() == {}
+    assert run.shards[0]._planner.summary() == {}
 
 
 def test_the_summary_tells_the_speeds():
     run = TimedRun(auto(), SPEEDS, iter_max=120, delay=0.001).play()
-    told = run.shards[0].regrouping.summary()
+    told = run.shards[0]._planner.summary()
     assert told["times_formed"] == 1
     assert told["samples_per_second"]["1"] == pytest.approx(80, rel=0.1)
     assert told["samples_per_second"]["4"] == pytest.approx(80 / 3, rel=0.1)
@@ -221,7 +224,7 @@ def test_the_summary_tells_the_speeds():
     "told", [None, events.GroupAssignment(7, ((1, 4), (2, 3)), {1: 0, 2: 5, 4: 2**40})]
 )
 def test_epochs_pass_the_wire(told):
-    epoch = events.MembershipEpoch(9, (1, 2, 4), True, told, lives=(7, 2**63, 0))
+    epoch = events.MembershipEpoch(9, (1, 2, 4), True, told, incarnations=(7, 2**63, 0))
     message = encode_epoch(epoch, ((1, 4), (2, 3)))
     assert decode_epoch(type(message).FromString(message.SerializeToString())) == epoch
 

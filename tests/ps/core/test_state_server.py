@@ -30,7 +30,7 @@ def come_back(patience=PATIENCE):
             push(before, worker, step, before.version, now=float(step))
     assert before.version == 3
     core = core_of(chosen, generation=1, start_timeout_seconds=patience, lease=1e6)
-    core.restore(before.snapshot())
+    core.load_state_dict(before.state_dict())
     core.handle(events.Join(1, 1, True, "peer1"), 10.0)
     return core
 
@@ -39,14 +39,14 @@ def test_one_question_of_a_worker_that_just_joined_is_answered():
     core = core_of(method("esync"))
     core.handle(events.Join(1, 1, False, "peer"), 0.0)
     assert told(core, 1, 1, 1, 1.0) is False
-    assert not core.started
+    assert not core.has_started
 
 
 def test_a_fast_worker_trains_on_until_the_slow_one_is_back():
     core = come_back()
     assert [told(core, 1, 4, steps, 10.0 + steps) for steps in range(1, 15)] == [False] * 14
     assert join(core, 2, 25.0)
-    assert core.started
+    assert core.has_started
     ask(core, 2, 4, 0, 25.0, seconds=1.0)  # the slow one begins its round
     assert told(core, 1, 4, 15, 25.1) is False
     assert told(core, 1, 4, 16, 25.95) is True
@@ -60,7 +60,7 @@ def test_it_pushes_alone_once_the_slow_one_has_not_come_in_time():
     core = come_back()
     assert told(core, 1, 4, 1, 11.0) is False
     core.handle(events.Tick(), 10.0 + PATIENCE)
-    assert core.started
+    assert core.has_started
     assert told(core, 1, 4, 2, 10.1 + PATIENCE) is True
     [reply] = of(events.Reply, push(core, 1, 4, 3, now=10.2 + PATIENCE, generation=1))
     assert (reply.version, core.version) == (4, 4)
@@ -85,10 +85,10 @@ def test_a_run_whose_shard_comes_back_goes_on_to_its_end(first):
     run.join_all()
     while run.shards[0].version < 8:
         assert run.turn()
-    kept = run.shards[0].snapshot()
+    kept = run.shards[0].state_dict()
     run.settings = type(run.settings)(**(vars(run.settings) | {"generation": 1}))
     run.shards[0] = run._shard(0, run.theta)
-    run.shards[0].restore(kept)
+    run.shards[0].load_state_dict(kept)
     workers = [run.workers[first], run.workers[3 - first]]
     for worker in workers:  # each goes on with its round; the first asks before the other is back
         event = events.Join(worker.number, worker.incarnation, True, "peer")

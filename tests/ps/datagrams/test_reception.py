@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from tests.ps.port import Port, alone, ramp, started, values_of
-from thinwire.ops.sync.rule import SyncRule
 from thinwire.ps.core import events
-from thinwire.ps.core.membership import FollowerMembership
 
 
 @pytest.fixture
@@ -94,7 +92,7 @@ def test_a_worker_that_joins_in_the_middle_of_a_round_keeps_its_session(port):
     port.turn()
     one.push(one.begin())  # the round has begun, two is awaited
     again = port.join(3, 3001)
-    assert port.core.sync_state["joining"] == [3]
+    assert port.core.joining_workers() == (3,)
     two.push(two.begin())
     assert port.core.version == 1
     for each in (one, two, again):
@@ -103,10 +101,9 @@ def test_a_worker_that_joins_in_the_middle_of_a_round_keeps_its_session(port):
     np.testing.assert_array_equal(values_of(port.pushed[-1]), np.full(28, 3, np.float32))
 
 
-def test_a_following_shard_keeps_the_session_of_whom_it_has_not_heard_yet(port):
+def test_a_following_shard_keeps_the_session_of_a_worker_that_is_no_member_yet():
     """Hello may come before shard 0's word that the worker is a member, and behind an older one."""
-    port.core.membership = FollowerMembership(3)
-    port.core.sync = SyncRule(port.core.sync.groups)
+    port = Port(nb_workers=3, follows=True)
     one, two = port.join(1), port.join(2)
     for number, live in ((1, (1,)), (2, (1, 2))):
         port.queue.append(events.MembershipEpoch(number, live, True))
@@ -149,7 +146,7 @@ def test_a_push_that_waits_when_its_session_ends_is_refused(loss):
     assert [(each.worker, each.reason, each.step) for each in port.refusals] == [
         (2, "NON_FINITE" if math.isnan(loss) else "NOT_MEMBER", 1)
     ]
-    assert port.core.version == 0 and not port.core.members[2].pending
+    assert port.core.version == 0 and not port.core._members[2].submitted
 
 
 @pytest.mark.parametrize("incarnation", [None, 77])
@@ -167,7 +164,7 @@ def test_a_push_without_a_session_is_refused_and_never_an_empty_one(port, incarn
     assert [(each.worker, each.reason, each.step) for each in port.refusals] == [
         (1, "NOT_MEMBER", 1)
     ]
-    assert not port.core.members[1].pending and not port.core.members[1].early
+    assert not port.core._members[1].submitted and not port.core._members[1].buffered
     again = port.join(1, one.incarnation, reconnects=True)  # as the refusal asks
     again.push(outgoing)
     np.testing.assert_array_equal(values_of(port.pushed[-1]), np.ones(28, np.float32))

@@ -139,7 +139,7 @@ def test_numbers_of_steps_may_pass_two_to_the_32():
     for number in range(6):
         worker.push(worker.begin(ramp(number + 1)))
         np.testing.assert_array_equal(values_of(port.pushed[-1]), ramp(number + 1))
-    assert port.core.members[1].last_step == 2**32 + 3
+    assert port.core._members[1].last_step == 2**32 + 3
     assert port.core.version == 6 and not port.counters(1)[0].num_incomplete
 
 

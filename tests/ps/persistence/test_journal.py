@@ -14,7 +14,7 @@ from tests.ps.persistence.test_saved_shard import RECEIVED, shard
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.types import Update
-from thinwire.ps.core import events, soft_state
+from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal import numbers, path_of
@@ -225,8 +225,8 @@ def test_an_end_that_only_the_journal_knows_is_an_end(tmp_path, limit, finished)
     number = run.journals[0].begin(ReplaySettings(core.config, 10.0, {"iter_max": 20}).to_plain())
     saved = shard(tmp_path / "run")
     saved.open()
-    begun = {"journal": number, "soft": soft_state.save(core)}
-    saved.put(0, core.snapshot(), "abc", {}, {}, RECEIVED, begun)
+    begun = {"journal": number, "soft": core.state_dict(soft=True)}
+    saved.put(0, core.state_dict(), "abc", {}, {}, RECEIVED, begun)
     saved.flush()
     run.run()
     assert core.stop_reason == "iter_max"

@@ -18,7 +18,7 @@ def newest(folder):
 
 def lasting(state):
     """What a restart does not change."""
-    return {name: state[name] for name in ("model", "clocks", "steps", "bases", "aux")}
+    return {name: state[name] for name in ("model", "scheduler", "members", "averages")}
 
 
 def flip(path, at=-1):
@@ -179,7 +179,7 @@ def test_a_kill_during_recovery_changes_nothing(tmp_path):
     run = JournaledRun(tmp_path, METHODS["gsp"](), iter_max=150)
     run.join_all()
     live(run, 60, random.Random(3))
-    state = lasting(run.shards[0].snapshot())
+    state = lasting(run.shards[0].state_dict())
     for generation in range(1, 4):
         come, core = run.come_back()
         assert come.damage is None and come.generation == generation - 1

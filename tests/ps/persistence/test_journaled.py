@@ -50,7 +50,7 @@ class Written(MiniRun):
     def __init__(self, folder, space):
         super().__init__(method("adacomp", 2, compression_rate=0.2), iter_max=500)
         core, self.folder = self.shards[0], folder
-        self.coder = coder = EventCoder(self.layouts[0], self.method, KERNELS, core.aux.size)
+        self.coder = coder = EventCoder(self.layouts[0], self.method, KERNELS, core.averages.size)
         left = [space]
         self.journal = Journal(folder, coder, 112, create=lambda path: FullDisk(path, left))
         self.journaled = JournaledCore(core)

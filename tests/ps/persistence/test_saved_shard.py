@@ -8,6 +8,7 @@ import pytest
 from tests.command_line import given
 from tests.harness import SPEC, MiniRun, method
 from thinwire.flags.run import read_run
+from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 from thinwire.ps.datagrams.counters import DatagramCounts
@@ -34,7 +35,8 @@ def shard(folder, *flags, spec=SPEC):
 def save(folder, stop_reason=None, *flags):
     saved = shard(folder, *flags)
     saved.open()
-    core = {"theta": np.arange(3, dtype=np.float32), "stop_reason": stop_reason, "generation": 0}
+    core = {"theta": np.arange(3, dtype=np.float32), "generation": 0}
+    core["lifecycle"] = {"stop_reason": stop_reason}
     saved.put(7, core, "abc", {1: 10, 2: 20}, {(1, 2): "{}"}, RECEIVED)
     saved.flush()
 
@@ -98,7 +100,11 @@ def test_every_snapshot_on_disk_keeps_its_journal(tmp_path):
     """Those of an earlier life, too, of which nobody knows which files they need."""
     saved, folder = shard(tmp_path), tmp_path / "checkpoints" / "ps-0"
     saved.open()
-    core = {"theta": np.arange(3, dtype=np.float32), "stop_reason": None, "generation": 0}
+    core = {
+        "theta": np.arange(3, dtype=np.float32),
+        "lifecycle": {"stop_reason": None},
+        "generation": 0,
+    }
 
     def cut(number):
         path_of(folder, number).touch()
@@ -119,7 +125,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
     """A mark of this life or a later one counts; an older one has been counted before."""
     run = MiniRun(method("bsp"), iter_max=99).run(60)
     folder, core = tmp_path / "checkpoints" / "ps-0", run.shards[0]
-    version, state = core.version, core.snapshot() | {"generation": 3}
+    version, state = core.version, core.state_dict() | {"generation": 3}
     for generation, more, lost in ((2, 9, 0), (3, 9, 9), (4, 7, 7), (3, 0, 0)):
         saved = shard(tmp_path)
         saved.open()
@@ -131,7 +137,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
         mark.close()
         saved = shard(tmp_path)
         assert saved.generation == max(generation, 3) + 1
-        core.restore(saved.core)
+        core.load_state_dict(saved.core)
         journaled = JournaledCore(core)
         server = types.SimpleNamespace(core=core, journaled=journaled)
         caplog.clear()
@@ -139,7 +145,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
             keeping = JournalPolicy(saved._run, "off", saved, None, SPEC)
             keeping.replay(None)
             keeping.begin(server)
-        assert core.accounts.lost_updates == lost
+        assert core.counters.lost_updates == lost
         told = f"had reached {version + lost}: {lost} updates are lost" if lost else "no update is"
         assert told in caplog.text or generation == 2
         journaled.close()
@@ -175,3 +181,18 @@ def test_a_disk_that_takes_no_marks_is_said_once(tmp_path, caplog):
         for version in range(9):
             mark.record(version)
     assert len(caplog.records) == 1 and "missing/reached.bin" in caplog.text
+
+
+def test_a_run_directory_of_the_version_before_is_refused_by_a_sentence_that_helps(tmp_path):
+    save(tmp_path)
+    saved = shard(tmp_path)
+    _, state = Checkpoints(saved.folder).load_latest()
+    del state["format"]  # as it was written then
+    Checkpoints(saved.folder).save(8, state)
+    with pytest.raises(ConfigurationError) as refusal:
+        shard(tmp_path)
+    assert str(refusal.value) == (
+        f"--run_dir={tmp_path} holds checkpoints of format 1, and this version of Thinwire reads "
+        "format 2: go on with the version that wrote them, or give this run another --run_dir, or "
+        "--overwrite the old one."
+    )

@@ -119,19 +119,19 @@ def test_a_hundred_thousand_lies_change_nothing(name):
     assert liar.sent >= NUM_MESSAGES // 2
     assert min(liar.ends.values()) > 100, liar.ends
     assert (core.version, core.samples) == (ROUNDS, 8 * ROUNDS)
-    assert core.members[HONEST].last_step == ROUNDS
-    account = core.accounts.workers[HONEST]
+    assert core._members[HONEST].last_step == ROUNDS
+    account = core.counters.workers[HONEST]
     assert (account.pushes, account.refused) == (ROUNDS, 0)
-    assert core.accounts.workers[ROGUE].pushes == 0
-    assert core.accounts.rejected["non_finite"] > 1000
-    assert core.accounts.rejected["malformed"] > 1000
-    assert core.accounts.lost_updates == 0
+    assert core.counters.workers[ROGUE].pushes == 0
+    assert core.counters.rejected["non_finite"] > 1000
+    assert core.counters.rejected["malformed"] > 1000
+    assert core.counters.lost_updates == 0
     assert core.stop_reason is None
-    assert core.members[ROGUE].last_step <= 2**53
+    assert core._members[ROGUE].last_step <= 2**53
     assert set(shard.server.connections.workers) <= {HONEST, ROGUE}
     assert np.mean(honest.losses[-10:]) < 0.8 * np.mean(honest.losses[:10])
     status = shard.board.status()
-    assert status.rejected_pushes["non_finite"] == core.accounts.rejected["non_finite"]
+    assert status.rejected_pushes["non_finite"] == core.counters.rejected["non_finite"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -153,8 +153,8 @@ def test_non_finite_pushes_are_refused_and_counted(value, dtype):
     )
     refusal, _ = stream.last("refusal")
     assert (refusal.reason, refusal.step) == (pb.REASON_NON_FINITE, 1)
-    assert shard.core.accounts.rejected == {"non_finite": 1}
-    assert shard.core.accounts.workers[ROGUE].refused == 1
+    assert shard.core.counters.rejected == {"non_finite": 1}
+    assert shard.core.counters.workers[ROGUE].refused == 1
     assert shard.picture() == before
 
 

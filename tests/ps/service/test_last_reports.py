@@ -56,7 +56,7 @@ def test_who_is_gone_is_not_awaited_and_nobody_for_ever():
     assert not leader_client.are_awaited(shard.server)
     Follower(shard, 3)
     assert leader_client.are_awaited(shard.server)
-    shard.core.accounts.ended_at -= 2.0
+    shard.core._lifecycle.ended_at -= 2.0
     assert not leader_client.are_awaited(shard.server)
 
 

@@ -48,7 +48,7 @@ def test_what_the_accounts_count_is_not_counted_twice():
     lost = push_frame(incarnation=7, generation=3)
     shard.say(push_frame(incarnation=7, loss=float("nan")), lost, incarnation=7)
     assert shard.server.guard.refused == {}
-    assert shard.core.accounts.rejected == {"non_finite": 1, "generation": 1}
+    assert shard.core.counters.rejected == {"non_finite": 1, "generation": 1}
 
 
 def test_what_comes_on_a_stream_that_was_replaced_is_counted():

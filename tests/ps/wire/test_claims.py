@@ -16,9 +16,9 @@ from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
-from thinwire.ps.core.claims import ClaimBounds
 from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.ps.wire import reports
+from thinwire.ps.wire.claims import ClaimBounds
 
 WHOLE = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
 REAL = (0.0, 1.0, -1.0, 1e-300, 1e7, 1e308, math.nan, math.inf, -math.inf)
@@ -85,7 +85,7 @@ class Talk:
         self.shard.server.run_until(self.shard.server.queue.empty)
 
     def push(self, worker, **wrong):
-        self.steps[worker] = max(self.steps[worker], self.core.members[worker].last_step) + 1
+        self.steps[worker] = max(self.steps[worker], self.core._members[worker].last_step) + 1
         right = {
             "incarnation": LIFE[worker],
             "kind": self.shard.kind,
@@ -110,7 +110,7 @@ class Talk:
         """Everybody is in, or comes in again; then the honest worker gets on."""
         core = self.core
         assert np.isfinite(core.model.theta).all()
-        assert "fault" not in core.accounts.rejected
+        assert "fault" not in core.counters.rejected
         assert core.stop_reason is None
         for worker in LIFE:
             self.join(worker)
@@ -122,7 +122,7 @@ class Talk:
         assert self.streams[HONEST].last("reply")[0] is not None
         assert core.samples <= 2**40
         assert isinstance(self.shard.board.document(), str)
-        core.snapshot()
+        core.state_dict()
 
 
 def refusals(stream):
@@ -221,7 +221,7 @@ def test_one_push_with_the_largest_lag_does_not_end_the_default_method():
     [refusal] = refusals(talk.streams[ROGUE])
     assert refusal.reason == pb.REASON_MALFORMED
     assert "lag 4294967295: expected 0 to 0" in refusal.message
-    assert talk.core.accounts.rejected == {"malformed": 1}
+    assert talk.core.counters.rejected == {"malformed": 1}
     talk.check()
 
 
@@ -237,7 +237,7 @@ def test_a_refusal_names_field_value_and_bound():
     for field, (value, words) in wrong.items():
         talk.push(ROGUE, **{field: value})
         assert words in refusals(talk.streams[ROGUE])[-1].message
-    assert talk.core.accounts.rejected == {"malformed": len(wrong)}
+    assert talk.core.counters.rejected == {"malformed": len(wrong)}
 
 
 def test_a_loss_that_is_not_finite_still_is_told_as_that():
@@ -245,7 +245,7 @@ def test_a_loss_that_is_not_finite_still_is_told_as_that():
     for loss in (math.nan, math.inf):
         talk.push(ROGUE, loss=loss)
         assert refusals(talk.streams[ROGUE])[-1].reason == pb.REASON_NON_FINITE
-    assert talk.core.accounts.rejected == {"non_finite": 2}
+    assert talk.core.counters.rejected == {"non_finite": 2}
 
 
 def _sparse():
@@ -270,7 +270,7 @@ def test_a_part_of_a_round_among_the_workers_is_refused_or_harmless(samples):
     )
     shard.say(push, incarnation=12, id=ROGUE)
     assert shard.say(incarnation=11, id=HONEST).last("welcome")[0] is not None
-    assert "fault" not in shard.core.accounts.rejected
+    assert "fault" not in shard.core.counters.rejected
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from thinwire.ops.methods.method import METHODS, SEAMS
 from thinwire.ops.optimizers.server import OPTIMIZERS
 from thinwire.ops.pacing import pacers
 from thinwire.ops.routing.registry import ROUTERS
-from thinwire.ops.sync.rule import SYNC_RULES, SyncRule
+from thinwire.ops.sync.rule import SYNC_RULES, GroupSync
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.base import WEIGHTINGS, PerEntry
 from thinwire.worker import flags as worker_flags
@@ -92,12 +92,12 @@ def test_hyper_parameters_reach_the_policy_that_has_them():
     assert (method.server.momentum, method.server.weight_decay) == (0.5, 0.125)
     assert (method.server.global_lr, method.server.feeds_deltas) == (2.0, True)
     assert method.pacer.local_steps == 3
-    assert method.sync == SyncRule(((1, 4), (2, 3)), 5)
+    assert method.sync == GroupSync(((1, 4), (2, 3)), 5)
 
 
 def test_defaults_that_depend_on_the_choice():
     assert run_of("--method=ssp").method.sync.bound == 3
-    assert run_of("--method=gsp").method.sync == SyncRule(((1, 2, 3, 4),))
+    assert run_of("--method=gsp").method.sync == GroupSync(((1, 2, 3, 4),))
     assert run_of("--server_optimizer=momentum").method.server.momentum == 0.9
     assert run_of("--server_optimizer=momentum", "--momentum=0").method.server.momentum == 0
     assert not run_of("--method=asgd").method.server.feeds_deltas

@@ -28,16 +28,16 @@ def rounds_of(simulation, worker):
 
 
 def staleness(simulation):
-    return {number: count for number, count in core(simulation).accounts.staleness.items() if count}
+    return {number: count for number, count in core(simulation).counters.staleness.items() if count}
 
 
 def test_without_links_a_step_is_all_that_takes_time():
     simulation = played("asgd", 3, steps="0.5,0.25,1", iter_max=70)
     assert simulation.end == "iter_max"
     assert simulation.clock.now == 10.0  # 2 + 4 + 1 updates a second
-    assert core(simulation).accounts.seconds() == 10.0
+    assert core(simulation).seconds() == 10.0
     pushes = {
-        worker: account.pushes for worker, account in core(simulation).accounts.workers.items()
+        worker: account.pushes for worker, account in core(simulation).counters.workers.items()
     }
     assert pushes == {1: 20, 2: 40, 3: 10}
 
@@ -109,7 +109,7 @@ def test_a_bound_lets_nobody_run_further_ahead():
     shard = simulation.shards[0]
 
     def keep(now):
-        clocks = shard.core.sync_state["clocks"].values()
+        clocks = shard.core.clocks().values()
         leads.append(max(clocks, default=0) - min(clocks, default=0))
 
     simulation.play(keep, lambda: False)
@@ -172,7 +172,7 @@ def test_a_dead_worker_is_out_after_its_lease_and_comes_back():
     assert sorted(gaps[~np.isclose(gaps, 0.5)]) == [1.0, 5.0]
     membership = core(simulation).membership
     assert (membership.num_left, membership.num_returned) == (1, 1)
-    assert core(simulation).accounts.worker(2).pushes > 20
+    assert core(simulation).counters.worker(2).pushes > 20
 
 
 def test_who_returns_before_the_lease_ends_goes_on_at_once():
@@ -228,7 +228,7 @@ def test_gradients_that_stay_non_finite_end_a_run():
 
 def test_esync_gives_fast_workers_more_steps():
     simulation = played("esync", 3, steps="0.1,0.2,0.8", iter_max=12)
-    local = {number: core(simulation).accounts.worker(number).local_steps for number in (1, 2, 3)}
+    local = {number: core(simulation).counters.worker(number).local_steps for number in (1, 2, 3)}
     assert local[3] == 12
     assert local[1] > 1.5 * local[2] > 1.5 * local[3]
     assert simulation.clock.now < 12 * 1.05
@@ -241,7 +241,7 @@ def test_an_update_that_only_the_shard_finds_non_finite_is_refused_and_counted(m
     monkeypatch.setattr(PushDecoder, "decode", refuse)
     simulation = played("asgd", 1, iter_max=5)
     assert simulation.end == "diverged"
-    assert core(simulation).accounts.rejected["non_finite"] == 101
+    assert core(simulation).counters.rejected["non_finite"] == 101
 
 
 def test_a_thousand_workers_of_asp_cost_no_more_bookkeeping():

@@ -70,7 +70,7 @@ def test_a_killed_worker_comes_back(tmp_path, mode, nb_ps, away):
 
     def keep(now):
         if now <= KILLED_AT + away:
-            pushes["before"] = simulation.shards[0].core.accounts.worker(2).pushes
+            pushes["before"] = simulation.shards[0].core.counters.worker(2).pushes
 
     assert simulation.play(keep, lambda: False) == "iter_max"
     summary = summary_of(simulation)

@@ -30,7 +30,7 @@ def accuracy(simulation):
 
 
 def guard_of(shard):
-    return shard.core.guard.summary()
+    return shard.core.guard_summary()
 
 
 def guard(simulation):
@@ -56,7 +56,7 @@ def test_a_worker_of_garbage_makes_no_difference(name, choices, without, guards)
     assert guarded.end == alone.end == "iter_max"
     assert accuracy(guarded) > accuracy(alone) - 0.05 > 0.6
     assert set(guard(guarded)["refused"]["outlier"]) == {"4"}
-    assert guarded.shards[0].core.accounts.worker(4).pushes == 0
+    assert guarded.shards[0].core.counters.worker(4).pushes == 0
 
 
 def test_without_guards_it_makes_all_the_difference():
@@ -83,7 +83,7 @@ def test_several_shards_each_judge_their_part():
     guarded = play("bsp", 4, nb_ps=2, iter_max=60, garbage=NOISE, guards=LIMIT)
     assert [shard.core.version for shard in guarded.shards] == [60, 60]
     for shard in guarded.shards:
-        assert set(shard.core.guard.summary()["refused"]["outlier"]) == {"4"}
+        assert set(shard.core.guard_summary()["refused"]["outlier"]) == {"4"}
 
 
 def test_a_worker_that_is_refused_for_ever_gives_up_and_the_others_go_on():
@@ -125,7 +125,7 @@ def test_what_is_kept_back_does_not_send_a_spike_again_and_again(name):
     choices = {"compression_rate": 0.1} | ({"warmup_epochs": 0} if name == "dgc" else {})
     run = spiking(name, {5, 6}, LIMIT, choices=choices, iter_max=120)
     assert guard(run)["refused"] == {"outlier": {"4": 2}}
-    assert run.shards[0].core.accounts.worker(4).pushes > 20
+    assert run.shards[0].core.counters.worker(4).pushes > 20
     calm = spiking(name, set(), Guards(), choices=choices, iter_max=120)
     assert accuracy(run) > accuracy(calm) - 0.06
 
@@ -137,7 +137,7 @@ def test_who_was_put_out_comes_back_and_trains(name):
     assert guard(run)["quarantines"] == {"4": 1}
     core = run.shards[0].core
     assert core.membership.num_returned == 1
-    assert core.accounts.worker(4).pushes > 5
+    assert core.counters.worker(4).pushes > 5
     assert run.end == "iter_max"
 
 
@@ -166,7 +166,7 @@ def test_the_same_run_comes_out_the_same():
     guards = Guards(update_norm_factor=6.0, quarantine_after=2, quarantine_seconds=3.0)
     runs = [play("asgd", 4, iter_max=80, garbage={4: 200.0}, guards=guards) for _ in range(2)]
     np.testing.assert_array_equal(*(run.shards[0].core.model.theta for run in runs))
-    assert runs[0].shards[0].core.guard.save() == runs[1].shards[0].core.guard.save()
+    assert runs[0].shards[0].core.guard_summary() == runs[1].shards[0].core.guard_summary()
 
 
 def test_garbage_on_the_command_line():

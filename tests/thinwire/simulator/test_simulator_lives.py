@@ -88,7 +88,7 @@ def test_a_shard_that_was_killed_goes_on_from_its_journal(tmp_path):
     simulation.clock.at(7.3, kill)
     assert play(simulation) == "iter_max"
     assert versions[0] == versions[1] > 10
-    assert (shard.core.config.generation, shard.core.accounts.lost_updates) == (1, 0)
+    assert (shard.core.config.generation, shard.core.counters.lost_updates) == (1, 0)
     assert shard.core.version == 40
 
 
@@ -98,7 +98,7 @@ def test_without_a_journal_it_goes_on_from_its_snapshot(tmp_path):
     simulation.clock.at(7.3, shard.kill)
     simulation.clock.at(8.0, shard.start)
     assert play(simulation) == "iter_max"
-    assert shard.core.config.generation == 1 and shard.core.accounts.lost_updates > 0
+    assert shard.core.config.generation == 1 and shard.core.counters.lost_updates > 0
 
 
 def test_who_finds_no_shard_gives_up_after_its_patience(tmp_path):
@@ -120,7 +120,7 @@ def test_a_stream_without_progress_is_opened_anew(what):
     simulation.clock.at(5.2, strike)
     assert play(simulation) == "iter_max"
     assert connection.number == 2  # the second stream
-    assert shard.core.accounts.worker(1).pushes > 50
+    assert shard.core.counters.worker(1).pushes > 50
 
 
 @pytest.mark.parametrize("skew", [98_765.4321, -54_321.0123, 1e9 / 3])

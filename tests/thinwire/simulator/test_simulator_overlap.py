@@ -33,7 +33,7 @@ def test_one_worker_takes_the_steps_of_delayed_sgd():
         weights -= np.float32(0.1) * trainer.gradient
     core = simulation.shards[0].core
     np.testing.assert_array_equal(core.model.theta, weights)
-    assert {age: count for age, count in core.accounts.staleness.items() if count} == {0: 1, 1: 11}
+    assert {age: count for age, count in core.counters.staleness.items() if count} == {0: 1, 1: 11}
 
 
 @pytest.mark.parametrize("nb_ps", [1, 2])

@@ -48,7 +48,7 @@ def test_a_run_goes_on_to_its_end(name, kind, choices, shard):
     finally:
         logging.set_verbosity(before)
     assert simulation.end == "iter_max"
-    assert core.accounts.rejected["fault"] >= 1
+    assert core.counters.rejected["fault"] >= 1
     worker = seen[19].worker
     assert [event.worker for event in seen[20:]].count(worker) > 3  # it came back, and took part
     assert simulation.shards[0].core.version == 60

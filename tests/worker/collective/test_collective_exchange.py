@@ -99,7 +99,7 @@ def test_esync_sums_among_workers(shards):
     shard = shards(among("esync"), iter_max=12)
     workers = ended(WorkerThread(number, shard) for number in (1, 2, 3))
     assert_same_bits(workers, shard)
-    accounts = shard.core.accounts
+    accounts = shard.core.counters
     assert [accounts.worker(number).pushes for number in (1, 2, 3)] == [12] * 3
     steps = [accounts.worker(number).local_steps for number in (1, 2, 3)]
     assert min(steps) >= 12
@@ -120,7 +120,7 @@ def test_the_others_go_on_without_a_dead_member(shards, name):
     assert_same_bits(workers[1:], shard)
     assert shard.core.version == 40
     assert shard.core.membership.num_left == 1
-    assert shard.core.accounts.worker(1).pushes == 10
+    assert shard.core.counters.worker(1).pushes == 10
 
 
 def test_a_late_worker_takes_over_model_and_momentum(shards):
@@ -135,11 +135,11 @@ def test_a_late_worker_takes_over_model_and_momentum(shards):
     workers = [WorkerThread(n, shard, 7, on_round=wait_at_twenty) for n in (2, 3)]
     wait_for(lambda: shard.core.version >= 20)
     workers.append(WorkerThread(1, shard, 7))
-    wait_for(lambda: 1 in shard.core.sync_state["joining"])
+    wait_for(lambda: 1 in shard.core.joining_workers())
     gate.set()
     assert_same_bits(ended(workers), shard)
     assert 30 <= workers[2].rounds <= 40
-    assert shard.core.accounts.worker(1).pushes == workers[2].rounds
+    assert shard.core.counters.worker(1).pushes == workers[2].rounds
 
 
 def test_a_worker_that_comes_back_is_another_life(shards):
@@ -155,7 +155,7 @@ def test_a_worker_that_comes_back_is_another_life(shards):
     second.end()
     wait_for(lambda: shard.core.version == 10)
     again = WorkerThread(2, shard)
-    wait_for(lambda: shard.core.sync_state["joining"])
+    wait_for(lambda: shard.core.joining_workers())
     gate.set()
     assert_same_bits(ended([first, again]), shard)
     assert again.rounds == 19
@@ -169,7 +169,7 @@ def test_workers_outlive_a_restart_of_the_ps(shards):
     workers = [WorkerThread(number, shard) for number in (1, 2, 3)]
     wait_for(lambda: shard.core.version >= 5)
     shard.close()
-    state, port = shard.core.snapshot(), shard.port
+    state, port = shard.core.state_dict(), shard.port
     goal = shard.core.version + 10
     second = shards(chosen, goal, generation=1, port=port, state=state)
     assert_same_bits(ended(workers), second)

@@ -9,7 +9,7 @@ from tests.command_line import run_of
 from tests.harness import SPEC
 from thinwire.ps import role as ps_role
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
-from thinwire.ps.role import CoreMaker
+from thinwire.ps.role import ShardInitials, build_core
 
 TWO = ("--nb_workers=3", "--nb_ps=2", "--ps_hosts=localhost:1,localhost:2", "--kernels=numpy")
 
@@ -32,10 +32,10 @@ def model():
     return types.SimpleNamespace(spec=SPEC, flat=flat.copy, statistics=[1, 2, 3], user_module=None)
 
 
-def maker_of(number, *flags, examples=None):
+def initials_of(number, *flags, examples=None):
     run = run_of(*TWO, *flags)
     layouts = run.method.placement.place(SPEC, 2)
-    return CoreMaker(run, number == 0, model(), layouts[number], examples)
+    return ShardInitials(run, number == 0, model(), layouts[number], examples)
 
 
 def saved(core=None):
@@ -45,8 +45,8 @@ def saved(core=None):
 def test_cores_hold_what_the_layout_says_and_share_no_weights():
     cores = []
     for number in (0, 1):
-        maker = maker_of(number)
-        cores += [maker.make(maker.config(saved(), 60.0), 10.0) for _ in range(2)]
+        initials = initials_of(number)
+        cores += [build_core(initials, initials.config(saved(), 60.0), 10.0) for _ in range(2)]
     held = np.concatenate([cores[0].model.theta, cores[2].model.theta])
     np.testing.assert_array_equal(np.sort(held), np.arange(SPEC.num_parameters))
     cores[0].model.theta[:] = -1
@@ -54,37 +54,37 @@ def test_cores_hold_what_the_layout_says_and_share_no_weights():
 
 
 def test_leave_to_go_on_and_the_time_limit_are_shard_0_s_alone():
-    first, other = (maker_of(number, "--method=ssp", "--max_seconds=9") for number in (0, 1))
-    leads = first.make(first.config(saved(), 60.0), 7.0)
-    follows = other.make(other.config(saved(), 60.0), 7.0)
+    first, other = (initials_of(number, "--method=ssp", "--max_seconds=9") for number in (0, 1))
+    leads = build_core(first, first.config(saved(), 60.0), 7.0)
+    follows = build_core(other, other.config(saved(), 60.0), 7.0)
     assert isinstance(leads.membership, Coordinator) and isinstance(
         follows.membership, FollowerMembership
     )
     assert leads.membership.lease_seconds == follows.membership.lease_seconds == 7.0
-    assert leads.sync.bound is not None and follows.sync.bound is None
+    assert leads._scheduler._rule.bound is not None and follows._scheduler._rule.bound is None
     assert (leads.config.max_seconds, follows.config.max_seconds) == (9, None)
 
 
 def test_weights_of_the_host_are_changed_there_whatever_the_machine_has(monkeypatch):
     monkeypatch.setattr(ps_role, "has_gpu", lambda run: True)
-    assert maker_of(0, "--kernels=auto").kernels.name == "numpy"
+    assert initials_of(0, "--kernels=auto").kernels.name == "numpy"
 
 
 def test_only_shard_0_averages_beside_the_weights():
-    np.testing.assert_array_equal(maker_of(0).aux().mean, [1, 2, 3])
-    assert maker_of(1).aux().mean is None
-    assert maker_of(0, "--nobn_sync").aux().mean is None
+    np.testing.assert_array_equal(initials_of(0).averages().mean, [1, 2, 3])
+    assert initials_of(1).averages().mean is None
+    assert initials_of(0, "--nobn_sync").averages().mean is None
 
 
 def test_a_run_that_goes_on_waits_no_longer_than_workers_take_to_come_back():
-    maker = maker_of(0, "--lease_seconds=5")
-    assert maker.config(saved(), 600.0).start_timeout_seconds == 600.0
-    again = maker.config(saved(core={"theta": 1}), 600.0)
+    initials = initials_of(0, "--lease_seconds=5")
+    assert initials.config(saved(), 600.0).start_timeout_seconds == 600.0
+    again = initials.config(saved(core={"theta": 1}), 600.0)
     assert again.start_timeout_seconds == 20.0
     assert (again.generation, again.generations_undone) == (4, 2)
-    assert maker.config(saved(core={"theta": 1}), 3.0).start_timeout_seconds == 3.0
+    assert initials.config(saved(core={"theta": 1}), 3.0).start_timeout_seconds == 3.0
 
 
 def test_epochs_are_counted_in_examples():
-    assert maker_of(0).config(saved(), 1.0).budget.examples is None
-    assert maker_of(0, "--epochs=2.5", examples=100).config(saved(), 1.0).budget.examples == 250
+    assert initials_of(0).config(saved(), 1.0).budget.examples is None
+    assert initials_of(0, "--epochs=2.5", examples=100).config(saved(), 1.0).budget.examples == 250

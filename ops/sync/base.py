@@ -1,0 +1,142 @@
+"""The contract of a rule of synchronisation: when is an update released, and who may go on?
+
+A rule orders arrivals, which are tokens: it never sees an update. One worker may have several
+arrivals that wait, as in a buffer of K, and a rule may act because time has passed, as a quorum
+with grace does. So the same bookkeeping serves every shard, the Simulator and the tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from thinwire.ops.sync.groups import AutoGroups, Groups
+    from thinwire.ops.types import State
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class ArrivalToken:
+    """One push that waits to be released; whoever submitted it keeps the update."""
+
+    worker: int
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Advance:
+    """The result of one turn of a rule.
+
+    Attributes:
+        released: The arrivals of each update, in order of worker and step.
+        proceeding: Workers that may begin their next iteration, new ones included.
+    """
+
+    released: Sequence[tuple[ArrivalToken, ...]]
+    proceeding: Sequence[int]
+
+
+class SyncRule(Protocol):
+    """A rule in force on one shard, with its memory.
+
+    Attributes:
+        groups: Workers that step together; every id once.
+    """
+
+    groups: Groups
+
+    @property
+    def waits_for_start(self) -> bool:
+        """Whether the run begins only when all workers are there."""
+
+    def group_of(self, worker: int) -> int:
+        """Return the number of the worker's group."""
+
+    def name_of(self, worker: int) -> str:
+        """Return the worker's group as --groups writes it."""
+
+    def join(self, worker: int) -> None:
+        """Announce a worker; it becomes live at its group's next round boundary."""
+
+    def leave(self, worker: int) -> None:
+        """Forget a worker and its arrivals; nobody waits for it any more."""
+
+    def submit(self, arrival: ArrivalToken, now: float) -> None:
+        """Add an arrival of a live worker; the same one counts once."""
+
+    def withdraw(self, worker: int) -> None:
+        """Take back all arrivals of a worker that are not released yet."""
+
+    def advance(self, now: float) -> Advance:
+        """Settle everything that can be settled now."""
+
+    def next_deadline(self) -> float | None:
+        """Return when `advance` is due though nothing arrives; None: never."""
+
+    def pause(self) -> None:
+        """Let nobody proceed who finishes a round from now on, until `regroup`."""
+
+    def is_quiescent(self) -> bool:
+        """Return whether every live worker has finished its round and may not proceed."""
+
+    def regroup(self, groups: Groups) -> None:
+        """Go on with the same workers in other groups."""
+
+    def is_live(self, worker: int) -> bool:
+        """Return whether the rule waits for the worker's pushes."""
+
+    def may_proceed(self, worker: int) -> bool:
+        """Return whether a live worker may do its next round."""
+
+    def has_submitted(self, worker: int) -> bool:
+        """Return whether an arrival of the worker waits to be released."""
+
+    def live(self) -> Sequence[int]:
+        """Return the live workers, ascending."""
+
+    def joining(self) -> Sequence[int]:
+        """Return the workers that enter at their group's next round boundary, ascending."""
+
+    def waiting(self) -> set[int]:
+        """Return live workers that wait: for their round, or for permission to proceed."""
+
+    def clocks(self) -> dict[int, int]:
+        """Return worker -> finished iterations, those of workers that have left included."""
+
+    def state_dict(self, soft: bool) -> State:
+        """Return the state.
+
+        Args:
+            soft: What only a shard that goes on without a break knows; else what outlives a
+                restart, as plain data.
+        """
+
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave; the soft state after the other."""
+
+
+class SyncPolicy(Protocol):
+    """The settings of a rule, as a Method holds them; a frozen dataclass."""
+
+    @property
+    def groups(self) -> Groups:
+        """Workers that step together when the run begins; every id once."""
+
+    @property
+    def bound(self) -> int | None:
+        """How many iterations a worker may be ahead of the slowest; None: any number."""
+
+    @property
+    def auto(self) -> AutoGroups | None:
+        """How `groups` are replaced by others that are formed from measured speeds."""
+
+    @property
+    def waits_for_start(self) -> bool:
+        """Whether the run begins only when all workers are there."""
+
+    def start(self) -> SyncRule:
+        """Return the rule with an empty memory: nobody is there."""
+
+    def without_bound(self) -> SyncPolicy:
+        """Return the rule of a shard that follows shard 0, which alone lets workers proceed."""

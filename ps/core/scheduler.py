@@ -1,0 +1,140 @@
+"""The rounds of one shard: the rule of synchronisation in force, and when each group changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire.ops.sync.base import Advance, ArrivalToken, SyncPolicy
+from thinwire.ops.sync.groups import Groups
+from thinwire.ops.types import State
+
+
+class RoundScheduler:
+    """Orders the pushes of one shard into rounds, and workers into those that may proceed."""
+
+    def __init__(self, policy: SyncPolicy) -> None:
+        """Begin with nobody."""
+        self._rule = policy.start()
+        self._group_epochs: dict[int, int] = {}  # group -> epoch of its last change
+
+    @property
+    def groups(self) -> Groups:
+        """Workers that step together, of now."""
+        return self._rule.groups
+
+    @property
+    def waits_for_start(self) -> bool:
+        """Whether the run begins only when all workers are there."""
+        return self._rule.waits_for_start
+
+    def name_of(self, worker: int) -> str:
+        """Return the worker's group as --groups writes it."""
+        return self._rule.name_of(worker)
+
+    def live_fellows(self, worker: int) -> list[int]:
+        """Return the live workers of the worker's group, itself included if it is live."""
+        group = self._rule.groups[self._rule.group_of(worker)]
+        return [each for each in group if self._rule.is_live(each)]
+
+    # -- workers ----------------------------------------------------------------------------
+
+    def join(self, worker: int, epoch: int) -> None:
+        """Announce a worker, which joined in this epoch."""
+        self._group_epochs[self._rule.group_of(worker)] = epoch
+        self._rule.join(worker)
+
+    def leave(self, worker: int, epoch: int) -> None:
+        """Forget a worker, which left in this epoch."""
+        self._group_epochs[self._rule.group_of(worker)] = epoch
+        self._rule.leave(worker)
+
+    def live(self) -> Sequence[int]:
+        """Return the workers whose pushes rounds wait for, ascending."""
+        return self._rule.live()
+
+    def joining(self) -> Sequence[int]:
+        """Return the workers that enter with the next round of their group, ascending."""
+        return self._rule.joining()
+
+    def present(self) -> tuple[int, ...]:
+        """Return live and joining workers, ascending."""
+        return tuple(sorted([*self._rule.live(), *self._rule.joining()]))
+
+    def waiting(self) -> set[int]:
+        """Return live workers that wait for their round, or for permission to proceed."""
+        return self._rule.waiting()
+
+    def clocks(self) -> dict[int, int]:
+        """Return worker -> finished iterations."""
+        return self._rule.clocks()
+
+    def is_live(self, worker: int) -> bool:
+        """Return whether rounds wait for the worker's pushes."""
+        return self._rule.is_live(worker)
+
+    def may_proceed(self, worker: int) -> bool:
+        """Return whether a live worker may do its next round."""
+        return self._rule.may_proceed(worker)
+
+    # -- rounds -----------------------------------------------------------------------------
+
+    def submit(self, worker: int, step: int, now: float) -> None:
+        """Let a push of a live worker wait for its round."""
+        self._rule.submit(ArrivalToken(worker, step), now)
+
+    def withdraw(self, worker: int) -> None:
+        """Take back what a worker has submitted."""
+        self._rule.withdraw(worker)
+
+    def has_submitted(self, worker: int) -> bool:
+        """Return whether a push of the worker waits for its round."""
+        return self._rule.has_submitted(worker)
+
+    def advance(self, now: float) -> Advance:
+        """Settle everything that can be settled now."""
+        return self._rule.advance(now)
+
+    def next_deadline(self) -> float | None:
+        """Return when `advance` is due though nothing arrives, if ever."""
+        return self._rule.next_deadline()
+
+    def is_due(self, now: float) -> bool:
+        """Return whether `advance` is due though nothing arrived."""
+        deadline = self._rule.next_deadline()
+        return deadline is not None and now >= deadline
+
+    def epoch_is_current(self, worker: int, epoch: int) -> bool:
+        """Return whether an epoch knows the last change of the worker's group."""
+        return epoch >= self._group_epochs.get(self._rule.group_of(worker), 0)
+
+    # -- changes of groups ------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Let nobody proceed who finishes a round from now on, until groups have changed."""
+        self._rule.pause()
+
+    def resume(self) -> None:
+        """Let everybody proceed in the groups there are."""
+        self._rule.regroup(self._rule.groups)
+
+    def is_quiescent(self) -> bool:
+        """Return whether every live worker has finished its round and may not proceed."""
+        return self._rule.is_quiescent()
+
+    def regroup(self, groups: Groups, epoch: int) -> None:
+        """Go on with other groups, which began with this epoch."""
+        self._rule.regroup(groups)
+        self._group_epochs = dict.fromkeys(range(len(groups)), epoch)
+
+    # -- state ------------------------------------------------------------------------------
+
+    def state_dict(self, soft: bool) -> State:
+        """Return the clocks, which outlive a restart, or who is where."""
+        state = self._rule.state_dict(soft)
+        return state | {"group_epochs": dict(self._group_epochs)} if soft else state
+
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave."""
+        self._rule.load_state_dict(state, soft)
+        if soft:
+            self._group_epochs = dict(state["group_epochs"])

@@ -1,0 +1,181 @@
+"""Dataclasses, sets, deques and the like as plain data, and back.
+
+The result holds only None, bools, numbers, strings, lists, dicts with string keys, and arrays: a
+checkpoint takes it, and, where there are no arrays, JSON. Only the types declared below are made
+again, under the names declared there, and making one runs no code but its constructor.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from thinwire.ops.aggregation import outliers
+from thinwire.ops.downlink.replicas import LastReply
+from thinwire.ops.downlink.types import ModelReply, Operation
+from thinwire.ops.failure_detector import MeanDeviation, RtoEstimator
+from thinwire.ops.optimizers import schedule
+from thinwire.ops.types import Block, CodedValues, Update
+from thinwire.ps.core import events, members, membership
+
+_TYPE, _OF = "type", "of"
+
+
+class _Record:
+    """A dataclass as files know it.
+
+    Args:
+        name: Of the type in files.
+        kind: The dataclass.
+        fields: Names in files of all fields that make a difference between two records, in any
+            order; ``old=new`` where the attribute was renamed to ``new`` since.
+    """
+
+    def __init__(self, name: str, kind: Any, fields: str) -> None:
+        self.name, self.kind = name, kind
+        pairs = (field.partition("=") for field in fields.split())
+        self.attributes = {in_file: attribute or in_file for in_file, _, attribute in pairs}
+        actual = {field.name for field in dataclasses.fields(kind) if field.compare}
+        if actual != set(self.attributes.values()):
+            raise TypeError(
+                f"{name}: files have {sorted(self.attributes.values())}, {kind.__name__} has "
+                f"{sorted(actual)}; declare the change here, and raise the formats' numbers."
+            )
+
+    def to_plain(self, value: Any) -> dict[str, Any]:
+        content = {
+            in_file: to_plain(getattr(value, attribute))
+            for in_file, attribute in self.attributes.items()
+        }
+        return {_TYPE: self.name, _OF: content}
+
+    def from_plain(self, content: dict[str, Any]) -> Any:
+        names = self.attributes
+        return self.kind(**{names[in_file]: from_plain(item) for in_file, item in content.items()})
+
+
+#: Every dataclass that an event is, or that a core remembers. A change of names is an incompatible
+#: change of journals and checkpoints: see persistence.journal and persistence.shard_store.
+_RECORDS = (
+    _Record("Join", events.Join, "worker incarnation reconnects peer epoch"),
+    _Record("Pull", events.Pull, "worker incarnation base_version generation"),
+    _Record(
+        "Push",
+        events.Push,
+        "worker incarnation step base_version generation epoch update samples local_steps loss aux "
+        "base_checksum num_bytes lag",
+    ),
+    _Record(
+        "Query",
+        events.Query,
+        "worker incarnation step local_steps step_seconds age_seconds query_seconds",
+    ),
+    _Record("EvaluationPull", events.EvaluationPull, "observer"),
+    _Record("WorkerAlive", events.WorkerAlive, "worker"),
+    _Record("WorkerDisconnected", events.WorkerDisconnected, "worker incarnation"),
+    _Record("Leave", events.Leave, "worker incarnation cause"),
+    _Record("GroupAssignment", events.GroupAssignment, "epoch groups after"),
+    _Record("MembershipEpoch", events.MembershipEpoch, "number live started formed incarnations"),
+    _Record("PushRejected", events.PushRejected, "worker reason"),
+    _Record("Stop", events.Stop, "reason"),
+    _Record("ProcessStalled", events.ProcessStalled, "seconds"),
+    _Record("Tick", events.Tick, ""),
+    _Record("WorkerIncarnation", events.WorkerIncarnation, "worker incarnation"),
+    _Record("WorkerUnreachable", events.WorkerUnreachable, "member"),
+    _Record("Failed", events.Failed, "worker incarnation step is_hello cause"),
+    _Record("Update", Update, "indices values"),
+    _Record("Block", Block, "slot size indices values"),
+    _Record("CodedValues", CodedValues, "dtype data scale"),
+    _Record("ModelReply", ModelReply, "operation update version kind is_resync"),
+    _Record("LastReply", LastReply, "step base_version reply"),
+    _Record("Budget", schedule.Budget, "iter_max examples"),
+    _Record("Schedule", schedule.Schedule, "learning_rate drops"),
+    _Record(
+        "Guards",
+        outliers.Guards,
+        "max_update_norm update_norm_factor quarantine_after quarantine_seconds",
+    ),
+    _Record(
+        "CoreConfig",
+        members.CoreConfig,
+        "budget schedule nb_workers generation generations_undone max_seconds "
+        "start_timeout_seconds snapshot_interval_seconds offsets guards",
+    ),
+    _Record(
+        "Member",
+        members.Member,
+        "incarnation last_step base_version oldest_base push_bytes buffered submitted request "
+        "may_proceed requested_at staleness",
+    ),
+    _Record("OpenRequest", members.OpenRequest, "step base_version"),
+    _Record("Lease", membership.Lease, "incarnation peer last_seen connected suspected arrivals"),
+    _Record("IncarnationClaim", membership.IncarnationClaim, "incarnation epoch peer"),
+    _Record(
+        "RtoEstimator",
+        RtoEstimator,
+        "least_seconds most_seconds seen_at=heard_at beat_at longest_seconds patience beats",
+    ),
+    _Record("MeanDeviation", MeanDeviation, "mean_seconds deviation_seconds num_samples"),
+)
+_BY_NAME = {record.name: record for record in _RECORDS}
+_BY_TYPE = {record.kind: record for record in _RECORDS}
+_ENUMS: dict[str, Any] = {"Operation": Operation}
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as plain data; arrays are not copied.
+
+    Fields that make no difference between two records are left out.
+
+    Raises:
+        TypeError: It is, or holds, something that cannot be made again.
+    """
+    if value is None or type(value) in (bool, int, float, str) or isinstance(value, np.ndarray):
+        return value
+    if type(value) is list:
+        return [to_plain(item) for item in value]
+    if (record := _BY_TYPE.get(type(value))) is not None:
+        return record.to_plain(value)
+    name = type(value).__name__
+    if isinstance(value, enum.Enum) and _ENUMS.get(name) is type(value):
+        return {_TYPE: name, _OF: value.value}
+    if isinstance(value, Mapping):
+        name = "Counter" if isinstance(value, collections.Counter) else "dict"
+        return {_TYPE: name, _OF: [[to_plain(key), to_plain(item)] for key, item in value.items()]}
+    if isinstance(value, collections.deque):
+        return {_TYPE: "deque", _OF: [to_plain(item) for item in value], "most": value.maxlen}
+    if type(value) in (tuple, set):
+        items = sorted(value) if type(value) is set else value
+        return {_TYPE: name, _OF: [to_plain(item) for item in items]}
+    raise TypeError(f"a {type(value).__name__} cannot be kept as plain data: {value!r:.80}")
+
+
+def from_plain(value: Any) -> Any:
+    """Undo `to_plain`.
+
+    Raises:
+        ValueError, KeyError, TypeError: It is no result of `to_plain`.
+    """
+    if isinstance(value, list):
+        return [from_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    name, content = value[_TYPE], value[_OF]
+    if name in _BY_NAME:
+        return _BY_NAME[name].from_plain(content)
+    if name in _ENUMS:
+        return _ENUMS[name](content)
+    if name in ("dict", "Counter"):
+        pairs = {from_plain(key): from_plain(item) for key, item in content}
+        return collections.Counter(pairs) if name == "Counter" else pairs
+    items = [from_plain(item) for item in content]
+    if name == "deque":
+        return collections.deque(items, maxlen=value["most"])
+    if name in ("tuple", "set"):
+        return tuple(items) if name == "tuple" else set(items)
+    raise ValueError(f"no type {name!r:.80} is known here")
