@@ -92,7 +92,10 @@ class ShardInitials:
         flat = shared.flat()
         self.theta = np.concatenate([flat[at] for at in shard_positions(shared.spec, layout)])
         num_train = _num_train(run, shared, examples)
-        self._budget = Budget(run.iter_max, num_train and max(1, round(run.epochs * num_train)))
+        examples = None
+        if run.epochs is not None and num_train:
+            examples = max(1, round(run.epochs * num_train))
+        self._budget = Budget(run.iter_max, examples)
         self.bounds = ClaimBounds.of(run.method, num_train)
         has_gpu(run)  # refuses one that is not there
         # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.

@@ -228,7 +228,7 @@ class ShardServer:
 
     def _refuse(self, action: events.Reject) -> None:
         refusal = pb.Refusal(
-            reason=pb.Reason.Value(f"REASON_{action.reason}"),
+            reason=f"REASON_{action.reason}",
             message=action.message,
             step=action.step,
             epoch=action.epoch,

@@ -220,11 +220,11 @@ class OnShard(Driver):
         return Update(indices, rng.standard_normal(len(indices), np.float32))
 
     def save(self, state):
-        return state.save()
+        return state.state_dict(soft=False)
 
     def load(self, saved):
         shard = self.begin()
-        shard.restore(saved)
+        shard.load_state_dict(saved, soft=False)
         return shard
 
 

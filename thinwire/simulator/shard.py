@@ -282,7 +282,7 @@ class SimulatedShard(ShardLife):
 
     def live_workers(self) -> Iterable[int]:
         """Return the members, those included that enter with the next round."""
-        return self.core.sync_state["live"]
+        return self.core.live_workers()
 
     # -- coming in --------------------------------------------------------------------------
 
