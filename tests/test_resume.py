@@ -64,7 +64,7 @@ def test_resume_is_exact(interface, value, tmp_path):
     second.shards[0].load_state_dict(state["ps"])
     resumed = second.workers[1]
     resumed.batches.bit_generator.state = json.loads(state["batches"])
-    last_step = second.shards[0].members[1].last_step
+    last_step = second.shards[0]._members[1].last_step
     assert resumed.core.restore(state["worker"], last_step)
     second.join_all()
     advance(second, 12)

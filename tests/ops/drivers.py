@@ -10,6 +10,7 @@ from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.routing.base import LostEntries, RouteContext
 from thinwire.ops.sharding.split import place_tensors, split_packet
+from thinwire.ops.sync.base import ArrivalToken
 from thinwire.ops.types import (
     Block,
     CodedValues,
@@ -22,6 +23,7 @@ from thinwire.ops.types import (
 )
 from thinwire.ops.weighting.base import Arrival
 from thinwire.ps.core.model import ShardModel
+from thinwire.ps.core.serialization import from_plain, to_plain
 
 BODIES = load_kernels("numpy")
 SPEC = ModelSpec((TensorSpec("kernel", (9, 5)), TensorSpec("one", (1,)), TensorSpec("zero", (6,))))
@@ -160,24 +162,35 @@ def lost_of(routed):
 
 
 class Sync(Driver):
-    """Workers join, push, leave and return at random."""
+    """Workers join, push, leave and return at random; the state is the rule in force."""
 
     def begin(self):
-        state = self.policy.init()
+        rule = self.policy.start()
         for worker in range(1, WORKERS + 1):
-            state = self.policy.join(worker, state)
-        return self.policy.advance(state)[2]
+            rule.join(worker)
+        rule.advance(0.0)
+        return rule
 
     def turn(self, state, number):
         rng = random.Random(number)
         worker = rng.randint(1, WORKERS)
-        if worker in state["live"]:
-            waits = worker in state["pushed"] or worker in state["held"]
-            verb = self.policy.leave if waits or rng.random() < 0.2 else self.policy.push
+        if not state.is_live(worker):
+            state.join(worker)
+        elif worker in state.waiting() or rng.random() < 0.2:
+            state.leave(worker)
         else:
-            verb = self.policy.join
-        released, free, state = self.policy.advance(verb(worker, state))
-        return (released, free), state
+            state.submit(ArrivalToken(worker, number), float(number))
+        turn = state.advance(float(number))
+        return (list(turn.released), list(turn.proceeding)), state
+
+    def save(self, state):
+        return {name: to_plain(state.state_dict(name == "soft")) for name in ("lasting", "soft")}
+
+    def load(self, saved):
+        rule = self.policy.start()
+        for name, state in saved.items():
+            rule.load_state_dict(from_plain(state), name == "soft")
+        return rule
 
 
 class OnShard(Driver):
