@@ -30,12 +30,17 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence import journal_format
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
 
+#: The stop reason of a run whose journal cannot be written any more.
+STOP_REASON = "journal_failed"
 #: A snapshot is due when the journal is this many times as large as the model ...
 _MODELS = 4
 #: ... and at least this large.
 LEAST_BYTES = 64 << 20
 _MAGIC = b"TWJRNL2\n"  # 1: by attributes of the core
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
+_MARK_NAME = "reached.bin"
+_VALUES = struct.Struct("<QQ")  # generation, version
+_CHECKSUM = struct.Struct("<I")  # CRC-32 of the values
 
 
 class JournalFailed(Exception):
@@ -194,11 +199,6 @@ class Journal:
         )
 
 
-_MARK_NAME = "reached.bin"
-_VALUES = struct.Struct("<QQ")  # generation, version
-_CHECKSUM = struct.Struct("<I")  # CRC-32 of the values
-
-
 @dataclasses.dataclass(frozen=True)
 class HighWaterMark:
     """The last version that a generation of a shard has reached."""
@@ -257,10 +257,6 @@ class HighWaterLog:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-#: The stop reason of a run whose journal cannot be written any more.
-STOP_REASON = "journal_failed"
 
 
 class JournaledCore:

@@ -24,43 +24,10 @@ from thinwire.ps.persistence.replay import MakeCore, ReplaySettings
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.service.server import ShardServer
 
-#: Largest sample of a model that is coded, in entries.
-_MOST_ENTRIES = 4_000_000
-
-
-def push_fraction(method: Method, spec: ModelSpec) -> float:
-    """Return the coded bytes of a push of random values over those of the model in float32.
-
-    The codec and the wire's coding process the values like a gradient, after any warm-up. A large
-    model is sampled by some of its tensors. With a collective, workers push whole weights.
-    """
-    if method.collective != THROUGH_PS:
-        return 1.0
-    sample = _sample(spec)
-    rng = np.random.default_rng(0)
-    tensors = [rng.standard_normal(tensor.size, np.float32) for tensor in sample.tensors]
-    bodies = load_kernels("numpy")
-    context = EncodeContext(1, 0.01, rng, bodies, epoch=1e6)
-    packet, _ = method.codec.encode(tensors, method.codec.init(sample, bodies), context)
-    chooser = IndexChooser()
-    coded = [chooser.encode(block) for block in packet.blocks]
-    num_bytes = sum(len(block.index_bytes) + len(block.value_bytes) for block in coded)
-    return num_bytes / (4 * sample.num_parameters)
-
-
-def _sample(spec: ModelSpec) -> ModelSpec:
-    """Return some of the tensors: the first that fit in `_MOST_ENTRIES` together, at least one."""
-    sampled: list[TensorSpec] = []
-    num_entries = 0
-    for tensor in spec.tensors:
-        if not sampled or num_entries + tensor.size <= _MOST_ENTRIES:
-            sampled.append(tensor)
-            num_entries += tensor.size
-    return ModelSpec(tuple(sampled))
-
-
 #: With --journal=auto: pushes that are a larger fraction of the model are not journaled.
 LARGEST_FRACTION = 0.1
+#: Largest sample of a model that is coded, in entries.
+_MOST_ENTRIES = 4_000_000
 
 
 class JournalPolicy:
@@ -124,3 +91,34 @@ class JournalPolicy:
             )
         else:
             logging.info("this shard continues from version %d: no update is lost", core.version)
+
+
+def push_fraction(method: Method, spec: ModelSpec) -> float:
+    """Return the coded bytes of a push of random values over those of the model in float32.
+
+    The codec and the wire's coding process the values like a gradient, after any warm-up. A large
+    model is sampled by some of its tensors. With a collective, workers push whole weights.
+    """
+    if method.collective != THROUGH_PS:
+        return 1.0
+    sample = _sample(spec)
+    rng = np.random.default_rng(0)
+    tensors = [rng.standard_normal(tensor.size, np.float32) for tensor in sample.tensors]
+    bodies = load_kernels("numpy")
+    context = EncodeContext(1, 0.01, rng, bodies, epoch=1e6)
+    packet, _ = method.codec.encode(tensors, method.codec.init(sample, bodies), context)
+    chooser = IndexChooser()
+    coded = [chooser.encode(block) for block in packet.blocks]
+    num_bytes = sum(len(block.index_bytes) + len(block.value_bytes) for block in coded)
+    return num_bytes / (4 * sample.num_parameters)
+
+
+def _sample(spec: ModelSpec) -> ModelSpec:
+    """Return some of the tensors: the first that fit in `_MOST_ENTRIES` together, at least one."""
+    sampled: list[TensorSpec] = []
+    num_entries = 0
+    for tensor in spec.tensors:
+        if not sampled or num_entries + tensor.size <= _MOST_ENTRIES:
+            sampled.append(tensor)
+            num_entries += tensor.size
+    return ModelSpec(tuple(sampled))
