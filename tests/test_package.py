@@ -24,6 +24,8 @@ import pytest
 
 from tests.nodes import free_port
 from thinwire import __version__
+from thinwire.launcher.program import COPIED_NODE
+from thinwire.launcher.ssh import pack
 
 pytest.importorskip("setuptools", minversion="77")
 
@@ -324,3 +326,32 @@ def test_the_other_commands_of_the_wheel(home):
     home.run("thinwire", "health", "127.0.0.1:1", "--seconds=1", code=3)
     assert "--link_mbps" in home.run("thinwire", "cluster", "--help")
     assert "python -m thinwire" in home.run("python", str(home.site / "thinwire"), code=1)
+
+
+#: What --sync_dst_dir sends to a host, as a file.
+PACK = """
+import pathlib
+from thinwire.launcher import program, ssh
+assert program.CHECKOUT is None and program.NODE == ("-P", "-m", "thinwire")
+pathlib.Path("code.tar.gz").write_bytes(ssh.pack({}))
+"""
+
+
+@pytest.mark.processes
+def test_an_installed_package_is_copied_to_hosts_that_lack_it(home, tmp_path):
+    (home.folder / "pack.py").write_text(PACK)
+    home.run("python", "pack.py")
+    with tarfile.open(home.folder / "code.tar.gz") as code:
+        assert not [member.name for member in code if member.issym()]
+        code.extractall(tmp_path, filter="data")
+    command = [sys.executable, *COPIED_NODE, "version"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=home.environment, capture_output=True, text=True, check=True
+    )
+    assert f"(package in {tmp_path / 'thinwire'})" in done.stdout
+    (tmp_path / "code").mkdir()
+    subprocess.run(["tar", "-xzf", "-", "-C", "code"], input=pack({}), cwd=tmp_path, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path / "code", env=home.environment, capture_output=True, text=True
+    )
+    assert f"(package in {tmp_path / 'code' / 'thinwire'})" in done.stdout, done.stderr
