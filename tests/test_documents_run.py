@@ -14,6 +14,7 @@ import pytest
 from tests import documents
 from tests.documents import ROOT
 from tests.nodes import free_port
+from thinwire.cli import TOOLS
 
 #: What is added to a command line of main.py: flags given last win.
 BUDGET = ("--iter_max=6", "--max_seconds=60", "--worker_threads=1", "--linger_seconds=5")
