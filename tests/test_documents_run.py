@@ -62,11 +62,7 @@ def is_run(command):
     alone = any(word in ALL_IN_ONE for word in command.python_words)
     return is_small(command) or (
         not reason(command)
-        and (
-            alone
-            or by_hand(command)
-            or command.python_words[:2] == ("-m", "thinwire.supervisor.report")
-        )
+        and (alone or by_hand(command) or command.python_words[:2] == ("-m", TOOLS["report"][0]))
     )
 
 
