@@ -186,7 +186,7 @@ class Worker(threading.Thread):
             part.begin()
             while not part.stopped:
                 self._moving.wait()
-                outgoing = part.due() or self._step()
+                outgoing = part.poll_pacer() or self._step()
                 if outgoing is None:
                     continue
                 replies = part.exchange_round(outgoing, lambda weights: None)
@@ -204,7 +204,7 @@ class Worker(threading.Thread):
         loss, gradient = PROBLEM.gradient(self.part.core.weights, batch)
         if self.pause_seconds:
             self.part.closing.wait(self.pause_seconds)
-        return self.part.take_in(gradient, len(batch), loss, None, started)
+        return self.part.submit_gradient(gradient, len(batch), loss, None, started)
 
     def freeze(self):
         """Stand still, as a stopped process does."""

@@ -197,7 +197,10 @@ class Session:
         replies: list[ShardReply | None] = []
         applied = False
         try:
-            outgoing = part.take_in(gradient, samples, loss, statistics, started) or part.due()
+            outgoing = (
+                part.submit_gradient(gradient, samples, loss, statistics, started)
+                or part.poll_pacer()
+            )
             if outgoing is not None:
                 replies = part.exchange_round(outgoing, lambda weights: None)
             applied = outgoing is None or was_accepted(replies)
@@ -206,7 +209,7 @@ class Session:
         except ShardGone:
             part.core.stopped = applied = True
         try:
-            part.note_outcome(applied)
+            part.record_outcome(applied)
         except Diverged:
             self.close("diverged")
             raise

@@ -235,7 +235,7 @@ def refuse_idle_links(run: Run, given: flags.FlagValues = FLAGS) -> None:
     """Refuse to emulate what nothing in the run would notice.
 
     Raises:
-        ConfigurationError: Says which flag.
+        ConfigurationError: Names the flag.
     """
     if run.method.router.uses_datagrams:
         return
@@ -277,5 +277,5 @@ def _check_classes(link: Link) -> None:
     if link.queue_kb and (not link.mbps or link.queue_kb < _SMALLEST_QUEUE_KB):
         raise ConfigurationError(
             f"--link_queue_kb={link.queue_kb:g} at --link_mbps={link.mbps:g}: expected at least "
-            f"{_SMALLEST_QUEUE_KB:g}, room for one datagram, and a link with a rate; 0 is no limit."
+            f"{_SMALLEST_QUEUE_KB:g}, as one datagram needs, and a link with a rate; 0 is no limit."
         )

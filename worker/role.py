@@ -15,13 +15,21 @@ from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of, clear_node, scalars_of
-from thinwire.ops.run.settings import EXIT_DONE, EXIT_INTERRUPTED, EXIT_OF_STOP, Diverged, Run
+from thinwire.ops.run.settings import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_OF_STOP,
+    Diverged,
+    Run,
+    is_finished,
+    limit_of,
+)
 from thinwire.ops.run.signals import heard_by
 from thinwire.ops.telemetry import round_trace
 from thinwire.ops.telemetry.run_status import WorkerMetrics
+from thinwire.ops.types import ConfigurationError, State
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.metrics_server import open_port
-from thinwire.worker import checkpoint
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.messages import PushRequest, was_accepted
@@ -32,13 +40,14 @@ from thinwire.worker.train_step import TrainStep, clip, decay
 from thinwire.worker.trainer import WorkerSession
 
 _CALIBRATION_STEPS = 5
+_PROBE_SECONDS = 2.0
 
 
 def main(run: Run) -> int:
     """Train until the run ends; return the exit code.
 
     Raises:
-        ConfigurationError, Unreachable, Refused, Diverged: See their exit codes.
+        ConfigurationError, Unreachable, RequestRejected, Diverged: See their exit codes.
     """
     own = worker_flags.read(run.nb_workers)
     limit_threads(own.threads)
@@ -65,8 +74,8 @@ class Worker:
     Args:
         run: The run's settings.
         own: This worker's.
-        shared: Its model; built as the run says if not given.
-        shard: Its examples; picked as the run says if not given.
+        shared: Its model; built by the run's settings if not given.
+        shard: Its examples; chosen by the run's settings if not given.
     """
 
     def __init__(
@@ -82,7 +91,7 @@ class Worker:
         self.step.vary_local_randomness(own.id_worker)
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self.shard = shard or load_shard(run, shared.user_module, own.id_worker)
-        self.part = WorkerSession(
+        self.session = WorkerSession(
             run,
             own,
             shared.spec,
@@ -91,7 +100,7 @@ class Worker:
             self.shard.label_counts,
             self.shard.num_train,
         )
-        self.part.on_report = self._note_scalars
+        self.session.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
         self._spare_gradient = np.zeros_like(self.gradient) if run.method.overlap else self.gradient
         self._taken = True  # the last push that was answered before the one under way
@@ -103,12 +112,12 @@ class Worker:
     def train(self) -> int:
         """Join, train, leave; return the exit code."""
         port = open_port(
-            self.run, _name(self.own.id_worker), lambda: instruments.collect(self.part)
+            self.run, _name(self.own.id_worker), lambda: instruments.collect(self.session)
         )
         try:
             return self._train()
         except Unreachable:
-            if not self.part.closing.is_set():
+            if not self.session.closing.is_set():
                 raise
             return EXIT_INTERRUPTED
         finally:
@@ -116,11 +125,11 @@ class Worker:
                 port.close()
 
     def _train(self) -> int:
-        if finished := checkpoint.finished(self):
+        if finished := self.finished_reason():
             logging.info("this run is finished (%s)", finished)
             return EXIT_DONE
         self._warm_up()
-        checkpoint.resume(self, self.part.join())
+        self.resume(self.session.join())
         cause = "error"
         try:
             cause = self._loop()
@@ -128,87 +137,89 @@ class Worker:
             cause = "diverged"
             raise
         finally:
-            self.part.leave(cause)
+            self.session.leave(cause)
         return self._exit_code(cause)
 
     def _exit_code(self, cause: str) -> int:
         if cause == "interrupted":
             return EXIT_INTERRUPTED
-        reason = self.part.stop_reason
-        logging.info("done after %d exchanges (%s)", self.part.core.step, reason)
+        reason = self.session.stop_reason
+        logging.info("done after %d exchanges (%s)", self.session.core.step, reason)
         return EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     # -- the loop ---------------------------------------------------------------------------
 
     def _loop(self) -> str:
-        part = self.part
-        self._take_over(part.begin())
+        session = self.session
+        self._take_over(session.begin())
         saved_at = time.monotonic()
         try:
-            while not part.stopped:
+            while not session.stopped:
                 self._one_round()
                 if time.monotonic() - saved_at >= self.run.checkpoint_interval_seconds:
                     self._settle()
-                    checkpoint.save(self)
+                    self.save()
                     saved_at = time.monotonic()
             self._settle()
         except ShardGone:
             pass
-        checkpoint.save(self)
-        return "done" if part.core.stopped or not part.closing.is_set() else "interrupted"
+        self.save()
+        return "done" if session.core.stopped or not session.closing.is_set() else "interrupted"
 
     def _one_round(self) -> None:
         """One mini-batch or none, and an exchange if the pacer wants one."""
-        part = self.part
+        session = self.session
         try:
-            outgoing = part.due() or self._one_step()
-            applied = outgoing is None or self._exchange(outgoing)
+            request = session.poll_pacer() or self._one_step()
+            applied = request is None or self._exchange(request)
         except NonFiniteUpdate as error:
             applied = False
-            part.skip(error)
-            self.statistics.assign(part.core.statistics)  # of before that mini-batch
-        part.note_outcome(applied)
+            session.skip(error)
+            self.statistics.assign(session.core.statistics)  # of before that mini-batch
+        session.record_outcome(applied)
 
     def _one_step(self) -> PushRequest | None:
         """One mini-batch and what the pacer and the codec make of it."""
-        part, started = self.part, time.monotonic()
-        computed_at = list(part.core.versions)
+        session, started = self.session, time.monotonic()
+        computed_at = list(session.core.versions)
         images, labels = self.shard.next()
-        part.measure.record(round_trace.GET_BATCH, part.stopwatch.lap("compute"))
+        session.measure.record(round_trace.GET_BATCH, session.stopwatch.lap("compute"))
         gradient, loss = self._gradient(images, labels)
-        decay(gradient, part.core.weights, self.own.weight_decay)
+        decay(gradient, session.core.weights, self.own.weight_decay)
         clip(gradient, self.own.clip_norm)
         rest = started + self.own.device.step_seconds - time.monotonic()
         if (pause := max(self.pause_seconds, rest)) > 0:
-            part.closing.wait(pause)
+            session.closing.wait(pause)
         statistics = self.statistics.read()
         if self.run.method.overlap and not self._go_on():
             return None
-        outgoing = part.take_in(gradient, len(labels), loss, statistics, started, computed_at)
-        if outgoing is None:
-            self.step.set_weights(part.core.weights)
-        return outgoing
+        request = session.submit_gradient(
+            gradient, len(labels), loss, statistics, started, computed_at
+        )
+        if request is None:
+            self.step.set_weights(session.core.weights)
+        return request
 
     def _gradient(self, images: Any, labels: Any) -> tuple[Any, float]:
         """Return the gradient, on the device if it may stay there, and the loss."""
-        if self.part.core.on_device:
+        if self.session.core.on_device:
             return self.step.gradients_on_device(images, labels)
         return self.gradient, self.step.gradients(images, labels, self.gradient)
 
     def _go_on(self) -> bool:
-        """Hear the answer to the last push; return whether the run goes on."""
-        self.part.measure.record(
-            round_trace.FORWARD_AND_BACKWARD, self.part.stopwatch.lap("compute")
+        """Finish the exchange that is under way; return whether the run goes on."""
+        self.session.measure.record(
+            round_trace.FORWARD_AND_BACKWARD, self.session.stopwatch.lap("compute")
         )
         self._taken = self._settle()
-        return not self.part.core.stopped
+        return not self.session.core.stopped
 
-    def _exchange(self, outgoing: PushRequest) -> bool:
+    def _exchange(self, request: PushRequest) -> bool:
         """Push, wait, take over the model; return whether shard 0 took the push.
 
         With --overlap the next mini-batch comes before the answer.
         """
-        self.part.send(outgoing)
+        self.session.send(request)
         if not self.run.method.overlap:
             return self._settle()
         # What is under way may lie in this buffer, and may have to be sent again.
@@ -216,13 +227,13 @@ class Worker:
         return self._taken
 
     def _settle(self) -> bool:
-        """Hear the answer to a push that is under way; return whether shard 0 took it."""
-        replies = self.part.settle(self._take_over, self.shard.cursor.epoch)
+        """Wait for the replies to a push that is under way; return whether shard 0 took it."""
+        replies = self.session.finish_exchange(self._take_over, self.shard.cursor.epoch)
         return not replies or was_accepted(replies)
 
     def _take_over(self, weights: Any) -> None:
         self.step.set_weights(weights)
-        self.statistics.assign(self.part.core.statistics)
+        self.statistics.assign(self.session.core.statistics)
 
     def _warm_up(self) -> None:
         """Compile the step and measure it alone. Leaves no trace in the state."""
@@ -242,16 +253,75 @@ class Worker:
             logging.info(
                 "slowdown %g: pausing %.1f ms a step", device.slowdown, 1e3 * self.pause_seconds
             )
-        self.part.step_seconds = max(median + self.pause_seconds, device.step_seconds)
+        self.session.step_seconds = max(median + self.pause_seconds, device.step_seconds)
         self.step.restore_local(local)
 
     def _note_scalars(self, counted: WorkerMetrics) -> None:
         """Write what is reported (heartbeat thread)."""
-        part = self.part
-        self.scalars.record(counted, part.loss, part.num_steps, part.core.versions[0])
+        session = self.session
+        self.scalars.record(counted, session.loss, session.num_steps, session.core.versions[0])
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint; a disk that refuses is logged, training goes on."""
+        session = self.session
+        state = {
+            "run_id": session.run_id,
+            "core": session.core.save(),
+            "exchange": session.exchange.save(),
+            "cursor": self.shard.cursor.state(),
+            "local": self.step.save_local(),
+            "metrics": session.metrics().to_dict(),
+            "stop_reason": session.stop_reason,
+            "limit": limit_of(self.run, session.stop_reason),
+        }
+        try:
+            self.checkpoints.save(session.core.step, state)
+        except OSError as error:
+            logging.error("cannot write the worker's checkpoint: %s", error)
+
+    def finished_reason(self) -> str | None:
+        """Return why this worker's run ended, if it did and its PS is gone."""
+        found = self.checkpoints.load_latest()
+        if found is None or not is_finished(self.run, found[1]["stop_reason"], found[1]["limit"]):
+            return None
+        gone = not self.session.exchange.shards[0].probe(_PROBE_SECONDS)
+        return str(found[1]["stop_reason"]) if gone else None
+
+    def resume(self, last_applied_step: int) -> None:
+        """Go on from this worker's checkpoint if it is of this run.
+
+        Raises:
+            ConfigurationError: The checkpoint is of another split of the data.
+        """
+        found, session = self.checkpoints.load_latest(), self.session
+        if found is None:
+            return
+        state: State = found[1]
+        if state["run_id"] != session.run_id:
+            logging.info("ignoring the checkpoint of another run (%s)", state["run_id"])
+            return
+        try:
+            self.shard.cursor.restore(state["cursor"])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
+        self.step.restore_local(state["local"])
+        session.exchange.restore(state["exchange"])
+        session.before = WorkerMetrics.from_dict(state["metrics"])
+        if session.core.restore(state["core"], last_applied_step):
+            logging.info("resumed at step %d", last_applied_step)
+        else:
+            logging.warning(
+                "the checkpoint is of step %d, the PS applied step %d: the codec starts afresh",
+                state["core"]["step"],
+                last_applied_step,
+            )
+
+    # -- signals ------------------------------------------------------------------------------
 
     def interrupt(self, number: int, frame: Any) -> None:
-        """Hear a signal that ends this worker."""
+        """Finish on a signal that ends this worker."""
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
-        self.part.interrupt()
+        self.session.interrupt()

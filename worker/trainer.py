@@ -1,12 +1,7 @@
 """One worker's part in a run, whoever computes its gradients: join, exchange, report, leave.
 
-The Worker role and the objects that user scripts hold (room thinwire) are both built on it.
-
-When a worker gives up: too many mini-batches in a row came to nothing.
-
-Where a worker's time goes.
-
-Which exchange a worker takes part in: through the parameter server, or among the workers.
+`WorkerSession` takes flat gradients and gives flat weights. The Worker role and the objects that
+user scripts hold (`thinwire.session`) are both built on it.
 """
 
 from __future__ import annotations
@@ -42,17 +37,20 @@ _MOST_IN_A_ROW = 100
 
 
 class DivergenceDetector:
-    """Counts mini-batches that could not be used: not finite, or refused for their size."""
+    """Finds that a worker gets nowhere: too many mini-batches in a row could not be used.
+
+    They were not finite, or refused for their size.
+    """
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
-    def note(self, applied: bool) -> None:
-        """Hear whether the newest mini-batch could be used."""
+    def record(self, applied: bool) -> None:
+        """Record whether the newest mini-batch could be used."""
         self._in_a_row = 0 if applied else self._in_a_row + 1
 
     @property
-    def are_too_many(self) -> bool:
+    def has_diverged(self) -> bool:
         """Whether to give up."""
         return self._in_a_row > _MOST_IN_A_ROW
 
@@ -90,13 +88,13 @@ class Stopwatch:
 def exchange_for(
     run: Run, own: WorkerFlags, core: WorkerCore, closing: threading.Event
 ) -> Exchange:
-    """Return the exchange that --collective asks for; nothing is dialled yet.
+    """Return the exchange of the mode in --collective; nothing is dialled yet.
 
     Args:
         run: The run's settings.
         own: This worker's settings.
         core: Of this worker.
-        closing: Set when the worker is asked to stop.
+        closing: Set when the worker is to stop.
     """
     made: Any = Exchange if run.method.collective == THROUGH_PS else CollectiveExchange
     exchange: Exchange = made(
@@ -114,9 +112,9 @@ _CUT_SECONDS = DRAIN_SECONDS + 2.0
 class WorkerSession:
     """A worker without data and without a model: flat gradients in, flat weights out.
 
-    Calls in order: `join`, `begin`, then for each mini-batch `due` and `take_in` and, where one of
-    them returns an exchange, `exchange_round`; at the end `leave`. One thread calls all but
-    `interrupt`.
+    Calls in order: `join`, `begin`, then for each mini-batch `poll_pacer` and `submit_gradient`
+    and, where one of them returns a request, `exchange_round`; at the end `leave`. One thread calls
+    all but `interrupt`.
 
     Args:
         run: The run's settings.
@@ -152,7 +150,7 @@ class WorkerSession:
         self.exchange = exchange_for(run, own, self.core, self.closing)
         self.stopwatch = Stopwatch()
         self.measure = MEASURES[own.measure](run.method.pacer, self.exchange)
-        self.asker = PacingClient(run.method.pacer, self.exchange.shards[0])
+        self.pacing = PacingClient(run.method.pacer, self.exchange.shards[0])
         self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
         self.labels = dict(labels or {})
         self.run_id = ""
@@ -165,29 +163,29 @@ class WorkerSession:
         self.started_at = time.monotonic()
         self._step_ended_at = 0.0
         self._under_way: PushRequest | None = None  # pushed, not settled
-        self._setbacks = DivergenceDetector()
+        self._divergence = DivergenceDetector()
         self._heartbeat: Heartbeat | None = None
 
     @property
     def stopped(self) -> bool:
-        """Whether the run has ended, or this worker was asked to stop."""
+        """Whether the run has ended, or this worker is to stop."""
         return self.core.stopped or self.closing.is_set()
 
     @property
     def stop_reason(self) -> str:
-        """Why the run ended, as far as this worker has heard."""
+        """Why the run ended, as far as this worker knows."""
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
     # -- joining and leaving ------------------------------------------------------------------
 
     def join(self) -> int:
-        """Say Hello to every shard.
+        """Join at every shard.
 
         Returns:
             The last of this worker's steps that the shards applied.
 
         Raises:
-            Unreachable, Refused: Nobody answers, or a shard says no.
+            Unreachable, RequestRejected: Nobody answers, or a shard refuses this worker.
         """
         welcomes = self.exchange.join()
         self.run_id = welcomes[0].run_id
@@ -201,14 +199,14 @@ class WorkerSession:
         self._heartbeat = Heartbeat(self.exchange, lease_seconds, self._report, self._rounds)
         self.core.finish(self.exchange.pull())
         weights = self.core.resume_round()
-        self.asker.begin_round(self.core.step + 1, self.step_seconds)
+        self.pacing.begin_round(self.core.step + 1, self.step_seconds)
         self.started_at = time.monotonic()
         self.measure.begin(seconds_trained(self.before))
         self.stopwatch.start()
         return weights
 
     def leave(self, cause: str) -> None:
-        """Send a last report and say farewell; nothing if there is nobody to say it to."""
+        """Send a last report and leave every shard that is connected."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
@@ -229,21 +227,21 @@ class WorkerSession:
 
     # -- one mini-batch -----------------------------------------------------------------------
 
-    def due(self) -> PushRequest | None:
-        """Return the exchange that ends the round, if the pacer asks for it before another step."""
+    def poll_pacer(self) -> PushRequest | None:
+        """Return the request that ends the round, if the pacer wants it before another step."""
         core, lap = self.core, self.stopwatch.lap
         self.measure.begin_step()
-        ready = self.asker.ready(
+        ready = self.pacing.ready(
             core.step + 1, core.round.num_steps, self.step_seconds, self._step_ended_at
         )
         self.measure.record(round_trace.CHECK_READY, lap("wait"))
         if not ready:
             return None
-        outgoing = core.end_round()
+        request = core.end_round()
         self.measure.record(round_trace.ENCODE, lap("encode"))
-        return outgoing
+        return request
 
-    def take_in(
+    def submit_gradient(
         self,
         gradient: Float32,
         samples: int,
@@ -263,35 +261,35 @@ class WorkerSession:
             computed_at: The shards' versions that it was computed at; None: the present ones.
 
         Raises:
-            thinwire.ops.codecs.registry.NonFiniteUpdate: It holds NaN or infinity; call `skip`.
+            thinwire.ops.codecs.base.NonFiniteUpdate: It holds NaN or infinity; call `skip`.
         """
         self.measure.record(round_trace.FORWARD_AND_BACKWARD, self.stopwatch.lap("compute"))
         self.num_steps += 1
         self.loss = loss
-        outgoing = self.core.begin(gradient, samples, loss, statistics, computed_at)
+        request = self.core.begin(gradient, samples, loss, statistics, computed_at)
         self._step_ended_at = time.monotonic()
         self.step_seconds = self._step_ended_at - started
-        phase = round_trace.LOCAL_UPDATE if outgoing is None else round_trace.ENCODE
+        phase = round_trace.LOCAL_UPDATE if request is None else round_trace.ENCODE
         self.measure.record(phase, self.stopwatch.lap("encode"))
-        return outgoing
+        return request
 
     def exchange_round(
-        self, outgoing: PushRequest, take_over: Callable[[Float32], None], epoch: int = 0
+        self, request: PushRequest, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
-        """Push, wait, and begin the next round; see `settle`."""
-        self.send(outgoing)
-        return self.settle(take_over, epoch)
+        """Push, wait, and begin the next round; see `finish_exchange`."""
+        self.send(request)
+        return self.finish_exchange(take_over, epoch)
 
-    def send(self, outgoing: PushRequest) -> None:
-        """Push; `settle` hears the answer while or after the next gradient is computed."""
-        self.exchange.send(outgoing)
-        self._under_way = outgoing
+    def send(self, request: PushRequest) -> None:
+        """Push; `finish_exchange` waits for the replies, perhaps after the next gradient."""
+        self.exchange.send(request)
+        self._under_way = request
         self.measure.record(round_trace.ENCODE, self.stopwatch.lap("encode"))
 
-    def settle(
+    def finish_exchange(
         self, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
-        """Wait for the answer to the push that is under way, and begin the next round.
+        """Wait for the replies to the push that is under way, and begin the next round.
 
         Args:
             take_over: Called with the weights to go on from.
@@ -302,10 +300,11 @@ class WorkerSession:
             no push is under way.
 
         Raises:
-            Unreachable, Refused, Halted, ConfigurationError: See thinwire.worker.client.exchange.
+            Unreachable, RequestRejected, ShardGone, ConfigurationError: See
+                thinwire.worker.client.exchange.
         """
-        outgoing, self._under_way = self._under_way, None
-        if outgoing is None:
+        request, self._under_way = self._under_way, None
+        if request is None:
             return []
         replies = self.exchange.replies()
         seconds = self.stopwatch.lap("wait")
@@ -314,34 +313,34 @@ class WorkerSession:
                 self.core.receive(number, reply)
         self.core.handle_refusals(replies)
         take_over(self.core.restart_from_base())
-        self.asker.begin_round(self.core.step + 1, self.step_seconds)
+        self.pacing.begin_round(self.core.step + 1, self.step_seconds)
         self.measure.record_exchange(seconds + self.stopwatch.lap("compute"))
-        self.measure.end_round(outgoing, replies, epoch, seconds)
+        self.measure.end_round(request, replies, epoch, seconds)
         logging.debug(
             "step %d: version %d, answered after %.3f s",
-            outgoing.step,
+            request.step,
             self.core.versions[0],
             seconds,
         )
         return replies
 
     def skip(self, error: NonFiniteUpdate) -> None:
-        """Leave a mini-batch out that `take_in` or `due` refused."""
+        """Leave a mini-batch out that `submit_gradient` or `poll_pacer` refused."""
         self.num_non_finite += 1
         if self.num_non_finite == 1:
             logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
 
-    def note_outcome(self, applied: bool) -> None:
-        """Hear whether the newest mini-batch could be used: finite, and not refused for its size.
+    def record_outcome(self, applied: bool) -> None:
+        """Record whether the newest mini-batch could be used: finite, not refused for its size.
 
         Raises:
             Diverged: Too many in a row could not.
         """
-        self._setbacks.note(applied)
-        if self._setbacks.are_too_many:
-            raise self._setbacks.diverged(self.core.learning_rate)
+        self._divergence.record(applied)
+        if self._divergence.has_diverged:
+            raise self._divergence.diverged(self.core.learning_rate)
 
-    # -- what others hear ---------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------
 
     def metrics(self) -> WorkerMetrics:
         """Return what this worker counts itself, over all its lives."""
@@ -370,7 +369,7 @@ class WorkerSession:
         return counted.to_json()
 
     def _rounds(self) -> list[str]:
-        """Return what shard 0 has not heard of the rounds (heartbeat thread)."""
+        """Return the rounds that shard 0 has no report of yet (heartbeat thread)."""
         listener = self.exchange.shards[0].welcome
         origin = origin_of(self.own.id_worker, self.run.device, self.on_gpu, listener.incarnation)
         return self.measure.batches(origin, listener)

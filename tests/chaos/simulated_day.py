@@ -35,7 +35,7 @@ from thinwire.ops.types import Link
 from thinwire.simulator import devices
 from thinwire.simulator.flags import SimulatorFlags
 from thinwire.simulator.simulation import Simulation
-from thinwire.simulator.storage import Keeps
+from thinwire.simulator.storage import StorageSetup
 from thinwire.worker.flags import EmulatedDevice
 
 _HOUR = 3600.0
@@ -87,7 +87,7 @@ class Day(Simulation):
         trainer: Any = ToyTrainer(run.seed)
         trainer.problem = self.problem = Softmax(examples=20 * given.workers)
         examples = dataset(20 * given.workers)
-        super().__init__(run, own, trainer, examples, KERNELS, Keeps("on", self.disks))
+        super().__init__(run, own, trainer, examples, KERNELS, StorageSetup("on", self.disks))
         self.run, self.blind_until = run, 0.0
         self.ledgers = [SimpleNamespace(keeps_journal=True)] * given.shards
         self.num_restarts = self.num_revived = 0

@@ -21,7 +21,7 @@ from thinwire.simulator import devices
 from thinwire.simulator.flags import SimulatorFlags
 from thinwire.simulator.shard import SimulatedShard
 from thinwire.simulator.simulation import Simulation
-from thinwire.simulator.storage import Keeps, SimulatedKill
+from thinwire.simulator.storage import SimulatedKill, StorageSetup
 from thinwire.worker.flags import EmulatedDevice
 
 LEASE_SECONDS = 2.0
@@ -84,7 +84,7 @@ class ChaoticRun(Simulation):
             settings={},
         )
         self.disks = tuple(FaultyDisk() for _ in range(case.nb_ps))
-        keeps = Keeps(case.journal, self.disks)
+        keeps = StorageSetup(case.journal, self.disks)
         super().__init__(run, own, ToyTrainer(case.seed), dataset(), KERNELS, keeps)
         self.run, self.num_appointments, self.num_observations = run, 0, 0
         self.ledgers: list[Ledger] = []

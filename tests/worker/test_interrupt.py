@@ -11,7 +11,7 @@ class Line:
     def __init__(self, log, name):
         self.log, self.name = log, name
 
-    def say(self, message):
+    def send(self, message):
         self.log.append((self.name, message.WhichOneof("body"), message.leave.cause))
 
     def close(self):

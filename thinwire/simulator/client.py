@@ -147,7 +147,7 @@ class SimulatedClient:
     # -- what the worker does -----------------------------------------------------------------
 
     def join(self) -> None:
-        """Say Hello on another stream, as soon as one can be opened."""
+        """Send a Hello on another stream, as soon as one can be opened."""
         owner, number = self._owner, self._shard.number
         reconnects = self.protocol.has_joined
         self.protocol.join()

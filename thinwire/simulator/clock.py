@@ -10,7 +10,7 @@ Call = Callable[[], None]
 
 
 class Clock:
-    """Jumps from one appointment to the next; equal times keep the order of asking.
+    """Jumps from one appointment to the next; equal times keep the order of booking.
 
     >>> clock, seen = Clock(), []
     >>> clock.at(2.0, lambda: seen.append("b")); clock.at(1.0, lambda: seen.append("a"))
@@ -25,7 +25,7 @@ class Clock:
         self._numbers = itertools.count()
 
     def at(self, when: float, call: Call) -> None:
-        """Ask for a call at `when`, or at once if that has passed."""
+        """Book a call at `when`, or now if that has passed."""
         heapq.heappush(self._queue, (max(when, self.now), next(self._numbers), call))
 
     def advance(self) -> bool:

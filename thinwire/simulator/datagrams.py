@@ -68,7 +68,7 @@ class SimulatedSender:
         ]
         self._piece_bytes = MAX_SEND_BYTES if bucket is None else int(bucket.rate * _PIECE_SECONDS)
         self._waits = self._closed = False
-        pipe.on_room.append(self._run)
+        pipe.on_space.append(self._run)
 
     @property
     def mtu(self) -> int:
@@ -94,8 +94,8 @@ class SimulatedSender:
         """Drop what is queued, and deliver nothing any more; may be called twice."""
         self._closed = True
         self._outbox.clear()
-        if self._run in self._pipe.on_room:
-            self._pipe.on_room.remove(self._run)
+        if self._run in self._pipe.on_space:
+            self._pipe.on_space.remove(self._run)
 
     def _run(self) -> None:
         """Send what pace and link allow now."""

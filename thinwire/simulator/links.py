@@ -97,7 +97,7 @@ class ClassPipe:
     Attributes:
         num_bytes: Training bytes of its streams that have arrived, with what was sent again.
         free_at: When the last message of a stream arrived, in seconds.
-        on_room: Called whenever something has passed, so that there may be room.
+        on_space: Called whenever something has passed, so that there may be space.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ClassPipe:
         self._alarm: float | None = None
         self.num_bytes = 0
         self.free_at = 0.0
-        self.on_room: list[Callable[[], None]] = []
+        self.on_space: list[Callable[[], None]] = []
 
     def pass_on(
         self,
@@ -163,7 +163,7 @@ class ClassPipe:
         self._alarm = None
         for arrival in self.model.advance(self._clock.now):
             arrival.item(arrival)
-        for call in self.on_room:
+        for call in self.on_space:
             call()
         self._set_alarm()
 

@@ -13,6 +13,7 @@ from absl import logging
 from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.telemetry import run_status
+from thinwire.ops.types import Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.telemetry.status import StatusReporter
 from thinwire.simulator.simulation import Simulation
@@ -109,8 +110,9 @@ class SimulationRecords:
         weights = np.empty(self._simulation.spec.num_parameters, np.float32)
         versions = []
         for shard in self._simulation.shards:
-            reply = shard.observe()
-            edges = shard.layout.offsets
+            reply, edges = shard.observe(), shard.layout.offsets
+            if not isinstance(reply.update, Update):
+                raise TypeError("an evaluation pull is answered with the whole model")
             for slot, where in enumerate(shard_positions(self._simulation.spec, shard.layout)):
                 weights[where] = reply.update.values[edges[slot] : edges[slot + 1]]
             versions.append(reply.version)

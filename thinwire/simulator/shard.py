@@ -63,7 +63,7 @@ class ShardLife:
         core: The state machine, the same as in a real run.
         journaled: Stands before it.
         ports: Worker -> its stream.
-        followers: On shard 0, the other shards: they hear of each epoch at once.
+        followers: On shard 0, the other shards: they follow each epoch without delay.
         leader: Shard 0, on the others.
         kept: What it keeps on disk; None: nothing, and it never dies.
         life: Grows with every life.
@@ -76,7 +76,7 @@ class ShardLife:
         """Live from the start, with this core."""
         self.number, self.core, self.clock = number, core, clock
         self.journaled = JournaledCore(core)
-        self.journaled.on_failure = self.ask_for_end
+        self.journaled.on_failure = self.request_end
         self.ports: dict[int, Port] = {}
         self.followers: list[Any] = []
         self.leader: Any = None
@@ -84,24 +84,24 @@ class ShardLife:
         self.life, self.alive, self.is_open, self.skew = 0, True, True, 0.0
         self._asleep_until = 0.0
         self._tick_at: float | None = None
-        self._epoch: events.MembershipEpoch | None = None  # newest, which followers are told
+        self._epoch: events.MembershipEpoch | None = None  # newest, for the followers
 
     def handle(self, event: events.Event) -> None:
-        """Let the core handle an event now; do what it says."""
+        """Let the core handle an event now; carry out its actions."""
         raise NotImplementedError
 
-    def ask_for_end(self) -> None:
-        """Ask shard 0 to end the run, as a following shard does whose journal has failed."""
+    def request_end(self) -> None:
+        """Request the end of the run, as a following shard does whose journal has failed."""
         if self.leader is None or not self.alive:
             return
         if self.leader.alive:
             self.clock.at(self.clock.now, lambda: self.leader.arrive(events.Stop(STOP_REASON)))
         else:
-            self.clock.at(self.clock.now + _SEEK_SECONDS, self.ask_for_end)
+            self.clock.at(self.clock.now + _SEEK_SECONDS, self.request_end)
 
     @property
     def now(self) -> float:
-        """What this shard's own clock says."""
+        """The time by this shard's own clock."""
         return self.clock.now + self.skew
 
     @property
@@ -167,7 +167,7 @@ class ShardLife:
             shard.follow(self._epoch)
 
     def follow(self, epoch: events.MembershipEpoch | None) -> None:
-        """Hear of an epoch from shard 0."""
+        """Follow an epoch of shard 0."""
         if epoch is not None and not self._waits(functools.partial(self.follow, epoch)):
             self.handle(epoch)
 
@@ -253,7 +253,7 @@ class SimulatedShard(ShardLife):
         self.decoder: PushDecoder | None = None
         self.lease_seconds = 10.0
         self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
-        self.connections = self  # with bytes_down, what a status document asks of a real shard
+        self.connections = self  # has bytes_down, as a status document needs it
         self.uplink, self.downlink = (Pipe(Link(server.mbps)) for _ in range(2))
         self.has_own_link = server.mbps > 0
         self._seconds_per_push = server.seconds_per_push
@@ -270,7 +270,7 @@ class SimulatedShard(ShardLife):
         return self.datagrams.receiver.counts() if self.datagrams is not None else None
 
     def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
-        """Return what a welcomed worker hears of datagrams."""
+        """Return the part of a Welcome that directs a worker's datagrams."""
         welcome = pb.Welcome()
         if self.datagrams is not None:
             self.datagrams.fill_welcome(worker, incarnation, welcome)
@@ -303,7 +303,7 @@ class SimulatedShard(ShardLife):
         self.arrive(event)
 
     def lose(self, worker: int, stream: int) -> None:
-        """Hear that a stream is gone."""
+        """Take note that a stream is gone."""
         port = self.ports[worker]
         if self._waits(functools.partial(self.lose, worker, stream)) or port.stream != stream:
             return
@@ -384,7 +384,7 @@ class SimulatedShard(ShardLife):
     def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
         """Go on with another core."""
         self.core, self.journaled = core, journaled
-        journaled.on_failure = self.ask_for_end
+        journaled.on_failure = self.request_end
         self._busy_until, self._tick_at = 0.0, None
         if self.datagrams is not None:
             self.datagrams.begin_life()
@@ -455,7 +455,7 @@ class SimulatedShard(ShardLife):
             shard.follow(action.epoch)
 
     def _missed(self, action: events.WorkersUnreachable, coded: Any) -> None:
-        """Tell shard 0 of workers that are not heard here."""
+        """Report workers of which nothing arrives here to shard 0."""
         if self.leader is not None:
             for life in action.members:
                 self.leader.arrive(events.WorkerUnreachable(life))

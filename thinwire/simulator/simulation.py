@@ -29,7 +29,7 @@ from thinwire.simulator.exchange import SimulatedExchange
 from thinwire.simulator.faulty_gradients import trainer_of
 from thinwire.simulator.flags import SimulatorFlags
 from thinwire.simulator.shard import SimulatedShard
-from thinwire.simulator.storage import Keeps, StoredShard
+from thinwire.simulator.storage import StorageSetup, StoredShard
 from thinwire.simulator.worker import SimulatedWorker, WorkerSetup
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.telemetry.round_trace import MEASURES
@@ -55,7 +55,7 @@ class Simulation:
         trainer: ModelSource,
         dataset: Any,
         bodies: Any,
-        keeps: Keeps | None = None,
+        keeps: StorageSetup | None = None,
     ) -> None:
         """Build every node; nothing happens yet.
 
@@ -188,7 +188,7 @@ class Simulation:
         shard.lease_seconds = run.lease_seconds
         return shard
 
-    def _keep(self, keeps: Keeps) -> None:
+    def _keep(self, keeps: StorageSetup) -> None:
         """Let every shard keep its state, and begin from what is there."""
         run = self._run
         for shard in self.shards:
@@ -224,7 +224,7 @@ class Simulation:
         )
 
     def _made(self, number: int, config: CoreConfig, lease_seconds: float) -> PsCore:
-        """Return a core that has been told nothing."""
+        """Return a core in its initial state."""
         run, layout = self._run, self._layouts[number]
         membership: Coordinator | FollowerMembership = Coordinator(run.nb_workers, lease_seconds)
         rule, aux = run.method.sync, WorkerAverages()

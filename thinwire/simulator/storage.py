@@ -40,7 +40,7 @@ class SimulatedDisk:
             OSError: The disk refuses.
             Killed: It is the last thing that happens.
         """
-        return open(path, "xb", buffering=0)  # type: ignore[return-value]  # unbuffered
+        return open(path, "xb", buffering=0)
 
     def save(self, checkpoints: Checkpoints, version: int, state: State) -> None:
         """Write a snapshot; see `create`."""
@@ -123,7 +123,7 @@ class SimulatedShardStore(SavedShard):
 
 
 @dataclasses.dataclass(frozen=True)
-class Keeps:
+class StorageSetup:
     """How the shards of a run keep their state."""
 
     journal: str  # as --journal
@@ -138,14 +138,14 @@ class StoredShard:
         keeps: How state is kept.
         spec: Of the whole model.
         make_coder: Makes a coder of the shard's events.
-        make: Makes a core that has been told nothing.
+        make: Makes a core in its initial state.
         config: (generation, generations undone, whether the run goes on) -> its settings.
     """
 
     def __init__(
         self,
         run: Run,
-        keeps: Keeps,
+        keeps: StorageSetup,
         spec: ModelSpec,
         make_coder: Callable[[], EventCoder],
         make: MakeCore,
@@ -171,7 +171,7 @@ class StoredShard:
             return False
         saved.open()
         shard.take_core(core, JournaledCore(core))
-        keeping.begin(shard)  # it has what that asks of a server
+        keeping.begin(shard)  # it has what that needs of a server
         return True
 
     def save(self, shard: Any, version: int, state: State) -> None:

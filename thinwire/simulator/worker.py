@@ -59,7 +59,7 @@ class TimeBreakdown:
 
 
 class SimulatedWorker:
-    """Joins, steps and exchanges; dies and comes back when told to."""
+    """Joins, steps and exchanges; `die` and `start` end and begin its lives."""
 
     def __init__(self, own: WorkerSetup, trainer: GradientSource, clock: Clock) -> None:
         """Wait to be started."""
@@ -68,7 +68,7 @@ class SimulatedWorker:
         self.core = own.make_core()
         self._local: State = {}
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, clock)
-        self._outgoing: PushRequest | None = None
+        self._request: PushRequest | None = None
         self._overlaps = self.core.method.overlap
         self._ahead: _Computed | None = None  # while an exchange is under way
         self._ahead_is_done = False
@@ -77,7 +77,7 @@ class SimulatedWorker:
         self._query_began = 0.0
         self._seconds = TimeBreakdown()
         self._num_steps = self._num_non_finite = 0
-        self._setbacks = DivergenceDetector()
+        self._divergence = DivergenceDetector()
 
     @property
     def alive(self) -> bool:
@@ -93,7 +93,7 @@ class SimulatedWorker:
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, self._clock)
         self._local = self._trainer.local_of(self.number)
         self._step_seconds = self._own.step_seconds()  # measured alone before the start
-        self._setbacks, self._outgoing, self._ahead = DivergenceDetector(), None, None
+        self._divergence, self._request, self._ahead = DivergenceDetector(), None, None
         self._exchange.begin_life(self)
 
     def die(self, is_seen: bool = True) -> None:
@@ -106,11 +106,11 @@ class SimulatedWorker:
         self._exchange.break_off(is_seen)
 
     def leave(self, cause: str) -> None:
-        """Say farewell to every shard and end."""
+        """Leave every shard and end."""
         self._exchange.leave(cause)
 
     def on_refused(self) -> None:
-        """End, as a process does that is told that it has no place here."""
+        """End, as a process does that is refused for good."""
         self._exchange.end_life()
 
     def on_unreachable(self) -> None:
@@ -140,10 +140,10 @@ class SimulatedWorker:
     # -- training ---------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Go on with a mini-batch, or end the round if the state server says so."""
+        """Go on with a mini-batch, or end the round if the state server wants that."""
         if self.core.stopped:
             return
-        if self._setbacks.are_too_many:
+        if self._divergence.has_diverged:
             logging.warning("worker %d: what it sends stays unusable; it gives up", self.number)
             self.leave("diverged")
             return
@@ -153,9 +153,9 @@ class SimulatedWorker:
         self._pacing.decide(core.step + 1, core.round.num_steps, self._step_seconds, self._decided)
 
     def _decided(self, ready: bool) -> None:
-        asked_for = self._clock.now - self._query_began
-        self._seconds.wait += asked_for
-        self._measure.record(round_trace.CHECK_READY, asked_for)
+        seconds = self._clock.now - self._query_began
+        self._seconds.wait += seconds
+        self._measure.record(round_trace.CHECK_READY, seconds)
         if ready:
             self._push(self.core.end_round())
             return
@@ -194,7 +194,7 @@ class SimulatedWorker:
     def _go_ahead(self) -> None:
         """Begin the next exchange if the gradient is there, and the answer to the last push."""
         computed = self._ahead
-        if computed is None or not self._ahead_is_done or self._outgoing is not None:
+        if computed is None or not self._ahead_is_done or self._request is not None:
             return
         self._ahead = None
         if not self.core.stopped:
@@ -204,27 +204,27 @@ class SimulatedWorker:
         """Hand a gradient to the pacer and the codec, and do what they want."""
         step = computed.step
         try:
-            outgoing = self.core.begin(
+            request = self.core.begin(
                 computed.gradient, step.samples, step.loss, step.statistics, computed.versions
             )
         except NonFiniteUpdate:
             self._num_non_finite += 1
-            self._setbacks.note(applied=False)
+            self._divergence.record(applied=False)
             self._consider()
             return
-        if outgoing is None:
-            self._setbacks.note(applied=True)
+        if request is None:
+            self._divergence.record(applied=True)
             self._consider()
         else:
-            self._push(outgoing)
+            self._push(request)
             if self._overlaps:
                 self._consider()
 
-    def _push(self, outgoing: PushRequest) -> None:
-        self._outgoing = outgoing
-        self._exchange.push(outgoing)
+    def _push(self, request: PushRequest) -> None:
+        self._request = request
+        self._exchange.push(request)
 
-    # -- what shards say --------------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------------
 
     def on_answer(self, answer: pb.Answer | None) -> None:
         """Go on as the state server answers; None: it cannot be reached."""
@@ -237,7 +237,7 @@ class SimulatedWorker:
                 self.core.receive(number, reply)
         self._book(replies)
         self.core.handle_refusals(replies)
-        self._setbacks.note(was_accepted(replies))
+        self._divergence.record(was_accepted(replies))
         self.core.restart_from_base()
         self._pacing.begin_round(self.core.step + 1, self._step_seconds)
         if self._overlaps:
@@ -253,13 +253,13 @@ class SimulatedWorker:
         began_at, sent_at = exchange.requested_at, exchange.sent_at
         self._seconds.send += sent_at - began_at
         self._seconds.wait += now - max(sent_at, began_at)
-        outgoing, self._outgoing = self._outgoing, None
-        if outgoing is None:  # a pull: training begins
+        request, self._request = self._request, None
+        if request is None:  # a pull: training begins
             self._measure.begin(self._seconds.compute + self._seconds.send + self._seconds.wait)
         else:
             seconds = now - began_at
             self._measure.record_exchange(seconds)
-            self._measure.end_round(outgoing, replies, self._own.shard.cursor.epoch, seconds)
+            self._measure.end_round(request, replies, self._own.shard.cursor.epoch, seconds)
 
     # -- figures ----------------------------------------------------------------------------
 

@@ -202,7 +202,7 @@ class WorkerTransport:
 
     Attributes:
         sender: Paces the streams, where a link is emulated.
-        dscp: Class of service that the streams' packets ask for; None: as the system has it.
+        dscp: Class of service that the streams' packets request; None: the system's default.
 
     Args:
         link: The worker's emulated link.

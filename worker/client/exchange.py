@@ -48,7 +48,7 @@ class Exchange:
             spec: The shared model.
             layouts: Of every shard.
             link: The worker's emulated link.
-            closing: Set when the worker is asked to stop.
+            closing: Set when the worker is to stop.
             aux_size: Values that are averaged by shard 0 beside the weights.
         """
         seed = run.seed * 1000 + id_worker
@@ -89,17 +89,17 @@ class Exchange:
         )
 
     def join(self) -> list[pb.Welcome]:
-        """Say Hello to every shard; shard 0 names this life of the worker for the others."""
+        """Join at every shard; shard 0 names this worker's incarnation for the others."""
         first = self.shards[0].connect()
         for shard in self.shards[1:]:
             shard.hello.run_id, shard.hello.incarnation = first.run_id, first.incarnation
         return [first, *(shard.connect() for shard in self.shards[1:])]
 
     def attend(self) -> None:
-        """Look after the streams that nothing is asked on (heartbeat thread).
+        """Look after the streams on which nothing is requested (heartbeat thread).
 
-        Shard 0 has let a worker go that another shard does not hear: it comes back when all can be
-        reached, or everybody would wait for it again.
+        A worker that shard 0 has expelled because another shard receives nothing from it comes back
+        when all shards can be reached, or everybody would wait for it again.
         """
         first, *others = self.shards
         for shard in others:
@@ -140,7 +140,7 @@ class Exchange:
         return replies
 
     def close(self, cause: str) -> None:
-        """Say farewell to every shard."""
+        """Leave every shard."""
         for shard in self.shards:
             shard.send(pb.ToServer(leave=pb.Leave(cause=cause)))
         for shard in self.shards:
@@ -282,7 +282,7 @@ def _hello(
 
 
 class Heartbeat:
-    """Keeps the leases alive and reports, whatever the training thread is doing."""
+    """Renews the leases and reports, whatever the training thread is doing."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def push_messages(
         outgoing: The exchange.
         shard: Which of its parts.
         incarnation: This life of the worker.
-        epoch: Newest membership epoch heard of.
+        epoch: Newest membership epoch that is known.
         chooser: This worker's, for this shard.
         sealed: The datagrams that go beside; None: the method sends none.
         each_slot: Whether the datagrams of each slot end with it, not with the whole update.

@@ -202,7 +202,7 @@ class ShardProtocol:
         return actions
 
     def cancel_query(self) -> None:
-        """Wait no longer for an answer; where it comes later and says "push", it still counts."""
+        """Wait no longer for an answer; one that comes later still counts if it is "push"."""
         self._query = None
 
     def lost(self) -> list[Action]:

@@ -50,7 +50,7 @@ _POLL_SECONDS = 0.1
 
 
 class PushRefused(Exception):
-    """A request was refused for good; `reason` says why. The stream stands."""
+    """A request was refused for good, for `reason`. The stream stands."""
 
     def __init__(self, refusal: pb.Refusal) -> None:
         super().__init__(refusal.message)
@@ -67,7 +67,7 @@ class ShardClient:
     Attributes:
         protocol: Decides what is sent, sent again and given up.
         welcome: Of the newest stream.
-        before_rejoining: Called where this worker was expelled, before it says Hello again.
+        before_rejoining: Called where this worker was expelled, before it sends another Hello.
         on_expelled: Called when the shard reports that.
         on_welcome: Called with the Welcome of each stream.
 
@@ -77,10 +77,10 @@ class ShardClient:
         max_payload_bytes: Larger replies are refused.
         link: The worker's emulated uplink.
         reconnect_timeout_seconds: After this long without an answer, Unreachable.
-        closing: Set when the worker is asked to stop.
+        closing: Set when the worker is to stop.
         encoder: Of pushes to this shard.
         epochs: Shared by all clients of the worker.
-        dscp: Class of service that the stream's packets ask for.
+        dscp: Class of service that the stream's packets request; None: the system's default.
         credentials: Of this worker.
     """
 
@@ -116,7 +116,7 @@ class ShardClient:
         self._payload = memoryview(b"")  # of the newest message
         self._answered: Answered | None = None
         self._ended: Ended | None = None
-        self._lost_by: StreamLost | None = None  # what the log says of the next reconnection
+        self._lost_by: StreamLost | None = None  # for the log, at the next reconnection
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._try_again_at = 0.0
         self.before_rejoining: Callable[[], None] = lambda: None
@@ -265,7 +265,7 @@ class ShardClient:
             patience_seconds: How long to wait for its answer; None: as long as the shard lives.
 
         Returns:
-            The answer, or an earlier one of this round that says "push"; None where neither came,
+            The answer, or an earlier "push" of this round; None where neither came,
             or the stream is lost: it is opened again meanwhile, or by the next push.
         """
         if not self._turn.acquire(timeout=_QUERY_TURN_SECONDS):  # it is being dialled again
@@ -398,7 +398,7 @@ class ShardClient:
         or that the stream is lost, and is back before its lease ends, or soon after.
 
         Args:
-            may_rejoin: Whether to say Hello again where this worker was expelled.
+            may_rejoin: Whether to send a Hello where this worker was expelled.
         """
         if not self._turn.acquire(blocking=False):
             return

@@ -36,7 +36,7 @@ def test_what_befalls_datagrams_is_of_one_worker():
         (["--link_background_mbps=9"], "--link_background_mbps=9: expected less than"),
         (["--link_background_mbps=10", "--link_mbps=20,10,20"], "less than .*--link_mbps=10"),
         (["--link_queue_kb=100"], "--link_queue_kb=100 at --link_mbps=0: .* a link with a rate"),
-        (["--link_queue_kb=1", "--link_mbps=20"], "room for one datagram"),
+        (["--link_queue_kb=1", "--link_mbps=20"], "as one datagram needs"),
         (["--link_reorder=0.1,0.2"], "link_reorder has 2 values"),
     ],
 )

@@ -152,4 +152,4 @@ def test_a_closed_sender_delivers_nothing():
     sender.close()
     sender.send([Batch(1, 44)], 2)
     play(clock)
-    assert (seen, pipe.on_room) == ([], [])
+    assert (seen, pipe.on_space) == ([], [])

@@ -10,7 +10,7 @@ from tests.thinwire.simulator.toy import ToyTrainer, dataset, simulated
 from thinwire.ops.types import Link
 from thinwire.ps.core import events
 from thinwire.simulator.simulation import Simulation
-from thinwire.simulator.storage import Keeps, SimulatedDisk
+from thinwire.simulator.storage import SimulatedDisk, StorageSetup
 
 LINK = Link(0.5, 20.0)
 
@@ -46,7 +46,7 @@ def kept(folder, journal="on", **settings):
         checkpoint_interval_seconds=2.0,
         **settings,
     )
-    keeps = Keeps(journal, (SimulatedDisk(),))
+    keeps = StorageSetup(journal, (SimulatedDisk(),))
     return Simulation(plain._run, plain.own, ToyTrainer(), dataset(), KERNELS, keeps)
 
 
