@@ -64,12 +64,12 @@ class MeanDeviation:
 
 @dataclasses.dataclass
 class RtoEstimator:
-    """When to give up a peer that is to be heard every now and then.
+    """When to give up a peer that sends something every now and then.
 
     Attributes:
         least_seconds: Silence that never means anything: more than two beats of the peer.
         most_seconds: Silence that always does; also what is waited before anything is known.
-        heard_at: Newest sign of life, or beginning.
+        last_arrival_at: Newest sign of life, or beginning.
         beat_at: Newest beat; None before the first one.
         longest_seconds: Longest silence of late that ended.
         patience: Above 1 after alarms that were false.
@@ -78,38 +78,38 @@ class RtoEstimator:
 
     least_seconds: float
     most_seconds: float
-    heard_at: float = 0.0
+    last_arrival_at: float = 0.0
     beat_at: float | None = None
     longest_seconds: float = 0.0
     patience: float = 1.0
     beats: MeanDeviation = dataclasses.field(default_factory=MeanDeviation)
 
     def begin(self, now: float) -> None:
-        """Listen (anew) from now on; what was learnt of the peer stays."""
-        self.heard_at, self.beat_at = now, None
+        """Begin to wait (again) now; the estimates stay."""
+        self.last_arrival_at, self.beat_at = now, None
 
-    def hear(self, now: float) -> None:
-        """Take in a sign of life that is no beat."""
-        self.longest_seconds = max(self.longest_seconds, now - self.heard_at)
-        self.heard_at = max(self.heard_at, now)
+    def record_arrival(self, now: float) -> None:
+        """Record a sign of life that is no beat."""
+        self.longest_seconds = max(self.longest_seconds, now - self.last_arrival_at)
+        self.last_arrival_at = max(self.last_arrival_at, now)
 
-    def beat(self, now: float) -> None:
-        """Take in a beat."""
+    def record_beat(self, now: float) -> None:
+        """Record a beat."""
         if self.beat_at is not None and now > self.beat_at:
             self.beats.add(now - self.beat_at)
             self.longest_seconds *= _FORGOTTEN
             self.patience = max(1.0, _FORGOTTEN * self.patience)
         self.beat_at = now
-        self.hear(now)
+        self.record_arrival(now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Leave out a time in which nobody could be heard, for the listener stood still."""
-        self.heard_at = min(now, self.heard_at + seconds)
+        """Leave out a time in which nothing could arrive, because this process stood still."""
+        self.last_arrival_at = min(now, self.last_arrival_at + seconds)
         if self.beat_at is not None:
             self.beat_at = min(now, self.beat_at + seconds)
 
-    def note_alarm(self) -> None:
-        """Hear that the peer was given up; if it proves to live, be twice as patient."""
+    def record_alarm(self) -> None:
+        """Record that the peer was given up; if it proves to live, be twice as patient."""
         self.patience = min(_MOST_PATIENCE, 2 * self.patience)
 
     @property
@@ -122,8 +122,8 @@ class RtoEstimator:
 
     @property
     def deadline(self) -> float:
-        """When the peer is to be given up if nothing is heard before."""
-        return self.heard_at + self.timeout_seconds
+        """When the peer is to be given up if nothing arrives before."""
+        return self.last_arrival_at + self.timeout_seconds
 
 
 @dataclasses.dataclass
@@ -150,12 +150,12 @@ class RetryDeadline:
         return min(self.most_seconds, doubled)
 
     def succeed(self, seconds: float) -> None:
-        """Hear that an attempt took so long, and came about."""
+        """Record the duration of an attempt that succeeded."""
         self.took.add(seconds)
         self.num_failed = 0
 
     def fail(self) -> None:
-        """Hear that an attempt took all its time in vain."""
+        """Record that an attempt took all its time in vain."""
         self.num_failed += 1
 
 

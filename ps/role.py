@@ -30,7 +30,7 @@ from thinwire.ops.run.settings import (
     Run,
     has_evaluated_summary,
 )
-from thinwire.ops.run.signals import heard_by
+from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.sharding import placement
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.sync import groups as sync_groups
@@ -220,7 +220,7 @@ class ShardProcess:
         """Listen and write until the end or a signal; return the exit code."""
         if not self.start():
             return EXIT_DONE
-        with heard_by(self._hear):
+        with handle_signals(self._hear):
             return self.run_to_end()
 
     def start(self) -> bool:

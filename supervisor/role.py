@@ -24,7 +24,7 @@ from thinwire.ops.run.settings import (
     Run,
     finished_summary,
 )
-from thinwire.ops.run.signals import heard_by
+from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.telemetry import run_status
 from thinwire.ops.telemetry.instruments import Instrument
 from thinwire.ops.types import ModelSpec
@@ -96,7 +96,7 @@ class _Watcher:
     def watch(self) -> int:
         """Connect, evaluate until the end, write the records."""
         port = open_port(self.run, "supervisor-0", self._instruments)
-        with heard_by(self._interrupt):
+        with handle_signals(self._interrupt):
             try:
                 self._connect()
                 with self.dashboard:

@@ -21,7 +21,7 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.ops.run.directory import lock_of
 from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.settings import Run
-from thinwire.ops.run.signals import heard_by
+from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import needed_size
 from thinwire.settings import LOCAL, ScriptSettings, read_settings
@@ -165,7 +165,7 @@ def _ended_by_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
         received.append(number)
         handler(number, frame)
 
-    with heard_by(receive):
+    with handle_signals(receive):
         yield
     if signal.SIGINT in received:
         raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of, clear_node
 from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Diverged, Run, finished_summary
-from thinwire.ops.run.signals import heard_by
+from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.telemetry import run_status
 from thinwire.proto.metrics_server import open_port
 from thinwire.supervisor import flags as supervisor_flags
@@ -80,7 +80,7 @@ class _Standalone:
         port = open_port(
             self.run, _NAME, lambda: collect(self._status(None), self.recorder.evaluations)
         )
-        with heard_by(self._interrupt):
+        with handle_signals(self._interrupt):
             self._resume()
             self._compile()
             with self.dashboard:

@@ -24,7 +24,7 @@ from thinwire.ops.run.settings import (
     is_finished,
     limit_of,
 )
-from thinwire.ops.run.signals import heard_by
+from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.telemetry import round_trace
 from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.ops.types import ConfigurationError, State
@@ -54,7 +54,7 @@ def main(run: Run) -> int:
     if run.overwrite:
         clear_node(run.run_dir, _name(own.id_worker))
     worker = Worker(run, own)
-    with heard_by(worker.interrupt):
+    with handle_signals(worker.interrupt):
         return worker.train()
 
 

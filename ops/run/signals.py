@@ -1,4 +1,4 @@
-"""Signals that end a node, heard while it works: the first gently, a second one at once."""
+"""Signals that end a node: the first one gently, a second one immediately."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from thinwire.ops.run.settings import EXIT_INTERRUPTED
 
 #: Ctrl-C, and what `kill` and service managers send.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: What comes so soon after the first signal is the same wish: a service manager tells every process
-#: of a group, and those that start others pass on what they hear.
-SAME_WISH_SECONDS = 1.0
+#: A signal this soon after the first is the same request: a service manager signals every process
+#: of a group, and those that start others pass their signals on.
+SAME_REQUEST_SECONDS = 1.0
 
-#: Hears (signal number, frame).
+#: Called with (signal number, frame).
 Handler = Callable[[int, Any], None]
 
 
-def end_at_once(number: int, frame: Any) -> None:
-    """End this process without another word; what is lost is what `kill -9` loses."""
+def end_immediately(number: int, frame: Any) -> None:
+    """End this process without clean-up, as `kill -9` does."""
     del number, frame
     os._exit(EXIT_INTERRUPTED)
 
 
 @contextlib.contextmanager
-def heard_by(
+def handle_signals(
     handler: Handler,
     numbers: Sequence[signal.Signals] = END_SIGNALS,
-    insisted: Handler = end_at_once,
+    insisted: Handler = end_immediately,
 ) -> Iterator[None]:
-    """Let signals be heard inside the block; main thread only.
+    """Handle signals inside the block; main thread only.
 
     Args:
-        handler: Hears the first one.
-        numbers: Which.
-        insisted: Hears those that come more than a second after it.
+        handler: Called for the first one.
+        numbers: The signals.
+        insisted: Called for those that come more than a second after it.
     """
     first_at: list[float] = []
 
-    def hear(number: int, frame: Any) -> None:
+    def on_signal(number: int, frame: Any) -> None:
         now = time.monotonic()
         if not first_at:
             first_at.append(now)
             handler(number, frame)
-        elif now - first_at[0] > SAME_WISH_SECONDS:
+        elif now - first_at[0] > SAME_REQUEST_SECONDS:
             insisted(number, frame)
 
-    previous = [(number, signal.signal(number, hear)) for number in numbers]
+    previous = [(number, signal.signal(number, on_signal)) for number in numbers]
     try:
         yield
     finally:

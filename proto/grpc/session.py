@@ -145,7 +145,7 @@ class ClientSession:
     @property
     def silent(self) -> bool:
         """Whether to give the shard up: the stream has ended, or nothing arrives any more."""
-        newest_at = max(self.arrivals.heard_at, self._stream.newest_frame_at)
+        newest_at = max(self.arrivals.last_arrival_at, self._stream.newest_frame_at)
         overdue = time.monotonic() > newest_at + self.arrivals.timeout_seconds
         return self._stream.ended or overdue
 
@@ -245,9 +245,9 @@ class ClientSession:
                 if late > _STALL_SECONDS:  # we stood still; arrivals meanwhile are not read yet
                     self.arrivals.excuse(late + _STALL_SECONDS, time.monotonic())
                     continue
-                self.arrivals.note_alarm()
+                self.arrivals.record_alarm()
                 self.close(0.0)
-                silent = time.monotonic() - self.arrivals.heard_at
+                silent = time.monotonic() - self.arrivals.last_arrival_at
                 raise StreamLost(f"{self.address} sent nothing for {silent:.3g} s") from error
             if complete is not None:
                 return complete
@@ -279,7 +279,8 @@ class ClientSession:
             self.close()
             raise StreamLost(f"{self.address}: malformed message: {error}") from error
         is_beat = complete is not None and complete[0].WhichOneof("body") == "waiting"
-        (self.arrivals.beat if is_beat else self.arrivals.hear)(self._stream.arrived_at)
+        record = self.arrivals.record_beat if is_beat else self.arrivals.record_arrival
+        record(self._stream.arrived_at)
         return complete
 
     def close(self, grace_seconds: float = 1.0) -> None:

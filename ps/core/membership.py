@@ -183,7 +183,7 @@ class Coordinator:
         lease = self.leases.get(worker)
         if lease is not None:
             lease.last_seen = now
-            lease.arrivals.hear(now)
+            lease.arrivals.record_arrival(now)
             if lease.suspected:
                 lease.suspected = False
                 self._look_at(lease.suspect_at)
@@ -200,7 +200,7 @@ class Coordinator:
             return
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
-            known.arrivals.beat(now)
+            known.arrivals.record_beat(now)
         elif known.incarnation == event.incarnation:
             known.connected = False
 

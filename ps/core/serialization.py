@@ -118,7 +118,7 @@ _RECORDS = (
     _Record(
         "RtoEstimator",
         RtoEstimator,
-        "least_seconds most_seconds seen_at=heard_at beat_at longest_seconds patience beats",
+        "least_seconds most_seconds seen_at=last_arrival_at beat_at longest_seconds patience beats",
     ),
     _Record("MeanDeviation", MeanDeviation, "mean_seconds deviation_seconds num_samples"),
 )

@@ -45,7 +45,7 @@ def listening(period, count=40, least=2.0, most=30.0):
     arrivals = RtoEstimator(least, most)
     arrivals.begin(100.0)
     for beat in range(count):
-        arrivals.beat(100.0 + period * beat)
+        arrivals.record_beat(100.0 + period * beat)
     return arrivals
 
 
@@ -53,7 +53,7 @@ def test_nothing_is_known_before_two_beats():
     arrivals = RtoEstimator(2.0, 30.0)
     arrivals.begin(5.0)
     assert arrivals.deadline == 35.0
-    arrivals.beat(6.0)
+    arrivals.record_beat(6.0)
     assert arrivals.timeout_seconds == 30.0
 
 
@@ -68,60 +68,66 @@ def test_bulk_between_beats_is_life_and_no_beat():
     """4.8 MB at 1 Mbit/s: 40 s in which a beat comes behind the bulk, and pieces prove life."""
     arrivals = listening(3.0)
     timeout = arrivals.timeout_seconds
-    now = arrivals.heard_at
+    now = arrivals.last_arrival_at
     for _ in range(1000):  # a burst of small pieces does not shorten anything
         now += 1e-3
-        arrivals.hear(now)
+        arrivals.record_arrival(now)
     assert arrivals.timeout_seconds == timeout
     for _ in range(16):  # pieces of 2.5 s each
         now += 2.5
         assert now < arrivals.deadline
-        arrivals.hear(now)
-    arrivals.beat(now)  # 41 s after the last one
+        arrivals.record_arrival(now)
+    arrivals.record_beat(now)  # 41 s after the last one
     assert arrivals.timeout_seconds > 2 * timeout
 
 
 def test_a_silence_that_proved_to_be_none_is_not_suspected_again():
     arrivals = listening(1.0)
     assert arrivals.timeout_seconds == 2.0
-    now = arrivals.heard_at + 7.0
-    arrivals.hear(now)
+    now = arrivals.last_arrival_at + 7.0
+    arrivals.record_arrival(now)
     assert arrivals.timeout_seconds == pytest.approx(14.0)
     for beat in range(1, 60):
-        arrivals.beat(now + beat)
+        arrivals.record_beat(now + beat)
     assert arrivals.timeout_seconds == 2.0  # forgotten again
 
 
 def test_false_alarms_double_the_patience_up_to_the_bound():
     arrivals = listening(4.0)
     before = arrivals.timeout_seconds
-    arrivals.note_alarm()
+    arrivals.record_alarm()
     assert arrivals.timeout_seconds == pytest.approx(2 * before)
     for _ in range(10):
-        arrivals.note_alarm()
+        arrivals.record_alarm()
     assert arrivals.timeout_seconds == 30.0
 
 
 def test_who_stood_still_has_heard_nobody():
     arrivals = listening(1.0)
-    timeout, now = arrivals.timeout_seconds, arrivals.heard_at + 50.0
+    timeout, now = arrivals.timeout_seconds, arrivals.last_arrival_at + 50.0
     arrivals.excuse(49.5, now)
-    arrivals.beat(now)
+    arrivals.record_beat(now)
     assert arrivals.timeout_seconds == pytest.approx(timeout)
 
 
-@given(st.lists(st.tuples(st.sampled_from(("beat", "hear", "alarm", "begin")), SECONDS)))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("record_beat", "record_arrival", "record_alarm", "begin")), SECONDS
+        )
+    )
+)
 def test_deadlines_keep_to_their_bounds_and_replay_to_the_same_bits(history):
     once, again, now = RtoEstimator(1.0, 20.0), RtoEstimator(1.0, 20.0), 0.0
     for what, seconds in history:
         now += seconds
         for arrivals in (once, again):
-            if what == "alarm":
-                arrivals.note_alarm()
+            if what == "record_alarm":
+                arrivals.record_alarm()
             else:
                 getattr(arrivals, what)(now)
         assert 1.0 <= once.timeout_seconds <= 20.0
-        assert once.heard_at <= now
+        assert once.last_arrival_at <= now
     assert dataclasses.asdict(once) == dataclasses.asdict(again)
 
 
@@ -131,7 +137,7 @@ def test_a_regular_peer_is_never_suspected(period, count):
     arrivals.begin(0.0)
     for beat in range(count):
         assert beat * period <= arrivals.deadline
-        arrivals.beat(beat * period)
+        arrivals.record_beat(beat * period)
 
 
 def test_attempts_grow_with_failures_and_follow_what_succeeds():

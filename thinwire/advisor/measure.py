@@ -30,7 +30,7 @@ from thinwire.launcher.program import NODE
 from thinwire.launcher.role import environment, given_flags
 from thinwire.ops.methods.method import SEAMS
 from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
-from thinwire.ops.run.signals import heard_by
+from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.telemetry.predictions import WorkerLink
 from thinwire.ops.telemetry.round_trace import FORWARD_AND_BACKWARD, GET_BATCH, Round
 from thinwire.ops.types import ConfigurationError
@@ -144,7 +144,7 @@ def _wait_for(arguments: list[str]) -> int:
         logging.info("%s: ending the measurement", signal.Signals(number).name)
         interrupted.set()
 
-    with heard_by(interrupt):
+    with handle_signals(interrupt):
         process = subprocess.Popen(arguments, start_new_session=True, env=environment())
         while process.poll() is None and not interrupted.wait(_POLL_SECONDS):
             pass

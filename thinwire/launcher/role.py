@@ -31,7 +31,7 @@ from thinwire.ops.run.settings import (
     Run,
     finished_summary,
 )
-from thinwire.ops.run.signals import END_SIGNALS, heard_by
+from thinwire.ops.run.signals import END_SIGNALS, handle_signals
 from thinwire.proto.grpc import Unreachable
 from thinwire.worker.flags import devices
 
@@ -233,7 +233,7 @@ class _Cluster:
 
     def run(self) -> int:
         """Start every node, wait for the end, reap every process."""
-        with heard_by(self._interrupt, _END_SIGNALS, self._insist):
+        with handle_signals(self._interrupt, _END_SIGNALS, self._insist):
             try:
                 self._start()
                 self._wait()

@@ -19,7 +19,7 @@ from thinwire.data.loading import load_dataset
 from thinwire.models.flat_model import SharedModel, has_gpu
 from thinwire.ops.kernels.base import load_kernels
 from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Run, finished_summary
-from thinwire.ops.run.signals import heard_by
+from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.types import ConfigurationError
 from thinwire.simulator import flags as simulator_flags
 from thinwire.simulator.records import SimulationRecords
@@ -68,7 +68,7 @@ def _play(simulation: Simulation, records: SimulationRecords) -> int:
         interrupted.append(number)
 
     begun = time.perf_counter(), time.process_time()
-    with heard_by(interrupt), records.dashboard:
+    with handle_signals(interrupt), records.dashboard:
         reason = simulation.play(records.keep, lambda: bool(interrupted))
     logging.info(
         "%d updates, %.3f simulated seconds, in %.2f s of this machine, %.2f s of its cores",

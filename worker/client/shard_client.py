@@ -463,7 +463,7 @@ class ShardClient:
             while self._session is not None and (received := self._session.poll(0.0)) is not None:
                 self._receive(*received)
             if self._session is not None and self._session.silent:
-                self._arrivals.note_alarm()
+                self._arrivals.record_alarm()
                 raise StreamLost(f"{self.address} sent nothing for too long")
         except StreamLost as error:
             logging.warning("stream to %s lost (%s)", self.address, error)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from thinwire.ops.run import signals
-from thinwire.ops.run.signals import heard_by
+from thinwire.ops.run.signals import handle_signals
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def clock(monkeypatch):
 def test_a_group_that_is_told_all_at_once_hears_one_wish(clock):
     heard, insisted = [], []
     before = signal.getsignal(signal.SIGTERM)
-    with heard_by(
+    with handle_signals(
         lambda number, frame: heard.append(number),
         insisted=lambda number, frame: insisted.append(number),
     ):
@@ -40,7 +40,7 @@ def test_a_group_that_is_told_all_at_once_hears_one_wish(clock):
 def test_each_block_begins_anew(clock):
     heard = []
     for _ in range(2):
-        with heard_by(lambda number, frame: heard.append(number)):
+        with handle_signals(lambda number, frame: heard.append(number)):
             signal.raise_signal(signal.SIGINT)
         clock[0] += 10
     assert heard == [signal.SIGINT] * 2
@@ -49,8 +49,8 @@ def test_each_block_begins_anew(clock):
 def test_whoever_insists_is_not_kept_waiting():
     script = (
         "import signal, time; from thinwire.ops.run import signals\n"
-        "signals.SAME_WISH_SECONDS = -1\n"
-        "with signals.heard_by(lambda number, frame: None):\n"
+        "signals.SAME_REQUEST_SECONDS = -1\n"
+        "with signals.handle_signals(lambda number, frame: None):\n"
         "    signal.raise_signal(signal.SIGTERM); signal.raise_signal(signal.SIGTERM)\n"
         "    print('still here')"
     )

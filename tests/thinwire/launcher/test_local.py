@@ -106,7 +106,7 @@ def test_who_does_not_end_is_killed(cluster):
 
 def test_whoever_insists_gets_the_nodes_killed(cluster, monkeypatch):
     monkeypatch.setattr(launcher_role, "_KILL_AFTER_SECONDS", 1e9)
-    monkeypatch.setattr("thinwire.ops.run.signals.SAME_WISH_SECONDS", -1)
+    monkeypatch.setattr("thinwire.ops.run.signals.SAME_REQUEST_SECONDS", -1)
 
     def at_turn(turn):
         if turn in (3, 6):
