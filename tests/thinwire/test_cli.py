@@ -91,6 +91,20 @@ def test_a_command_and_main_take_the_same_flags(how):
     assert (done.returncode, "--id_ps=3: this run has shards 0..0" in done.stderr) == (2, True)
 
 
+BARE_NAMES = """
+import importlib, sys
+from thinwire import cli, node
+for name in (*node.ROLES.values(), *(module for module, _ in cli.TOOLS.values())):
+    importlib.import_module(name)
+print(sorted({"data", "ops", "proto", "ps", "supervisor", "worker"} & set(sys.modules)))
+"""
+
+
+def test_no_module_of_ours_is_imported_by_a_second_name():
+    done = run("-c", BARE_NAMES)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
 def test_the_package_is_not_run_by_its_path():
     done = run(str(ROOT / "thinwire"), "version")
     assert done.returncode == 1
