@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thinwire.data import make_sample, sources
-from thinwire.data import registry as data_registry
+from thinwire.data import make_sample, registry, sources
 from thinwire.data.pipeline.lazy import scale
 from thinwire.data.readers import idx
 from thinwire.ops.types import ConfigurationError
 
 
-def load(name: str, data_dir: Path | None = None, **changes: object) -> data_registry.Dataset:
+def load(name: str, data_dir: Path | None = None, **changes: object) -> registry.Dataset:
     arguments: dict[str, object] = {
         "name": name,
         "data_dir": None if data_dir is None else str(data_dir),
@@ -24,7 +23,7 @@ def load(name: str, data_dir: Path | None = None, **changes: object) -> data_reg
         "scaling": "unit",
         "seed": 0,
     }
-    return data_registry.load(**(arguments | changes))  # type: ignore[arg-type]
+    return registry.load(**(arguments | changes))  # type: ignore[arg-type]
 
 
 def write_idx(folder: Path, count: int = 20, suffix: str = ".gz", mark: str = "-") -> np.ndarray:
@@ -64,7 +63,7 @@ def test_sample_is_balanced_and_whole() -> None:
 
 
 def test_sample_carries_its_licence() -> None:
-    notice = Path(data_registry.__file__).parent / "fashion_mnist_sample" / "NOTICE"
+    notice = Path(registry.__file__).parent / "fashion_mnist_sample" / "NOTICE"
     assert "Zalando SE" in notice.read_text() and "MIT" in notice.read_text()
 
 
@@ -209,7 +208,7 @@ def user_module(returned: object) -> types.ModuleType:
 
 def test_user_data_is_converted() -> None:
     x, y = np.ones((4, 5)), np.arange(4)
-    dataset = data_registry.from_user_module(user_module(((x, y), (x[:2], y[:2, None]))), seed=1)
+    dataset = registry.from_user_module(user_module(((x, y), (x[:2], y[:2, None]))), seed=1)
     assert dataset.train_images.dtype == np.float32 and dataset.test_labels.tolist() == [0, 1]
 
 
@@ -221,7 +220,7 @@ def test_user_data_follows_the_seed() -> None:
         return (x, np.zeros(4, int)), (x, np.zeros(4, int))
 
     module.load_data = load_data  # type: ignore[attr-defined]
-    one, two = (data_registry.from_user_module(module, seed=5) for _ in range(2))
+    one, two = (registry.from_user_module(module, seed=5) for _ in range(2))
     np.testing.assert_array_equal(one.train_images, two.train_images)
 
 
@@ -245,9 +244,9 @@ X, Y = np.ones((4, 5)), np.arange(4)
 )
 def test_bad_user_data_is_refused(returned: object, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
-        data_registry.from_user_module(user_module(returned), seed=0)
+        registry.from_user_module(user_module(returned), seed=0)
 
 
 def test_user_module_without_data() -> None:
     with pytest.raises(ConfigurationError, match="no function load_data"):
-        data_registry.from_user_module(types.ModuleType("mine"), seed=0)
+        registry.from_user_module(types.ModuleType("mine"), seed=0)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.test_datasets import user_module
-from thinwire.data import registry as data_registry
+from thinwire.data import registry
 from thinwire.data.loading import TrainingShard, load_dataset, take_shard
 from thinwire.data.pipeline import lazy
 from thinwire.data.pipeline.cursor import Cursor, uniforms
@@ -68,7 +68,7 @@ def shard(kind: str = "crop_flip", batch_size: int = 7) -> TrainingShard:
     images = lazy.Augmented(IMAGES, "unit") if kind == "crop_flip" else scale(IMAGES, "unit")
     labels = (np.arange(len(IMAGES)) % 10).astype(np.int32)
     nothing = np.zeros((0, 8, 8, 3), np.float32)
-    dataset = data_registry.Dataset(images, labels, nothing, labels[:0])
+    dataset = registry.Dataset(images, labels, nothing, labels[:0])
     data = DataChoice("cifar10", None, "unit", "iid", None)
     run = types.SimpleNamespace(data=data, seed=5, batch_size=batch_size, nb_workers=2)
     return take_shard(run, dataset, 2, nb_workers=2)
@@ -119,7 +119,7 @@ def test_place_and_fork_of_a_cursor() -> None:
 
 def test_imagenet_sized_images_without_files() -> None:
     sizes = {"image_size": 16, "image_depth": 3, "nb_classes": 1000}
-    dataset = data_registry.load("imagenet_synthetic", None, scaling=None, seed=0, **sizes)
+    dataset = registry.load("imagenet_synthetic", None, scaling=None, seed=0, **sizes)
     images = dataset.train_images
     assert len(images) == len(dataset.train_labels) == 1_281_167
     part = images.subset(np.array([3, 300, 259]))
@@ -128,7 +128,7 @@ def test_imagenet_sized_images_without_files() -> None:
     assert labels[0] == labels[2] and labels.tolist() == dataset.train_labels[[3, 44, 3]].tolist()
     assert part.shape == (3, 16, 16, 3) and images[:2].dtype == np.float32
     with pytest.raises(ConfigurationError, match="none"):
-        data_registry.load(
+        registry.load(
             "imagenet_synthetic", None, scaling=None, seed=0, augment="crop_flip", **sizes
         )
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from tests.data.cifar_files import PER_BATCH, STEMS, batches, pack, write_binary, write_pickled
-from thinwire.data import registry as data_registry
-from thinwire.data import sources
+from thinwire.data import registry, sources
 from thinwire.data.defaults import check_preprocessing
 from thinwire.data.pipeline import lazy
 from thinwire.data.pipeline.lazy import CHANNELS, scale
@@ -20,7 +19,7 @@ from thinwire.data.readers import cifar10
 from thinwire.ops.types import ConfigurationError
 
 
-def load(folder: Path | None, **changes: object) -> data_registry.Dataset:
+def load(folder: Path | None, **changes: object) -> registry.Dataset:
     arguments: dict[str, object] = {
         "name": "cifar10",
         "data_dir": None if folder is None else str(folder),
@@ -30,7 +29,7 @@ def load(folder: Path | None, **changes: object) -> data_registry.Dataset:
         "scaling": None,
         "seed": 0,
     }
-    return data_registry.load(**(arguments | changes))  # type: ignore[arg-type]
+    return registry.load(**(arguments | changes))  # type: ignore[arg-type]
 
 
 def archive_of(write: Callable[[Path], None], name: str, archive: str) -> Callable[[Path], None]:
@@ -54,7 +53,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_same(tmp_path: Path, layout: str) -> None:
     LAYOUTS[layout](tmp_path)
-    raw = data_registry.load_raw("cifar10", str(tmp_path), "train", 32, 3)
+    raw = registry.load_raw("cifar10", str(tmp_path), "train", 32, 3)
     pixels = np.concatenate([batches()[stem][0] for stem in STEMS[:5]])
     labels = np.concatenate([batches()[stem][1] for stem in STEMS[:5]])
     assert raw.labels.tolist() == labels.tolist() and raw.labels.dtype == np.int32
@@ -62,7 +61,7 @@ def test_every_layout_gives_the_same(tmp_path: Path, layout: str) -> None:
     for number, row, column, channel in ((0, 0, 0, 0), (7, 3, 30, 1), (19, 31, 31, 2)):
         stored = pixels[number, 1024 * channel + 32 * row + column]
         assert raw.images[number, row, column, channel] == stored
-    test = data_registry.load_raw("cifar10", str(tmp_path), "test", 32, 3)
+    test = registry.load_raw("cifar10", str(tmp_path), "test", 32, 3)
     assert test.labels.tolist() == batches()["test_batch"][1].tolist()
 
 
@@ -70,7 +69,7 @@ def test_usual_scaling_and_augmentation(tmp_path: Path) -> None:
     write_binary(tmp_path)
     dataset = load(tmp_path)
     assert isinstance(dataset.train_images, lazy.Augmented)
-    raw = data_registry.load_raw("cifar10", str(tmp_path), "test", 32, 3).images
+    raw = registry.load_raw("cifar10", str(tmp_path), "test", 32, 3).images
     mean, deviation = (np.array(values) for values in CHANNELS["cifar10"])
     assert (mean == (0.4914, 0.4822, 0.4465)).all() and deviation[2] == 0.2010
     np.testing.assert_allclose(dataset.test_images, (raw / 255 - mean) / deviation, atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.data.imagenet_files import CLASSES, colours, encoded, write_folders, write_records
-from thinwire.data import registry as data_registry
+from thinwire.data import registry
 from thinwire.data.loading import TrainingShard, load_shard
 from thinwire.data.pipeline.cursor import uniforms
 from thinwire.data.pipeline.decode import WIDTH, Decoded, random_box
@@ -36,7 +36,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name: path for path in root.iterdir()}
 
 
-def load(folder: Path | None, **changes: object) -> data_registry.Dataset:
+def load(folder: Path | None, **changes: object) -> registry.Dataset:
     arguments: dict[str, object] = {
         "name": "imagenet",
         "data_dir": None if folder is None else str(folder),
@@ -46,7 +46,7 @@ def load(folder: Path | None, **changes: object) -> data_registry.Dataset:
         "scaling": "unit",
         "seed": 0,
     }
-    return data_registry.load(**(arguments | changes))  # type: ignore[arg-type]
+    return registry.load(**(arguments | changes))  # type: ignore[arg-type]
 
 
 def take(folder: Path, id_worker: int = 1, nb_workers: int = 2, **changes: object) -> TrainingShard:

@@ -9,10 +9,10 @@ import pytest
 from tests.supervisor.samples import make_worker, write_run
 from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.ops.types import ConfigurationError
-from thinwire.supervisor.report import figures as report_figures
+from thinwire.supervisor.report import figures
 from thinwire.supervisor.report.writer import load_run, write_report
 
-LIGHT = report_figures.THEMES["light"]
+LIGHT = figures.THEMES["light"]
 LABELS = ({0: 600, 1: 400}, {1: 200, 2: 800})
 
 
@@ -70,17 +70,17 @@ def test_labels_that_are_no_counts_are_refused(run_dir, tmp_path, labels):
 # What other tests leave to the garbage collector is not this one's trouble.
 @pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("num_workers", "num_labels"), [(1, 10), (2, 2), (100, 20), (3, 200)])
-@pytest.mark.parametrize("theme", report_figures.THEMES.values(), ids=report_figures.THEMES)
+@pytest.mark.parametrize("theme", figures.THEMES.values(), ids=figures.THEMES)
 def test_pictures_of_any_size(num_workers, num_labels, theme):
-    png = report_figures.split_figure(rows_of(num_workers, num_labels), theme)
+    png = figures.split_figure(rows_of(num_workers, num_labels), theme)
     assert png.startswith(b"\x89PNG") and len(png) > 5_000
 
 
 def test_extremes(recwarn):
-    assert report_figures.split_figure([], LIGHT).startswith(b"\x89PNG")
-    assert report_figures.split_csv([]) == "worker,examples\n"
+    assert figures.split_figure([], LIGHT).startswith(b"\x89PNG")
+    assert figures.split_csv([]) == "worker,examples\n"
     hollow = [{"id": 1, "labels": {"0": 0}}, {"id": 2, "labels": {}}]
-    assert report_figures.split_figure(hollow, LIGHT).startswith(b"\x89PNG")
+    assert figures.split_figure(hollow, LIGHT).startswith(b"\x89PNG")
     huge = [{"id": 1, "labels": {str(10**6 * n): 10**9 for n in range(30)}}]
-    assert report_figures.split_figure(huge, LIGHT).startswith(b"\x89PNG")
+    assert figures.split_figure(huge, LIGHT).startswith(b"\x89PNG")
     assert not recwarn.list

@@ -9,8 +9,7 @@ from tests.command_line import given
 from tests.harness import KERNELS, method
 from tests.thinwire.simulator.toy import BATCH, ToyTrainer, dataset, run_of
 from thinwire.advisor import flags as advisor_flags
-from thinwire.advisor import measure
-from thinwire.advisor import predict as advisor_predict
+from thinwire.advisor import measure, predict
 from thinwire.advisor.predict import CANDIDATES, Candidate
 from thinwire.flags.run import read_run
 from thinwire.ops.telemetry.predictions import (
@@ -128,7 +127,7 @@ def made(rate, name="x"):
     ],
 )
 def test_the_truest_composition_that_is_fast_enough(rates, share, expected):
-    assert advisor_predict.propose([made(rate) for rate in rates], 100.0, share) == expected
+    assert predict.propose([made(rate) for rate in rates], 100.0, share) == expected
 
 
 def test_advice_is_told_with_a_command_line_to_copy():
@@ -145,7 +144,7 @@ def test_advice_is_told_with_a_command_line_to_copy():
         1,
         True,
     )
-    text = advisor_predict.describe(advice, pathlib.Path("run/advice.json"))
+    text = predict.describe(advice, pathlib.Path("run/advice.json"))
     assert "20.0     no limit" in text and "not predicted: --method=gsp: one worker" in text
     chosen = next(line for line in text.splitlines() if line.startswith("*"))
     assert chosen.endswith("--method=dgs")
@@ -153,12 +152,12 @@ def test_advice_is_told_with_a_command_line_to_copy():
         "thinwire cluster --link_mbps=20 --method=dgs --advice=run/advice.json"
     )
     advice = Recommendation(setting, [], link, 100.0, 0.9, [made(20, "bsp")], [], 0, False)
-    assert "none reaches 90%" in advisor_predict.describe(advice, pathlib.Path("a"))
+    assert "none reaches 90%" in predict.describe(advice, pathlib.Path("a"))
 
 
 def trials_of(*arguments, chosen=CANDIDATES):
     with given("--type_node=Advisor", "--nb_workers=4", *arguments) as values:
-        return advisor_predict.trials(pathlib.Path("x"), chosen, values)
+        return predict.trials(pathlib.Path("x"), chosen, values)
 
 
 def test_every_candidate_can_be_run():
@@ -250,8 +249,8 @@ def test_probes_keep_the_cluster_and_choose_their_own_method():
 
 @pytest.fixture
 def predictor():
-    return advisor_predict.Predictor(
-        advisor_predict.GradientPool(run_of(method("asgd"), 2), ToyTrainer(), dataset()),
+    return predict.Predictor(
+        predict.GradientPool(run_of(method("asgd"), 2), ToyTrainer(), dataset()),
         dataset(),
         KERNELS,
         24,

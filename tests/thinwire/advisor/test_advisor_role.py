@@ -10,27 +10,26 @@ from tests.command_line import given
 from tests.harness import KERNELS, method
 from tests.thinwire.advisor.test_advisor import dense_rounds, sparse_rounds
 from tests.thinwire.simulator.toy import ToyTrainer, dataset, run_of
-from thinwire.advisor import measure
-from thinwire.advisor import predict as advisor_predict
+from thinwire.advisor import measure, predict
 from thinwire.advisor import role as advisor_role
 from thinwire.flags.run import read_run
 from thinwire.ops.telemetry import predictions
 from thinwire.ops.types import ConfigurationError
 
-CHOSEN = advisor_predict.CANDIDATES[4], advisor_predict.CANDIDATES[14]  # asgd and adacomp
+CHOSEN = predict.CANDIDATES[4], predict.CANDIDATES[14]  # asgd and adacomp
 ASKED = ("--type_node=Advisor", "--nb_workers=2", "--batch_size=8")
 
 
 @pytest.fixture
 def advise(monkeypatch, tmp_path):
     """Return what advises on the toy problem with rounds of both runs; `rounds` are per run."""
-    pool = advisor_predict.GradientPool(run_of(method("asgd"), 2), ToyTrainer(), dataset())
+    pool = predict.GradientPool(run_of(method("asgd"), 2), ToyTrainer(), dataset())
     monkeypatch.setattr(
         advisor_role,
         "_predictor",
-        lambda run, pushes: advisor_predict.Predictor(pool, dataset(), KERNELS, 4),
+        lambda run, pushes: predict.Predictor(pool, dataset(), KERNELS, 4),
     )
-    monkeypatch.setattr(advisor_predict.trials, "__defaults__", (CHOSEN, advisor_predict.FLAGS))
+    monkeypatch.setattr(predict.trials, "__defaults__", (CHOSEN, predict.FLAGS))
 
     def play(*flags, dense=None, sparse=None):
         rounds = {

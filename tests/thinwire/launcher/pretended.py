@@ -7,7 +7,7 @@ import types
 
 from tests.command_line import given
 from thinwire.flags.run import read_run
-from thinwire.launcher import role as launcher_role
+from thinwire.launcher import role
 from thinwire.proto.grpc import Unreachable
 
 Script = collections.namedtuple("Script", "turns code on_signal", defaults=(3, 0, "its code"))
@@ -87,18 +87,18 @@ class FakeLauncher:
 
 def pretending(monkeypatch, tmp_path):
     """Return a function (scripts, *flags, ...) -> (exit code, launcher)."""
-    monkeypatch.setattr(launcher_role, "_TURN_SECONDS", 0)
-    monkeypatch.setattr(launcher_role, "_KILL_AFTER_SECONDS", 0.02)
+    monkeypatch.setattr(role, "_TURN_SECONDS", 0)
+    monkeypatch.setattr(role, "_KILL_AFTER_SECONDS", 0.02)
 
     def run(scripts=(), *flags, **behaviour):
         launcher = FakeLauncher(dict(scripts), **behaviour)
         module = types.SimpleNamespace(prepare=lambda run: launcher)
         monkeypatch.setitem(sys.modules, "fake_launcher", module)
-        monkeypatch.setitem(launcher_role.LAUNCHERS, "local", "fake_launcher")
+        monkeypatch.setitem(role.LAUNCHERS, "local", "fake_launcher")
         usual = ("--type_node=Cluster", "--nb_workers=2", "--nb_ps=2", f"--run_dir={tmp_path}")
         with given(*usual, *flags):
             try:
-                return launcher_role.main(read_run()), launcher
+                return role.main(read_run()), launcher
             finally:
                 assert launcher.closed or not launcher.nodes
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.nodes import MAIN
 from thinwire.flags import launch
-from thinwire.launcher import ssh as launcher_ssh
+from thinwire.launcher import ssh
 from thinwire.launcher.hosts import Host
 from thinwire.launcher.ssh import ProbedHost
 from thinwire.ops.types import ConfigurationError
@@ -89,15 +89,15 @@ def launcher(tmp_path, monkeypatch):
     def make(hosts, nb_ps, nb_workers, addresses=(), probed=None, **given):
         (tmp_path / "hosts").write_text("\n".join(hosts))
         flags = Flags(hosts_file=str(tmp_path / "hosts"), **given)
-        for module in (launcher_ssh, launch, launcher_ssh, launcher_ssh):
+        for module in (ssh, launch, ssh, ssh):
             monkeypatch.setattr(module, "FLAGS", flags)
         found = {Host(name): ProbedHost(4, address) for name, address in (probed or {}).items()}
-        monkeypatch.setattr(launcher_ssh, "on_all", lambda hosts, do: found)
-        monkeypatch.setattr(launcher_ssh.Ssh, "host_name", lambda self, host: "127.0.0.9")
+        monkeypatch.setattr(ssh, "on_all", lambda hosts, do: found)
+        monkeypatch.setattr(ssh.Ssh, "host_name", lambda self, host: "127.0.0.9")
         run = types.SimpleNamespace(
             overwrite=False, nb_ps=nb_ps, nb_workers=nb_workers, addresses=addresses
         )
-        return launcher_ssh.SshLauncher(run)
+        return ssh.SshLauncher(run)
 
     return make
 

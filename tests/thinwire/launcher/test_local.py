@@ -19,8 +19,7 @@ from tests.thinwire.launcher.pretended import (
     pretending,
 )
 from thinwire.flags.run import read_run
-from thinwire.launcher import local as launcher_local
-from thinwire.launcher import role as launcher_role
+from thinwire.launcher import local, role
 from thinwire.proto.grpc import Unreachable
 from thinwire.worker import flags as worker_flags
 
@@ -105,7 +104,7 @@ def test_who_does_not_end_is_killed(cluster):
 
 
 def test_whoever_insists_gets_the_nodes_killed(cluster, monkeypatch):
-    monkeypatch.setattr(launcher_role, "_KILL_AFTER_SECONDS", 1e9)
+    monkeypatch.setattr(role, "_KILL_AFTER_SECONDS", 1e9)
     monkeypatch.setattr("thinwire.ops.run.signals.SAME_REQUEST_SECONDS", -1)
 
     def at_turn(turn):
@@ -193,7 +192,7 @@ def test_a_finished_run_starts_nobody_unless_it_is_to_be_overwritten(cluster, tm
 
 def launcher_here(*flags):
     with given("--type_node=Cluster", "--nb_workers=2", *flags):
-        return launcher_local.prepare(read_run())
+        return local.prepare(read_run())
 
 
 def test_port_0_means_free_ports():
@@ -207,8 +206,8 @@ def test_port_0_means_free_ports():
 def test_workers_share_the_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     with given("--type_node=Cluster"):
-        assert [launcher_role.threads_of(8, workers) for workers in (1, 2, 3, 8, 99, 0)] == (
+        assert [role.threads_of(8, workers) for workers in (1, 2, 3, 8, 99, 0)] == (
             [8, 4, 2, 1, 1, 8]
         )
     with given("--worker_threads=3"):
-        assert launcher_role.threads_of(8, 2) == 3
+        assert role.threads_of(8, 2) == 3

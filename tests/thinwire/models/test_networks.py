@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from tests.thinwire.models.built import IMAGES, SEED, Built
 from thinwire.data.registry import from_user_module
-from thinwire.models import registry as models_registry
+from thinwire.models import registry
 from thinwire.models.flat_model import moving_statistics
 from thinwire.ops.sharding.w_global import W_global, model_spec, shared_variables
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.core.core import aligned
 from thinwire.worker.train_step import TrainStep
 
-ROOT = Path(models_registry.__file__).resolve().parents[2]
+ROOT = Path(registry.__file__).resolve().parents[2]
 
 #: Trainable values and BatchNormalization's moving values, counted by hand from the layer lists.
 PARAMETERS = {
@@ -97,7 +97,7 @@ def eagerly() -> Iterator[None]:
 
 
 def test_every_network_is_tested() -> None:
-    assert PARAMETERS.keys() == models_registry.NETWORKS.keys()
+    assert PARAMETERS.keys() == registry.NETWORKS.keys()
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -117,7 +117,7 @@ def test_parameter_counts_and_logits(network: Network, name: str) -> None:
 
 @pytest.mark.parametrize("name", ON_IMAGENET)
 def test_residual_networks_take_imagenet(name: str) -> None:
-    model = models_registry.build_network(name, 224, 3, 1000, seed=0)
+    model = registry.build_network(name, 224, 3, 1000, seed=0)
     assert model.input_shape == (None, 224, 224, 3) and model.output_shape == (None, 1000)
     assert [model.get_layer(f"stage{n}_block2_add").output.shape[1] for n in (1, 2, 3, 4)] == [
         56,
@@ -172,7 +172,7 @@ def test_one_step(network: Network, eagerly: None, name: str) -> None:
 
 
 def test_adacomp_cnn_layers_and_initial_weights() -> None:
-    model = models_registry.build_network("cnn", 28, 1, 10, seed=SEED)
+    model = registry.build_network("cnn", 28, 1, 10, seed=SEED)
     variables = {variable.path: variable.numpy() for variable in model.trainable_variables}
     assert {path: value.size for path, value in variables.items()} == {
         "cnn/conv1/kernel": 288,
@@ -195,7 +195,7 @@ def test_adacomp_cnn_layers_and_initial_weights() -> None:
 
 def test_same_seed_same_model() -> None:
     first, again, other = (
-        models_registry.build_network("lenet", 28, 1, 10, seed=seed) for seed in (3, 3, 4)
+        registry.build_network("lenet", 28, 1, 10, seed=seed) for seed in (3, 3, 4)
     )
     for ours, theirs, third in zip(first.variables, again.variables, other.variables, strict=True):
         assert ours.path == theirs.path == third.path
@@ -205,12 +205,12 @@ def test_same_seed_same_model() -> None:
 
 def test_unknown_network() -> None:
     with pytest.raises(ConfigurationError, match="cnn, mnist_cnn, lenet"):
-        models_registry.build_network("cmm", 28, 1, 10, seed=0)
+        registry.build_network("cmm", 28, 1, 10, seed=0)
 
 
 def test_image_too_small_for_the_network() -> None:
     with pytest.raises(ConfigurationError, match="--image_size 4"):
-        models_registry.build_network("lenet", 4, 1, 10, seed=0)
+        registry.build_network("lenet", 4, 1, 10, seed=0)
 
 
 def test_names_need_no_keras() -> None:
@@ -224,8 +224,8 @@ def test_names_need_no_keras() -> None:
 def test_example_of_an_own_model() -> None:
     path = ROOT / "examples" / "own_model.py"
     assert len(path.read_text().splitlines()) <= 30
-    module = models_registry.load_user_model(str(path))
-    model = models_registry.build_user_model(module, seed=1)
+    module = registry.load_user_model(str(path))
+    model = registry.build_user_model(module, seed=1)
     dataset = from_user_module(module, seed=1)
     assert model_spec(shared_variables(model)).num_parameters == 65 * 32 + 33 * 4
     outputs = model(dataset.test_images[:5])
@@ -234,12 +234,12 @@ def test_example_of_an_own_model() -> None:
 
 
 def test_building_clears_the_registry() -> None:
-    module = models_registry.load_user_model(str(ROOT / "examples" / "own_model.py"))
-    first = shared_variables(models_registry.build_user_model(module, seed=1))
-    second = shared_variables(models_registry.build_user_model(module, seed=1))
+    module = registry.load_user_model(str(ROOT / "examples" / "own_model.py"))
+    first = shared_variables(registry.build_user_model(module, seed=1))
+    second = shared_variables(registry.build_user_model(module, seed=1))
     assert len(W_global) == len(second) == len(first) == 4
     assert all(one is not two for one, two in zip(first, second, strict=True))
-    models_registry.build_network("lenet", 28, 1, 10, seed=0)
+    registry.build_network("lenet", 28, 1, 10, seed=0)
     assert len(W_global) == 0
 
 
@@ -247,7 +247,7 @@ def test_user_file_sees_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "neighbour_of_mine.py").write_text("SIZE = 3\n")
     path = tmp_path / "mine.py"
     path.write_text("from neighbour_of_mine import SIZE\ndef build_model():\n    return SIZE\n")
-    assert models_registry.load_user_model(str(path)).build_model() == 3
+    assert registry.load_user_model(str(path)).build_model() == 3
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_bad_user_files(tmp_path: Path, content: str | None, expected: str) -> N
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigurationError, match=expected):
-        models_registry.load_user_model(str(path))
+        registry.load_user_model(str(path))
 
 
 @pytest.mark.parametrize(
@@ -276,4 +276,4 @@ def test_bad_build_model(tmp_path: Path, body: str, expected: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(f"def build_model():\n    {body}\n")
     with pytest.raises(ConfigurationError, match=expected):
-        models_registry.build_user_model(models_registry.load_user_model(str(path)), seed=0)
+        registry.build_user_model(registry.load_user_model(str(path)), seed=0)
