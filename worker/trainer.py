@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import logging
 
@@ -96,7 +96,7 @@ def exchange_for(
         core: Of this worker.
         closing: Set when the worker is to stop.
     """
-    made: Any = Exchange if run.method.collective == THROUGH_PS else CollectiveExchange
+    made: type[Exchange] = Exchange if run.method.collective == THROUGH_PS else CollectiveExchange
     exchange: Exchange = made(
         run, own.id_worker, core.spec, core.layouts, own.device.link, closing, core.aux_size
     )

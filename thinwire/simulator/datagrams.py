@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from thinwire.ops.routing.base import Transport
+from thinwire.ops.routing.base import Router, Transport
 from thinwire.ops.types import BEST_EFFORT, Link, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import udp
@@ -156,7 +156,7 @@ class SimulatedTransport:
     """
 
     def __init__(
-        self, clock: Clock, link: Link, seed: int, router: Any, transport: Transport
+        self, clock: Clock, link: Link, seed: int, router: Router, transport: Transport
     ) -> None:
         self._clock, self._router, self._transport = clock, router, transport
         self._bucket = udp.pacing(transport.dgt_pace_mbps)
@@ -232,7 +232,7 @@ class SimulatedDatagramPort:
     """
 
     def __init__(
-        self, shard: PortOwner, router: Any, decoder: PushDecoder, transport: Transport
+        self, shard: PortOwner, router: Router, decoder: PushDecoder, transport: Transport
     ) -> None:
         self._shard, self._router = shard, router
         self._decoder, self._transport = decoder, transport

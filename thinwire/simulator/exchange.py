@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from thinwire.ops.routing.base import Transport
+from thinwire.ops.routing.base import Router, Transport
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.routing.reliable import Reliable
 from thinwire.ops.types import Link
@@ -87,7 +87,7 @@ class SimulatedExchange:
         shards: Sequence[SimulatedShard],
         decoders: Sequence[PushDecoder],
         clock: Clock,
-        router: Any = _RELIABLE,
+        router: Router = _RELIABLE,
         transport: Transport = _DEFAULT_TRANSPORT,
     ) -> None:
         self.number, self._link, self._shards, self._clock = number, link, shards, clock

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.types import BEST_EFFORT, Link
 from thinwire.proto.emulation.link import LinkModel
@@ -373,7 +373,7 @@ class SimulatedConnection:
             return False
         return number == self.number > self._broken_to and self.stands
 
-    def _waits(self, direction: int, again: Callable[[], Any]) -> bool:
+    def _waits(self, direction: int, again: Callable[[], None]) -> bool:
         until = self.held_until[direction]
         if self._clock.now >= until:
             return False

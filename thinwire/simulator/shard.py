@@ -1,7 +1,4 @@
-"""One shard on the virtual clock: the PS core, its capacity, and its streams to the workers.
-
-A simulated shard's lives: the process dies, stands still, comes back from what is on disk.
-"""
+"""One shard on the virtual clock: the PS core, its capacity, its streams, and its lives."""
 
 from __future__ import annotations
 
@@ -39,6 +36,9 @@ from thinwire.simulator.messages import (
 )
 from thinwire.simulator.storage import SimulatedKill, StoredShard
 
+#: id of an update -> its blocks, coded once for all workers.
+CodedBlocks = dict[int, SharedBlocks]
+
 _SEEK_SECONDS = 1.0  # between two attempts of a following shard to reach shard 0
 
 
@@ -56,8 +56,12 @@ class Port:
     hellos: dict[int, int] = dataclasses.field(default_factory=dict)  # incarnation -> its stream
 
 
-class ShardLife:
-    """The process of a shard, and its streams, of which death is one end.
+#: What shard 0's records call this run.
+RUN_ID = "simulated"
+
+
+class SimulatedShard:
+    """Feeds a core and carries out its actions; dies, stands still, and comes back from its disk.
 
     Attributes:
         core: The state machine, the same as in a real run.
@@ -66,36 +70,80 @@ class ShardLife:
         followers: On shard 0, the other shards: they follow each epoch without delay.
         leader: Shard 0, on the others.
         kept: What it keeps on disk; None: nothing, and it never dies.
-        life: Grows with every life.
+        life: Grows with every life of the process.
         alive: Whether the process runs.
-        is_open: Whether it lets anybody in.
-        skew: What the shard's own clock is ahead of the virtual one, in seconds.
+        is_open: Whether it admits workers.
+        skew: How far the shard's own clock is ahead of the virtual one, in seconds.
+        reports: (role, id) -> newest JSON document, as a real shard keeps them.
+        on_end: Called with the reason when the core declares the end.
+        on_groups: Called when shard 0 has formed groups by speed.
+        on_begin: Called with this shard when a life has got its core.
     """
 
-    def __init__(self, number: int, core: PsCore, clock: Clock) -> None:
+    def __init__(
+        self, number: int, core: PsCore, layout: ShardLayout, server: ShardSpeed, clock: Clock
+    ) -> None:
         """Live from the start, with this core."""
         self.number, self.core, self.clock = number, core, clock
         self.journaled = JournaledCore(core)
         self.journaled.on_failure = self.request_end
         self.ports: dict[int, Port] = {}
-        self.followers: list[Any] = []
-        self.leader: Any = None
+        self.followers: list[SimulatedShard] = []
+        self.leader: SimulatedShard | None = None
         self.kept: StoredShard | None = None
         self.life, self.alive, self.is_open, self.skew = 0, True, True, 0.0
         self._asleep_until = 0.0
         self._tick_at: float | None = None
         self._epoch: events.MembershipEpoch | None = None  # newest, for the followers
+        self.layout = layout
+        self.reports: dict[tuple[int, int], str] = {}
+        self.on_end: Callable[[str], None] | None = None
+        self.on_groups: Callable[[events.GroupsChanged], None] | None = None
+        self.identity = types.SimpleNamespace(run_id=RUN_ID)
+        self.guard = types.SimpleNamespace(refused={})  # where nobody uninvited comes
+        self.decoder: PushDecoder | None = None
+        self.lease_seconds = 10.0
+        self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
+        self.connections = self  # has bytes_down, as a status document needs it
+        self.uplink, self.downlink = (Pipe(Link(server.mbps)) for _ in range(2))
+        self.has_own_link = server.mbps > 0
+        self._seconds_per_push = server.seconds_per_push
+        self._busy_until = 0.0
+        self.datagrams: SimulatedDatagramPort | None = None
 
-    def handle(self, event: events.Event) -> None:
-        """Let the core handle an event now; carry out its actions."""
-        raise NotImplementedError
+    def open_datagram_port(self, decoder: PushDecoder, transport: Transport) -> None:
+        """Put pushes together from now on; `decoder` is that of the shard's pushes."""
+        router = self.core.model.method.router
+        self.datagrams = SimulatedDatagramPort(self, router, decoder, transport)
+
+    def received(self) -> DatagramCounts | None:
+        """Return what has come in datagrams; None where the method sends none."""
+        return self.datagrams.receiver.counts() if self.datagrams is not None else None
+
+    def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
+        """Return the part of a Welcome that directs a worker's datagrams."""
+        welcome = pb.Welcome()
+        if self.datagrams is not None:
+            self.datagrams.fill_welcome(worker, incarnation, welcome)
+        return welcome
+
+    def bytes_down(self) -> dict[int, int]:
+        """Return training bytes sent to each worker."""
+        return {worker: port.down.num_bytes for worker, port in self.ports.items()}
+
+    def live_workers(self) -> Iterable[int]:
+        """Return the workers whose datagram sessions go on."""
+        return self.core.live_workers()
+
+    # -- lives ------------------------------------------------------------------------------
 
     def request_end(self) -> None:
         """Request the end of the run, as a following shard does whose journal has failed."""
-        if self.leader is None or not self.alive:
+        leader = self.leader
+        if leader is None or not self.alive:
             return
-        if self.leader.alive:
-            self.clock.at(self.clock.now, lambda: self.leader.arrive(events.Stop(STOP_REASON)))
+        if leader.alive:
+            self.clock.at(self.clock.now, lambda: leader.arrive(events.Stop(STOP_REASON)))
         else:
             self.clock.at(self.clock.now + _SEEK_SECONDS, self.request_end)
 
@@ -153,7 +201,7 @@ class ShardLife:
             return
         self.is_open = True
         try:
-            self._save_at_once()  # the new generation must survive a crash
+            self._save_now()  # the new generation must survive a crash
         except ConfigurationError as error:
             logging.error("shard %d cannot begin: %s", self.number, error)
             self.kill()
@@ -192,19 +240,19 @@ class ShardLife:
             return
         self.journaled.close()
         try:
-            self._save_at_once()
+            self._save_now()
         except ConfigurationError as error:
             logging.error("what the run ended with cannot be saved: %s", error)
         except SimulatedKill:
             pass
         self.alive = self.is_open = False
 
-    def _save_at_once(self) -> None:
+    def _save_now(self) -> None:
         """Have a snapshot on disk when this returns.
 
         Raises:
             ConfigurationError: The disk refuses.
-            Killed: It was the last thing to happen.
+            SimulatedKill: It was the last thing to happen.
         """
         self.save(self.core.version, self.core.state_dict())
         if self.kept is not None and self.kept.saved is not None:
@@ -221,68 +269,6 @@ class ShardLife:
         """Have a snapshot written, if this shard keeps any."""
         if self.kept is not None:
             self.kept.save(self, version, state)
-
-
-#: What shard 0's records call this run.
-RUN_ID = "simulated"
-
-
-class SimulatedShard(ShardLife):
-    """Feeds a core and carries out what it answers.
-
-    Attributes:
-        core: The state machine, the same as in a real run.
-        ports: Worker -> its stream.
-        reports: (role, id) -> newest JSON document, as a real shard keeps them.
-        on_end: Called with the reason when the core declares the end.
-        on_groups: Called when shard 0 has formed groups by speed.
-        on_begin: Called with this shard when a life has got its core.
-    """
-
-    def __init__(
-        self, number: int, core: PsCore, layout: ShardLayout, server: ShardSpeed, clock: Clock
-    ) -> None:
-        """Start idle."""
-        super().__init__(number, core, clock)
-        self.layout = layout
-        self.reports: dict[tuple[int, int], str] = {}
-        self.on_end: Callable[[str], None] | None = None
-        self.on_groups: Callable[[events.GroupsChanged], None] | None = None
-        self.identity = types.SimpleNamespace(run_id=RUN_ID)
-        self.guard = types.SimpleNamespace(refused={})  # where nobody uninvited comes
-        self.decoder: PushDecoder | None = None
-        self.lease_seconds = 10.0
-        self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
-        self.connections = self  # has bytes_down, as a status document needs it
-        self.uplink, self.downlink = (Pipe(Link(server.mbps)) for _ in range(2))
-        self.has_own_link = server.mbps > 0
-        self._seconds_per_push = server.seconds_per_push
-        self._busy_until = 0.0
-        self.datagrams: SimulatedDatagramPort | None = None
-
-    def open_datagram_port(self, decoder: PushDecoder, transport: Transport) -> None:
-        """Put pushes together from now on; `decoder` is that of the shard's pushes."""
-        router = self.core.model.method.router
-        self.datagrams = SimulatedDatagramPort(self, router, decoder, transport)
-
-    def received(self) -> DatagramCounts | None:
-        """Return what has come in datagrams; None where the method sends none."""
-        return self.datagrams.receiver.counts() if self.datagrams is not None else None
-
-    def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
-        """Return the part of a Welcome that directs a worker's datagrams."""
-        welcome = pb.Welcome()
-        if self.datagrams is not None:
-            self.datagrams.fill_welcome(worker, incarnation, welcome)
-        return welcome
-
-    def bytes_down(self) -> dict[int, int]:
-        """Return training bytes sent to each worker."""
-        return {worker: port.down.num_bytes for worker, port in self.ports.items()}
-
-    def live_workers(self) -> Iterable[int]:
-        """Return the members, those included that enter with the next round."""
-        return self.core.live_workers()
 
     # -- coming in --------------------------------------------------------------------------
 
@@ -335,7 +321,7 @@ class SimulatedShard(ShardLife):
             self.handle(events.PushRejected(event.worker, "non_finite"))
             self._send_verdict(_not_finite(event, self.core.membership.epoch), {})
             return
-        coded: dict[int, SharedBlocks] = {}  # id of an update -> its blocks, coded once
+        coded: CodedBlocks = {}
         try:
             for action in self.journaled.handle(event, self.now):
                 self._actions[type(action)](self, action, coded)
@@ -416,7 +402,7 @@ class SimulatedShard(ShardLife):
         hops = (self.downlink, port.down) if self.has_own_link else (port.down,)
         carry(self.clock, hops, sizes, counted, port.delivery(stream, message))
 
-    def _reply(self, action: events.Reply, coded: dict[int, SharedBlocks]) -> None:
+    def _reply(self, action: events.Reply, coded: CodedBlocks) -> None:
         port = self.ports[action.worker]
         update = action.update
         shared = coded.setdefault(id(update), SharedBlocks(update, self.layout))
@@ -430,45 +416,45 @@ class SimulatedShard(ShardLife):
         message = reply_in_flight(action, generation, blocks_of(update, self.layout), came)
         self.send(action.worker, message, sizes_on_wire(frames), counted=True)
 
-    def _answer(self, action: events.Answer, coded: Any) -> None:
+    def _answer(self, action: events.Answer, coded: CodedBlocks) -> None:
         answer = pb.Answer(step=action.step, local_steps=action.local_steps, ready=action.ready)
         sizes = sizes_on_wire([frame(pb.ToClient(answer=answer))])
         self.send(action.worker, action, sizes, counted=True)
 
-    def _refusal(self, action: events.Reject, coded: Any) -> None:
+    def _refusal(self, action: events.Reject, coded: CodedBlocks) -> None:
         if action.reason == "OUTLIER" and self.datagrams is not None:
             self.datagrams.receiver.on_push_refused(action.worker, action.step)
         self._send_verdict(action, coded)
 
-    def _send_verdict(self, action: events.Welcome | events.Reject, coded: Any) -> None:
+    def _send_verdict(self, action: events.Welcome | events.Reject, coded: CodedBlocks) -> None:
         port = self.ports[action.worker]
         hello = port.hellos.pop(action.incarnation, None)
         if isinstance(action, events.Welcome):
             port.stream, port.incarnation = hello, action.incarnation
         self.send(action.worker, action, [], counted=False, stream=hello)
 
-    def _new_epoch(self, action: events.NewEpoch, coded: Any) -> None:
+    def _new_epoch(self, action: events.NewEpoch, coded: CodedBlocks) -> None:
         if self.datagrams is not None:  # after all epochs that come together
             self.clock.at(self.clock.now, self.datagrams.end_sessions)
         self._epoch = action.epoch
         for shard in self.followers:
             shard.follow(action.epoch)
 
-    def _missed(self, action: events.WorkersUnreachable, coded: Any) -> None:
+    def _missed(self, action: events.WorkersUnreachable, coded: CodedBlocks) -> None:
         """Report workers of which nothing arrives here to shard 0."""
         if self.leader is not None:
             for life in action.members:
                 self.leader.arrive(events.WorkerUnreachable(life))
 
-    def _ended(self, action: events.RunEnded, coded: Any) -> None:
+    def _ended(self, action: events.RunEnded, coded: CodedBlocks) -> None:
         if self.on_end is not None:
             self.on_end(action.reason)
 
-    def _regrouped(self, action: events.GroupsChanged, coded: Any) -> None:
+    def _regrouped(self, action: events.GroupsChanged, coded: CodedBlocks) -> None:
         if self.on_groups is not None:
             self.on_groups(action)
 
-    def _snapshot(self, action: events.SaveSnapshot, coded: Any) -> None:
+    def _snapshot(self, action: events.SaveSnapshot, coded: CodedBlocks) -> None:
         self.save(action.version, action.state)
 
     _actions: ClassVar[dict[type, Any]] = {

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from thinwire.ops.routing.base import LostEntries, Routed, Transport
+from thinwire.ops.routing.base import LostEntries, Routed, Router, Transport
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.routing.datagram_format import DatagramSession
 from thinwire.ops.routing.packetizer import Packetizer, SealedBatch, SealedStep
@@ -183,7 +183,7 @@ class DatagramChannel:
 
 
 def open_channel(
-    worker: int, router: Any, transport: Transport, connect: Connect
+    worker: int, router: Router, transport: Transport, connect: Connect
 ) -> DatagramChannel | None:
     """Return a worker's channel to one shard; None where the router sends no datagrams."""
     if not router.uses_datagrams:
@@ -211,7 +211,7 @@ class WorkerTransport:
         router: The policy.
     """
 
-    def __init__(self, link: Link, seed: int, transport: Transport, router: Any) -> None:
+    def __init__(self, link: Link, seed: int, transport: Transport, router: Router) -> None:
         self._transport, self._router = transport, router
         self._scheme = transport.dgt_dscp
         self.dscp: int | None = None

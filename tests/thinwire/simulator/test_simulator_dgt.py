@@ -115,8 +115,8 @@ def test_where_nothing_arrives_datagrams_go_in_the_stream():
     deaf = Link(1.0, 10, 0.0, queue_kb=0.0)
     blocked = Transport(dgt_drop_rate=0.999, dgt_fallback_steps=5)
     simulation = dgt(links=(deaf,), transport=blocked, dgt_k=0.0)
-    legs = [leg for worker in simulation.workers for leg in worker._exchange.channels]
-    assert all(leg.fell_back for leg in legs)
+    channels = [channel for worker in simulation.workers for channel in worker._exchange.channels]
+    assert all(channel.fell_back for channel in channels)
     steps_in_stream = UPDATES - blocked.dgt_fallback_steps - 1
     assert total(simulation, "num_arrived") >= steps_in_stream * 3  # of three workers, none lost
 
@@ -124,9 +124,9 @@ def test_where_nothing_arrives_datagrams_go_in_the_stream():
 def test_what_comes_late_and_is_dropped_has_come():
     """A short wait is no firewall."""
     simulation = dgt(dgt_k=0.0, dgt_reception="drop", transport=Transport(dgt_fallback_steps=5))
-    legs = [leg for worker in simulation.workers for leg in worker._exchange.channels]
+    channels = [channel for worker in simulation.workers for channel in worker._exchange.channels]
     assert total(simulation, "num_arrived") == 0 < total(simulation, "num_late")
-    assert not any(leg.fell_back for leg in legs)
+    assert not any(channel.fell_back for channel in channels)
 
 
 def test_a_lossy_link_loses_what_the_counters_show():

@@ -15,7 +15,7 @@ from thinwire.worker.client.datagrams import totals_of
 from thinwire.worker.telemetry.tensorboard import WorkerScalars
 
 
-def leg(*channels, fell_back=False):
+def channel(*channels, fell_back=False):
     return types.SimpleNamespace(counts=lambda: channels, fell_back=fell_back)
 
 
@@ -37,9 +37,9 @@ def part(channels, **counts):
     return Routed((), (unreliable,) if channels else (), **counts)
 
 
-TWO_LEGS = [
-    leg(ChannelCounts(3, 300, outdated=1), ChannelCounts(5, 500, too_large=2)),
-    leg(ChannelCounts(1, 100), ChannelCounts(0, 0, refused=4), fell_back=True),
+TWO_CHANNELS = [
+    channel(ChannelCounts(3, 300, outdated=1), ChannelCounts(5, 500, too_large=2)),
+    channel(ChannelCounts(1, 100), ChannelCounts(0, 0, refused=4), fell_back=True),
 ]
 ROUTED = [
     part([1, 1, 2], k=0.5, num_reliable=4, num_skipped=1, num_dropped=2, num_nonfinite=1),
@@ -48,7 +48,7 @@ ROUTED = [
 
 
 def test_counts_are_over_all_shards_and_exchanges():
-    totals = totals_of(1, TWO_LEGS, 2, lambda: 5000, False)
+    totals = totals_of(1, TWO_CHANNELS, 2, lambda: 5000, False)
     totals.record(ROUTED)
     totals.record([dataclasses.replace(each, k=0.3) for each in ROUTED])
     counts = totals.counts()
@@ -86,7 +86,7 @@ def test_a_sender_without_datagrams_has_its_stream():
 
 def test_a_line_says_what_is_new(caplog):
     sent = iter([5000, 6500])
-    totals = totals_of(4, TWO_LEGS, 2, lambda: next(sent), True)
+    totals = totals_of(4, TWO_CHANNELS, 2, lambda: next(sent), True)
     with caplog.at_level("INFO", logger="absl"):
         for step in (1, 2):
             totals.record(ROUTED)

@@ -28,11 +28,11 @@ class FakeSender:
 
 
 class Way:
-    """A leg and the senders that it has opened."""
+    """A channel and the senders that it has opened."""
 
     def __init__(self, **transport):
         self.opened = []
-        self.leg = DatagramChannel(5, 2, Transport(**transport), False, self._connect)
+        self.channel = DatagramChannel(5, 2, Transport(**transport), False, self._connect)
 
     def _connect(self, host, ports, key):
         self.opened.append((host, tuple(ports)))
@@ -43,15 +43,15 @@ class Way:
         said = pb.Welcome()
         said.datagrams.session, said.datagrams.key = session, bytes([session] * 32)
         said.datagrams.ports.extend(ports)
-        self.leg.open(address, said)
+        self.channel.open(address, said)
         return self
 
     def push(self, step):
         """Send an exchange; return how many datagrams went before, beside and behind the push."""
-        self.leg.seal(step, routed())
-        before = sum(1 for _ in self.leg.before())
+        self.channel.seal(step, routed())
+        before = sum(1 for _ in self.channel.before())
         beside = len(self.sender.sent) if self.opened else 0
-        behind = sum(1 for _ in self.leg.after())
+        behind = sum(1 for _ in self.channel.after())
         beside = len(self.sender.sent) - beside if self.opened else 0
         return before, beside, behind
 
@@ -88,13 +88,13 @@ def test_datagrams_go_to_the_ports_of_the_stream_s_host(address, host):
 
 def test_a_reconnection_goes_on_and_another_session_seals_anew():
     way = Way().welcome()
-    first = way.leg.seal(1, routed())
+    first = way.channel.seal(1, routed())
     way.welcome()
-    assert len(way.opened) == 1 and way.leg.seal(1, routed()) is first
+    assert len(way.opened) == 1 and way.channel.seal(1, routed()) is first
     old = way.sender
     way.welcome(session=2)
     assert old.closed and len(way.opened) == 2
-    assert way.leg.seal(1, routed()) is not first
+    assert way.channel.seal(1, routed()) is not first
     assert way.sender.key == bytes([2] * 32)
 
 
@@ -103,15 +103,15 @@ def test_the_stream_alone_carries_them_behind_the_push(ports):
     """Whatever the shard could do: how they travel need not be the same on every node."""
     way = Way(dgt_transport="grpc").welcome(ports=ports)
     assert way.push(1) == (0, 0, 1)
-    assert not way.leg.fell_back and not way.opened
+    assert not way.channel.fell_back and not way.opened
 
 
 def test_where_next_to_nothing_comes_they_go_before_the_push_and_it_is_said_once(caplog):
     way = Way(dgt_fallback_steps=3, dgt_fallback_fill=0.1).welcome()
     for step, came in enumerate((0, 0, 1, 0, 0, 0, 0), 1):
         way.push(step)
-        way.leg.record(answer(30, 0, 3 * came))
-    assert way.leg.fell_back and way.sender.closed
+        way.channel.record(answer(30, 0, 3 * came))
+    assert way.channel.fell_back and way.sender.closed
     assert caplog.text.count("firewall") == 1
     assert way.push(8) == (1, 0, 0)
     way.welcome(session=2)  # for good
@@ -122,22 +122,22 @@ def test_where_next_to_nothing_comes_they_go_before_the_push_and_it_is_said_once
 @pytest.mark.parametrize(("arrived", "late"), [(3, 0), (0, 3), (1, 2)])
 def test_what_comes_late_has_come(arrived, late):
     way = Way(dgt_fallback_steps=1, dgt_fallback_fill=0.1).welcome()
-    way.leg.record(answer(30, arrived, late))
-    assert not way.leg.fell_back
+    way.channel.record(answer(30, arrived, late))
+    assert not way.channel.fell_back
 
 
 def test_nothing_announced_says_nothing():
     way = Way(dgt_fallback_steps=2).welcome()
     for announced in (30, 0, 30):
-        assert not way.leg.fell_back
-        way.leg.record(answer(announced, 0))
-    assert way.leg.fell_back
+        assert not way.channel.fell_back
+        way.channel.record(answer(announced, 0))
+    assert way.channel.fell_back
 
 
 def test_it_never_falls_back_if_told_so():
     way = Way(dgt_fallback_steps=0).welcome()
     for _ in range(200):
-        way.leg.record(answer(30, 0))
+        way.channel.record(answer(30, 0))
     assert way.push(1) == (0, 1, 0)
 
 
@@ -145,12 +145,12 @@ def test_it_never_falls_back_if_told_so():
 def test_a_sender_that_has_failed_is_noticed_at_the_next_push(steps, caplog):
     way = Way(dgt_fallback_steps=steps).welcome()
     assert way.push(1) == (0, 1, 0)
-    sent = way.leg.counts()
+    sent = way.channel.counts()
     way.sender.failure = OSError("made here")
     assert way.push(2) == (1, 0, 0)
-    assert way.leg.fell_back and way.sender.closed
+    assert way.channel.fell_back and way.sender.closed
     assert caplog.text.count("cannot be sent: OSError('made here')") == 1
-    assert way.leg.counts()[0].datagrams > sent[0].datagrams  # those in the stream count on
+    assert way.channel.counts()[0].datagrams > sent[0].datagrams  # those in the stream count on
     assert way.push(3) == (1, 0, 0)
     assert caplog.text.count("none is lost") == 1
 
@@ -165,20 +165,20 @@ def test_a_shard_that_has_lost_its_ports_gets_them_in_the_stream(caplog):
 
 def test_a_bitmap_says_what_is_lost():
     way = Way().welcome()
-    way.leg.seal(1, routed())
+    way.channel.seal(1, routed())
     reception = answer(3, 2)
     reception.bitmap = bytes([0b101])
-    (lost,) = way.leg.record(reception)
+    (lost,) = way.channel.record(reception)
     assert lost.slot == 0 and lost.ranges.tolist() == [[16, 32]]
 
 
 def test_nothing_is_sealed_before_the_welcome():
     with pytest.raises(ValueError, match="before a Welcome has directed"):
-        Way().leg.seal(1, routed())
+        Way().channel.seal(1, routed())
 
 
 def test_ends_twice():
     way = Way().welcome()
-    way.leg.close()
-    way.leg.close()
+    way.channel.close()
+    way.channel.close()
     assert way.sender.closed
