@@ -1,7 +1,4 @@
-"""The PS role: build the shard, serve it, save it, end with the right exit code.
-
-What a shard's core begins with: first weights, limits of the run, its rule, who takes part.
-"""
+"""The PS role: build the shard, serve it, save it, end with the right exit code."""
 
 from __future__ import annotations
 
@@ -152,7 +149,7 @@ def build_core(initials: ShardInitials, config: CoreConfig, lease_seconds: float
 
 
 def _num_train(run: Run, shared: SharedModel, examples: int | None) -> int | None:
-    """Return the size of the training set; None where no --epochs ask for it."""
+    """Return the size of the training set; None where no --epochs needs it."""
     if run.epochs is None or examples is not None:
         return None if run.epochs is None else examples
     return num_train(run.data, run.model, shared.user_module, run.seed)
@@ -181,7 +178,7 @@ class ShardProcess:
     Args:
         run: The run's settings.
         own: This shard's.
-        shared: The model; built as the run says if not given.
+        shared: The model; built from the run's settings if not given.
         examples: Size of the training set; counted, where --epochs needs it, if not given.
     """
 
@@ -220,7 +217,7 @@ class ShardProcess:
         """Listen and write until the end or a signal; return the exit code."""
         if not self.start():
             return EXIT_DONE
-        with handle_signals(self._hear):
+        with handle_signals(self._on_signal):
             return self.run_to_end()
 
     def start(self) -> bool:
@@ -231,7 +228,7 @@ class ShardProcess:
             return False
         self.saved.open()
         self._listen()
-        self.keeping.begin(self.server)
+        self.keeping.begin(self.server.journaled, self.server.decoder, self.run.lease_seconds)
         self.leader = None if self.leads else self._join_leader()
         self._open()
         self._save(core.version, core.state_dict())  # the new generation must survive a crash
@@ -254,7 +251,7 @@ class ShardProcess:
         """End the run before its time (any thread); of another shard than 0, this shard alone."""
         if (listening := self.server.server) is not None:
             self.server.queue.put(functools.partial(listening.set_serving, False))
-        self.interrupted = True  # who has not come by now was told to stop as well
+        self.interrupted = True  # workers that have not joined by now get no reply any more
         self.server.queue.put(events.Stop("interrupted"))
 
     # -- start ------------------------------------------------------------------------------
@@ -277,7 +274,7 @@ class ShardProcess:
         sources = StatusSources(
             lambda: server.guard.refused,
             server.journaled.summary,
-            lambda: leader_client.are_awaited(server),
+            lambda: leader_client.figures_are_awaited(server),
         )
         self.board = StatusReporter(self.run, self.spec, core, server, self._received, sources)
         self.server.reports = self.saved.reports
@@ -296,14 +293,14 @@ class ShardProcess:
             hello_to_leader(self._identity()),
             self.layout,
             self.server.queue.put,
-            lambda: self.board.shard_document(leader_client.are_due(self.server)),
+            lambda: self.board.shard_document(leader_client.figures_are_final(self.server)),
             self.run.credentials,
             lambda: bool(self.server.connections.workers),
         )
         welcome = leader.connect(self.run.reconnect_timeout_seconds)
         self.run_id = welcome.run_id
-        self.server.on_missed = leader.miss
-        self.server.journaled.on_failure = lambda: leader.ask_for_end(STOP_REASON)
+        self.server.on_unreachable = leader.report_unreachable
+        self.server.journaled.on_failure = lambda: leader.request_end(STOP_REASON)
         leader.follow(self.run.reconnect_timeout_seconds)
         return leader
 
@@ -349,17 +346,17 @@ class ShardProcess:
         beside = self.server.datagrams
         return beside.counts() if beside is not None else None
 
-    def _hear(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.interrupt()
 
     def _over(self) -> bool:
-        """Whether everybody has heard of the end, or had time enough to."""
+        """Return whether everybody knows of the end, or had time enough to."""
         connections = self.server.connections
         if self.core.stop_reason is None:
             return False
-        if self.leader is not None and leader_client.are_due(self.server):
+        if self.leader is not None and leader_client.figures_are_final(self.server):
             self.leader.report_end()
         if self.interrupted and not self.leads:  # workers go on: what it no longer takes is lost
             return True
@@ -403,11 +400,11 @@ class ShardProcess:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        if self.leads and not self._is_told_of():
+        if self.leads and not self._summary_is_written():
             summary = run_status.summarise(self.board.status(), [])
             write_json_atomically(self.run.run_dir / "summary.json", summary)
 
-    def _is_told_of(self) -> bool:
+    def _summary_is_written(self) -> bool:
         """Whether a Supervisor has written the summary; its report may take longer than we do."""
         if self.server.connections.was_evaluated:
             return True

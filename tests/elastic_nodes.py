@@ -107,7 +107,7 @@ class Shard:
                 is_wanted=lambda: bool(self.server.connections.workers),
             )
             self.leader.connect(20.0)
-            self.server.on_missed = self.leader.miss
+            self.server.on_unreachable = self.leader.report_unreachable
             self.leader.follow(20.0)
         self.server.open_for(mine, "{}")
 

@@ -19,8 +19,8 @@ from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
-from thinwire.ps.service.connections import blocks_of
 from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.ps.wire.replies import blocks_of
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
 

@@ -198,6 +198,6 @@ def test_a_shard_that_cannot_write_ends_the_run():
     with cluster("bsp") as run:
         run.start()
         run.wait_for_updates(3)
-        run.shards[1].leader.ask_for_end("interrupted")  # is not a shard's to say: its stream ends
-        run.shards[1].leader.ask_for_end("journal_failed")
+        run.shards[1].leader.request_end("interrupted")  # is not a shard's to say: its stream ends
+        run.shards[1].leader.request_end("journal_failed")
         wait_for(lambda: run.first.stop_reason == "journal_failed", 30, "the end")

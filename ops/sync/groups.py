@@ -1,8 +1,7 @@
-"""Groups of workers: read, written, judged, and proposed from measured speeds.
+"""Groups of workers: read, written, compared, and proposed from measured speeds.
 
-Everything here is a pure function of numbers; who measures, and when groups change, is elsewhere.
-
-Proposed groups and shares as files that the next run takes as they are.
+Everything here is a pure function of numbers, but for `write`, which leaves proposed groups and
+shares of the data as files for the next run; who measures, and when groups change, is elsewhere.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
 from thinwire.ps.core.serialization import from_plain, to_plain
-from thinwire.ps.service.connections import blocks_of
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
+from thinwire.ps.wire.replies import blocks_of
 
 _FRAME = struct.Struct("<II")
 _BODY = struct.Struct("<dB")

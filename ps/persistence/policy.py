@@ -18,11 +18,11 @@ from thinwire.ops.run.settings import END_REASONS, Run, limit_of
 from thinwire.ops.types import EncodeContext, ModelSpec, TensorSpec
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.persistence.journal import HighWaterLog, HighWaterMark
+from thinwire.ps.persistence.journal import HighWaterLog, HighWaterMark, JournaledCore
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, ReplaySettings
 from thinwire.ps.persistence.shard_store import SavedShard
-from thinwire.ps.service.server import ShardServer
+from thinwire.ps.wire.push_decoder import PushDecoder
 
 #: With --journal=auto: pushes that are a larger fraction of the model are not journaled.
 LARGEST_FRACTION = 0.1
@@ -63,19 +63,25 @@ class JournalPolicy:
             "cuts": [*before["cuts"], *([replayed.damage] if replayed and replayed.damage else [])],
         }
 
-    def begin(self, server: ShardServer) -> None:
-        """Have the server write a journal from its next snapshot on, if one is to be kept."""
-        journaled, config = server.journaled, server.core.config
-        self._count_lost(server.core)
-        mark = HighWaterMark(config.generation, server.core.version)
+    def begin(self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float) -> None:
+        """Have a journal written from the next snapshot on, if one is to be kept.
+
+        Args:
+            journaled: The shard's core.
+            decoder: Of its pushes.
+            lease_seconds: Of its workers.
+        """
+        core, config = journaled.core, journaled.core.config
+        self._count_lost(core)
+        mark = HighWaterMark(config.generation, core.version)
         journaled.high_water = HighWaterLog(self._saved.folder, mark)
         journaled.about, journaled.recovered = self.about, self.recovered
         if not self.about["on"]:
             return
-        server.decoder.keeps_coded = True
+        decoder.keeps_coded = True
         limits = {reason: limit_of(self._run, reason) for reason in END_REASONS}
-        settings = ReplaySettings(config, server.lease_seconds, limits).to_plain()
-        model_bytes = server.core.model.theta.nbytes
+        settings = ReplaySettings(config, lease_seconds, limits).to_plain()
+        model_bytes = core.model.theta.nbytes
         journaled.write_to(self._saved.new_journal(self._coder, model_bytes), settings)
 
     def _count_lost(self, core: PsCore) -> None:

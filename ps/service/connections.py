@@ -1,9 +1,4 @@
-"""Open streams of one shard, and what goes over them.
-
-What supervisors and following shards are told without asking.
-
-Rounds on their way from workers to the Supervisor; the newest ones wait for one that is away.
-"""
+"""Open streams of one shard: replies to workers, and news for supervisors and following shards."""
 
 from __future__ import annotations
 
@@ -11,27 +6,26 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from absl import logging
 
-from thinwire.ops.downlink.types import Operation
-from thinwire.ops.types import Block, CodedValues, Link, ShardLayout, Update
-from thinwire.ops.wire.blocks import IndexChooser, WireBlock
-from thinwire.proto import messages
+from thinwire.ops.types import Link, ShardLayout
+from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import frame, frames
+from thinwire.proto.framing import frame
 from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.session import chunk_bytes
 from thinwire.ps.core import events
 from thinwire.ps.datagrams.receiver import DatagramReceiver
+from thinwire.ps.wire.replies import SharedBlocks, reply_frames
 
 
 class Connection:
     """One client's stream after its Hello."""
 
     def __init__(self, stream: ServerStream, hello: pb.Hello, incarnation: int) -> None:
-        """Wrap a stream; `incarnation` is the worker's life, or 0."""
+        """Wrap a stream; `incarnation` is the worker's, or 0."""
         self.stream = stream
         self.role: int = hello.role
         self.id: int = hello.id
@@ -42,79 +36,11 @@ class Connection:
         self.chunk_bytes = chunk_bytes(link, stream.chunks)
         self.evaluates = hello.role == pb.ROLE_SUPERVISOR and len(hello.model) > 0
         self.left = False
-        self.welcomed = False  # the core has let this worker in on this stream
+        self.welcomed = False  # the core has admitted this worker on this stream
 
-    def say(self, message: pb.ToClient, counted: bool = False) -> None:
+    def send(self, message: pb.ToClient, counted: bool = False) -> None:
         """Queue a message without payload; `counted` if it belongs to training."""
         self.stream.send((frame(message),), counted=counted)
-
-
-class SharedBlocks:
-    """The coded blocks of one update; made once, in whichever sending thread needs them first."""
-
-    def __init__(self, update: Update | tuple[Block, ...], layout: ShardLayout) -> None:
-        """Remember what to code; nothing is done yet."""
-        self._update, self._layout = update, layout
-        self._lock = threading.Lock()
-        self._coded: list[WireBlock] | None = None
-
-    def coded(self, chooser: IndexChooser) -> list[WireBlock]:
-        """Return the blocks, coding them now if nobody has."""
-        with self._lock:
-            if self._coded is None:
-                blocks = blocks_of(self._update, self._layout)
-                self._coded = [chooser.encode(block) for block in blocks]
-            return self._coded
-
-
-def blocks_of(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
-    """Cut an update in shard coordinates into one block per slice; empty ones are left out.
-
-    What is blocks already stays as it is.
-    """
-    if isinstance(update, tuple):
-        return list(update)
-    offsets = layout.offsets
-    blocks = []
-    for slot, piece in enumerate(layout.slices):
-        start, stop = offsets[slot], offsets[slot + 1]
-        if update.indices is None:
-            values = CodedValues("float32", update.values[start:stop])
-            blocks.append(Block(slot, piece.size, None, values))
-            continue
-        first, last = update.indices.searchsorted((start, stop))
-        if first < last:
-            values = CodedValues("float32", update.values[first:last])
-            indices = update.indices[first:last] - start
-            blocks.append(Block(slot, piece.size, indices, values))
-    return blocks
-
-
-def reply_frames(
-    reply: events.Reply,
-    generation: int,
-    members: Sequence[pb.Member],
-    shared: SharedBlocks,
-    connection: Connection,
-    reception: pb.DatagramOutcome | None = None,
-) -> Iterable[bytes]:
-    """Make the frames of one reply (in a sending thread)."""
-    message = pb.ToClient()
-    body = message.reply
-    body.version, body.generation, body.epoch = reply.version, generation, reply.epoch
-    body.operation = reply.operation.value  # type: ignore[assignment]
-    body.learning_rate, body.samples = reply.learning_rate, reply.samples
-    body.stop, body.stop_reason, body.step = reply.stop, reply.stop_reason or "", reply.step
-    body.members.extend(members)
-    body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
-    if reception is not None:
-        body.outcome.CopyFrom(reception)
-    coded = [] if reply.operation is Operation.NONE else shared.coded(connection.chooser)
-    pieces = messages.blocks_to_message(coded, body.blocks)
-    if reply.aux is not None:
-        body.aux_count = len(reply.aux)
-        pieces.append(reply.aux.astype("<f4", copy=False).data)
-    return frames(message, pieces, connection.chunk_bytes)
 
 
 class ReplySender:
@@ -127,7 +53,7 @@ class ReplySender:
         members: Callable[[], list[pb.Member]],
         datagrams: DatagramReceiver | None,
     ) -> None:
-        """Start a batch; `members` says, when the first reply goes out, who does the next round."""
+        """Start a batch; `members` finds who does the next round, at the first reply."""
         self._layout, self._generation = layout, generation
         self._find_members, self._datagrams = members, datagrams
         self._members: list[pb.Member] | None = None
@@ -141,7 +67,14 @@ class ReplySender:
         datagrams = self._datagrams
         came = datagrams.outcome(reply.worker, reply.step) if datagrams is not None else None
         make: Callable[[], Iterable[bytes]] = functools.partial(
-            reply_frames, reply, self._generation, self._members, shared, connection, came
+            reply_frames,
+            reply,
+            self._generation,
+            self._members,
+            shared,
+            connection.chooser,
+            connection.chunk_bytes,
+            came,
         )
         connection.stream.send(make, counted=counted)
 
@@ -163,7 +96,7 @@ class Connections:
         self.had_supervisor = False  # one that evaluates was connected
         self.was_evaluated = False  # and one of them left in good order
         self._traffic: dict[int, ClosedTraffic] = {}
-        self._peer_addresses: dict[int, str] = {}  # of the newest life of each worker
+        self._peer_addresses: dict[int, str] = {}  # of the newest incarnation of each worker
         self._numbers = 0
         self._lock = threading.Lock()
 
@@ -187,7 +120,7 @@ class Connections:
             return True
 
     def add_observer(self, connection: Connection) -> int:
-        """Take in a supervisor or a following shard; return its number."""
+        """Add a supervisor or a following shard; return its number."""
         with self._lock:
             self._numbers += 1
             self.observers[self._numbers] = connection
@@ -205,8 +138,8 @@ class Connections:
         with self._lock:
             return [each for each in self.observers.values() if each.role == role]
 
-    def members(self, lives: Iterable[tuple[int, int]]) -> list[pb.Member]:
-        """Return how workers reach each other; `lives` are (id, incarnation) of the live ones."""
+    def members(self, incarnations: Iterable[tuple[int, int]]) -> list[pb.Member]:
+        """Return how workers reach each other, of (id, incarnation) of the live ones."""
         with self._lock:
             return [
                 pb.Member(
@@ -214,7 +147,7 @@ class Connections:
                     incarnation=incarnation,
                     address=self._peer_addresses.get(worker, ""),
                 )
-                for worker, incarnation in lives
+                for worker, incarnation in incarnations
             ]
 
     def everyone(self) -> list[Connection]:
@@ -231,7 +164,7 @@ class Connections:
             return totals
 
     def restore_bytes_down(self, totals: dict[int, int]) -> None:
-        """Go on counting from an earlier life of the shard."""
+        """Go on counting from before a restart of the shard."""
         self._traffic = {worker: ClosedTraffic(count) for worker, count in totals.items()}
 
     def _close(self, connection: Connection) -> None:
@@ -245,14 +178,17 @@ KEPT_PER_WORKER = 512 << 10
 
 
 class RoundsRelay:
-    """Passes batches of rounds on (writer thread). Whoever gets one twice knows its numbers."""
+    """Forwards batches of rounds to the Supervisor, which recognises those it has (writer thread).
+
+    The newest ones wait for a Supervisor that is away.
+    """
 
     def __init__(self, kept_per_worker: int = KEPT_PER_WORKER) -> None:
         self._limit = kept_per_worker
         self._kept: dict[int, collections.deque[str]] = {}
 
     def take(self, worker: int, batch: str, listeners: list[Connection]) -> None:
-        """Send a worker's batch to everybody who listens, and keep it for a while."""
+        """Send a worker's batch to all listeners, and keep it for a while."""
         kept = self._kept.setdefault(worker, collections.deque())
         kept.append(batch)
         size = sum(map(len, kept))
@@ -262,18 +198,18 @@ class RoundsRelay:
             _send(listener, worker, batch)
 
     def repeat(self, listener: Connection) -> None:
-        """Send all that is kept to one who has just come."""
+        """Send all kept batches to a listener that has just joined."""
         for worker, kept in self._kept.items():
             for batch in kept:
                 _send(listener, worker, batch)
 
 
 def _send(listener: Connection, worker: int, batch: str) -> None:
-    listener.say(pb.ToClient(report=pb.Report(rounds=batch, worker=worker)))
+    listener.send(pb.ToClient(report=pb.Report(rounds=batch, worker=worker)))
 
 
 class Observers:
-    """Tells them news, and whoever comes later what it must know of the past (writer thread).
+    """Sends news to observers, and to a new one the part of the past that it needs (writer thread).
 
     Attributes:
         on_status: Makes the status document that supervisors get; None: they get none.
@@ -289,24 +225,24 @@ class Observers:
         self._epoch: pb.Membership | None = None  # the newest
 
     def welcome(self, newcomer: Connection, welcome: pb.ToClient, stop_reason: str | None) -> None:
-        """Let one in that has said Hello.
+        """Admit an observer that has sent its Hello.
 
         Args:
             newcomer: Its connection.
-            welcome: What it hears first.
+            welcome: The first message to it.
             stop_reason: Why the run has ended, if it has.
         """
         if newcomer.evaluates:
-            self._make_room_for(newcomer)
-        newcomer.say(welcome)
+            self._replace_supervisor(newcomer)
+        newcomer.send(welcome)
         if newcomer.role == pb.ROLE_SHARD and self._epoch is not None:
-            newcomer.say(pb.ToClient(membership=self._epoch))
+            newcomer.send(pb.ToClient(membership=self._epoch))
         if newcomer.evaluates:
             self._rounds.repeat(newcomer)
         if stop_reason is not None:
-            newcomer.say(pb.ToClient(halt=pb.Halt(cause=stop_reason)))
+            newcomer.send(pb.ToClient(halt=pb.Halt(cause=stop_reason)))
 
-    def _make_room_for(self, newcomer: Connection) -> None:
+    def _replace_supervisor(self, newcomer: Connection) -> None:
         """End the stream of a Supervisor whose place another takes: it may be long dead."""
         for other in self._connections.with_role(pb.ROLE_SUPERVISOR):
             if other is newcomer or not other.evaluates or other.left:
@@ -317,7 +253,7 @@ class Observers:
             )
             logging.warning("Supervisor %s: %s", other.stream.peer, message)
             refusal = pb.Refusal(reason=pb.REASON_ID_TAKEN, message=message)
-            other.say(pb.ToClient(refusal=refusal))
+            other.send(pb.ToClient(refusal=refusal))
             other.stream.close()
 
     def pass_on_rounds(self, worker: int, batch: str) -> None:
@@ -331,10 +267,10 @@ class Observers:
         if self.on_status is not None and supervisors:
             report = pb.ToClient(report=pb.Report(document=self.on_status()))
             for supervisor in supervisors:
-                supervisor.say(report)
+                supervisor.send(report)
 
-    def tell_epoch(self, epoch: pb.Membership) -> None:
+    def send_epoch(self, epoch: pb.Membership) -> None:
         """Send a new epoch to every following shard."""
         self._epoch = epoch
         for shard in self._connections.with_role(pb.ROLE_SHARD):
-            shard.say(pb.ToClient(membership=epoch))
+            shard.send(pb.ToClient(membership=epoch))

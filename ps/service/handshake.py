@@ -1,7 +1,4 @@
-"""Judge a Hello before it reaches the core.
-
-What one client may ask of a shard.
-"""
+"""Checks of a Hello before it reaches the core, and limits on one client's requests."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def identity(
     spec: ModelSpec,
     settings: list[tuple[str, str]],
 ) -> Identity:
-    """Put the shard's identity into words of the wire."""
+    """Return the shard's identity as messages of the wire."""
     return Identity(
         run_id,
         shard,
@@ -54,7 +51,7 @@ def identity(
 
 
 def hello_to_leader(mine: Identity) -> pb.Hello:
-    """Return what a following shard says to shard 0: that it is of the same run."""
+    """Return a following shard's Hello to shard 0, which shows that it is of the same run."""
     return pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_SHARD,
@@ -67,7 +64,7 @@ def hello_to_leader(mine: Identity) -> pb.Hello:
     )
 
 
-def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
+def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     """Return (reason, message) of a refusal, or None for a Hello of our version that fits."""
     if hello.role not in (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR, pb.ROLE_SHARD):
         return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
@@ -102,7 +99,7 @@ def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     if difference:
         return pb.REASON_FINGERPRINT, (
             f"method or split of the data differs: {difference}; give all nodes the same --method, "
-            "seam flags, --seed and --partition."
+            "policy flags, --seed and --partition."
         )
     return None
 
@@ -112,8 +109,8 @@ def judge(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
 _SPARE_STREAMS = 16
 #: Streams that one address cannot take, however many it opens.
 _STREAMS_OF_OTHERS = 64
-#: What is answered with the model or a part of it.
-_ASKING = ("pull", "push")
+#: Requests that are answered with the model or a part of it.
+_REQUESTS = ("pull", "push")
 #: Links that can be emulated: the flags' own limits, and no rate that stands still.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 
@@ -133,15 +130,15 @@ def _streams_of(run: Run) -> int:
 
 
 def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | None:
-    """Return why a client must not ask for more, if so.
+    """Return why a client must not send another request, if so.
 
     Args:
-        body: What it says.
+        body: Of its message.
         stream: The client's.
         limits: Of every client.
     """
     waiting = stream.num_waiting
-    if body not in _ASKING or waiting < limits.waiting_replies:
+    if body not in _REQUESTS or waiting < limits.waiting_replies:
         return None
     return f"a {body} while {waiting} replies wait to be taken; expected one at a time."
 

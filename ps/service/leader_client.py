@@ -1,7 +1,4 @@
-"""Shards 1.. dial shard 0: run id, membership epochs, the end of the run.
-
-The last figures of following shards: they come before the summary is written.
-"""
+"""Shards 1.. dial shard 0: run id, membership epochs, the end of the run, their last figures."""
 
 from __future__ import annotations
 
@@ -76,7 +73,7 @@ class LeaderClient:
             (pb.REASON_STARTING,),
         )
         self.halted: str | None = None
-        self._asks_for_end: str | None = None
+        self._requested_end: str | None = None
         self.lost_for_good = False
 
     def connect(self, timeout_seconds: float) -> pb.Welcome:
@@ -89,8 +86,8 @@ class LeaderClient:
         session, welcome = self._dialler.dial(timeout_seconds)
         self._session = session
         self._hello.run_id, self._lease_seconds = welcome.run_id, welcome.lease_seconds
-        if self._asks_for_end is not None:
-            self.ask_for_end(self._asks_for_end)  # an earlier stream may have been lost
+        if self._requested_end is not None:
+            self.request_end(self._requested_end)  # an earlier stream may have been lost
         return welcome
 
     def follow(self, reconnect_seconds: float) -> None:
@@ -98,27 +95,27 @@ class LeaderClient:
         threading.Thread(
             target=self._listen, args=(reconnect_seconds,), name="leader", daemon=True
         ).start()
-        threading.Thread(target=self._speak, name="leader-report", daemon=True).start()
+        threading.Thread(target=self._report_regularly, name="leader-report", daemon=True).start()
 
-    def ask_for_end(self, cause: str) -> None:
-        """Ask shard 0 to end the run (any thread); again whenever it is found anew."""
-        self._asks_for_end = cause
+    def request_end(self, cause: str) -> None:
+        """Request shard 0 to end the run (any thread); again whenever it is found anew."""
+        self._requested_end = cause
         session = self._session
         if session is not None:
             session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
 
-    def miss(self, missed: events.WorkersUnreachable) -> None:
-        """Tell shard 0 of workers that are not heard here."""
+    def report_unreachable(self, silent: events.WorkersUnreachable) -> None:
+        """Notify shard 0 of workers that are silent here."""
         session = self._session
         if session is not None:
-            lives = [
-                pb.Member(worker=life.worker, incarnation=life.incarnation)
-                for life in missed.members
+            members = [
+                pb.Member(worker=each.worker, incarnation=each.incarnation)
+                for each in silent.members
             ]
-            session.send_control(pb.ToServer(heartbeat=pb.Heartbeat(unreachable=lives)))
+            session.send_control(pb.ToServer(heartbeat=pb.Heartbeat(unreachable=members)))
 
     def close(self) -> None:
-        """Say farewell with a last report."""
+        """Leave with a last report."""
         self._closing.set()
         self._hurry.set()
         session = self._session
@@ -130,7 +127,7 @@ class LeaderClient:
     def _listen(self, reconnect_seconds: float) -> None:
         while not self._closing.is_set():
             try:
-                self._hear()
+                self._receive()
             except (StreamLost, Malformed) as error:
                 if self._closing.is_set() or self.halted:
                     return
@@ -159,7 +156,7 @@ class LeaderClient:
             return False
         return False
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while self._session is not None:
             message, _ = self._session.listen()
             body = message.WhichOneof("body")
@@ -189,12 +186,12 @@ class LeaderClient:
         self._put(stop)
 
     def report_end(self) -> None:
-        """Report at once, for the last time but for the farewell."""
+        """Report immediately; only `close` reports once more."""
         if not self._has_reported_end:
             self._has_reported_end = True
             self._hurry.set()
 
-    def _speak(self) -> None:
+    def _report_regularly(self) -> None:
         while not self._closing.is_set():
             self._hurry.wait(_REPORT_SECONDS)
             self._hurry.clear()
@@ -208,13 +205,13 @@ class LeaderClient:
 _PATIENCE_SECONDS = 2.0
 
 
-def are_due(server: ShardServer) -> bool:
+def figures_are_final(server: ShardServer) -> bool:
     """Return whether this (following) shard's figures will not change any more."""
     return server.core.stop_reason is not None and not server.connections.workers
 
 
-def are_awaited(server: ShardServer) -> bool:
-    """Return whether other shards, as far as they are connected, have more to tell (shard 0)."""
+def figures_are_awaited(server: ShardServer) -> bool:
+    """Return whether connected shards have more figures to send (shard 0)."""
     ended_at = server.core.ended_at
     if ended_at is None or time.monotonic() - ended_at >= _PATIENCE_SECONDS:
         return False

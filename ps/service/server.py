@@ -34,7 +34,7 @@ _STALL_SECONDS = 1.0
 #: A push refused for these reasons does not come again; nor is what comes late of it wanted.
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
 #: Refusals that the core's accounts count; the guard counts the others.
-_IN_ACCOUNTS = ("NON_FINITE", *_GIVEN_UP)
+_COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
 
 
 class ShardServer:
@@ -45,7 +45,7 @@ class ShardServer:
         layout: Of this shard.
         share: This shard's part of the model, for emulated links.
         save: Takes (version, state) of a snapshot; must not block.
-        lease_seconds: Told to workers.
+        lease_seconds: Sent to workers.
         max_streams: Workers, supervisors and shards that may be connected.
         bounds: Of what workers may claim; None: by the method alone.
     """
@@ -72,16 +72,16 @@ class ShardServer:
         self.datagrams: DatagramPort | None = None
         if core.model.method.router.uses_datagrams:
             sizes = [piece.size for piece in layout.slices]
-            put, say_no = self.queue.put, self._refuse
-            self.datagrams = DatagramPort(core, self.decoder, sizes, put, say_no)
+            put, reject = self.queue.put, self._reject
+            self.datagrams = DatagramPort(core, self.decoder, sizes, put, reject)
         self.connections = Connections()
-        self.identity: Identity | None = None  # None: not ready to be spoken to
-        self.document = "{}"  # what Welcome tells supervisors and shards of the run
+        self.identity: Identity | None = None  # None: not ready to accept a Hello
+        self.document = "{}"  # of the run, for supervisors and shards, in Welcome
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
         self.observers = Observers(self.connections)
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
-        self.on_missed: Callable[[events.WorkersUnreachable], None] | None = None
-        self._welcomes: dict[int, Connection] = {}  # incarnation -> connection that said Hello
+        self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
+        self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
         self._due = [time.monotonic()] * 2
         self.server: GrpcServer | None = None
 
@@ -112,11 +112,11 @@ class ShardServer:
         StreamReader(self, self.decoder, stream).read()
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Remember who said Hello until the core has judged (reader threads)."""
+        """Remember the stream of a Hello until the core has decided (reader threads)."""
         self._welcomes[incarnation] = connection
 
     def lose(self, connection: Connection) -> None:
-        """Hear that a worker's stream has ended (reader threads).
+        """Note that a worker's stream has ended (reader threads).
 
         It takes its turn behind the stream's own Hello: the worker may not be known before.
         """
@@ -129,7 +129,7 @@ class ShardServer:
         self.queue.put(lose)
 
     def welcome_observer(self, connection: Connection) -> None:
-        """Let a supervisor or a following shard in (reader threads)."""
+        """Admit a supervisor or a following shard (reader threads)."""
 
         def welcome() -> None:
             self.observers.welcome(connection, self._welcome_message(None), self.core.stop_reason)
@@ -149,7 +149,7 @@ class ShardServer:
             except queue.Empty:
                 item = events.Tick()
             now = time.monotonic()
-            if now - before > _STALL_SECONDS:  # what was heard meanwhile still is in the queue
+            if now - before > _STALL_SECONDS:  # messages of meanwhile still are in the queue
                 self._dispatch(self.journaled.handle(events.ProcessStalled(now - before), now))
             before = now
             if callable(item):
@@ -159,11 +159,11 @@ class ShardServer:
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:
-        """Return when the core, and pushes that wait for datagrams, want a turn."""
-        wishes = [self.core.next_deadline()]
+        """Return when the core, and pushes that wait for datagrams, are due."""
+        deadlines = [self.core.next_deadline()]
         if self.datagrams is not None:
-            wishes.append(self.datagrams.receiver.next_deadline())
-        return [when for when in wishes if when is not None]
+            deadlines.append(self.datagrams.receiver.next_deadline())
+        return [when for when in deadlines if when is not None]
 
     def _do_regular_work(self, now: float) -> None:
         if self.datagrams is not None:
@@ -174,7 +174,7 @@ class ShardServer:
         if now >= self._due[1]:
             self._due[1] = now + beat_seconds(self.lease_seconds)
             for connection in self.connections.everyone():
-                connection.say(pb.ToClient(waiting=pb.Waiting()))
+                connection.send(pb.ToClient(waiting=pb.Waiting()))
 
     def _dispatch(self, actions: list[events.Action]) -> None:
         generation = self.core.config.generation
@@ -205,7 +205,7 @@ class ShardServer:
         if connection is None or self.identity is None:
             return
         self.connections.add_worker(connection)
-        connection.say(self._welcome_message(action))
+        connection.send(self._welcome_message(action))
         logging.info("worker %d joined (%s)", action.worker, connection.stream.peer)
 
     def _welcome_message(self, action: events.Welcome | None) -> pb.ToClient:
@@ -226,7 +226,7 @@ class ShardServer:
                 self.datagrams.fill_welcome(action.worker, action.incarnation, welcome)
         return pb.ToClient(welcome=welcome)
 
-    def _refuse(self, action: events.Reject) -> None:
+    def _reject(self, action: events.Reject) -> None:
         refusal = pb.Refusal(
             reason=f"REASON_{action.reason}",
             message=action.message,
@@ -236,12 +236,12 @@ class ShardServer:
         )
         if action.reason in _GIVEN_UP and self.datagrams is not None:
             self.datagrams.receiver.on_push_refused(action.worker, action.step)
-        if action.reason not in _IN_ACCOUNTS:
+        if action.reason not in _COUNTED_BY_CORE:
             self.guard.count_refusal(action.reason.lower())
         hello = self._welcomes.pop(action.incarnation, None) if action.step == 0 else None
         connection = hello or self.connections.workers.get(action.worker)
         if connection is not None:
-            connection.say(pb.ToClient(refusal=refusal))
+            connection.send(pb.ToClient(refusal=refusal))
             if hello is not None:
                 connection.stream.close()
         # A client that insists must not fill the disk.
@@ -253,7 +253,7 @@ class ShardServer:
         connection = self.connections.workers.get(action.worker)
         if connection is not None:
             answer = pb.Answer(step=action.step, local_steps=action.local_steps, ready=action.ready)
-            connection.say(pb.ToClient(answer=answer), counted=True)
+            connection.send(pb.ToClient(answer=answer), counted=True)
 
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
@@ -261,15 +261,15 @@ class ShardServer:
             self.queue.put(self.datagrams.end_sessions)  # after all epochs that come together
         if self.core.stop_reason is None:  # at the end everybody leaves
             logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
-        self.observers.tell_epoch(encode_epoch(epoch, self.core.groups))
+        self.observers.send_epoch(encode_epoch(epoch, self.core.groups))
 
-    def _missed(self, action: events.WorkersUnreachable) -> None:
-        workers = [life.worker for life in action.members]
-        logging.info("not heard here for %g s: workers %s", self.lease_seconds, workers)
-        if self.on_missed is not None:
-            self.on_missed(action)
+    def _report_unreachable(self, action: events.WorkersUnreachable) -> None:
+        workers = [each.worker for each in action.members]
+        logging.info("silent here for %g s: workers %s", self.lease_seconds, workers)
+        if self.on_unreachable is not None:
+            self.on_unreachable(action)
 
-    def _regrouped(self, action: events.GroupsChanged) -> None:
+    def _groups_changed(self, action: events.GroupsChanged) -> None:
         logging.info("groups by speed: %s", format_groups(action.groups))
         if warning := uneven(action.groups):
             logging.warning("%s", warning)
@@ -283,17 +283,17 @@ class ShardServer:
         logging.info("run ended at version %d: %s", self.core.version, action.reason)
         self.observers.publish_status()
         for connection in self.connections.everyone():
-            connection.say(pb.ToClient(halt=pb.Halt(cause=action.reason)))
+            connection.send(pb.ToClient(halt=pb.Halt(cause=action.reason)))
         if self.server is not None:
             self.server.set_serving(False)
 
     _actions: ClassVar[dict[type, Any]] = {
         events.Welcome: _welcome,
-        events.Reject: _refuse,
+        events.Reject: _reject,
         events.Answer: _answer,
         events.NewEpoch: _new_epoch,
-        events.WorkersUnreachable: _missed,
-        events.GroupsChanged: _regrouped,
+        events.WorkersUnreachable: _report_unreachable,
+        events.GroupsChanged: _groups_changed,
         events.SaveSnapshot: _snapshot,
         events.RunEnded: _ended,
     }

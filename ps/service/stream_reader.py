@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from thinwire.proto import framing, versions
 from thinwire.proto import thinwire_pb2 as pb
@@ -17,69 +18,134 @@ from thinwire.proto.security.credentials import claims_of, part_of
 from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import STOP_REASON
 from thinwire.ps.service.connections import Connection
-from thinwire.ps.service.handshake import checked_link, judge, unanswered
+from thinwire.ps.service.handshake import Identity, check_hello, checked_link, unanswered
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
 if TYPE_CHECKING:
-    from thinwire.ps.service.server import ShardServer
+    import queue
+
+    from thinwire.ops.types import ShardLayout
+    from thinwire.proto.security.connection_guard import ConnectionGuard
+    from thinwire.ps.datagrams.port import DatagramPort
+    from thinwire.ps.service.connections import Connections, Observers
+    from thinwire.ps.wire.claims import ClaimBounds
 
 #: A longer metrics document is not believed.
 _MAX_DOCUMENT_BYTES = 256 << 10
-#: A refusal quotes what the client said; that may be long.
-_LONGEST_COMPLAINT = 2000
+#: A refusal quotes the client's message; that may be long.
+_LONGEST_MESSAGE = 2000
 _RENEWALS_PER_LEASE = 10
 #: What a supervisor may end a run for.
 _HALT_CAUSES = ("iter_max", "epochs", "max_seconds", "target_accuracy", "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
 
 
-class _Bye(Exception):
+class _EndOfStream(Exception):
     """The stream is to be ended."""
+
+
+class StreamOwner(Protocol):
+    """The server of a stream, as its reader needs it.
+
+    Attributes:
+        reports: (role, id) -> newest JSON document.
+    """
+
+    reports: dict[tuple[int, int], str]
+
+    @property
+    def guard(self) -> ConnectionGuard:
+        """Who may connect, and how much one client may send."""
+
+    @property
+    def identity(self) -> Identity | None:
+        """The shard's; None: it is not ready to accept a Hello."""
+
+    @property
+    def layout(self) -> ShardLayout:
+        """Of the shard."""
+
+    @property
+    def share(self) -> float:
+        """The shard's part of the model, for emulated links."""
+
+    @property
+    def lease_seconds(self) -> float:
+        """Silence after which a worker is out."""
+
+    @property
+    def bounds(self) -> ClaimBounds:
+        """Of the numbers that workers claim."""
+
+    @property
+    def queue(self) -> queue.SimpleQueue[events.Event | Callable[[], None]]:
+        """Of the writer thread."""
+
+    @property
+    def datagrams(self) -> DatagramPort | None:
+        """Where datagrams arrive; None: the method sends none."""
+
+    @property
+    def connections(self) -> Connections:
+        """All streams of the shard."""
+
+    @property
+    def observers(self) -> Observers:
+        """Supervisors and following shards."""
+
+    def expect(self, incarnation: int, connection: Connection) -> None:
+        """Remember the stream of a Hello until the core has decided."""
+
+    def lose(self, connection: Connection) -> None:
+        """Note that a worker's stream has ended."""
+
+    def welcome_observer(self, connection: Connection) -> None:
+        """Admit a supervisor or a following shard."""
 
 
 class StreamReader:
     """Reads one stream to its end.
 
     Nothing that a client sends raises more than Malformed, which ends its stream, and nothing is
-    taken in the name of a worker before the core has welcomed this stream as the worker's, or
+    accepted in the name of a worker before the core has welcomed this stream as the worker's, or
     after another stream has taken its place.
     """
 
-    def __init__(self, server: ShardServer, decoder: PushDecoder, stream: ServerStream) -> None:
+    def __init__(self, server: StreamOwner, decoder: PushDecoder, stream: ServerStream) -> None:
         """Read `stream` for `server`."""
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
         self.number = 0  # of an observer
         self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
-        limit = payload_limit(server.layout, server.core.averages.size)
+        limit = payload_limit(server.layout, decoder.aux_count)
         self.assembler = MessageAssembler(pb.ToServer, lambda message: limit)
 
     def read(self) -> None:
-        """Handle frames until the stream ends; then say that it is lost."""
+        """Handle frames until the stream ends; then report that it is lost."""
         try:
             for frame in self.stream.incoming():
-                if not self.hear(frame):
+                if not self.receive(frame):
                     return
         finally:
             self.forget()
 
-    def hear(self, frame: bytes) -> bool:
+    def receive(self, frame: bytes) -> bool:
         """Handle one frame; return whether more are wanted."""
         try:
             self._take(frame)
             return True
-        except _Bye:
+        except _EndOfStream:
             return False
         except Malformed as error:
             text = f"malformed message: {error}"
-            self._complain(pb.REASON_MALFORMED, text)
+            self._refuse(pb.REASON_MALFORMED, text)
             self.server.guard.record_refusal("malformed", self.stream.peer, text)
             return False
 
     def _take(self, frame: bytes) -> None:
         if (beyond := self.rate.exceeded()) is not None:
-            self._turn_away("rate", (pb.REASON_LIMIT, beyond))
+            self._reject_stream("rate", (pb.REASON_LIMIT, beyond))
         complete = self.assembler.feed(frame)
         connection = self.connection
         if connection is not None and connection.role == pb.ROLE_WORKER:
@@ -90,7 +156,7 @@ class StreamReader:
         message, payload = complete
         body = message.WhichOneof("body")
         if (beyond := unanswered(body, self.stream, self.server.guard.limits)) is not None:
-            self._turn_away("unanswered", (pb.REASON_LIMIT, beyond))
+            self._reject_stream("unanswered", (pb.REASON_LIMIT, beyond))
         if connection is None and body != "hello":
             raise Malformed(f"{body} before hello")
         handler = self._handlers.get((connection.role if connection else 0, body))
@@ -104,27 +170,27 @@ class StreamReader:
         del payload
         mine, guard = self.server.identity, self.server.guard
         if (other := versions.refusal(hello)) is not None:  # its proof may be another one, too
-            self._turn_away("hello", other)
+            self._reject_stream("hello", other)
         stranger = guard.authenticate(self.stream, part_of(hello), hello.proof, claims_of(hello))
         if stranger is not None:
-            self._complain(*stranger)
-            raise _Bye
+            self._refuse(*stranger)
+            raise _EndOfStream
         if mine is None:
-            self._complain(pb.REASON_STARTING, "this PS is not ready yet; try again.")
-            raise _Bye
-        refusal = judge(hello, mine)
+            self._refuse(pb.REASON_STARTING, "this PS is not ready yet; try again.")
+            raise _EndOfStream
+        refusal = check_hello(hello, mine)
         if refusal is not None:
-            self._turn_away("hello", refusal)
+            self._reject_stream("hello", refusal)
         guard.hello_received(self.stream)
         if hello.role == pb.ROLE_WORKER:
-            self._meet_worker(hello, mine.shard)
+            self._join_worker(hello, mine.shard)
         else:
             checked_link(hello.link)
             self.connection = Connection(self.stream, hello, 0)
             self.number = self.server.connections.add_observer(self.connection)
             self.server.welcome_observer(self.connection)
 
-    def _meet_worker(self, hello: pb.Hello, shard: int) -> None:
+    def _join_worker(self, hello: pb.Hello, shard: int) -> None:
         link = checked_link(hello.link)
         incarnation = hello.incarnation or secrets.randbits(63) + 1
         self.connection = Connection(self.stream, hello, incarnation)
@@ -155,10 +221,10 @@ class StreamReader:
                 beside.receiver.on_push(worker, push, payload)
         except NonFinite as error:
             self.server.queue.put(events.PushRejected(worker, "non_finite"))
-            self._complain(pb.REASON_NON_FINITE, str(error), push.step)
+            self._refuse(pb.REASON_NON_FINITE, str(error), push.step)
         except Malformed as error:
             self.server.queue.put(events.PushRejected(worker, "malformed"))
-            self._complain(pb.REASON_MALFORMED, f"push of step {push.step}: {error}", push.step)
+            self._refuse(pb.REASON_MALFORMED, f"push of step {push.step}: {error}", push.step)
 
     def _datagrams(self, datagrams: pb.Datagrams, payload: memoryview) -> None:
         del payload
@@ -177,14 +243,14 @@ class StreamReader:
         )
 
     def _heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        """Being heard is all there is to it."""
+        """Do nothing: every chunk renews the lease."""
 
-    def _shard_lives(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        """Hear whom a following shard misses."""
+    def _shard_heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
+        """Report the workers that are silent on a following shard."""
         del payload
         for member in heartbeat.unreachable:
-            life = events.WorkerIncarnation(member.worker, member.incarnation)
-            self.server.queue.put(events.WorkerUnreachable(life))
+            silent = events.WorkerIncarnation(member.worker, member.incarnation)
+            self.server.queue.put(events.WorkerUnreachable(silent))
 
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
         del payload
@@ -229,16 +295,16 @@ class StreamReader:
     @property
     def _worker(self) -> Connection:
         if self.connection is None:
-            raise Malformed("nobody has said hello")
+            raise Malformed("no hello was received")
         return self.connection
 
     def _check_current(self, connection: Connection) -> None:
-        """Let a worker speak on the one stream that is its own."""
+        """Accept a worker's messages on its own stream only."""
         if not connection.welcomed:
             raise Malformed("a message before the hello was welcomed")
         if self.server.connections.workers.get(connection.id) is not connection:
             self.server.guard.count_refusal("replaced")
-            raise _Bye
+            raise _EndOfStream
 
     def _renew_lease(self, connection: Connection) -> None:
         """Any chunk renews the lease, but the writer thread need not be woken for each."""
@@ -247,19 +313,19 @@ class StreamReader:
             self._renewed_at = now
             self.server.queue.put(events.WorkerAlive(connection.id))
 
-    def _complain(self, reason: int, message: str, step: int = 0) -> None:
-        message = message[:_LONGEST_COMPLAINT]
+    def _refuse(self, reason: int, message: str, step: int = 0) -> None:
+        message = message[:_LONGEST_MESSAGE]
         refusal = pb.Refusal(reason=reason, message=message, step=step)  # type: ignore[arg-type]
         self.stream.send((framing.frame(pb.ToClient(refusal=refusal)),), counted=False)
 
-    def _turn_away(self, why: str, refusal: tuple[int, str]) -> None:
+    def _reject_stream(self, why: str, refusal: tuple[int, str]) -> None:
         """End the stream; `why` is the name under which it is counted."""
-        self._complain(*refusal)
+        self._refuse(*refusal)
         self.server.guard.record_refusal(why, self.stream.peer, refusal[1])
-        raise _Bye
+        raise _EndOfStream
 
     def forget(self) -> None:
-        """Say that the stream has ended; once, after the last frame."""
+        """Report that the stream has ended; once, after the last frame."""
         connection = self.connection
         if connection is None:
             return
@@ -282,7 +348,7 @@ class StreamReader:
         (pb.ROLE_SUPERVISOR, "heartbeat"): _heartbeat,
         (pb.ROLE_SUPERVISOR, "leave"): _observer_leaves,
         (pb.ROLE_SUPERVISOR, "report"): _report,
-        (pb.ROLE_SHARD, "heartbeat"): _shard_lives,
+        (pb.ROLE_SHARD, "heartbeat"): _shard_heartbeat,
         (pb.ROLE_SHARD, "halt"): _halt,
         (pb.ROLE_SHARD, "report"): _report,
         (pb.ROLE_SHARD, "leave"): _observer_leaves,

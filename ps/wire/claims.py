@@ -1,7 +1,7 @@
 """What a worker may claim in numbers: bounds of what is possible for it, checked while decoding.
 
 Workers count and measure for themselves, and a shard cannot count again. But whatever no worker of
-this run can have done is refused before the core hears of it, with a message that names the field,
+this run can have done is refused before the core gets it, with a message that names the field,
 its value and the bound. What is within the bounds is harmless to everybody but the one who claims
 it, and to how soon a run of --epochs ends.
 """
@@ -36,7 +36,7 @@ class ClaimBounds:
     step                    1 to 2**53. Steps need not be consecutive: refused updates use up a
                             number each, and a PS that came back from a snapshot meets workers
                             that are ahead of it.
-    base_version            0 to 2**53. It may be ahead of the shard, which then says so: a crash
+    base_version            0 to 2**53. It may be ahead of the shard, which then refuses it: a crash
                             has undone updates.
     lag                     0 without --overlap. With it, up to base_version: nothing was computed
                             before version 0, and nobody knows how many updates of others fall
@@ -51,8 +51,8 @@ class ClaimBounds:
     ======================= =====================================================================
 
     A mere copy of the model has no steps and no samples. A loss that is not finite is no claim but
-    a mishap, which `PushDecoder` tells apart. The defaults are what any method may claim: so read
-    journals, whose events were judged when they came.
+    a mishap, which `PushDecoder` reports apart. The defaults are the bounds of all methods
+    together: journals are read with them, for their events were checked when they arrived.
     """
 
     most_local_steps: int = _MOST_SAMPLES
@@ -103,7 +103,7 @@ class ClaimBounds:
             _check(name, getattr(query, name), 0, MOST_SECONDS)
 
     def check_pull(self, pull: pb.Pull) -> None:
-        """Check the version that a worker says it has.
+        """Check the version that a worker claims to have.
 
         Raises:
             Malformed: No shard gets that far.

@@ -1,4 +1,4 @@
-"""Epochs in words of the wire, from shard 0 to the others."""
+"""Membership epochs as messages of the wire, from shard 0 to the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership
 
 
 def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
-    """Return what the message says.
+    """Return the epoch of a message.
 
     Raises:
         Malformed: A group has other steps than workers.

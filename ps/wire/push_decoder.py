@@ -50,6 +50,7 @@ class PushDecoder:
 
     Attributes:
         keeps_coded: Whether events keep the messages that they were made of.
+        aux_count: How many values come beside each push.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class PushDecoder:
         """
         self.keeps_coded = False
         self._bounds = bounds or ClaimBounds()
-        self._aux_count = aux_count
+        self.aux_count = aux_count
         self._layout, self._kind, self._kernels = layout, kind, kernels
         self._sizes = [piece.size for piece in layout.slices]
         self._offsets = layout.offsets
@@ -106,11 +107,11 @@ class PushDecoder:
         """
         if _KINDS.get(push.kind) is not self._kind:
             raise Malformed(
-                f"kind: updates of this run are of kind {self._kind.value}, the push says "
+                f"kind: updates of this run are of kind {self._kind.value}, the push is of "
                 f"{push.kind}"
             )
         self._bounds.check_push(push)
-        expected = 0 if push.more else self._aux_count
+        expected = 0 if push.more else self.aux_count
         payload, aux = messages.carve_aux(payload, push.aux_count, (expected,))
         blocks = messages.blocks_from_message(push.blocks, payload, self._sizes, parts)
         plain = None

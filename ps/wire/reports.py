@@ -73,7 +73,7 @@ def _whole(table: dict[str, Any]) -> dict[str, int]:
 
 
 def is_last(text: str) -> bool:
-    """Return whether a following shard says that this report is its last one."""
+    """Return whether this is the last report of a following shard."""
     try:
         return parse_json(text)["is_last"] is True
     except (ValueError, KeyError, TypeError):

@@ -181,7 +181,7 @@ def hello(data: bytes) -> None:
     if mends & 4:
         del message.model[:]
         message.model.extend(messages.tensors_of(SPEC))
-    refusal = handshake.judge(message, _MINE)
+    refusal = handshake.check_hello(message, _MINE)
     if refusal is not None:
         assert pb.Reason.Name(refusal[0]) and refusal[1]
     with contextlib.suppress(Malformed):

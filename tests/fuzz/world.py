@@ -84,7 +84,7 @@ class Client(Stream):
 
     def say(self, data: bytes) -> None:
         """Let the shard read one frame, unless the stream has ended."""
-        if self.open and not self.reader.hear(data):
+        if self.open and not self.reader.receive(data):
             self.break_off()
 
     def break_off(self) -> None:

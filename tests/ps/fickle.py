@@ -21,8 +21,8 @@ from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
-from thinwire.ps.service.connections import blocks_of
 from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.ps.wire.replies import blocks_of
 from thinwire.worker.client.messages import push_messages
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import ShardReply

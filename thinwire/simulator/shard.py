@@ -20,8 +20,8 @@ from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import STOP_REASON, JournaledCore
-from thinwire.ps.service.connections import SharedBlocks, blocks_of, reply_frames
 from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.ps.wire.replies import SharedBlocks, blocks_of, reply_frames
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.datagrams import SimulatedDatagramPort
 from thinwire.simulator.flags import ShardSpeed
@@ -411,7 +411,7 @@ class SimulatedShard:
         if self.datagrams is not None:
             came = self.datagrams.receiver.outcome(action.worker, action.step)
         frames = list(
-            reply_frames(action, generation, (), shared, port, came)  # type: ignore[arg-type]
+            reply_frames(action, generation, (), shared, port.chooser, port.chunk_bytes, came)
         )
         message = reply_in_flight(action, generation, blocks_of(update, self.layout), came)
         self.send(action.worker, message, sizes_on_wire(frames), counted=True)

@@ -171,7 +171,7 @@ class StoredShard:
             return False
         saved.open()
         shard.take_core(core, JournaledCore(core))
-        keeping.begin(shard)  # it has what that needs of a server
+        keeping.begin(shard.journaled, shard.decoder, shard.lease_seconds)
         return True
 
     def save(self, shard: Any, version: int, state: State) -> None:

@@ -18,7 +18,7 @@ from thinwire.ops.downlink.types import Operation
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import VALUE_DTYPES
 from thinwire.ps.core import events
-from thinwire.ps.service.connections import blocks_of
+from thinwire.ps.wire.replies import blocks_of
 
 
 class LossyRun(MiniRun):

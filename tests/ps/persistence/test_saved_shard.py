@@ -1,7 +1,5 @@
 """What a shard finds of itself when it starts again, and whose it must be."""
 
-import types
-
 import numpy as np
 import pytest
 
@@ -139,12 +137,11 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
         assert saved.generation == max(generation, 3) + 1
         core.load_state_dict(saved.core)
         journaled = JournaledCore(core)
-        server = types.SimpleNamespace(core=core, journaled=journaled)
         caplog.clear()
         with caplog.at_level("INFO", logger="absl"):
             keeping = JournalPolicy(saved._run, "off", saved, None, SPEC)
             keeping.replay(None)
-            keeping.begin(server)
+            keeping.begin(journaled, run.decoders[0], 10.0)
         assert core.counters.lost_updates == lost
         told = f"had reached {version + lost}: {lost} updates are lost" if lost else "no update is"
         assert told in caplog.text or generation == 2

@@ -10,7 +10,7 @@ from thinwire.flags.run import read_run
 from thinwire.ops.run import fingerprint
 from thinwire.ops.types import Link
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.service.handshake import identity, judge
+from thinwire.ps.service.handshake import check_hello, identity
 from thinwire.worker.client.exchange import Exchange
 
 
@@ -25,7 +25,7 @@ def hello_of(*flags):
 def judged(ps, worker):
     with given("--nb_workers=2", *ps):
         run = read_run()
-    return judge(
+    return check_hello(
         hello_of(*worker), identity("run", 0, 1, 0, fingerprint.fingerprint(run), SPEC, [])
     )
 

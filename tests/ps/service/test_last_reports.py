@@ -35,17 +35,17 @@ def ended():
 def test_nothing_is_awaited_before_the_end_or_without_other_shards():
     shard = Shard()
     Follower(shard)
-    assert not leader_client.are_awaited(shard.server)
-    assert not leader_client.are_awaited(ended().server)
+    assert not leader_client.figures_are_awaited(shard.server)
+    assert not leader_client.figures_are_awaited(ended().server)
 
 
 def test_a_connected_shard_is_awaited_until_its_last_report():
     shard = ended()
     follower = Follower(shard)
     follower.report(rejected={"stale": 1})
-    assert leader_client.are_awaited(shard.server)
+    assert leader_client.figures_are_awaited(shard.server)
     follower.report(rejected={"stale": 2}, is_last=True)
-    assert not leader_client.are_awaited(shard.server)
+    assert not leader_client.figures_are_awaited(shard.server)
 
 
 def test_who_is_gone_is_not_awaited_and_nobody_for_ever():
@@ -53,19 +53,19 @@ def test_who_is_gone_is_not_awaited_and_nobody_for_ever():
     gone, away = Follower(shard, 1), Follower(shard, 2)
     gone.stream.lost = True
     away.stream.left = True
-    assert not leader_client.are_awaited(shard.server)
+    assert not leader_client.figures_are_awaited(shard.server)
     Follower(shard, 3)
-    assert leader_client.are_awaited(shard.server)
+    assert leader_client.figures_are_awaited(shard.server)
     shard.core._lifecycle.ended_at -= 2.0
-    assert not leader_client.are_awaited(shard.server)
+    assert not leader_client.figures_are_awaited(shard.server)
 
 
 def test_a_shard_s_figures_are_due_when_its_workers_have_gone():
     shard = Shard()
-    assert not leader_client.are_due(shard.server)
+    assert not leader_client.figures_are_final(shard.server)
     shard.say({"pull": pb.Pull()})  # and the stream ends
     shard.core.handle(events.Stop("iter_max"), time.monotonic())
-    assert leader_client.are_due(shard.server)
+    assert leader_client.figures_are_final(shard.server)
 
 
 def test_workers_are_done_when_nothing_more_is_awaited():

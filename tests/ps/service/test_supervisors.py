@@ -25,7 +25,7 @@ def supervisor(shard, evaluates=True):
     stream.frames = frames()
     words = stream.incoming()
     reader = StreamReader(shard.server, shard.server.decoder, stream)
-    stream.hear = lambda: reader.hear(next(words))
+    stream.hear = lambda: reader.receive(next(words))
     stream.hear()
     shard.server.run_until(shard.server.queue.empty)
     return stream

@@ -80,7 +80,7 @@ class Talk:
 
     def say(self, worker, data):
         stream = self.streams[worker]
-        if not stream.reader.hear(data):
+        if not stream.reader.receive(data):
             stream.reader.forget()
         self.shard.server.run_until(self.shard.server.queue.empty)
 
@@ -168,7 +168,7 @@ def test_pulls_hellos_and_reports_at_their_extremes_are_refused_or_harmless(name
         talk.say(ROGUE, frame(report=pb.Report(document=f'{{"id": 2, "bytes_up": {value}}}')))
         stream = Stream(talk.shard.server)
         talk.shard_reader(stream)
-        stream.reader.hear(
+        stream.reader.receive(
             frame(hello=talk.shard.hello(id=ROGUE, incarnation=value, epoch=small, shard=small))
         )
         stream.reader.forget()

@@ -1,0 +1,93 @@
+"""From a Reply of the core to frames of the wire; equal updates are coded once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.types import Block, CodedValues, ShardLayout, Update
+from thinwire.ops.wire.blocks import IndexChooser, WireBlock
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import frames
+from thinwire.ps.core import events
+
+
+class SharedBlocks:
+    """The coded blocks of one update, coded once, by the sending thread that needs them first."""
+
+    def __init__(self, update: Update | tuple[Block, ...], layout: ShardLayout) -> None:
+        """Keep the update; nothing is coded yet."""
+        self._update, self._layout = update, layout
+        self._lock = threading.Lock()
+        self._coded: list[WireBlock] | None = None
+
+    def coded(self, chooser: IndexChooser) -> list[WireBlock]:
+        """Return the blocks, coding them now if nobody has."""
+        with self._lock:
+            if self._coded is None:
+                blocks = blocks_of(self._update, self._layout)
+                self._coded = [chooser.encode(block) for block in blocks]
+            return self._coded
+
+
+def blocks_of(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
+    """Divide an update in shard coordinates into one block per slice; empty ones are left out.
+
+    Blocks are returned unchanged.
+    """
+    if isinstance(update, tuple):
+        return list(update)
+    offsets = layout.offsets
+    blocks = []
+    for slot, piece in enumerate(layout.slices):
+        start, stop = offsets[slot], offsets[slot + 1]
+        if update.indices is None:
+            values = CodedValues("float32", update.values[start:stop])
+            blocks.append(Block(slot, piece.size, None, values))
+            continue
+        first, last = update.indices.searchsorted((start, stop))
+        if first < last:
+            values = CodedValues("float32", update.values[first:last])
+            indices = update.indices[first:last] - start
+            blocks.append(Block(slot, piece.size, indices, values))
+    return blocks
+
+
+def reply_frames(
+    reply: events.Reply,
+    generation: int,
+    members: Sequence[pb.Member],
+    shared: SharedBlocks,
+    chooser: IndexChooser,
+    chunk_bytes: int | Callable[[], int],
+    reception: pb.DatagramOutcome | None = None,
+) -> Iterable[bytes]:
+    """Return the frames of one reply (in a sending thread).
+
+    Args:
+        reply: The core's action.
+        generation: Of the shard.
+        members: Who sums with whom in the next round, if workers do that among themselves.
+        shared: The reply's update.
+        chooser: Of index codings, for the client's stream.
+        chunk_bytes: Largest frame for its link.
+        reception: Of the push's datagrams.
+    """
+    message = pb.ToClient()
+    body = message.reply
+    body.version, body.generation, body.epoch = reply.version, generation, reply.epoch
+    body.operation = reply.operation.value  # type: ignore[assignment]
+    body.learning_rate, body.samples = reply.learning_rate, reply.samples
+    body.stop, body.stop_reason, body.step = reply.stop, reply.stop_reason or "", reply.step
+    body.members.extend(members)
+    body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
+    if reception is not None:
+        body.outcome.CopyFrom(reception)
+    coded = [] if reply.operation is Operation.NONE else shared.coded(chooser)
+    pieces = messages.blocks_to_message(coded, body.blocks)
+    if reply.aux is not None:
+        body.aux_count = len(reply.aux)
+        pieces.append(reply.aux.astype("<f4", copy=False).data)
+    return frames(message, pieces, chunk_bytes)
