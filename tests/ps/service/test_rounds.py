@@ -9,7 +9,7 @@ class Listener:
     def __init__(self):
         self.heard = []
 
-    def say(self, message):
+    def send(self, message):
         self.heard.append((message.report.worker, message.report.rounds))
 
 
