@@ -34,7 +34,7 @@ def _begun() -> tuple[Any, Any, Any, Any]:
 
     from thinwire.models.flat_model import SharedModel
     from thinwire.ops.downlink.types import Operation
-    from thinwire.ops.kernels.base import load_kernels
+    from thinwire.ops.kernels import load_kernels
     from thinwire.ops.methods.builder import Choices, compose
     from thinwire.ops.optimizers.schedule import Budget, Schedule
     from thinwire.ops.run.settings import ModelChoice

@@ -20,9 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.ops.kernels import numpy_ops as delays
-from thinwire.ops.kernels import numpy_select
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels, numpy_ops, numpy_select
 
 SIZE = 25_000_000
 RATE = 0.01
@@ -125,14 +123,6 @@ def _by_magnitude(given: Given) -> Iterator[Op]:
         (*padded, np.int32(where.size)),
         _FLOAT * size,
     )
-    sample = np.sort(np.abs(x[3::10]))
-    yield Op(
-        "sampled_magnitude",
-        bodies._sampled_magnitude,
-        (x, 3, 10, sample.size, 5),
-        (sample[-5],),
-        64 * sample.size,
-    )
 
 
 def _of_arrays(given: Given) -> Iterator[Op]:
@@ -210,7 +200,7 @@ def _compensating(given: Given) -> Iterator[Op]:
         4 * _FLOAT * size,
         1e-5,
     )
-    square = np.abs(y) + np.float32(delays.FLOOR)
+    square = np.abs(y) + np.float32(numpy_ops.FLOOR)
     adapted = given.plain.adapt(square.copy(), x, 0.95, 0.04)
     yield Op(
         "adapt",

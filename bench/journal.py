@@ -28,7 +28,7 @@ import numpy as np
 
 from bench.peers import thinwire
 from bench.table import Row, render
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule

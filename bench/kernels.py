@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.table import Row, quartiles, render, times
-from thinwire.ops.kernels.base import Kernels, load_kernels
+from thinwire.ops.kernels import Kernels, load_kernels
 from thinwire.ops.types import Block, CodedValues
 from thinwire.ops.wire.blocks import IndexChooser
 

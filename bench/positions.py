@@ -30,7 +30,7 @@ def _begun() -> tuple[Any, Any]:
     """Return a step, and a worker's core that has the model."""
     from thinwire.models.flat_model import SharedModel
     from thinwire.ops.downlink.types import Operation
-    from thinwire.ops.kernels.base import load_kernels
+    from thinwire.ops.kernels import load_kernels
     from thinwire.ops.methods.builder import Choices, compose
     from thinwire.ops.run.settings import ModelChoice
     from thinwire.ops.sharding.split import place_tensors
@@ -56,7 +56,7 @@ def _measure() -> tuple[float, float]:
     import numpy as np
 
     from bench.peers import work
-    from thinwire.ops.codecs.dense import decoded
+    from thinwire.ops.codecs.packets import decoded
     from thinwire.ops.wire.blocks import IndexChooser
 
     images, labels = work.load()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 
 
 class ConfigurationError(Exception):
-    """The run as asked for cannot work; the message says why and what to set. Exit code 2."""
+    """The run as configured cannot work; the message says why and what to set. Exit code 2."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,21 +160,6 @@ class Update:
     values: Float32  # [k] float32, or [shard size] when dense
 
 
-@dataclasses.dataclass(frozen=True)
-class EncodeContext:
-    """What a codec may know besides the tensors; no clocks, no globals."""
-
-    step: int
-    learning_rate: float
-    rng: np.random.Generator
-    kernels: Any  # ops.kernels.Kernels
-    epoch: float = 0.0  # examples the whole run has consumed / examples of the training set
-    # What wrappers tell the codec they are around:
-    keep: float | None = None  # fraction of entries to send, instead of the codec's own
-    factors: tuple[float, ...] | None = None  # of the tensors; for codecs with takes_factors
-    finite: bool = False  # somebody has looked: the tensors hold neither NaN nor infinity
-
-
 #: Class of service of what bears no mark, the last one; 0 is served first.
 BEST_EFFORT = 7
 
@@ -183,7 +168,7 @@ BEST_EFFORT = 7
 class Link:
     """An emulated link of one worker; 0 means without that limit.
 
-    The first three are of both directions; the others of the way up, as all datagrams are.
+    The first three are of both directions; the others of the uplink, as all datagrams are.
     """
 
     mbps: float = 0.0  # megabit per second
@@ -203,24 +188,8 @@ class Link:
 
     @property
     def down(self) -> Link:
-        """The way down."""
+        """The downlink."""
         return Link(self.mbps, self.delay_ms, self.loss)
-
-
-def describe(policy: Any) -> Mapping[str, Any]:
-    """Return a policy's hyper-parameters by name, for the fingerprint and the summary.
-
-    What it is wrapped around follows under its class's name: ``{"inner": "TopK",
-    "TopK.compression_rate": 0.01, ...}``.
-    """
-    found = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
-    inner = found.get("inner")
-    if dataclasses.is_dataclass(inner):
-        name = type(inner).__name__
-        found["inner"] = name
-        for key, value in describe(inner).items():
-            found[key if "." in key else f"{name}.{key}"] = value
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,3 +221,35 @@ class RangedBlock(Block):
 
     block_entries: int  # at least 1: entries of a range; the last may have fewer
     present: NDArray[np.bool_]  # [ceil(size / block_entries)] bool
+
+
+class Policy(Protocol):
+    """A frozen dataclass whose fields are hyper-parameters, and nothing else."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+_Policy = TypeVar("_Policy", bound=Policy)
+
+
+def configured(policy: type[_Policy], choices: object) -> _Policy:
+    """Make a policy, giving its fields the choices of the same name."""
+    make: Callable[..., _Policy] = policy
+    names = {field.name for field in dataclasses.fields(policy)}
+    return make(**{key: value for key, value in vars(choices).items() if key in names})
+
+
+def describe(policy: Policy) -> Mapping[str, Any]:
+    """Return a policy's hyper-parameters by name, for the fingerprint and the summary.
+
+    What it is wrapped around follows under its class's name: ``{"inner": "TopK",
+    "TopK.compression_rate": 0.01, ...}``.
+    """
+    found = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
+    inner = found.get("inner")
+    if dataclasses.is_dataclass(inner) and not isinstance(inner, type):
+        name = type(inner).__name__
+        found["inner"] = name
+        for key, value in describe(inner).items():
+            found[key if "." in key else f"{name}.{key}"] = value
+    return found

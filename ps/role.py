@@ -14,7 +14,7 @@ from absl import logging
 
 from thinwire.data.loading import num_train
 from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run import fingerprint

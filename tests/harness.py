@@ -8,7 +8,7 @@ import random
 import numpy as np
 
 from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
@@ -107,7 +107,7 @@ class MiniWorker:
 
     def ready(self) -> bool:
         """Ask the state server, if the pacer asks at all; worker w takes w hundredths a step."""
-        if not self.core.method.pacer.asks or not self.core.round.num_steps:
+        if not self.core.method.pacer.queries or not self.core.round.num_steps:
             return False
         return any(each.ready for each in self.ask() if isinstance(each, events.Answer))
 

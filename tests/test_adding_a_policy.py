@@ -13,9 +13,9 @@ from tests.harness import MiniRun, method
 from tests.ops import test_conformance as conformance
 from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
 from thinwire.ops.downlink.registry import DOWN_CODECS
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import METHODS
-from thinwire.ops.pacing import pacers
+from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.types import Update
 from thinwire.ops.weighting import base as weighting_base
@@ -29,7 +29,7 @@ CODE = [
 
 #: Interface as the page calls it -> the classes of its policies.
 POLICIES = {
-    "Pacer": pacers.PACERS.values(),
+    "Pacer": PACERS.values(),
     "Codec": [type(build_codec(name, CodecChoices())) for name in CODECS],
     "Down codec": DOWN_CODECS.values(),
     "Router": ROUTERS.values(),

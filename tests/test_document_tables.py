@@ -7,16 +7,16 @@ from tests.command_line import own_flags
 from tests.ops.telemetry.test_metrics import SUMMARY_KEYS
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
-from thinwire.ops.methods.method import METHODS, SEAMS
+from thinwire.ops.methods.method import INTERFACES, METHODS
 from thinwire.ops.optimizers.server import OPTIMIZERS
-from thinwire.ops.pacing import pacers
+from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.rule import SYNC_RULES
-from thinwire.ops.weighting.base import WEIGHTINGS
+from thinwire.ops.weighting import WEIGHTINGS
 
 ROOT = documents.ROOT
 REGISTRIES = (
-    *(pacers.PACERS, CODECS, DOWN_CODECS, ROUTERS),
+    *(PACERS, CODECS, DOWN_CODECS, ROUTERS),
     *(SYNC_RULES, WEIGHTINGS, OPTIMIZERS),
 )
 
@@ -67,7 +67,7 @@ def test_the_table_of_interfaces_is_the_code_s():
         flag.strip("`-"): set(re.findall(r"`(\w+)`", values)) for flag, _, values, _ in table
     }
     assert documented == {
-        name: set(registry) for name, registry in zip(SEAMS, REGISTRIES, strict=True)
+        name: set(registry) for name, registry in zip(INTERFACES, REGISTRIES, strict=True)
     }
 
 

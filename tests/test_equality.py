@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.harness import MiniRun, Softmax, method
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 
 
 def sequential_sgd(run: MiniRun, rounds: list[list[np.ndarray]], rate: float) -> np.ndarray:

@@ -14,12 +14,12 @@ from tests.harness import MiniRun, method
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.optimizers.server import OPTIMIZERS
-from thinwire.ops.pacing import pacers
+from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.types import VALUE_DTYPES, ConfigurationError
-from thinwire.ops.weighting.base import WEIGHTINGS
+from thinwire.ops.weighting import WEIGHTINGS
 
 CHOICES = {
     "pacer": [("every", 1), ("fixed", 1), ("fixed", 3), ("esync", 1)],
@@ -32,7 +32,7 @@ CHOICES = {
     "server_optimizer": list(OPTIMIZERS),
     "nb_ps": [1, 2, 3],
 }
-assert {name for name, _ in CHOICES["pacer"]} == set(pacers.PACERS)
+assert {name for name, _ in CHOICES["pacer"]} == set(PACERS)
 assert {name.partition("+")[0] for name in CHOICES["sync"]} == set(SYNC_RULES)
 
 

@@ -9,14 +9,14 @@ from tests.harness import MiniRun, method
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.optimizers.server import OPTIMIZERS
-from thinwire.ops.pacing import pacers
+from thinwire.ops.pacing import PACERS
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sync.rule import SYNC_RULES
-from thinwire.ops.weighting.base import WEIGHTINGS
+from thinwire.ops.weighting import WEIGHTINGS
 
 #: (interface, value) of every policy there is; each is tried in a one-worker AdaComp run.
 POLICIES = [
-    *(("pacer", name) for name in pacers.PACERS),
+    *(("pacer", name) for name in PACERS),
     *(("codec", name) for name in CODECS),
     *(("down_codec", name) for name in DOWN_CODECS),
     *(("sync", name) for name in SYNC_RULES),

@@ -142,7 +142,7 @@ def read_settings(
             "--overlap: a script computes its own gradients, one after the other; leave it out. "
             "main.py --type_node=Worker can."
         )
-    for warning in run.method.check():
+    for warning in run.method.warnings:
         logging.warning("%s", warning)
     return ScriptSettings(run, values, given, local)
 

@@ -164,7 +164,7 @@ class _Standalone:
         return run_status.RunStatus(
             run_id="standalone",
             method="standalone",
-            seams={"server_optimizer": run.method.seams["server_optimizer"]},
+            seams={"server_optimizer": run.method.choices["server_optimizer"]},
             nb_workers=1,
             nb_ps=0,
             num_parameters=self.num_parameters,

@@ -15,7 +15,7 @@ from absl import logging
 
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.collectives import THROUGH_PS
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.run.settings import DRAIN_SECONDS, Diverged, Run
 from thinwire.ops.telemetry import round_trace
 from thinwire.ops.telemetry.run_status import WorkerMetrics

@@ -1,4 +1,4 @@
-"""Guards against what a faulty device sends: how large an update may be, and who is put out.
+"""Guards against faulty devices: how large an update may be, and which workers are quarantined.
 
 State is plain data, owned by the caller. Nothing here knows of methods: a guard looks at the size
 of what arrives, whatever it means.
@@ -25,14 +25,14 @@ _CHUNK = 1 << 15  # entries squared at a time
 
 @dataclasses.dataclass(frozen=True)
 class Guards:
-    """What a shard refuses besides values that are not finite. Off unless something is given.
+    """What a shard refuses besides values that are not finite. Off unless a field is given.
 
     Attributes:
         max_update_norm: An update of a larger L2 norm is refused; 0: none is.
         update_norm_factor: F: what exceeds F times the median of the newest accepted norms of all
             workers is refused, once there are LEAST_NORMS of them; 0: nothing is.
-        quarantine_after: N: after so many offences within `quarantine_seconds` a worker is put
-            out; 0: none is.
+        quarantine_after: N: after this many offences within `quarantine_seconds` a worker is
+            quarantined; 0: none is.
         quarantine_seconds: How long for the first time; each further time doubles it.
     """
 
@@ -65,7 +65,7 @@ class Guards:
         if not self.quarantine_after and self.quarantine_seconds != usual:
             raise ConfigurationError(
                 f"--quarantine_seconds={self.quarantine_seconds:g} without --quarantine_after: "
-                "nobody is put out; give both, or leave it out."
+                "no worker is ever quarantined; give both, or leave it out."
             )
 
     @property
@@ -82,8 +82,8 @@ class Guards:
         """Return the state of a run's start."""
         return {"norms": []}  # newest accepted ones, oldest first; at most WINDOW
 
-    def note(self, norm: float, state: State) -> State:
-        """Hear the norm of an update that was applied."""
+    def record(self, norm: float, state: State) -> State:
+        """Record the norm of an update that was applied."""
         norms = [*state["norms"], norm][-WINDOW:]
         return state | {"norms": norms}
 
@@ -104,7 +104,7 @@ class Guards:
         return min(limits)
 
     def term_seconds(self, times_before: int) -> float:
-        """Return how long a worker is put out that has been so many times before."""
+        """Return how long a worker is quarantined that has been quarantined this often before."""
         return self.quarantine_seconds * 2.0 ** min(times_before, 20)
 
 

@@ -1,22 +1,112 @@
-"""What every codec refuses: tensors that are not finite, and settings that mean nothing."""
+"""The interface of codecs: what of a step's dense tensors is sent?
+
+A codec holds hyper-parameters only. `encode` takes the tensors and its state and returns a packet
+and the new state; the kernels that do the work come in the context. Tensors must be finite: a NaN
+or infinity raises `NonFiniteUpdate` before anything has changed.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from thinwire.ops.types import VALUE_DTYPES, ConfigurationError, EncodeContext
+from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.types import (
+    VALUE_DTYPES,
+    ConfigurationError,
+    Kind,
+    ModelSpec,
+    Packet,
+    Policy,
+    State,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from thinwire.ops.types import Float32
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodeContext:
+    """What a codec may know besides the tensors; no clocks, no globals."""
+
+    step: int
+    learning_rate: float
+    rng: np.random.Generator
+    kernels: Kernels
+    epoch: float = 0.0  # examples the whole run has consumed / examples of the training set
+    # From a wrapper to the codec inside it:
+    keep: float | None = None  # fraction of entries to send, instead of the codec's own
+    factors: tuple[float, ...] | None = None  # of the tensors; for codecs with takes_factors
+    finite: bool = False  # checked already: the tensors hold neither NaN nor infinity
+
+
+class Codec(Policy, Protocol):
+    """What makes a packet of a step's tensors."""
+
+    @property
+    def kind(self) -> Kind:
+        """What the values of its packets mean."""
+
+    @property
+    def value_dtype(self) -> str:
+        """How values travel, one of thinwire.ops.types.VALUE_DTYPES."""
+
+    @property
+    def sends_fraction(self) -> bool:
+        """Whether it heeds `ctx.keep`, the fraction of entries to send."""
+
+    @property
+    def takes_factors(self) -> bool:
+        """Whether `encode` multiplies the tensors by `ctx.factors` itself."""
+
+    def init(self, spec: ModelSpec, kernels: Kernels) -> State:
+        """Return the state before the first step."""
+
+    def encode(
+        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+    ) -> tuple[Packet, State]:
+        """Return what is sent of the tensors, one [n] float32 for each of the model's."""
+
+    def feed(
+        self,
+        residuals: Sequence[Float32],
+        tensors: Sequence[Float32],
+        state: State,
+        ctx: EncodeContext,
+    ) -> tuple[Packet, State]:
+        """Add tensors to residuals, encode the sums, take out what their packet decodes to.
+
+        Args:
+            residuals: [n] float32 each, changed in place.
+            tensors: [n] float32 each, finite; times `ctx.factors`.
+            state: The codec's.
+            ctx: The context.
+        """
+
+    def undelivered(self, packet: Packet, state: State) -> State:
+        """Take back what of the newest packet did not arrive."""
 
 
 class NonFiniteUpdate(ValueError):
     """A tensor holds NaN or infinity; nothing was encoded and no state has changed."""
 
 
+def kept_entries(compression_rate: float, size: int) -> int:
+    """Return k = max(1, floor(c * n + 1e-9)), at most n.
+
+    The small term mends products like 100 * 0.29 = 28.999...
+
+    >>> kept_entries(0.29, 100), kept_entries(0.01, 5)
+    (29, 1)
+    """
+    return min(size, max(1, int(compression_rate * size + 1e-9)))
+
+
 def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
-    """Refuse tensors that are not finite, unless somebody has done so already.
+    """Refuse tensors that are not finite, unless they were checked before.
 
     Raises:
         NonFiniteUpdate: A tensor holds NaN or infinity.

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.codecs.base import check_finite
-from thinwire.ops.codecs.dense import decoded, detached, encode_multiplied, feed, without_factors
-from thinwire.ops.types import ConfigurationError, EncodeContext, Kind, ModelSpec, Packet, State
+from thinwire.ops.codecs.base import Codec, EncodeContext, check_finite
+from thinwire.ops.codecs.packets import (
+    decoded,
+    detached,
+    encode_multiplied,
+    feed_in_turn,
+    without_factors,
+)
+from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, Packet, State
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -26,29 +33,55 @@ class CodecWrapper:
         inner: The other.
     """
 
-    inner: Any
+    inner: Codec
     takes_factors: ClassVar[bool] = True
 
     @property
     def kind(self) -> Kind:
         """What the values mean."""
-        kind: Kind = self.inner.kind
-        return kind
+        return self.inner.kind
 
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
+    @property
+    def value_dtype(self) -> str:
+        """How values travel."""
+        return self.inner.value_dtype
+
+    @property
+    def sends_fraction(self) -> bool:
+        """Whether a fraction of the entries is sent."""
+        return self.inner.sends_fraction
+
+    def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return the state: none of its own."""
         return {"inner": self.inner.init(spec, kernels)}
 
-    def hand_on(
+    def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
         """Return the inner codec's packet of the tensors times `ctx.factors`, and the state."""
         packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
         return packet, state | {"inner": inner}
 
+    def feed(
+        self,
+        residuals: Sequence[Float32],
+        tensors: Sequence[Float32],
+        state: State,
+        ctx: EncodeContext,
+    ) -> tuple[Packet, State]:
+        """Do one error-feedback step, in passes over memory of their own."""
+        return feed_in_turn(self, residuals, tensors, state, ctx)
+
     def undelivered(self, packet: Packet, state: State) -> State:
         """Let the inner codec take back what did not arrive."""
         return state | {"inner": self.inner.undelivered(packet, state["inner"])}
+
+
+def coding_of(codec: Codec) -> Codec:
+    """Return what a codec's wrappers are around: the one that decides what is sent."""
+    while isinstance(codec, CodecWrapper):
+        codec = codec.inner
+    return codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +112,7 @@ class ErrorFeedback(CodecWrapper):
         if not 0 <= self.carry < 1:
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
 
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
+    def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return a residual of zeros."""
         return super().init(spec, kernels) | {"residual": _zeros(spec, kernels)}
 
@@ -94,7 +127,7 @@ class ErrorFeedback(CodecWrapper):
         check_finite(tensors, ctx)
         residuals = state["residual"]
         ctx = dataclasses.replace(ctx, finite=True)
-        packet, inner = feed(self.inner, residuals, tensors, state["inner"], ctx)
+        packet, inner = self.inner.feed(residuals, tensors, state["inner"], ctx)
         if self.carry:
             _give_back(residuals, packet, self.carry)
         return packet, state | {"inner": inner}
@@ -136,7 +169,7 @@ class MomentumCorrection(CodecWrapper):
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--dgc_momentum={self.momentum}: expected 0 <= momentum < 1.")
 
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
+    def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return a velocity of zeros."""
         return super().init(spec, kernels) | {"velocity": _zeros(spec, kernels)}
 
@@ -172,10 +205,9 @@ class MomentumCorrection(CodecWrapper):
         return packet, state | {"inner": inner}
 
 
-def _zeros(spec: ModelSpec, kernels: Any) -> list[Float32]:
+def _zeros(spec: ModelSpec, kernels: Kernels) -> list[Float32]:
     """Return an array of zeros for each tensor, where the kernels want it."""
-    made: list[Float32] = kernels.zeros([tensor.size for tensor in spec.tensors])
-    return made
+    return kernels.zeros([tensor.size for tensor in spec.tensors])
 
 
 def _give_back(residuals: Sequence[Float32], packet: Packet, share: float) -> None:

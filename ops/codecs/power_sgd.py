@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.codecs.base import check_finite, check_value_dtype
+from thinwire.ops.codecs.base import EncodeContext, check_finite, check_value_dtype
 from thinwire.ops.codecs.dense import StatelessCodec
+from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.types import (
     Block,
     ConfigurationError,
-    EncodeContext,
     Kind,
     LowRankBlock,
     ModelSpec,
@@ -61,7 +61,7 @@ class PowerSgd(StatelessCodec):
             )
         check_value_dtype(self.value_dtype)
 
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
+    def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return Q of each tensor: zeros, to be drawn in the first step; empty for whole ones."""
         del kernels
         import numpy as np

@@ -1,52 +1,28 @@
-"""The Codec seam: what of a step's dense tensors is sent?
-
-A row of the registry is a codec of `thinwire.ops.codecs.dense`, or one with wrappers of
-`thinwire.ops.codecs.error_feedback` and `thinwire.ops.codecs.wrappers` around it. `build` adds the
-wrappers that any codec can have.
-"""
+"""Which codec a value of --codec stands for, and which wrappers its choices put around it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
-from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.codecs.dense import Dense, RandomK, kept_entries
+from thinwire.ops.codecs.base import Codec
+from thinwire.ops.codecs.dense import Dense, RandomK, Sparsifier
 from thinwire.ops.codecs.error_feedback import ErrorFeedback, MomentumCorrection
 from thinwire.ops.codecs.power_sgd import PowerSgd
 from thinwire.ops.codecs.top_k import TopK
-from thinwire.ops.codecs.wrappers import Clip, DenseBelow, Descend, RateAtSend, RatioByRate, WarmUp
-from thinwire.ops.types import ConfigurationError
-
-__all__ = [
-    "CODECS",
-    "CodecChoices",
-    "Dense",
-    "NonFiniteUpdate",
-    "PowerSgd",
-    "RandomK",
-    "TopK",
-    "build_codec",
-    "coding_of",
-    "kept_entries",
-]
-
-#: --ratio_schedule values.
-RATIO_SCHEDULES = ("constant", "lr")
+from thinwire.ops.codecs.wrappers import Clip, DenseBelow, Descend, RateAtSend, WarmUp
+from thinwire.ops.types import ConfigurationError, configured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodecChoices:
-    """What the command line says about the codec: a field for each flag."""
+    """The flags of codecs: a field for each."""
 
     compression_rate: float = 0.01
     value_dtype: str = "float32"
     selection: str = "exact"
-    threshold_scope: str = "tensor"
     error_feedback: bool = False
     dense_below: int = 0
-    ratio_schedule: str = "constant"
     warmup_epochs: int | None = None
     dgs_momentum: float = 0.7
     dgc_momentum: float = 0.9
@@ -57,7 +33,7 @@ class CodecChoices:
     powersgd_rank: int = 2
 
 
-Wrap = Callable[[Any, CodecChoices, int], Any]  # (codec, choices, workers) -> codec
+Wrap = Callable[[Codec, CodecChoices, int], Codec]  # (codec, choices, workers) -> codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +44,10 @@ class CodecEntry:
         base: What selects or codes; gets the choices that are named like its fields.
         wrap: What goes around it; None: nothing of its own.
         own: Choices that `wrap` heeds.
-        warmup_epochs: If nothing is said.
+        warmup_epochs: Where --warmup_epochs is not given.
     """
 
-    base: Any
+    base: type[Codec]
     wrap: Wrap | None = None
     own: tuple[str, ...] = ()
     warmup_epochs: int = 0
@@ -80,8 +56,8 @@ class CodecEntry:
     def heeds(self) -> frozenset[str]:
         """Names of the choices that make a difference."""
         names = {field.name for field in dataclasses.fields(self.base)} | set(self.own)
-        if self.base.sends_fraction:
-            names |= {"ratio_schedule", "warmup_epochs"}
+        if issubclass(self.base, Sparsifier):
+            names.add("warmup_epochs")
         if self.base is not Dense:
             names.add("dense_below")
         if self.wrap is None:
@@ -89,19 +65,19 @@ class CodecEntry:
         return frozenset(names)
 
 
-def _gradient_dropping(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+def _gradient_dropping(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
     """Aji and Heafield, EMNLP 2017: v <- v + eta h; send the largest of v, and zero them."""
     del choices, nb_workers
     return Descend(ErrorFeedback(codec))
 
 
-def _dual_way(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+def _dual_way(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
     """DGS, ICPP 2020: a <- a + eta h; send the largest of a; a <- m a there."""
     del nb_workers
     return Descend(ErrorFeedback(codec, choices.dgs_momentum))
 
 
-def _deep(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
     """DGC, ICLR 2018: clip h; u <- m u + h; v <- v + u; send eta v; zero u and v there."""
     codec = MomentumCorrection(
         ErrorFeedback(codec),
@@ -119,7 +95,7 @@ def _deep(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
     return RateAtSend(codec)
 
 
-def _low_rank(codec: Any, choices: CodecChoices, nb_workers: int) -> Any:
+def _low_rank(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
     """PowerSGD, NeurIPS 2019: v <- v + h; send P Q^T, near v; v <- v - P Q^T."""
     del choices, nb_workers
     return ErrorFeedback(codec)
@@ -142,24 +118,20 @@ CODECS: dict[str, CodecEntry] = {
 }
 
 
-def build_codec(
-    name: str, choices: CodecChoices, nb_workers: int = 1, learning_rate: float = 0.02
-) -> Any:
+def build_codec(name: str, choices: CodecChoices, nb_workers: int = 1) -> Codec:
     """Return the codec `name` with everything that the choices put around it.
 
     Args:
-        name: A key of REGISTRY.
-        choices: What the user said.
+        name: A key of CODECS.
+        choices: The user's.
         nb_workers: Of the run.
-        learning_rate: That the run begins with.
 
     Raises:
         ConfigurationError: A choice has an illegal value, or no effect with this codec.
     """
     row = CODECS[name]
     _refuse_idle(name, row, choices)
-    fields = {field.name for field in dataclasses.fields(row.base)}
-    codec = row.base(**{key: value for key, value in vars(choices).items() if key in fields})
+    codec = configured(row.base, choices)
     if choices.dense_below:
         codec = DenseBelow(codec, choices.dense_below)
     if choices.error_feedback:
@@ -169,20 +141,6 @@ def build_codec(
     epochs = row.warmup_epochs if choices.warmup_epochs is None else choices.warmup_epochs
     if epochs:
         codec = WarmUp(codec, choices.compression_rate, epochs)
-    if choices.ratio_schedule not in RATIO_SCHEDULES:
-        raise ConfigurationError(
-            f"--ratio_schedule={choices.ratio_schedule!r}: expected one of "
-            f"{', '.join(RATIO_SCHEDULES)}."
-        )
-    if choices.ratio_schedule == "lr":
-        codec = RatioByRate(codec, choices.compression_rate, learning_rate)
-    return codec
-
-
-def coding_of(codec: Any) -> Any:
-    """Return what a codec's wrappers are around: the one that decides what is sent."""
-    while hasattr(codec, "inner"):
-        codec = codec.inner
     return codec
 
 

@@ -1,22 +1,20 @@
-"""Wrappers around any codec: sign and rate, clipping, how much is sent.
-
-A wrapper that sends small tensors whole, around any codec.
-"""
+"""Wrappers around any codec: sign and rate, clipping, how much is sent, small tensors whole."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.codecs.base import check_finite, check_rate
-from thinwire.ops.codecs.dense import Dense, feed, rescaled
+from thinwire.ops.codecs.base import EncodeContext, check_finite, check_rate
+from thinwire.ops.codecs.dense import Dense
 from thinwire.ops.codecs.error_feedback import CodecWrapper
+from thinwire.ops.codecs.packets import rescaled
+from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.types import (
     Block,
     ConfigurationError,
-    EncodeContext,
     Kind,
     ModelSpec,
     Packet,
@@ -43,7 +41,7 @@ class Descend(CodecWrapper):
     Source: Dual-Way Gradient Sparsification, ICPP 2020, whose residuals are of eta times gradients.
     """
 
-    kind: ClassVar[Kind] = Kind.DELTA  # type: ignore[misc]
+    kind: ClassVar[Kind] = Kind.DELTA
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
@@ -54,7 +52,7 @@ class Descend(CodecWrapper):
             NonFiniteUpdate: A tensor holds NaN or infinity.
         """
         ctx = _with_factor(ctx, len(tensors), -ctx.learning_rate)
-        packet, state = self.hand_on(tensors, state, ctx)
+        packet, state = super().encode(tensors, state, ctx)
         return Packet(packet.blocks, self.kind), state
 
 
@@ -72,9 +70,9 @@ class RateAtSend(CodecWrapper):
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018.
     """
 
-    kind: ClassVar[Kind] = Kind.DELTA  # type: ignore[misc]
+    kind: ClassVar[Kind] = Kind.DELTA
 
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
+    def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return the state: the scales of the packet under way."""
         return super().init(spec, kernels) | {"scales": []}
 
@@ -88,7 +86,7 @@ class RateAtSend(CodecWrapper):
         """
         rate = ctx.learning_rate
         ctx = _with_factor(ctx, len(tensors), -1.0)
-        packet, state = self.hand_on(tensors, state, ctx)
+        packet, state = super().encode(tensors, state, ctx)
         blocks = tuple(rescaled(block, rate) for block in packet.blocks)
         scales = [block.values.scale for block in packet.blocks]
         return Packet(blocks, self.kind), state | {"scales": scales}
@@ -151,7 +149,7 @@ class Clip(CodecWrapper):
             for factor, norm in zip(factors, norms, strict=True)
         )
         ctx = dataclasses.replace(ctx, factors=factors, finite=True)
-        return self.hand_on(tensors, state, ctx)
+        return super().encode(tensors, state, ctx)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +161,7 @@ class WarmUp(CodecWrapper):
 
     Attributes:
         inner: A codec that sends a fraction.
-        compression_rate: R, unless another wrapper says otherwise.
+        compression_rate: R.
         epochs: E, at least 1.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, section 3.3.
@@ -189,53 +187,11 @@ class WarmUp(CodecWrapper):
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
         """
-        rate = self.compression_rate if ctx.keep is None else ctx.keep
         epoch = min(int(ctx.epoch), self.epochs)
+        rate = self.compression_rate
         keep = max(rate, rate ** ((epoch + 1) / (self.epochs + 1)))
         ctx = dataclasses.replace(ctx, keep=keep)
-        return self.hand_on(tensors, state, ctx)
-
-
-@dataclasses.dataclass(frozen=True)
-class RatioByRate(CodecWrapper):
-    """Send the fraction ``R * learning rate / initial learning rate``.
-
-    Attributes:
-        inner: A codec that sends a fraction.
-        compression_rate: R, at the initial rate.
-        initial_rate: The rate that the run begins with, above 0.
-
-    Source: the published program of Dual-Way Gradient Sparsification; not in its paper.
-    """
-
-    compression_rate: float = 0.01
-    initial_rate: float = 0.02
-
-    def __post_init__(self) -> None:
-        """Refuse rates that are not above 0."""
-        check_rate(self.compression_rate)
-        if not 0 < self.initial_rate < math.inf:
-            raise ConfigurationError(
-                f"--learning_rate={self.initial_rate}: expected a finite number above 0."
-            )
-
-    def encode(
-        self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
-    ) -> tuple[Packet, State]:
-        """Return the inner codec's packet of the fraction for the rate of now.
-
-        Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity.
-        """
-        keep = self.compression_rate * ctx.learning_rate / self.initial_rate
-        ctx = dataclasses.replace(ctx, keep=keep)
-        return self.hand_on(tensors, state, ctx)
-
-
-def _with_factor(ctx: EncodeContext, count: int, factor: float) -> EncodeContext:
-    """Return the context with one more factor of every tensor."""
-    factors = ctx.factors or (1.0,) * count
-    return dataclasses.replace(ctx, factors=tuple(each * factor for each in factors))
+        return super().encode(tensors, state, ctx)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,10 +217,10 @@ class DenseBelow(CodecWrapper):
                 "makes no exception)."
             )
 
-    def init(self, spec: ModelSpec, kernels: Any) -> State:
+    def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return the state: the inner codec's, for the tensors that it gets."""
         if isinstance(self.inner, CodecWrapper):
-            return self._inside().init(spec, kernels)
+            return self._inside(self.inner).init(spec, kernels)
         large = [tensor for tensor in spec.tensors if tensor.size >= self.entries]
         return super().init(ModelSpec(tuple(large)), kernels)
 
@@ -279,7 +235,7 @@ class DenseBelow(CodecWrapper):
         check_finite(tensors, ctx)
         ctx = dataclasses.replace(ctx, finite=True)
         if isinstance(self.inner, CodecWrapper):
-            return self._inside().encode(tensors, state, ctx)
+            return self._inside(self.inner).encode(tensors, state, ctx)
         small, large = self._slots(tensors)
         dense, _ = self._dense.encode(_pick(tensors, small), {}, ctx)
         packet, inner = self.inner.encode(_pick(tensors, large), state["inner"], ctx)
@@ -292,15 +248,15 @@ class DenseBelow(CodecWrapper):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """See `thinwire.ops.codecs.dense.feed`."""
+        """Do one error-feedback step, of the small tensors and of the others."""
         if isinstance(self.inner, CodecWrapper):
-            return feed(self._inside(), residuals, tensors, state, ctx)
+            return self._inside(self.inner).feed(residuals, tensors, state, ctx)
         small, large = self._slots(tensors)
         factors = ctx.factors or (1.0,) * len(tensors)
         packets, states = [], []
         for codec, slots, own in ((self._dense, small, {}), (self.inner, large, state["inner"])):
             context = dataclasses.replace(ctx, factors=tuple(factors[slot] for slot in slots))
-            packet, own = feed(codec, _pick(residuals, slots), _pick(tensors, slots), own, context)
+            packet, own = codec.feed(_pick(residuals, slots), _pick(tensors, slots), own, context)
             packets.append(packet)
             states.append(own)
         return _joined(packets[0], small, packets[1], large), state | {"inner": states[1]}
@@ -308,12 +264,11 @@ class DenseBelow(CodecWrapper):
     def undelivered(self, packet: Packet, state: State) -> State:
         """Let the inner codec take back what did not arrive."""
         if isinstance(self.inner, CodecWrapper):
-            return self._inside().undelivered(packet, state)
+            return self._inside(self.inner).undelivered(packet, state)
         return super().undelivered(packet, state)
 
-    def _inside(self) -> Any:
+    def _inside(self, inner: CodecWrapper) -> CodecWrapper:
         """Return the inner wrapper with this inside it."""
-        inner = self.inner
         if isinstance(inner, DenseBelow):
             return DenseBelow(inner.inner, max(self.entries, inner.entries))
         return dataclasses.replace(inner, inner=DenseBelow(inner.inner, self.entries))
@@ -326,6 +281,12 @@ class DenseBelow(CodecWrapper):
         """Return the numbers of the small tensors, and of the others."""
         small = [slot for slot, tensor in enumerate(tensors) if tensor.size < self.entries]
         return small, [slot for slot, tensor in enumerate(tensors) if tensor.size >= self.entries]
+
+
+def _with_factor(ctx: EncodeContext, count: int, factor: float) -> EncodeContext:
+    """Return the context with one more factor of every tensor."""
+    factors = ctx.factors or (1.0,) * count
+    return dataclasses.replace(ctx, factors=tuple(each * factor for each in factors))
 
 
 def _pick(tensors: Sequence[Float32], slots: Sequence[int]) -> list[Float32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol
 
-from thinwire.ops.types import State
+from thinwire.ops.types import Policy, State
 
 if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 
-class DownCodec(Protocol):
+class DownCodec(Policy, Protocol):
     """Decides what a shard's reply holds.
 
     An implementation is a frozen dataclass of hyper-parameters. The state belongs to the caller and

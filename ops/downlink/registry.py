@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.downlink.exact import DownDelta, DownDense
 from thinwire.ops.downlink.sparse import DownAuto, DownSparse
 from thinwire.ops.types import ConfigurationError
 
 #: --down_codec value -> policy.
-DOWN_CODECS: dict[str, type[DownDense] | type[DownDelta] | type[DownSparse]] = {
+DOWN_CODECS: dict[str, type[DownCodec]] = {
     "dense": DownDense,
     "delta": DownDelta,
     "sparse": DownSparse,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.codecs.dense import kept_entries
+from thinwire.ops.codecs.base import kept_entries
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
 from thinwire.ops.types import VALUE_BYTES, Block, CodedValues, State, Update
 
@@ -157,7 +157,7 @@ def _largest_differences(
         scratch["difference"] = np.empty(_largest_slice(shard), np.float32)
     difference = np.subtract(theta, copy, out=scratch["difference"][: theta.size])
     indices, _ = shard.kernels.top_k(difference, kept_entries(ratio, theta.size))
-    return indices  # type: ignore[no-any-return]
+    return indices
 
 
 def _update_replica(

@@ -1,119 +1,111 @@
-"""The array work of the policies: select, quantise, apply, count hits.
+"""The interface of the kernels: the array work of the policies, one function each.
 
-One interface, two bodies: numpy, and `tf.function`s that run on any device. A conformance test
-holds them equal. `bench/kernels.py` shows numpy ahead on CPU, so that is what "auto" takes there.
-
-With the TensorFlow bodies a codec's residuals are `thinwire.ops.kernels.device.DeviceArray`s, and
-gradients may be: both stay on the device, and what is selected comes back as numpy arrays.
+Two implementations, numpy and `tf.function`s that run on any device; a conformance test holds them
+equal. With TensorFlow's kernels a codec's residuals are `thinwire.ops.kernels.device.DeviceArray`s,
+and gradients may be: both stay on the device, and what is selected comes back as numpy arrays. To
+a codec a DeviceArray is an array: it has the operators that codecs use.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.types import CodedValues, State
 
-KERNEL_CHOICES = ("auto", "tf", "numpy")
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from thinwire.ops.types import Float32, Int64
+
+    #: Ascending positions [m], and the values there [m].
+    Selected = tuple[Int64, Float32]
+    #: The same, and a magnitude to begin with next time.
+    SelectedWithThreshold = tuple[Int64, Float32, float]
+    #: The positions that a release hit; None: all.
+    HitSet = NDArray[np.integer] | None
+
+
+class SelectWithFeedback(Protocol):
+    """Selection from a residual plus an addend."""
+
+    def __call__(
+        self,
+        residual: Float32,
+        addend: Float32,
+        k: int,
+        factor: float = 1.0,
+        threshold: float = 0.0,
+        /,
+    ) -> SelectedWithThreshold:
+        """Do ``residual += factor * addend``, take the selected entries out, return them."""
+
+
+class Accumulate(Protocol):
+    """Adding to an array in place."""
+
+    def __call__(
+        self, target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0, /
+    ) -> None:
+        """Do ``target = decay * target + factor * addend`` in place."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """One set of bodies; each function is documented at its numpy body.
+    """One implementation; each function is documented where numpy implements it.
+
+    Selection is in `thinwire.ops.kernels.numpy_select`, the rest in
+    `thinwire.ops.kernels.numpy_ops`.
 
     Attributes:
         name: "numpy" or "tf".
-        top_k: (x [n], k) -> (indices, values). See `thinwire.ops.kernels.numpy_select.top_k`.
-        feedback_top_k: (residual [n] in place, addend [n], k, factor, hint) -> (indices, values,
-            next hint).
-        sampled_top_k: (x [n], k, rng) -> (indices, values). See
-        `thinwire.ops.kernels.numpy_select`. carried_top_k: (x [n], k, threshold) -> (indices,
-        values, next threshold). feedback_carried: (residual [n] in place, addend [n], k, factor,
-        threshold) -> the same. random_k: (n, k, rng) -> indices.
-        accumulate: (target [n] in place, addend [n], factor, decay). See
-        `thinwire.ops.kernels.numpy_select`. zeros: (sizes) -> arrays for a codec's state. See
-        `thinwire.ops.kernels.numpy_ops`. joined: (tensors) -> [n], one after the other.
+        top_k: (x [n], k).
+        feedback_top_k: The k largest of a residual plus an addend, exactly.
+        carried_top_k: (x [n], k, threshold of the step before).
+        feedback_carried: The same of a residual plus an addend.
+        random_k: (n, k, rng) -> positions.
+        accumulate: Adds to an array in place.
+        zeros: (sizes) -> arrays for a codec's state.
         first_not_finite: (tensors) -> the number of the first with NaN or infinity, or None.
         norm: (x [n]) -> its L2 norm.
         as_saved: (state) -> the state with numpy arrays alone.
         as_kept: (saved, fresh state) -> the state, its arrays where those of the fresh one are.
-        quantise: (values [k], dtype) -> CodedValues. See `thinwire.ops.kernels.numpy_ops`.
-        dequantise: (CodedValues) -> values [k].
-        apply_sparse: (theta [n] in place, indices, values, rate). See
-        `thinwire.ops.kernels.numpy_ops`. apply_dense: (theta [n] in place, values [n], rate).
+        quantise: (values [k], dtype) -> coded values.
+        dequantise: (coded values) -> values [k].
+        apply_sparse: (theta [n] in place, indices, values, rate).
+        apply_dense: (theta [n] in place, values [n], rate).
         scale: (values, rate) -> rate * values.
-        hits: (window, indices, scratch [n]) -> sigma [k] int32.
-        damp: (sigma) -> 1 / max(1, sigma) float32.
+        hits: (window, indices or None for all, scratch [n]) -> sigma [k] int32.
+        damp: (sigma [k]) -> 1 / max(1, sigma) float32.
         compensate: (values [k], theta [k], base [k], strength) -> values carried on to theta.
-            See `thinwire.ops.kernels.numpy_ops`.
         adapt: (mean square [k], values [k], decay, strength) -> (mean square, strengths [k]).
         contribution: (values [size], block entries, averages [n], alpha) -> (averages, sums of
-            magnitudes). See `thinwire.ops.kernels.numpy_ops`.
-        to_levels: (rows [m, e], bits) -> (levels [m, e], lows [m], steps [m]). See
-            `thinwire.ops.kernels.numpy_ops`.
+            magnitudes).
+        to_levels: (rows [m, e], bits) -> (levels [m, e], lows [m], steps [m]).
     """
 
     name: str
-    top_k: Callable[..., Any]
-    feedback_top_k: Callable[..., Any]
-    sampled_top_k: Callable[..., Any]
-    carried_top_k: Callable[..., Any]
-    feedback_carried: Callable[..., Any]
-    random_k: Callable[..., Any]
-    accumulate: Callable[..., None]
-    zeros: Callable[..., Any]
-    joined: Callable[..., Any]
-    first_not_finite: Callable[..., int | None]
-    norm: Callable[..., float]
-    as_saved: Callable[..., Any]
-    as_kept: Callable[..., Any]
-    quantise: Callable[..., Any]
-    dequantise: Callable[..., Any]
-    apply_sparse: Callable[..., None]
-    apply_dense: Callable[..., None]
-    scale: Callable[..., Any]
-    hits: Callable[..., Any]
-    damp: Callable[..., Any]
-    compensate: Callable[..., Any]
-    adapt: Callable[..., Any]
-    contribution: Callable[..., Any]
-    to_levels: Callable[..., Any]
-
-
-def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
-    """Return the bodies for a value of --kernels.
-
-    Args:
-        choice: auto, tf or numpy. TensorFlow is imported only if its bodies are taken.
-        on_gpu: Whether the tensors live on a GPU; there auto means tf.
-
-    Raises:
-        ConfigurationError: Another choice.
-    """
-    if choice not in KERNEL_CHOICES:
-        raise ConfigurationError(
-            f"--kernels={choice!r}: expected one of {', '.join(KERNEL_CHOICES)}."
-        )
-    from thinwire.ops.kernels import numpy_ops
-
-    _keep_freed_memory()
-    bodies = Kernels(name="numpy", **numpy_ops.BODIES)
-    if choice == "numpy" or (choice == "auto" and not on_gpu):
-        return bodies
-    from thinwire.ops.kernels import tensorflow_ops
-
-    return dataclasses.replace(bodies, name="tf", **tensorflow_ops.BODIES)
-
-
-def _keep_freed_memory() -> None:
-    """Have temporary arrays reuse memory instead of asking the system for it again and again.
-
-    The GNU C library hands blocks back, so that each new one is filled in page by page: of 25 M
-    entries selecting 1 % took a third longer for it. It stops doing so for blocks up to the largest
-    of at most 32 MiB that was ever freed, and keeps twice that much. The block here is never
-    touched, so takes no memory; elsewhere this does nothing.
-    """
-    import numpy as np
-
-    np.empty(31 << 20, np.uint8)
+    top_k: Callable[[Float32, int], Selected]
+    feedback_top_k: SelectWithFeedback
+    carried_top_k: Callable[[Float32, int, float], SelectedWithThreshold]
+    feedback_carried: SelectWithFeedback
+    random_k: Callable[[int, int, np.random.Generator], Int64]
+    accumulate: Accumulate
+    zeros: Callable[[Sequence[int]], list[Float32]]
+    first_not_finite: Callable[[Sequence[Float32]], int | None]
+    norm: Callable[[Float32], float]
+    as_saved: Callable[[State], State]
+    as_kept: Callable[[State, State], State]
+    quantise: Callable[[Float32, str], CodedValues]
+    dequantise: Callable[[CodedValues], Float32]
+    apply_sparse: Callable[[Float32, Int64, Float32, float | Float32], None]
+    apply_dense: Callable[[Float32, Float32, float | Float32], None]
+    scale: Callable[[Float32, float | Float32], Float32]
+    hits: Callable[[Sequence[HitSet], Int64 | None, NDArray[np.integer]], NDArray[np.int32]]
+    damp: Callable[[NDArray[np.integer]], Float32]
+    compensate: Callable[[Float32, Float32, Float32, float | Float32], Float32]
+    adapt: Callable[[Float32, Float32, float, float], tuple[Float32, Float32]]
+    contribution: Callable[[Float32, int, Float32, float], tuple[Float32, Float32]]
+    to_levels: Callable[[Float32, int], tuple[NDArray[np.integer], Float32, Float32]]

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-_FLOATS = tf.TensorSpec([None], tf.float32)
-_PLACES = tf.TensorSpec([None], tf.int64)
+FLOATS = tf.TensorSpec([None], tf.float32)
+FLOAT = tf.TensorSpec([], tf.float32)
+PLACES = tf.TensorSpec([None], tf.int64)
+NUMBER = tf.TensorSpec([], tf.int32)
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 #: XLA fuses what else were a pass over memory each, and has no operation that only a CPU can do;
 #: it compiles for every length anew. Where no GPU is, TensorFlow's own operations start faster.
-fused = functools.partial(
-    tf.function, jit_compile=True if tf.config.list_physical_devices("GPU") else None
-)
+_USES_XLA = True if tf.config.list_physical_devices("GPU") else None
 
 
-@tf.function(input_signature=[_FLOATS, _PLACES])
+def traced(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
+    """Return a decorator that makes one graph of a function, for arguments like these."""
+    decorator: Callable[[_Function], _Function] = tf.function(input_signature=signature)
+    return decorator
+
+
+def fused(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
+    """Return `traced` with the passes over memory fused into one where a GPU is."""
+    decorator: Callable[[_Function], _Function] = tf.function(
+        input_signature=signature, jit_compile=_USES_XLA
+    )
+    return decorator
+
+
+@traced(FLOATS, PLACES)
 def _taken(x: Any, places: Any) -> Any:
     return tf.gather(x, places)
 
 
-@tf.function(input_signature=[_FLOATS, _PLACES, _FLOATS])
+@traced(FLOATS, PLACES, FLOATS)
 def _put(x: Any, places: Any, values: Any) -> Any:
     return tf.tensor_scatter_nd_update(x, places[:, None], values)
 
@@ -100,9 +115,9 @@ class DeviceArray:
 
 def tensor_of(array: Any) -> Any:
     """Return the tensor of a `DeviceArray`, or a float32 one of anything else."""
-    return (
-        array.value if isinstance(array, DeviceArray) else tf.convert_to_tensor(array, tf.float32)
-    )
+    if isinstance(array, DeviceArray):
+        return array.value
+    return tf.convert_to_tensor(array, tf.float32)
 
 
 def as_saved(state: Any) -> Any:

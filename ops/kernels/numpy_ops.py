@@ -1,57 +1,95 @@
-"""The kernels in numpy, by the names of the fields of `ops.kernels.Kernels`.
+"""The kernels in numpy, named like the fields of `thinwire.ops.kernels.base.Kernels`.
 
-Applying updates in numpy, and AdaComp's per-entry staleness.
-
-Arithmetic is float32 in this order everywhere: product = rate * value, then theta - product. The
-TensorFlow bodies keep the order, so both agree bit for bit above the subnormal range (which
-TensorFlow's threads flush to zero).
-
-Source: AdaComp's update of the parameter server; docs/methods/adacomp.md.
-
-What codecs need of arrays besides selection and coding, in numpy.
-
-DC-ASGD's delay compensation in numpy.
-
-Arithmetic is float32, in the order written here; the TensorFlow bodies keep the order.
-
-Source: Zheng et al., ICML 2017; docs/methods/dcasgd.md.
-
-What blocks of a gradient contribute: moving averages of their mean magnitudes, in numpy.
-
-Source: DGT's contribution; docs/methods/dgt.md. Sums are pairwise in float32.
-
-Values of a block as few-bit levels between its least and its largest, in numpy.
-
-``step = (hi - lo) / 2**bits``, ``level = floor((v - lo) / step)`` cut to the levels there are, and
-a level stands for ``lo + (level + 0.5) * step``. A block of equal values has step 0 and stands for
-``lo``. Values must be finite, and so must ``hi - lo``.
-
-Source: docs/methods/dgt.md.
-
-Matrices as products of two thin ones, in numpy.
-
-Sets of ascending positions.
-
-Entry values in fewer bits, in numpy. Whatever comes out is finite if what went in was.
+Arithmetic is float32, in the order written here: product = rate * value, then theta - product. The
+TensorFlow kernels keep the order, so both agree bit for bit above the subnormal range (which
+TensorFlow's threads flush to zero). From top to bottom: arrays of a codec's state; applying
+updates; hits of entries (AdaComp's staleness); delay compensation (DC-ASGD); values in fewer bits;
+blocks of a gradient, their contributions and their levels (DGT); products of thin matrices
+(PowerSGD). Selection has a module of its own, `thinwire.ops.kernels.numpy_select`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thinwire.ops.kernels import numpy_select
-from thinwire.ops.types import CodedValues
+from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.types import CodedValues, State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thinwire.ops.types import Float32, Int64
 
-_REGION = 1 << 19  # entries of scratch in use at a time: stays in cache however large the model
+# Entries that are worked on at a time, so that what a pass touches stays in cache.
+_FINITE_PIECE = 1 << 18  # the second look at each is in cache
+_REGION = 1 << 19  # of the scratch of `hits`, however large the model
+_PIECE = 1 << 16  # magnitudes of blocks
+_TILE_ENTRIES = 1 << 15  # a tile of a product of matrices, and its addend
+
+#: Keeps the adaptive strength of `adapt` finite where no gradient has been seen.
+FLOOR = 1e-7
+
+LARGEST_FLOAT16 = np.float32(65504)
+LARGEST_BFLOAT16 = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+_LARGEST_CODE = 127  # int8 codes run from -127 to 127, so that zero is exact and both signs equal
+_LARGEST_FACTOR = np.float32(1e37)  # leaves a margin for sums and rounding below float32's 3.4e38
+
+
+# -- arrays of a codec's state ---------------------------------------------------------------------
+
+
+def zeros(sizes: Sequence[int]) -> list[Float32]:
+    """Return an array [n] of zeros for each size; side by side in memory."""
+    return np.split(np.zeros(sum(sizes), np.float32), np.cumsum(sizes)[:-1])
+
+
+def all_finite(values: Float32) -> bool:
+    """Return whether [k] float32 values hold no NaN and no infinity; without temporaries."""
+    for start in range(0, values.size, _FINITE_PIECE):
+        piece = values[start : start + _FINITE_PIECE]
+        # NaN travels through max, and compares as false.
+        if not (piece.max() < np.inf and piece.min() > -np.inf):
+            return False
+    return True
+
+
+def first_not_finite(tensors: Sequence[Float32]) -> int | None:
+    """Return the number of the first of [n] float32 arrays with NaN or infinity; None: none."""
+    for number, tensor in enumerate(tensors):
+        if not all_finite(tensor):
+            return number
+    return None
+
+
+def norm(tensor: Float32) -> float:
+    """Return the L2 norm of a finite [n] float32."""
+    with np.errstate(over="ignore"):
+        square = float(np.dot(tensor, tensor))
+    if 1e-30 < square < math.inf:
+        return math.sqrt(square)
+    largest = float(np.max(np.abs(tensor), initial=0.0))  # squares leave the range of float32
+    return largest * float(np.linalg.norm(tensor / np.float32(largest))) if largest else 0.0
+
+
+def as_saved(state: State) -> State:
+    """Return a state as plain data; its arrays are that already."""
+    return state
+
+
+def as_kept(saved: State, fresh: State) -> State:
+    """Return what `as_saved` gave as state again, its arrays where those of a fresh state are."""
+    del fresh
+    return saved
+
+
+# -- applying updates ------------------------------------------------------------------------------
 
 
 def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | Float32) -> None:
@@ -73,16 +111,12 @@ def apply_dense(theta: Float32, values: Float32, rate: float | Float32) -> None:
 
 def scale(values: Float32, rate: float | Float32) -> Float32:
     """Return ``rate * values`` in float32."""
-    return np.multiply(values, np.asarray(rate, np.float32))
+    product: Float32 = np.multiply(values, np.asarray(rate, np.float32))
+    return product
 
 
-def damp(sigma: NDArray[Any]) -> Float32:
-    """Return the share of the learning rate that an entry hit sigma times gets: 1 / max(1, sigma).
-
-    Args:
-        sigma: [k] integers.
-    """
-    return np.float32(1) / np.maximum(sigma, 1).astype(np.float32)
+# -- how often entries were hit --------------------------------------------------------------------
+# Source: AdaComp's update of the parameter server; docs/methods/adacomp.md.
 
 
 def hits(
@@ -97,7 +131,7 @@ def hits(
     Args:
         window: Ascending, unique positions [k] of any integer dtype; None is a dense update, which
             holds every entry.
-        indices: [k] int64 entries asked for, ascending; None asks for all.
+        indices: [k] int64, ascending: the entries to count for; None: all.
         scratch: [n] integers for a shard of n entries, all zero; all zero again afterwards.
 
     Returns:
@@ -124,12 +158,12 @@ def _add_hits(
 ) -> None:
     """Add to sigma [k] how many sets hold each entry; no more sets than scratch can count."""
     edges = np.arange(0, scratch.size + _REGION, _REGION)
-    asked = indices.searchsorted(edges)
+    borders = indices.searchsorted(edges)
     stops = [touched.searchsorted(edges.astype(touched.dtype)) for touched in window]
     counter = scratch[:_REGION]
     one = scratch.dtype.type(1)
     for region, start in enumerate(edges[:-1].tolist()):
-        mine = slice(asked[region], asked[region + 1])
+        mine = slice(borders[region], borders[region + 1])
         if mine.start == mine.stop:
             continue
         positions = [
@@ -143,49 +177,36 @@ def _add_hits(
             counter[touched] = 0
 
 
-def zeros(sizes: Sequence[int]) -> list[Float32]:
-    """Return an array [n] of zeros for each size; side by side in memory."""
-    return np.split(np.zeros(sum(sizes), np.float32), np.cumsum(sizes)[:-1])
+def damp(sigma: NDArray[Any]) -> Float32:
+    """Return the share of the learning rate that an entry hit sigma times gets: 1 / max(1, sigma).
+
+    Args:
+        sigma: [k] integers.
+    """
+    shares: Float32 = np.float32(1) / np.maximum(sigma, 1).astype(np.float32)
+    return shares
 
 
-def first_not_finite(tensors: Sequence[Float32]) -> int | None:
-    """Return the number of the first of [n] float32 arrays with NaN or infinity; None: none."""
-    from thinwire.ops.wire.blocks import all_finite
+def union(sets: Sequence[Int64]) -> Int64:
+    """Return all positions that any of the sets has, ascending and once each.
 
-    for number, tensor in enumerate(tensors):
-        if not all_finite(tensor):
-            return number
-    return None
+    Not np.unique: that hashes, and takes a hundred times as long where runs are sorted already,
+    which a stable sort merges.
 
-
-def joined(tensors: Sequence[Float32]) -> Float32:
-    """Return [n] float32 arrays, one after the other, in a new array."""
-    return np.concatenate([np.empty(0, np.float32), *tensors])
-
-
-def norm(tensor: Float32) -> float:
-    """Return the L2 norm of a finite [n] float32."""
-    with np.errstate(over="ignore"):
-        square = float(np.dot(tensor, tensor))
-    if 1e-30 < square < math.inf:
-        return math.sqrt(square)
-    largest = float(np.max(np.abs(tensor), initial=0.0))  # squares leave the range of float32
-    return largest * float(np.linalg.norm(tensor / np.float32(largest))) if largest else 0.0
+    Args:
+        sets: At least one; each ascending, [k] int64.
+    """
+    if len(sets) == 1:
+        return sets[0]
+    joined = np.concatenate(sets)
+    joined.sort(kind="stable")
+    is_new = np.ones(joined.size, bool)
+    np.not_equal(joined[1:], joined[:-1], out=is_new[1:])
+    return joined[is_new]
 
 
-def as_saved(state: Any) -> Any:
-    """Return a state as plain data; its arrays are that already."""
-    return state
-
-
-def as_kept(saved: Any, fresh: Any) -> Any:
-    """Return what `as_saved` gave as state again, its arrays where those of a fresh state are."""
-    del fresh
-    return saved
-
-
-#: Keeps the adaptive strength finite where no gradient has been seen.
-FLOOR = 1e-7
+# -- delay compensation ----------------------------------------------------------------------------
+# Source: Zheng et al., ICML 2017; docs/methods/dcasgd.md.
 
 
 def compensate(
@@ -234,7 +255,87 @@ def adapt(
     return averaged, np.divide(np.float32(strength), scratch, out=scratch)
 
 
-_PIECE = 1 << 16  # entries whose magnitudes are held at a time: they stay in cache
+# -- values in fewer bits --------------------------------------------------------------------------
+# What comes out is finite if what went in was.
+
+
+def quantise(values: Float32, dtype: str) -> CodedValues:
+    """Code values.
+
+    Args:
+        values: [k] float32, finite.
+        dtype: float32 (no copy); bfloat16 (round to nearest even); float16 (cut to +-65504);
+            int8 (one scale = max|v| / 127 for all values, round half to even).
+
+    Raises:
+        ValueError: Another dtype.
+    """
+    if dtype == "float32":
+        return CodedValues(dtype, values)
+    if dtype == "bfloat16":
+        return CodedValues(dtype, _to_bfloat16(values))
+    if dtype == "float16":
+        cut = np.clip(values, -LARGEST_FLOAT16, LARGEST_FLOAT16)
+        return CodedValues(dtype, cut.astype(np.float16))
+    if dtype == "int8":
+        scale = int8_scale(float(np.max(np.abs(values), initial=0.0)))
+        codes = np.divide(values, np.float32(scale))
+        np.clip(np.rint(codes, out=codes), -_LARGEST_CODE, _LARGEST_CODE, out=codes)
+        return CodedValues(dtype, codes.astype(np.int8), scale)
+    raise unknown_dtype(dtype)
+
+
+def dequantise(coded: CodedValues) -> Float32:
+    """Return the values [k] float32 that `coded` stands for: data * scale, rounded once.
+
+    With scale 1 float32 comes back without a copy.
+
+    Raises:
+        ValueError: An unknown dtype.
+    """
+    if coded.dtype == "float32":
+        values = coded.data
+    elif coded.dtype == "bfloat16":
+        bits = coded.data.astype(np.uint32)
+        bits <<= 16
+        values = bits.view(np.float32)
+    elif coded.dtype in ("float16", "int8"):
+        values = coded.data.astype(np.float32)
+    else:
+        raise unknown_dtype(coded.dtype)
+    return values if coded.scale == 1 else values * np.float32(coded.scale)
+
+
+def int8_scale(largest: float) -> float:
+    """Return the float32 scale for a block with this largest magnitude: finite and above zero."""
+    if largest == 0:
+        return 1.0
+    scale = np.float32(largest / _LARGEST_CODE)
+    if float(scale) * _LARGEST_CODE > _LARGEST_FLOAT32:  # rounding up would decode to infinity
+        scale = np.nextafter(scale, np.float32(0))
+    return max(float(scale), _SMALLEST_SCALE)
+
+
+def unknown_dtype(dtype: str) -> ValueError:
+    """Return the error for a value dtype that does not exist."""
+    return ValueError(
+        f"value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
+    )
+
+
+def _to_bfloat16(values: Float32) -> np.ndarray:
+    """Return [k] uint16: the upper halves, rounded to nearest even, never to infinity."""
+    bits = np.clip(values, -LARGEST_BFLOAT16, LARGEST_BFLOAT16).view(np.uint32)
+    odd = bits >> 16
+    odd &= 1
+    odd += 0x7FFF
+    bits += odd
+    bits >>= 16
+    return bits.astype(np.uint16)
+
+
+# -- contributions of blocks -----------------------------------------------------------------------
+# Source: DGT's contribution; docs/methods/dgt.md. Sums are pairwise in float32.
 
 
 def contribution(
@@ -302,6 +403,12 @@ def carried_on(
     return np.where(np.isfinite(sums), new, averages)
 
 
+# -- levels of a block's values --------------------------------------------------------------------
+# ``step = (hi - lo) / 2**bits``, ``level = floor((v - lo) / step)`` cut to the levels there are,
+# and a level stands for ``lo + (level + 0.5) * step``. A block of equal values has step 0 and
+# stands for ``lo``. Values must be finite, and so must ``hi - lo``. Source: docs/methods/dgt.md.
+
+
 def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
     """Code blocks of equal length.
 
@@ -364,8 +471,7 @@ def _dtype(bits: int) -> type:
     return np.uint16 if bits == 16 else np.uint8
 
 
-_TILE_ENTRIES = 1 << 15  # a tile of the product and its addend stay in cache
-_LARGEST = np.float32(1e37)  # leaves room for sums and rounding below float32's 3.4e38
+# -- products of thin matrices ---------------------------------------------------------------------
 
 
 def entries(left: Float32, right: Float32, first: int, size: int) -> Float32:
@@ -419,7 +525,7 @@ def power_step(matrix: Float32, right: Float32) -> tuple[Float32, Float32] | Non
             return None
         left = np.linalg.qr(image)[0].astype(np.float32, copy=False)
         following = matrix.T @ left
-        if not (np.abs(following) < _LARGEST).all():
+        if not (np.abs(following) < _LARGEST_FACTOR).all():
             return None
     return left, following
 
@@ -443,129 +549,28 @@ def directed(right: Float32, rng: np.random.Generator) -> Float32:
     return scaled
 
 
-def union(sets: Sequence[Int64]) -> Int64:
-    """Return all positions that any of the sets has, ascending and once each.
-
-    Not np.unique: that hashes, and takes a hundred times as long where runs are sorted already,
-    which a stable sort merges.
-
-    Args:
-        sets: At least one; each ascending, [k] int64.
-    """
-    if len(sets) == 1:
-        return sets[0]
-    joined = np.concatenate(sets)
-    joined.sort(kind="stable")
-    is_new = np.ones(joined.size, bool)
-    np.not_equal(joined[1:], joined[:-1], out=is_new[1:])
-    return joined[is_new]
-
-
-LARGEST_FLOAT16 = np.float32(65504)
-LARGEST_BFLOAT16 = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-_LEVELS = 127  # int8 codes run from -127 to 127, so that zero is exact and both signs are equal
-
-
-def quantise(values: Float32, dtype: str) -> CodedValues:
-    """Code values.
-
-    Args:
-        values: [k] float32, finite.
-        dtype: float32 (no copy); bfloat16 (round to nearest even); float16 (cut to +-65504);
-            int8 (one scale = max|v| / 127 for all values, round half to even).
-
-    Raises:
-        ValueError: Another dtype.
-    """
-    if dtype == "float32":
-        return CodedValues(dtype, values)
-    if dtype == "bfloat16":
-        return CodedValues(dtype, _to_bfloat16(values))
-    if dtype == "float16":
-        cut = np.clip(values, -LARGEST_FLOAT16, LARGEST_FLOAT16)
-        return CodedValues(dtype, cut.astype(np.float16))
-    if dtype == "int8":
-        scale = int8_scale(float(np.max(np.abs(values), initial=0.0)))
-        codes = np.divide(values, np.float32(scale))
-        np.clip(np.rint(codes, out=codes), -_LEVELS, _LEVELS, out=codes)
-        return CodedValues(dtype, codes.astype(np.int8), scale)
-    raise unknown_dtype(dtype)
-
-
-def dequantise(coded: CodedValues) -> Float32:
-    """Return the values [k] float32 that `coded` stands for: data * scale, rounded once.
-
-    With scale 1 float32 comes back without a copy.
-
-    Raises:
-        ValueError: An unknown dtype.
-    """
-    if coded.dtype == "float32":
-        values = coded.data
-    elif coded.dtype == "bfloat16":
-        bits = coded.data.astype(np.uint32)
-        bits <<= 16
-        values = bits.view(np.float32)
-    elif coded.dtype in ("float16", "int8"):
-        values = coded.data.astype(np.float32)
-    else:
-        raise unknown_dtype(coded.dtype)
-    return values if coded.scale == 1 else values * np.float32(coded.scale)
-
-
-def int8_scale(largest: float) -> float:
-    """Return the float32 scale for a block with this largest magnitude: finite and above zero."""
-    if largest == 0:
-        return 1.0
-    scale = np.float32(largest / _LEVELS)
-    if float(scale) * _LEVELS > _LARGEST_FLOAT32:  # rounding up would decode to infinity
-        scale = np.nextafter(scale, np.float32(0))
-    return max(float(scale), _SMALLEST_SCALE)
-
-
-def unknown_dtype(dtype: str) -> ValueError:
-    """Return the error for a value dtype that does not exist."""
-    return ValueError(
-        f"value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
-    )
-
-
-def _to_bfloat16(values: Float32) -> np.ndarray:
-    """Return [k] uint16: the upper halves, rounded to nearest even, never to infinity."""
-    bits = np.clip(values, -LARGEST_BFLOAT16, LARGEST_BFLOAT16).view(np.uint32)
-    odd = bits >> 16
-    odd &= 1
-    odd += 0x7FFF
-    bits += odd
-    bits >>= 16
-    return bits.astype(np.uint16)
-
-
-BODIES: dict[str, Callable[..., Any]] = {
-    "top_k": numpy_select.top_k,
-    "feedback_top_k": numpy_select.feedback_top_k,
-    "sampled_top_k": numpy_select.sampled_top_k,
-    "carried_top_k": numpy_select.carried_top_k,
-    "feedback_carried": numpy_select.feedback_carried,
-    "random_k": numpy_select.random_k,
-    "accumulate": numpy_select.accumulate,
-    "zeros": zeros,
-    "joined": joined,
-    "first_not_finite": first_not_finite,
-    "norm": norm,
-    "as_saved": as_saved,
-    "as_kept": as_kept,
-    "quantise": quantise,
-    "dequantise": dequantise,
-    "apply_sparse": apply_sparse,
-    "apply_dense": apply_dense,
-    "scale": scale,
-    "hits": hits,
-    "damp": damp,
-    "compensate": compensate,
-    "adapt": adapt,
-    "contribution": contribution,
-    "to_levels": to_levels,
-}
+KERNELS = Kernels(
+    name="numpy",
+    top_k=numpy_select.top_k,
+    feedback_top_k=numpy_select.feedback_top_k,
+    carried_top_k=numpy_select.carried_top_k,
+    feedback_carried=numpy_select.feedback_carried,
+    random_k=numpy_select.random_k,
+    accumulate=numpy_select.accumulate,
+    zeros=zeros,
+    first_not_finite=first_not_finite,
+    norm=norm,
+    as_saved=as_saved,
+    as_kept=as_kept,
+    quantise=quantise,
+    dequantise=dequantise,
+    apply_sparse=apply_sparse,
+    apply_dense=apply_dense,
+    scale=scale,
+    hits=hits,
+    damp=damp,
+    compensate=compensate,
+    adapt=adapt,
+    contribution=contribution,
+    to_levels=to_levels,
+)

@@ -1,14 +1,12 @@
-"""Selection in numpy: exact top-k of |x|, with and without an error-feedback residual, random-k.
+"""Selection in numpy: the k entries of largest magnitude, and positions drawn at random.
 
-A sampled threshold lets one pass over cache-sized pieces find slightly more than k candidates;
-the exact k are then chosen among those. Where the sample misleads, everything is looked at, so
-the result never depends on luck.
+Exact top-k: a sampled threshold lets one pass over cache-sized pieces find slightly more than k
+candidates; the exact k are then chosen among those. Where the sample misleads, all entries are
+looked at, so the result never depends on luck. With a threshold that is carried over from the step
+before about k entries are selected, for less work. Either is done in the same pass that adds a step
+to an error-feedback residual.
 
 Source: AdaComp's selection; docs/methods/adacomp.md.
-
-Selection by a threshold: about k entries of largest magnitude, for less work than exactly k.
-
-Adding to a buffer that outlives the step, in pieces that stay in cache.
 """
 
 from __future__ import annotations
@@ -21,9 +19,22 @@ import numpy as np
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_ACCUMULATE_PIECE = (
-    1 << 16
-)  # entries: target, addend and product of a piece stay in the second-level cache
+#: Of fewer entries all are sorted: sampling costs more than it saves.
+EXACT_BELOW = 4096
+#: A carried threshold that more or fewer than this times k entries reach is not good enough.
+TOO_MANY, TOO_FEW = 1.3, 0.8
+
+_ACCUMULATE_PIECE = 1 << 16  # entries; target, addend and product stay in the second-level cache
+_DENSE_FRACTION = 0.05  # of entries kept; above it the bit peeling has too many rounds
+_SAMPLED_KEPT = 200  # kept entries expected in the sample: its rank is good to 7 %
+_HINTED = 1.2  # times k: candidates that a hint aims at; seldom fewer than k then reach it
+_HINTED_AGAIN = 1.4  # the same, after a hint that was too high
+_FEW = 32  # magnitudes are too few to extrapolate from
+_SLOPE = 0.3  # with which magnitudes fall where nothing is known: like this power of the rank
+_SAFETY = 4.0  # standard deviations by which the threshold is lowered
+_PIECE = 1 << 17  # entries per element-wise pass: its buffers stay in the second-level cache
+_REGION = 1 << 21  # entries per gather, a multiple of _PIECE: stays in the last-level cache
+_WORD = 32  # bits peeled at a time
 
 
 def accumulate(target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0) -> None:
@@ -37,10 +48,8 @@ def accumulate(target: Float32, addend: Float32, factor: float = 1.0, decay: flo
     """
     product = np.empty(min(_ACCUMULATE_PIECE, target.size) if factor != 1 else 0, np.float32)
     for start in range(0, target.size, _ACCUMULATE_PIECE):
-        piece, more = (
-            target[start : start + _ACCUMULATE_PIECE],
-            addend[start : start + _ACCUMULATE_PIECE],
-        )
+        part = slice(start, start + _ACCUMULATE_PIECE)
+        piece, more = target[part], addend[part]
         if decay != 1:
             piece *= np.float32(decay)
         if factor != 1:
@@ -48,17 +57,13 @@ def accumulate(target: Float32, addend: Float32, factor: float = 1.0, decay: flo
         piece += more
 
 
-_EXACT_BELOW = 4096  # entries; sampling costs more than it saves
-_DENSE_FRACTION = 0.05  # of entries kept; above it the bit peeling has too many rounds
-_SAMPLED_KEPT = 200  # kept entries expected in the sample: its rank is good to 7 %
-_HINTED = 1.2  # times k: candidates that a hint aims at; seldom fewer than k then reach it
-_HINTED_AGAIN = 1.4  # the same, after a hint that was too high
-_FEW = 32  # magnitudes say too little about others
-_SLOPE = 0.3  # with which magnitudes fall where nothing is known: like this power of the rank
-_SAFETY = 4.0  # standard deviations by which the threshold is lowered
-_PIECE = 1 << 17  # entries per element-wise pass: its buffers stay in the second-level cache
-_REGION = 1 << 21  # entries per gather, a multiple of _PIECE: stays in the last-level cache
-_WORD = 32  # bits peeled at a time
+def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
+    """Return k different positions below n, uniformly at random, ascending int64."""
+    if k >= n:
+        return np.arange(n)
+    chosen = rng.choice(n, k, replace=False, shuffle=False)
+    chosen.sort()
+    return chosen
 
 
 def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
@@ -121,32 +126,64 @@ def feedback_top_k(
     return indices, values, magnitude_at(np.abs(values), _HINTED * k) if indices.size == k else 0.0
 
 
-def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
-    """Return k different positions below n, uniformly at random, ascending int64."""
-    if k >= n:
-        return np.arange(n)
-    chosen = rng.choice(n, k, replace=False, shuffle=False)
-    chosen.sort()
-    return chosen
+def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32, float]:
+    """Return the entries that reach a threshold, and the threshold for next time.
+
+    The next one is where k of these entries were above it; if there were fewer, it is lowered along
+    the slope of the magnitudes that were found. Where more than 1.3 k reach it the k largest of
+    those are taken; where fewer than 0.8 k do, the k largest of all.
+
+    Args:
+        x: [n] float32, finite.
+        k: How many there should be, 1 to n.
+        threshold: Of the time before; 0: not known.
+
+    Returns:
+        Ascending indices [m] int64, their values [m] float32, never zeros, and the threshold.
+    """
+    if threshold > 0 and x.size > EXACT_BELOW:
+        indices, values = at_least(x, np.float32(threshold))
+        if indices.size >= TOO_FEW * k:
+            following = magnitude_at(np.abs(values), k)
+            if indices.size > TOO_MANY * k:
+                kept = largest(values, k)
+                indices, values = indices.take(kept), values.take(kept)
+            return indices, values, following
+    indices, values = top_k(x, k)
+    return indices, values, float(np.abs(values).min()) if indices.size == k else 0.0
 
 
-def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]:
-    """Do `top_k` of x when the m < k magnitudes above some threshold are known."""
-    if magnitudes.size > _FEW:
-        indices, values = at_least(x, np.float32(magnitude_at(magnitudes, _HINTED_AGAIN * k)))
-        if indices.size >= k:
-            return _chosen(indices, values, largest(values, k))
-    return top_k(x, k)
+def feedback_carried(
+    residual: Float32, addend: Float32, k: int, factor: float = 1.0, threshold: float = 0.0
+) -> tuple[Int64, Float32, float]:
+    """Do `carried_top_k` of a residual plus an addend, and take out what is selected.
+
+    Args:
+        residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
+        addend: [n] float32, finite.
+        k: How many there should be, 1 to n.
+        factor: Of the addend.
+        threshold: Of the step before; 0: not known.
+    """
+    if threshold > 0 and residual.size > EXACT_BELOW:
+        indices, values = add_at_least(residual, addend, np.float32(threshold), factor)
+        if TOO_FEW * k <= indices.size <= TOO_MANY * k:
+            residual[indices] = 0
+            return indices, values, magnitude_at(np.abs(values), k)
+    else:
+        accumulate(residual, addend, factor)
+    indices, values, threshold = carried_top_k(residual, k, threshold)
+    residual[indices] = 0
+    return indices, values, threshold
 
 
-def _next_hint(ordered: Float32, k: int) -> float:
-    """Return the magnitude at rank 1.2 k, from [m], m >= k, of which the last k are the largest."""
-    place = ordered.size - math.ceil(_HINTED * k)
-    if place < 0:
-        return magnitude_at(ordered, _HINTED * k)
-    surplus = ordered[:-k]  # a sixth of all: cheaper than once more all
-    surplus.partition(place)
-    return float(surplus[place])
+def largest(values: Float32, k: int) -> Int64:
+    """Return ascending positions of the k largest magnitudes, the first ones among equals."""
+    if values.size <= k:
+        return np.arange(values.size)
+    if k <= 0:
+        return np.empty(0, np.int64)
+    return _are_largest(np.abs(values), k).nonzero()[0]
 
 
 def magnitude_at(magnitudes: Float32, rank: float) -> float:
@@ -158,14 +195,15 @@ def magnitude_at(magnitudes: Float32, rank: float) -> float:
     if wanted <= count:
         return float(np.partition(magnitudes, count - wanted)[count - wanted])
     half = max(1, count // 2)
-    ordered = np.partition(magnitudes, count - half)  # one rank: two at once take ten times longer
+    ordered = np.partition(magnitudes, count - half)  # two ranks in one call: ten times longer
     lowest, middle = float(ordered[: count - half + 1].min()), float(ordered[count - half])
     power = math.log(middle / lowest) / math.log(count / half) if half < count else _SLOPE
-    return lowest * (count / wanted) ** power
+    return float(lowest * (count / wanted) ** power)
 
 
-def _is_worth_a_scan(size: int, k: int) -> bool:
-    return size >= _EXACT_BELOW and 0 < k <= _DENSE_FRACTION * size
+def at_least(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
+    """Return the entries of x [n] whose magnitude reaches a threshold > 0: indices, values."""
+    return _scan(x, None, threshold)
 
 
 def add_at_least(
@@ -173,11 +211,6 @@ def add_at_least(
 ) -> tuple[Int64, Float32]:
     """Do ``residual += factor * addend`` [n] in place, then `at_least` of it."""
     return _scan(residual, addend, threshold, factor)
-
-
-def at_least(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
-    """Return the entries of x [n] whose magnitude reaches a threshold > 0: indices, values."""
-    return _scan(x, None, threshold)
 
 
 def _sampled_threshold(
@@ -195,6 +228,10 @@ def _sampled_threshold(
     rank = min(int(expected + _SAFETY * expected**0.5) + 1, sample.size)
     sample.partition(sample.size - rank)
     return np.float32(sample[sample.size - rank])
+
+
+def _is_worth_a_scan(size: int, k: int) -> bool:
+    return size >= EXACT_BELOW and 0 < k <= _DENSE_FRACTION * size
 
 
 def _scan(
@@ -260,17 +297,27 @@ def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
     return _chosen(indices, values, largest(values, k))
 
 
+def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]:
+    """Do `top_k` of x when the m < k magnitudes above some threshold are known."""
+    if magnitudes.size > _FEW:
+        indices, values = at_least(x, np.float32(magnitude_at(magnitudes, _HINTED_AGAIN * k)))
+        if indices.size >= k:
+            return _chosen(indices, values, largest(values, k))
+    return top_k(x, k)
+
+
+def _next_hint(ordered: Float32, k: int) -> float:
+    """Return the magnitude at rank 1.2 k, from [m], m >= k, of which the last k are the largest."""
+    place = ordered.size - math.ceil(_HINTED * k)
+    if place < 0:
+        return magnitude_at(ordered, _HINTED * k)
+    surplus = ordered[:-k]  # a sixth of all: cheaper than once more all
+    surplus.partition(place)
+    return float(surplus[place])
+
+
 def _chosen(indices: Int64, values: Float32, kept: Int64) -> tuple[Int64, Float32]:
     return indices.take(kept), values.take(kept)
-
-
-def largest(values: Float32, k: int) -> Int64:
-    """Return ascending positions of the k largest magnitudes, the first ones among equals."""
-    if values.size <= k:
-        return np.arange(values.size)
-    if k <= 0:
-        return np.empty(0, np.int64)
-    return _are_largest(np.abs(values), k).nonzero()[0]
 
 
 def _are_largest(magnitudes: Float32, k: int) -> np.ndarray:
@@ -286,97 +333,3 @@ def _reaching(magnitudes: Float32, smallest_kept: np.float32, k: int) -> np.ndar
         ties = (magnitudes == smallest_kept).nonzero()[0]
         kept[ties[ties.size - surplus :]] = False
     return kept
-
-
-EXACT_BELOW = 4096  # entries
-SAMPLED_FRACTION = 0.01
-TOO_MANY, TOO_FEW = 1.3, 0.8  # times k
-LOWERED, ROUNDS = 0.8, 10
-
-
-def sampled_top_k(x: Float32, k: int, rng: np.random.Generator) -> tuple[Int64, Float32]:
-    """Return the entries that reach the k-th largest magnitude as a sample has it.
-
-    The sample is a hundredth of the entries, or the 2 n / k that have two entries above the
-    threshold. Where more than 1.3 k reach it the k largest of those are taken; where fewer than 0.8
-    k do, it is lowered by a fifth, at most ten times.
-
-    Args:
-        x: [n] float32, finite.
-        k: How many, 1 to n.
-        rng: For the place where the sample begins.
-
-    Returns:
-        Ascending indices [m] int64 and their values [m] float32, never zeros.
-
-    Source: the program of the authors of "Deep Gradient Compression", ICLR 2018.
-    """
-    wanted = max(math.ceil(SAMPLED_FRACTION * x.size), math.ceil(2 * x.size / k))
-    if wanted >= x.size:
-        return top_k(x, k)
-    stride = x.size // wanted
-    sample = np.abs(x[int(rng.integers(stride)) :: stride])
-    rank = max(1, round(k * sample.size / x.size))
-    threshold = np.partition(sample, sample.size - rank)[sample.size - rank]
-    for _ in range(ROUNDS):
-        if not threshold > 0:
-            return top_k(x, k)
-        indices, values = at_least(x, threshold)
-        if indices.size > TOO_MANY * k:
-            kept = largest(values, k)
-            return indices.take(kept), values.take(kept)
-        if indices.size >= TOO_FEW * k:
-            break
-        threshold *= np.float32(LOWERED)
-    return indices, values
-
-
-def feedback_carried(
-    residual: Float32, addend: Float32, k: int, factor: float = 1.0, threshold: float = 0.0
-) -> tuple[Int64, Float32, float]:
-    """Do `carried_top_k` of a residual plus an addend, and take out what is selected.
-
-    Args:
-        residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
-        addend: [n] float32, finite.
-        k: How many there should be, 1 to n.
-        factor: Of the addend.
-        threshold: Of the step before; 0: not known.
-    """
-    if threshold > 0 and residual.size > EXACT_BELOW:
-        indices, values = add_at_least(residual, addend, np.float32(threshold), factor)
-        if TOO_FEW * k <= indices.size <= TOO_MANY * k:
-            residual[indices] = 0
-            return indices, values, magnitude_at(np.abs(values), k)
-    else:
-        accumulate(residual, addend, factor)
-    indices, values, threshold = carried_top_k(residual, k, threshold)
-    residual[indices] = 0
-    return indices, values, threshold
-
-
-def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32, float]:
-    """Return the entries that reach a threshold, and the threshold for next time.
-
-    The next one is where k of these entries were above it; if there were fewer, it is lowered along
-    the slope of the magnitudes that were found. Where more than 1.3 k reach it the k largest of
-    those are taken; where fewer than 0.8 k do, the k largest of all.
-
-    Args:
-        x: [n] float32, finite.
-        k: How many there should be, 1 to n.
-        threshold: Of the time before; 0: not known.
-
-    Returns:
-        Ascending indices [m] int64, their values [m] float32, never zeros, and the threshold.
-    """
-    if threshold > 0 and x.size > EXACT_BELOW:
-        indices, values = at_least(x, np.float32(threshold))
-        if indices.size >= TOO_FEW * k:
-            following = magnitude_at(np.abs(values), k)
-            if indices.size > TOO_MANY * k:
-                kept = largest(values, k)
-                indices, values = indices.take(kept), values.take(kept)
-            return indices, values, following
-    indices, values = top_k(x, k)
-    return indices, values, float(np.abs(values).min()) if indices.size == k else 0.0

@@ -8,17 +8,24 @@ compiles a body, product and sum may be rounded once instead of twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from thinwire.ops.kernels import device
-from thinwire.ops.kernels import numpy_ops as delays
-from thinwire.ops.kernels import numpy_ops as plain
-from thinwire.ops.kernels import tensorflow_select as selection
-from thinwire.ops.kernels.device import DeviceArray, fused, tensor_of
+from thinwire.ops.kernels import device, numpy_ops, tensorflow_select
+from thinwire.ops.kernels.device import (
+    FLOAT,
+    FLOATS,
+    NUMBER,
+    PLACES,
+    DeviceArray,
+    fused,
+    tensor_of,
+    traced,
+)
 from thinwire.ops.types import CodedValues
 
 if TYPE_CHECKING:
@@ -26,79 +33,76 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-_FLOATS = tf.TensorSpec([None], tf.float32)
-_INDICES = tf.TensorSpec([None], tf.int64)
-_NUMBER = tf.TensorSpec([], tf.int32)
 _MAGNITUDE_BITS = 0x7FFFFFFF
 
 
-@tf.function(input_signature=[_FLOATS, _INDICES, _FLOATS, _FLOATS])
+@traced(FLOATS, PLACES, FLOATS, FLOATS)
 def _changed_entries(theta: Any, indices: Any, values: Any, rates: Any) -> Any:
     return tf.gather(theta, indices) - rates * values
 
 
-@tf.function(input_signature=[_FLOATS, _FLOATS, _FLOATS])
+@traced(FLOATS, FLOATS, FLOATS)
 def _changed(theta: Any, values: Any, rates: Any) -> Any:
     return theta - rates * values
 
 
-@tf.function(input_signature=[_FLOATS, _FLOATS])
+@traced(FLOATS, FLOATS)
 def _product(rates: Any, values: Any) -> Any:
     return rates * values
 
 
-@fused(input_signature=[_FLOATS])
+@fused(FLOATS)
 def _is_finite(x: Any) -> Any:
     return tf.reduce_all(tf.math.is_finite(x))
 
 
-@fused(input_signature=[_FLOATS])
+@fused(FLOATS)
 def _norm(x: Any) -> Any:
     return tf.sqrt(tf.reduce_sum(tf.square(tf.cast(x, tf.float64))))
 
 
-@tf.function(input_signature=[_FLOATS])
+@traced(FLOATS)
 def _to_bfloat16(values: Any) -> Any:
-    cut = tf.clip_by_value(values, -plain.LARGEST_BFLOAT16, plain.LARGEST_BFLOAT16)
+    cut = tf.clip_by_value(values, -numpy_ops.LARGEST_BFLOAT16, numpy_ops.LARGEST_BFLOAT16)
     bits = tf.bitcast(cut, tf.uint32)
     odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 16), tf.constant(1, tf.uint32))
     return tf.cast(tf.bitwise.right_shift(bits + odd + 0x7FFF, 16), tf.uint16)
 
 
-@tf.function(input_signature=[_FLOATS])
+@traced(FLOATS)
 def _to_float16(values: Any) -> Any:
-    cut = tf.clip_by_value(values, -plain.LARGEST_FLOAT16, plain.LARGEST_FLOAT16)
+    cut = tf.clip_by_value(values, -numpy_ops.LARGEST_FLOAT16, numpy_ops.LARGEST_FLOAT16)
     return tf.cast(cut, tf.float16)
 
 
-@tf.function(input_signature=[_FLOATS])
+@traced(FLOATS)
 def _largest(values: Any) -> Any:
     return tf.reduce_max(tf.concat([tf.abs(values), [0.0]], 0))
 
 
-@tf.function(input_signature=[_FLOATS, tf.TensorSpec([], tf.float32)])
+@traced(FLOATS, FLOAT)
 def _to_int8(values: Any, scale: Any) -> Any:
     return tf.cast(tf.clip_by_value(tf.round(values / scale), -127.0, 127.0), tf.int8)
 
 
-@tf.function(input_signature=[_INDICES])
+@traced(PLACES)
 def _damp(sigma: Any) -> Any:
     # In double precision: float32 division may be done by an approximate reciprocal.
     return tf.cast(1.0 / tf.cast(tf.maximum(sigma, 1), tf.float64), tf.float32)
 
 
-@tf.function(input_signature=[_FLOATS] * 4)
+@traced(*[FLOATS] * 4)
 def _compensate(values: Any, theta: Any, base: Any, strengths: Any) -> Any:
     return (theta - base) * values * values * strengths + values
 
 
-@tf.function(input_signature=[_FLOATS, _FLOATS, *[tf.TensorSpec([], tf.float32)] * 3])
+@traced(FLOATS, FLOATS, *[FLOAT] * 3)
 def _adapt(mean_square: Any, values: Any, decay: Any, share: Any, strength: Any) -> Any:
     averaged = values * values * share + decay * mean_square
-    return averaged, strength / tf.sqrt(averaged + delays.FLOOR)
+    return averaged, strength / tf.sqrt(averaged + numpy_ops.FLOOR)
 
 
-@tf.function(input_signature=[_FLOATS, _NUMBER, _FLOATS, *[tf.TensorSpec([], tf.float32)] * 2])
+@traced(FLOATS, NUMBER, FLOATS, *[FLOAT] * 2)
 def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, share: Any) -> Any:
     """Sums and averages of blocks; a sum of subnormal numbers alone is made the least normal."""
     num_full = tf.size(values) // block_entries
@@ -119,7 +123,7 @@ def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, sh
     return tf.where(tf.math.is_finite(total), averaged, averages), total
 
 
-@tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32), _NUMBER])
+@traced(tf.TensorSpec([None, None], tf.float32), NUMBER)
 def _to_levels(rows: Any, bits: Any) -> Any:
     num_levels = tf.cast(tf.bitwise.left_shift(1, bits), tf.float32)
     lows = tf.reduce_min(rows, 1)
@@ -129,7 +133,7 @@ def _to_levels(rows: Any, bits: Any) -> Any:
     return tf.cast(tf.floor(levels), tf.uint16), lows, steps
 
 
-@tf.function(input_signature=[tf.TensorSpec([], tf.int32), _INDICES, _INDICES])
+@traced(NUMBER, PLACES, PLACES)
 def _count_hits(size: Any, touched: Any, indices: Any) -> Any:
     counts = tf.math.unsorted_segment_sum(tf.ones_like(touched, tf.int32), touched, size)
     return tf.gather(counts, indices)
@@ -140,35 +144,28 @@ def _rates(rate: float | Float32, size: int) -> Any:
     return np.broadcast_to(np.asarray(rate, np.float32), (size if np.ndim(rate) else 1,))
 
 
-def zeros(sizes: Sequence[int]) -> list[DeviceArray]:
-    """See `thinwire.ops.kernels.numpy_ops.zeros`."""
-    return [DeviceArray(tf.zeros(size)) for size in sizes]
-
-
-def joined(tensors: Sequence[Any]) -> Any:
-    """See `thinwire.ops.kernels.numpy_ops.joined`."""
-    if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
-        return delays.joined(tensors)
-    return DeviceArray(tf.concat([tensor_of(tensor) for tensor in tensors], 0))
+def zeros(sizes: Sequence[int]) -> list[Float32]:
+    """See `numpy_ops.zeros`; on the device."""
+    return cast("list[Float32]", [DeviceArray(tf.zeros(size)) for size in sizes])
 
 
 def first_not_finite(tensors: Sequence[Any]) -> int | None:
-    """See `thinwire.ops.kernels.numpy_ops.first_not_finite`; one copy of flags for all tensors."""
+    """See `numpy_ops.first_not_finite`; one copy of flags for all tensors."""
     if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
-        return delays.first_not_finite(tensors)
+        return numpy_ops.first_not_finite(tensors)
     finite = tf.stack([_is_finite(tensor_of(tensor)) for tensor in tensors]).numpy()
     return None if finite.all() else int(finite.argmin())
 
 
 def norm(tensor: Any) -> float:
-    """See `ops.kernels.numpy_ops.norm`; on a device squares are summed in double precision."""
+    """See `numpy_ops.norm`; on a device squares are summed in double precision."""
     if not isinstance(tensor, DeviceArray):
-        return delays.norm(tensor)
+        return numpy_ops.norm(tensor)
     return float(_norm(tensor.value))
 
 
 def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float32) -> None:
-    """See `ops.kernels.numpy_ops.apply_sparse`; theta is a numpy array or a `tf.Variable` [n]."""
+    """See `numpy_ops.apply_sparse`; theta is a numpy array or a `tf.Variable` [n]."""
     rates = _rates(rate, int(values.shape[0]))
     if isinstance(theta, tf.Variable):
         product = _product(rates, values)
@@ -178,7 +175,7 @@ def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float3
 
 
 def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
-    """See `ops.kernels.numpy_ops.apply_dense`; theta is a numpy array or a `tf.Variable` [n]."""
+    """See `numpy_ops.apply_dense`; theta is a numpy array or a `tf.Variable` [n]."""
     rates = _rates(rate, int(values.shape[0]))
     if isinstance(theta, tf.Variable):
         theta.assign_sub(_product(rates, values))
@@ -187,24 +184,27 @@ def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
 
 
 def scale(values: Any, rate: float | Float32) -> Any:
-    """See `thinwire.ops.kernels.numpy_ops.scale`; of a device's array there."""
+    """See `numpy_ops.scale`; of a device's array there."""
     if isinstance(values, DeviceArray):
         return DeviceArray(_product(_rates(rate, values.size), values.value))
     return _product(_rates(rate, int(values.shape[0])), values).numpy()
 
 
 def damp(sigma: Any) -> Float32:
-    """See `thinwire.ops.kernels.numpy_ops.damp`."""
-    return _damp(tf.cast(sigma, tf.int64)).numpy()
+    """See `numpy_ops.damp`."""
+    shares: Float32 = _damp(tf.cast(sigma, tf.int64)).numpy()
+    return shares
 
 
 def compensate(values: Any, theta: Any, base: Any, strength: float | Float32) -> Float32:
-    """See `thinwire.ops.kernels.numpy_ops.compensate`."""
-    return _compensate(values, theta, base, _rates(strength, int(values.shape[0]))).numpy()
+    """See `numpy_ops.compensate`."""
+    strengths = _rates(strength, int(values.shape[0]))
+    compensated: Float32 = _compensate(values, theta, base, strengths).numpy()
+    return compensated
 
 
 def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple[Float32, Float32]:
-    """See `ops.kernels.numpy_ops.adapt`; square root and quotient may differ in the last bit."""
+    """See `numpy_ops.adapt`; square root and quotient may differ in the last bit."""
     averaged, strengths = _adapt(mean_square, values, decay, 1 - decay, strength)
     return averaged.numpy(), strengths.numpy()
 
@@ -212,13 +212,13 @@ def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple
 def contribution(
     values: Any, block_entries: int, averages: Float32, alpha: float
 ) -> tuple[Float32, Float32]:
-    """See `thinwire.ops.kernels.numpy_ops.contribution`; sums differ in their last bits."""
+    """See `numpy_ops.contribution`; sums differ in their last bits."""
     averaged, sums = _contribution(values, block_entries, averages, alpha, 1 - alpha)
     return averaged.numpy(), sums.numpy()
 
 
 def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
-    """See `thinwire.ops.kernels.numpy_ops.to_levels`."""
+    """See `numpy_ops.to_levels`."""
     levels, lows, steps = _to_levels(rows, bits)
     dtype = np.uint16 if bits == 16 else np.uint8
     return levels.numpy().astype(dtype, copy=False), lows.numpy(), steps.numpy()
@@ -227,50 +227,51 @@ def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
 def hits(
     window: Sequence[NDArray[Any] | None], indices: Int64 | None, scratch: NDArray[Any]
 ) -> NDArray[np.int32]:
-    """See `ops.kernels.numpy_ops.hits`; needs no scratch but its length, and costs O(n)."""
+    """See `numpy_ops.hits`; needs no scratch but its length, and costs O(n)."""
     sparse = [touched for touched in window if touched is not None]
-    asked = np.arange(scratch.size) if indices is None else indices
+    places = np.arange(scratch.size) if indices is None else indices
     touched = np.concatenate([np.empty(0, np.int64), *sparse]).astype(np.int64, copy=False)
-    return _count_hits(scratch.size, touched, asked).numpy() + np.int32(len(window) - len(sparse))
+    counts: NDArray[np.int32] = _count_hits(scratch.size, touched, places).numpy()
+    return counts + np.int32(len(window) - len(sparse))
 
 
 def quantise(values: Any, dtype: str) -> CodedValues:
-    """See `thinwire.ops.kernels.numpy_ops.quantise`."""
+    """See `numpy_ops.quantise`."""
     if dtype == "float32":
-        return plain.quantise(np.asarray(values), dtype)
+        return numpy_ops.quantise(np.asarray(values), dtype)
     values = tensor_of(values)
     if dtype == "bfloat16":
         return CodedValues(dtype, _to_bfloat16(values).numpy())
     if dtype == "float16":
         return CodedValues(dtype, _to_float16(values).numpy())
     if dtype == "int8":
-        factor = plain.int8_scale(float(_largest(values)))
+        factor = numpy_ops.int8_scale(float(_largest(values)))
         return CodedValues(dtype, _to_int8(values, factor).numpy(), factor)
-    raise plain.unknown_dtype(dtype)
+    raise numpy_ops.unknown_dtype(dtype)
 
 
-#: Fields of ops.kernels.Kernels that these bodies replace.
-BODIES: dict[str, Callable[..., Any]] = {
-    "top_k": selection.top_k,
-    "feedback_top_k": selection.feedback_top_k,
-    "sampled_top_k": selection.sampled_top_k,
-    "carried_top_k": selection.carried_top_k,
-    "feedback_carried": selection.feedback_carried,
-    "accumulate": selection.accumulate,
-    "zeros": zeros,
-    "joined": joined,
-    "first_not_finite": first_not_finite,
-    "norm": norm,
-    "as_saved": device.as_saved,
-    "as_kept": device.as_kept,
-    "quantise": quantise,
-    "apply_sparse": apply_sparse,
-    "apply_dense": apply_dense,
-    "scale": scale,
-    "hits": hits,
-    "damp": damp,
-    "compensate": compensate,
-    "adapt": adapt,
-    "contribution": contribution,
-    "to_levels": to_levels,
-}
+#: What these functions leave out is numpy's.
+KERNELS = dataclasses.replace(
+    numpy_ops.KERNELS,
+    name="tf",
+    top_k=tensorflow_select.top_k,
+    feedback_top_k=tensorflow_select.feedback_top_k,
+    carried_top_k=tensorflow_select.carried_top_k,
+    feedback_carried=tensorflow_select.feedback_carried,
+    accumulate=tensorflow_select.accumulate,
+    as_saved=device.as_saved,
+    as_kept=device.as_kept,
+    zeros=zeros,
+    first_not_finite=first_not_finite,
+    norm=norm,
+    quantise=quantise,
+    apply_sparse=apply_sparse,
+    apply_dense=apply_dense,
+    scale=scale,
+    hits=hits,
+    damp=damp,
+    compensate=compensate,
+    adapt=adapt,
+    contribution=contribution,
+    to_levels=to_levels,
+)

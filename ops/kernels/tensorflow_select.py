@@ -14,20 +14,17 @@ import numpy as np
 import tensorflow as tf
 
 from thinwire.ops.kernels import numpy_select
-from thinwire.ops.kernels.device import DeviceArray, fused, tensor_of
+from thinwire.ops.kernels.device import FLOAT, FLOATS, NUMBER, DeviceArray, fused, tensor_of
 from thinwire.ops.kernels.numpy_select import accumulate as accumulate_on_host
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_FLOATS = tf.TensorSpec([None], tf.float32)
-_FLOAT = tf.TensorSpec([], tf.float32)
-_NUMBER = tf.TensorSpec([], tf.int32)
 _MAGNITUDE_BITS = 0x7FFFFFFF
 _HALVINGS = 31  # of a range of positions
 _SAMPLED_KEPT = 200
 _SAFETY = 4.0
-_ROOM = 64  # candidates beyond two for each entry kept
+_SPARE = 64  # candidates beyond two for each entry kept
 
 
 def plan(size: int, k: int) -> tuple[int, int, int, int]:
@@ -40,7 +37,7 @@ def plan(size: int, k: int) -> tuple[int, int, int, int]:
     num_sampled = -(-size // stride)
     expected = k * num_sampled / size
     rank = min(int(expected + _SAFETY * math.sqrt(expected)) + 1, num_sampled)
-    return k, stride, rank, min(size, 2 * k + _ROOM)
+    return k, stride, rank, min(size, 2 * k + _SPARE)
 
 
 def _magnitudes(x: Any) -> Any:
@@ -86,12 +83,12 @@ def _largest(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> tuple[Any
     return places, _values_at(x, places), tf.reduce_sum(tf.cast(chosen, tf.int32))
 
 
-@fused(input_signature=[_FLOATS, *[_NUMBER] * 4])
+@fused(FLOATS, *[NUMBER] * 4)
 def _top_k(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> Any:
     return _largest(x, k, stride, rank, capacity)
 
 
-@fused(input_signature=[_FLOATS, _FLOATS, _FLOAT, *[_NUMBER] * 4])
+@fused(FLOATS, FLOATS, FLOAT, *[NUMBER] * 4)
 def _feedback_top_k(
     residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any, capacity: Any
 ) -> Any:
@@ -103,18 +100,11 @@ def _feedback_top_k(
     return rest, places, values, count
 
 
-@fused(input_signature=[_FLOATS, _FLOAT, _NUMBER])
+@fused(FLOATS, FLOAT, NUMBER)
 def _reaching(x: Any, threshold: Any, capacity: Any) -> Any:
     """Return the first `capacity` entries of at least this magnitude, and how many there are."""
     places, count = _first_reaching(_magnitudes(x), tf.bitcast(threshold, tf.int32), capacity)
     return places, _values_at(x, places), count
-
-
-@fused(input_signature=[_FLOATS, *[_NUMBER] * 4])
-def _sampled_magnitude(x: Any, start: Any, stride: Any, num_sampled: Any, rank: Any) -> Any:
-    """Return the rank-th largest magnitude of a sample."""
-    sample = tf.gather(_magnitudes(x), start + stride * tf.range(num_sampled))
-    return tf.bitcast(tf.math.top_k(sample, rank).values[-1], tf.float32)
 
 
 def _cut(places: Any, values: Any, count: Any) -> tuple[Int64, Float32]:
@@ -127,7 +117,7 @@ def _none() -> tuple[Int64, Float32]:
 
 
 def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
-    """See `thinwire.ops.kernels.numpy_select.top_k`."""
+    """See `numpy_select.top_k`."""
     x = tensor_of(x)
     size = int(x.shape[0])
     k = min(k, size)
@@ -137,7 +127,7 @@ def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
 def feedback_top_k(
     residual: Any, addend: Any, k: int, factor: float = 1.0, hint: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """See `ops.kernels.numpy_select.feedback_top_k`; a numpy residual is added to on the host."""
+    """See `numpy_select.feedback_top_k`; a numpy residual is added to on the host."""
     del hint
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):
@@ -150,13 +140,13 @@ def feedback_top_k(
     return indices, values, 0.0
 
 
-@fused(input_signature=[_FLOATS, _FLOATS, _FLOAT, _FLOAT])
+@fused(FLOATS, FLOATS, FLOAT, FLOAT)
 def _accumulated(target: Any, addend: Any, factor: Any, decay: Any) -> Any:
     return decay * target + factor * addend
 
 
 def accumulate(target: Any, addend: Any, factor: float = 1.0, decay: float = 1.0) -> None:
-    """See `thinwire.ops.kernels.numpy_select.accumulate`."""
+    """See `numpy_select.accumulate`."""
     if not isinstance(target, DeviceArray):
         accumulate_on_host(target, np.asarray(addend), factor, decay)
         return
@@ -164,39 +154,14 @@ def accumulate(target: Any, addend: Any, factor: float = 1.0, decay: float = 1.0
     target.value = _accumulated(*given, np.float32(factor), np.float32(decay))
 
 
-def sampled_top_k(x: Any, k: int, rng: np.random.Generator) -> tuple[Int64, Float32]:
-    """See `thinwire.ops.kernels.numpy_select.sampled_top_k`."""
-    if not isinstance(x, DeviceArray):
-        return numpy_select.sampled_top_k(x, k, rng)
-    wanted = max(math.ceil(numpy_select.SAMPLED_FRACTION * x.size), math.ceil(2 * x.size / k))
-    if wanted >= x.size:
-        return top_k(x, k)
-    stride = x.size // wanted
-    start = int(rng.integers(stride))
-    num_sampled = len(range(start, x.size, stride))
-    rank = max(1, round(k * num_sampled / x.size))
-    threshold = _sampled_magnitude(x.value, start, stride, num_sampled, rank).numpy()
-    least, most, capacity = _bounds(k, x.size)
-    for _ in range(numpy_select.ROUNDS):
-        if not threshold > 0:
-            return top_k(x, k)
-        found = _reaching(x.value, threshold, capacity)
-        if found[2] > most:
-            return top_k(x, k)
-        if found[2] >= least:
-            break
-        threshold *= np.float32(numpy_select.LOWERED)
-    return _cut(*found)
-
-
 def _bounds(k: int, size: int) -> tuple[int, int, int]:
-    """Return how few and how many entries are good enough, and room for them."""
+    """Return the fewest and the most entries that are good enough, and the capacity for them."""
     least, most = math.ceil(numpy_select.TOO_FEW * k), math.floor(numpy_select.TOO_MANY * k)
     return least, most, min(size, most + 1)
 
 
 def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, float]:
-    """See `thinwire.ops.kernels.numpy_select.carried_top_k`."""
+    """See `numpy_select.carried_top_k`."""
     if not isinstance(x, DeviceArray):
         return numpy_select.carried_top_k(x, k, threshold)
     if threshold > 0 and x.size > numpy_select.EXACT_BELOW:
@@ -212,7 +177,7 @@ def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, flo
 def feedback_carried(
     residual: Any, addend: Any, k: int, factor: float = 1.0, threshold: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """See `thinwire.ops.kernels.numpy_select.feedback_carried`."""
+    """See `numpy_select.feedback_carried`."""
     if not isinstance(residual, DeviceArray):
         return numpy_select.feedback_carried(residual, np.asarray(addend), k, factor, threshold)
     accumulate(residual, addend, factor)

@@ -1,35 +1,36 @@
-"""From what the command line says to a method: six policies with their hyper-parameters."""
+"""From the flags to a method: each policy with its hyper-parameters."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
-from thinwire.ops.aggregation import base as aggregation_base
+from thinwire.ops.aggregation.aggregates import Mean, TrimmedMean
+from thinwire.ops.aggregation.base import Aggregate
+from thinwire.ops.aggregation.registry import AGGREGATES
 from thinwire.ops.codecs.registry import CodecChoices, build_codec
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS, refuse_idle
 from thinwire.ops.methods.method import METHODS, Method
-from thinwire.ops.methods.validation import rule_for
+from thinwire.ops.methods.validation import rule_for, validate
 from thinwire.ops.optimizers.local import LocalUpdate
-from thinwire.ops.optimizers.server import ServerUpdate
-from thinwire.ops.pacing import pacers
+from thinwire.ops.optimizers.server import OptimizerUpdate
+from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sharding import placement
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.sync.rule import SYNC_RULES, GroupSync, make_rule
-from thinwire.ops.types import ConfigurationError, Kind
-from thinwire.ops.weighting.base import WEIGHTINGS
+from thinwire.ops.types import ConfigurationError, Kind, Policy, configured
+from thinwire.ops.weighting.registry import WEIGHTINGS
 
-#: Bound of --sync=ssp when neither flag nor method says otherwise.
+#: Bound of --sync=ssp when neither flag nor method gives one.
 DEFAULT_SSP_BOUND = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Choices(CodecChoices, DgtChoices):
-    """What the command line says about the method; None means "as the method has it"."""
+    """The flags of the method; None means "as the method has it"."""
 
     method: str
     nb_workers: int
@@ -65,12 +66,12 @@ class Choices(CodecChoices, DgtChoices):
     ps_speeds: tuple[float, ...] = ()
     collective: str = THROUGH_PS
     overlap: bool = False
-    aggregate: str = aggregation_base.Mean.name
+    aggregate: str = Mean.name
     trim_fraction: float | None = None  # of trimmed_mean
 
 
 def compose(choices: Choices) -> Method:
-    """Build the method that the choices ask for.
+    """Build the method of the choices, and check that its policies go together.
 
     Raises:
         ConfigurationError: Unknown names, illegal values, or choices that exclude each other.
@@ -79,24 +80,24 @@ def compose(choices: Choices) -> Method:
         raise ConfigurationError(
             f"--method={choices.method!r}: expected one of {', '.join(METHODS)}."
         )
-    given = {seam: value for seam, value in choices.overrides.items() if value is not None}
-    seams = METHODS[choices.method] | given
-    refuse_idle(seams["down_codec"], vars(choices))
-    _refuse_idle("router", ROUTERS, seams["router"], choices)
-    _refuse_idle("weighting", WEIGHTINGS, seams["weighting"], choices)
-    codec = build_codec(seams["codec"], choices, choices.nb_workers, choices.learning_rate)
+    given = {name: value for name, value in choices.overrides.items() if value is not None}
+    chosen = METHODS[choices.method] | given
+    refuse_idle(chosen["down_codec"], vars(choices))
+    _refuse_idle("router", ROUTERS, chosen["router"], choices)
+    _refuse_idle("weighting", WEIGHTINGS, chosen["weighting"], choices)
+    codec = build_codec(chosen["codec"], choices, choices.nb_workers)
     # Changes that hold the learning rate are added: an optimizer would apply a rate once more.
     feeds = "server_optimizer" in given and codec.kind is Kind.GRADIENT
     method = Method(
         name=choices.method,
-        pacer=_pick(pacers.PACERS, seams["pacer"], choices),
+        pacer=configured(PACERS[chosen["pacer"]], choices),
         codec=codec,
-        down_codec=_pick(DOWN_CODECS, seams["down_codec"], choices),
-        router=_pick(ROUTERS, seams["router"], choices),
-        sync=rule_for(_sync_rule(seams["sync"], choices), choices.collective),
-        weighting=_pick(WEIGHTINGS, seams["weighting"], choices),
-        server=_server(seams["server_optimizer"], choices, feeds),
-        seams=seams,
+        down_codec=configured(DOWN_CODECS[chosen["down_codec"]], choices),
+        router=configured(ROUTERS[chosen["router"]], choices),
+        sync=rule_for(_sync_rule(chosen["sync"], choices), choices.collective),
+        weighting=configured(WEIGHTINGS[chosen["weighting"]], choices),
+        server=_server(chosen["server_optimizer"], choices, feeds),
+        choices=chosen,
         local=_local(choices),
         bn_sync=choices.bn_sync,
         placement=_placement(choices),
@@ -104,28 +105,23 @@ def compose(choices: Choices) -> Method:
         overlap=choices.overlap,
         aggregate=_aggregate(choices),
     )
-    return method
+    return dataclasses.replace(method, warnings=tuple(validate(method)))
 
 
-def _pick(registry: Mapping[str, type], name: str, choices: Choices) -> Any:
-    """Make the policy `name`, giving its fields the choices of the same name."""
-    policy = registry[name]
-    fields = {field.name for field in dataclasses.fields(policy)}
-    return policy(**{key: value for key, value in vars(choices).items() if key in fields})
-
-
-def _refuse_idle(seam: str, registry: Mapping[str, type], name: str, choices: Choices) -> None:
+def _refuse_idle(
+    interface: str, registry: Mapping[str, type[Policy]], name: str, choices: Choices
+) -> None:
     """Refuse settings with the prefix of a policy that was not chosen."""
-    usual = {field.name: field.default for field in dataclasses.fields(Choices)}
+    defaults = {field.name: field.default for field in dataclasses.fields(Choices)}
     for other, policy in registry.items():
         prefix = other.replace("_", "") + "_"
         own = [field.name for field in dataclasses.fields(policy) if other != name]
         for setting in (setting for setting in own if setting.startswith(prefix)):
             value = getattr(choices, setting)
-            if value != usual[setting]:
+            if value != defaults[setting]:
                 raise ConfigurationError(
-                    f"--{setting}={value} is for --{seam}={other}, and this is --{seam}={name}; "
-                    "change one."
+                    f"--{setting}={value} is for --{interface}={other}, and this is "
+                    f"--{interface}={name}; change one."
                 )
 
 
@@ -141,23 +137,21 @@ def _placement(choices: Choices) -> placement.Placement:
             f"--ps_speeds={','.join(f'{speed:g}' for speed in choices.ps_speeds)} is for "
             f"--placement=speed, and this is --placement={choices.placement}; change one."
         )
-    return _pick(placement.REGISTRY, choices.placement, choices)  # type: ignore[no-any-return]
+    return configured(placement.REGISTRY[choices.placement], choices)
 
 
-def _aggregate(choices: Choices) -> aggregation_base.Aggregate:
+def _aggregate(choices: Choices) -> Aggregate:
     name, fraction = choices.aggregate, choices.trim_fraction
-    if name not in aggregation_base.AGGREGATES:
-        raise ConfigurationError(
-            f"--aggregate={name!r}: expected one of {', '.join(aggregation_base.AGGREGATES)}."
-        )
+    if name not in AGGREGATES:
+        raise ConfigurationError(f"--aggregate={name!r}: expected one of {', '.join(AGGREGATES)}.")
     if fraction is None:
-        return aggregation_base.AGGREGATES[name]()
-    if name != aggregation_base.TrimmedMean.name:
+        return AGGREGATES[name]()
+    if name != TrimmedMean.name:
         raise ConfigurationError(
             f"--trim_fraction={fraction:g} is for --aggregate=trimmed_mean, and this is "
             f"--aggregate={name}; change one."
         )
-    return aggregation_base.TrimmedMean(fraction)
+    return TrimmedMean(fraction)
 
 
 def _local(choices: Choices) -> LocalUpdate:
@@ -172,9 +166,9 @@ def _local(choices: Choices) -> LocalUpdate:
     )
 
 
-def _server(name: str, choices: Choices, feeds_deltas: bool) -> ServerUpdate:
+def _server(name: str, choices: Choices, feeds_deltas: bool) -> OptimizerUpdate:
     default_momentum = 0.9 if name == "momentum" else 0.0
-    return ServerUpdate(
+    return OptimizerUpdate(
         optimizer=name,
         momentum=default_momentum if choices.momentum is None else choices.momentum,
         weight_decay=choices.weight_decay,

@@ -1,26 +1,41 @@
-"""What a method may be whose workers sum and step among themselves (--collective)."""
+"""Which policies go together: `validate` checks a method, `check_shards` the shards it runs on.
+
+Every check that looks at more than one policy stands here; what one policy refuses by itself stands
+in its own class.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
 
-from thinwire.ops.codecs.dense import Dense
+from thinwire.ops.aggregation.aggregates import LEAST_MEMBERS
+from thinwire.ops.codecs.dense import Dense, Sparsifier
+from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.collectives import THROUGH_PS
-from thinwire.ops.downlink.exact import DownDense
+from thinwire.ops.downlink.exact import DownDelta, DownDense
+from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.local import LocalUpdate
 from thinwire.ops.routing.reliable import Reliable
+from thinwire.ops.sync.groups import uneven
 from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync
-from thinwire.ops.types import ConfigurationError
-from thinwire.ops.weighting.base import Unweighted
+from thinwire.ops.types import ConfigurationError, Kind, describe
+from thinwire.ops.weighting.by_staleness import Unweighted
+from thinwire.ops.weighting.dc_asgd import DcAsgd
+from thinwire.ops.weighting.per_entry import PerEntry
 
-if TYPE_CHECKING:
-    from thinwire.ops.methods.method import Method
-
-#: Seam -> the one policy that leaves nothing for a parameter server to do.
+#: Interface -> the one policy that leaves nothing for a parameter server to do.
 _ONLY = {
     "codec": Dense,
     "down_codec": DownDense,
     "router": Reliable,
     "weighting": Unweighted,
+}
+#: Field of LocalUpdate -> its flag.
+_LOCAL_FLAGS = {
+    "optimizer": "local_optimizer",
+    "momentum": "local_momentum",
+    "opt_state": "local_opt_state",
+    "rate_factor": "local_lr",
 }
 
 
@@ -31,7 +46,42 @@ def rule_for(rule: GroupSync, collective: str) -> GroupSync:
     return ClosedGroupSync(rule.groups) if closes else rule
 
 
-def check(method: Method) -> None:
+def validate(method: Method) -> list[str]:
+    """Refuse what cannot work; return warnings about what has no effect.
+
+    Raises:
+        ConfigurationError: The pacer's updates are not what the codec sends, or the weighting
+            cannot weigh them, the rule of release cannot merge them, or the PS cannot step with
+            them.
+    """
+    _check_kinds(method)
+    _check_collective(method)
+    _check_overlap(method)
+    warnings = method.router.check(method.codec)
+    _check_server(method)
+    _check_local(method)
+    warnings += [text for is_idle, text in _idle_choices(method) if is_idle]
+    warnings += _check_aggregate(method)
+    warning = uneven(method.sync.groups)
+    return [*warnings, warning] if warning else warnings
+
+
+def _check_kinds(method: Method) -> None:
+    """Refuse policies that take gradients where changes of weights travel."""
+    if method.codec.kind is Kind.DELTA and method.takes_local_steps:
+        raise ConfigurationError(
+            f"--codec={method.choices['codec']} makes its own weight change of every gradient; "
+            f"--pacer={method.choices['pacer']} already sends changes of weights."
+        )
+    if isinstance(method.weighting, DcAsgd) and method.kind is Kind.DELTA:
+        raise ConfigurationError(
+            f"--weighting=dc_asgd compensates gradients; --pacer={method.choices['pacer']} with "
+            f"--codec={method.choices['codec']} sends changes of weights. Take another weighting, "
+            "or --pacer=every with a codec of gradients."
+        )
+
+
+def _check_collective(method: Method) -> None:
     """Refuse a collective with anything that only a parameter server can do.
 
     Raises:
@@ -42,20 +92,169 @@ def check(method: Method) -> None:
     here = f"--collective={method.collective}"
     if not isinstance(method.sync, ClosedGroupSync):
         raise ConfigurationError(
-            f"{here} sums over all workers in every round, and --sync={method.seams['sync']} does "
-            "not wait for all of them; take --method=bsp or --method=esync, or --collective=ps."
+            f"{here} sums over all workers in every round, and --sync={method.choices['sync']} "
+            "does not wait for all of them; take --method=bsp or --method=esync, or "
+            "--collective=ps."
         )
     for seam, policy in _ONLY.items():
         if not isinstance(getattr(method, seam), policy):
             raise ConfigurationError(
                 f"{here} sends plain dense sums from worker to worker, and this is "
-                f"--{seam}={method.seams[seam]}; leave --{seam} out, or take --collective=ps."
+                f"--{seam}={method.choices[seam]}; leave --{seam} out, or take --collective=ps."
             )
     if method.codec.value_dtype != "float32":
         raise ConfigurationError(
             f"{here} sums float32, and this is --value_dtype={method.codec.value_dtype}; leave it "
             "out, or take --collective=ps."
         )
+
+
+def _check_overlap(method: Method) -> None:
+    """Refuse to compute ahead where the next step must start from the answer."""
+    if not method.overlap:
+        return
+    reasons = (
+        (
+            method.takes_local_steps,
+            f"--pacer={method.choices['pacer']}, whose local steps start from the answer",
+        ),
+        (
+            method.collective != THROUGH_PS,
+            f"--collective={method.collective}, where every worker steps the model itself",
+        ),
+        (
+            method.weighting.needs_copies,
+            f"--weighting={method.choices['weighting']}, which needs the "
+            "model that a gradient was computed at, and the PS keeps the one that it last gave",
+        ),
+    )
+    for holds, what in reasons:
+        if holds:
+            raise ConfigurationError(
+                f"--overlap computes the next gradient before an exchange is answered; this is "
+                f"{what}. Leave one of them out."
+            )
+
+
+def _check_server(method: Method) -> None:
+    """Refuse an optimizer on the PS where changes of weights are simply added."""
+    if method.kind is Kind.GRADIENT or method.server.feeds_deltas or method.server.keeps_sparse:
+        return
+    if method.takes_local_steps:
+        way_out = "give --server_optimizer too, or take --local_momentum"
+    else:
+        way_out = "the codec has its own momentum; for decay there is --worker_weight_decay"
+    settings = describe(method.server)
+    raise ConfigurationError(
+        f"--server_optimizer={settings['optimizer']} with --momentum={settings['momentum']:g} "
+        f"and --weight_decay={settings['weight_decay']:g}: with --pacer={method.choices['pacer']} "
+        f"and --codec={method.choices['codec']} the PS adds changes of weights, which hold the "
+        f"learning rate already. Leave these out ({way_out})."
+    )
+
+
+def _check_local(method: Method) -> None:
+    """Refuse settings of local steps where no local steps are taken."""
+    defaults = describe(LocalUpdate())
+    given = [
+        _LOCAL_FLAGS[name]
+        for name, value in describe(method.local).items()
+        if value != defaults[name]
+    ]
+    if given and not method.takes_local_steps:
+        raise ConfigurationError(
+            f"--{', --'.join(given)}: a worker takes local steps only with --pacer=esync, or "
+            f"with --pacer=fixed and --local_steps above 1; this is --pacer="
+            f"{method.choices['pacer']}. Leave out, or change the pacer."
+        )
+
+
+def _idle_choices(method: Method) -> list[tuple[bool, str]]:
+    """Return (applies, warning) for each choice that cannot make a difference."""
+    one_group = len(method.sync.groups) == 1
+    delays = method.weighting if isinstance(method.weighting, DcAsgd) else None
+    compensates_fresh = delays is not None and delays.shares_backup
+    alone = one_group and not compensates_fresh and not isinstance(method.weighting, Unweighted)
+    coding = coding_of(method.codec)
+    dense_up = not method.codec.sends_fraction
+    per_entry = isinstance(method.weighting, PerEntry)
+    delta_down = isinstance(method.down_codec, DownDelta)
+    return [
+        (
+            alone,
+            f"--weighting={method.choices['weighting']} does nothing with one group: "
+            "nobody is stale.",
+        ),
+        (
+            delays is not None and delays.strength == 0,
+            "--dcasgd_lambda=0: nothing is compensated.",
+        ),
+        (
+            isinstance(coding, Sparsifier) and coding.compression_rate > 1,
+            "--compression_rate above 1: it is the "
+            "fraction of entries kept, not how many times fewer are sent. All are sent, as "
+            "by 1.",
+        ),
+        (
+            per_entry and dense_up and not alone,
+            "--weighting=per_entry with dense updates: every entry has the same staleness.",
+        ),
+        (
+            delta_down and dense_up,
+            "--down_codec=delta with dense updates: every entry changes, replies are dense.",
+        ),
+        (
+            delta_down and not dense_up and not method.server.keeps_sparse,
+            "--down_codec=delta with momentum, adam or weight decay on the PS: every entry "
+            "changes, replies are dense.",
+        ),
+        (
+            method.pacer.queries and not (method.sync.waits_for_start or method.sync.auto),
+            f"--pacer={method.choices['pacer']} "
+            "with groups of one: nobody waits, so every worker takes one local step.",
+        ),
+        (
+            method.local.opt_state != "keep" and not method.local.has_slots,
+            f"--local_opt_state={method.local.opt_state} with plain SGD: it keeps no state.",
+        ),
+        (
+            one_group and method.sync.bound is not None,
+            "--staleness_bound with one group: nobody can run ahead.",
+        ),
+    ]
+
+
+def _check_aggregate(method: Method) -> list[str]:
+    """Return warnings about a robust rule that makes no difference.
+
+    Raises:
+        ConfigurationError: Groups too small to outvote anybody, or updates that are mostly zeros.
+    """
+    if not method.aggregate.is_robust:
+        return []
+    here = f"--aggregate={method.aggregate.name}"
+    if method.collective != THROUGH_PS:
+        raise ConfigurationError(
+            f"{here} needs every update by itself, and --collective={method.collective} hands on "
+            "sums of them; take --collective=ps, or leave --aggregate out."
+        )
+    if method.codec.sends_fraction:
+        raise ConfigurationError(
+            f"{here} with --codec={method.choices['codec']}: what few workers send of an entry is "
+            "outvoted by the zeros of the others, so nothing would be learnt. Take --codec=dense "
+            "or powersgd, or guard with --max_update_norm or --update_norm_factor instead."
+        )
+    sizes = [len(group) for group in method.sync.groups]
+    if method.sync.auto is None and max(sizes) == 1:
+        return [f"{here} with groups of one: every update is released alone."]
+    if method.sync.auto is not None or min(sizes) < LEAST_MEMBERS:
+        raise ConfigurationError(
+            f"{here} needs groups of {LEAST_MEMBERS} or more members, known from the start, so "
+            f"that one faulty worker is outvoted; the smallest of --sync={method.choices['sync']} "
+            f"{'is not known' if method.sync.auto else f'has {min(sizes)}'}. Change --groups or "
+            "--nb_workers, or leave --aggregate out."
+        )
+    return []
 
 
 def check_shards(method: Method, nb_ps: int) -> None:

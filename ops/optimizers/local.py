@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.ops.optimizers.server import (
     OPTIMIZERS,
     FlatKerasOptimizer,
-    ServerUpdate,
+    OptimizerUpdate,
     keras_optimizer,
 )
 from thinwire.ops.types import ConfigurationError, State, Update
@@ -94,7 +94,7 @@ class LocalUpdate:
             return {}
         zeros = np.zeros(num_parameters, np.float32)
         flat = FlatKerasOptimizer(
-            keras_optimizer(ServerUpdate(self.optimizer, self.momentum)), zeros
+            keras_optimizer(OptimizerUpdate(self.optimizer, self.momentum)), zeros
         )
         # Compile now, not in the first step, whose time other workers may wait by.
         flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)

@@ -66,7 +66,7 @@ class MomentumSGD:
         }
 
     def restore(self, slots: State, theta: Float32) -> None:
-        """Take back what `save`, or a Keras SGD with momentum, gave; the weights are `theta`."""
+        """Load what `save`, or a Keras SGD with momentum, returned; the weights are `theta`."""
         del theta
         self.num_steps, self._rate = int(slots["0"]), np.float32(slots["1"])
         self.velocity[:] = slots["2"]

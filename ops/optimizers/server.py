@@ -1,4 +1,4 @@
-"""The ServerUpdate seam: a released update becomes new weights, through a Keras optimizer.
+"""The server update: a released update becomes new weights, through a Keras optimizer.
 
 Plain SGD touches only the entries of a sparse update and is done by the apply kernels, which equal
 Keras's SGD; so does momentum (`ops/optimizers/momentum_sgd`). Everything else runs Keras itself on
@@ -8,8 +8,10 @@ the shard's flat buffer.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.types import ConfigurationError, Kind, State, Update
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD", "adam": "Adam"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ServerUpdate:
+class OptimizerUpdate:
     """How the PS steps.
 
     Attributes:
@@ -73,7 +75,13 @@ class ServerUpdate:
         return {"optimizer": FlatKerasOptimizer(keras_optimizer(self), theta)}
 
     def apply(
-        self, theta: Float32, update: Update, kind: Kind, rate: float, kernels: Any, state: State
+        self,
+        theta: Float32,
+        update: Update,
+        kind: Kind,
+        rate: float,
+        kernels: Kernels,
+        state: State,
     ) -> tuple[Int64 | None, State]:
         """Step `theta` in place.
 
@@ -82,7 +90,7 @@ class ServerUpdate:
             update: The released, weighted mean.
             kind: What its values mean.
             rate: Scheduled learning rate, used for gradients.
-            kernels: ops.kernels.Kernels.
+            kernels: That apply it.
             state: From `init`.
 
         Returns:
@@ -100,7 +108,7 @@ class ServerUpdate:
         return update.indices, state
 
 
-def keras_optimizer(choice: ServerUpdate) -> Any:
+def keras_optimizer(choice: OptimizerUpdate) -> Any:
     """Build the Keras optimizer that the choice names."""
     import keras
 
@@ -123,11 +131,10 @@ class FlatKerasOptimizer:
         optimizer.build([self.variable])
 
         # One fused pass over the slots: XLA takes half the time of op by op here (BUILD_NOTES).
-        @tf.function(input_signature=[tf.TensorSpec(theta.shape, tf.float32)], jit_compile=True)
-        def step(gradient: Any) -> None:
-            optimizer.apply([gradient], [self.variable])
-
-        self._step = step
+        traced: Callable[[Callable[[Any], None]], Callable[[Any], None]] = tf.function(
+            input_signature=[tf.TensorSpec(theta.shape, tf.float32)], jit_compile=True
+        )
+        self._step = traced(lambda gradient: optimizer.apply([gradient], [self.variable]))
         self._rate: float | None = None  # what the optimizer's variable holds
 
     def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
@@ -150,7 +157,7 @@ class FlatKerasOptimizer:
         return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
 
     def restore(self, slots: State, theta: Float32) -> None:
-        """Take back what `save` gave, at weights `theta`."""
+        """Load what `save` returned, at weights `theta`."""
         self._rate = None
         self.variable.assign(theta)
         for number, variable in enumerate(self.optimizer.variables):

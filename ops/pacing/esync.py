@@ -1,13 +1,14 @@
 """ESync's pacer: fast workers take extra local steps while the slowest finishes its one.
 
-The worker asks before every local step but the first; the state server's records live in shard 0's
-core. Times are moments of shard 0's own clock and durations of the worker's: no two clocks are
+The worker queries before every local step but the first; the state server's records live in shard
+0's core. Times are moments of shard 0's own clock and durations of the worker's: no two clocks are
 compared.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
 Centers", IEEE TSC 15(4); docs/methods/esync.md.
-Differences: nobody is let go before every live member has reported a step; step times are smoothed;
-the margin may follow the measured times; a slowest that is long overdue does not stop the others.
+Differences: no worker is released before every live member has reported a step; step times are
+smoothed; the margin may follow the measured times; a slowest that is long overdue does not stop the
+others.
 """
 
 from __future__ import annotations
@@ -17,30 +18,20 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from thinwire.ops.pacing.base import PaceReport
 from thinwire.ops.types import ConfigurationError, Kind, State
 
 #: The parts of --esync_eps=auto: seconds, shares of the fastest step, multiples of the query.
 _EPS_FLOOR_SECONDS, _EPS_OF_FASTEST, _EPS_OF_QUERY = 0.005, 0.1, 2.0
 #: A margin beyond this share of the slowest step would turn ESync into SSGD.
 _EPS_OF_SLOWEST = 0.2
-#: Who has trained for so long, beside so many steps of the slowest worker, pushes though that one
-#: has not begun its round: it may wait for just this push, at a shard that is a round behind since
-#: the membership changed. A constant, for it says only that no exchange is meant to be slower.
+#: A worker that has trained for this long, and for this many steps of the slowest worker, pushes
+#: although that one has not begun its round: the slowest may be waiting for just this push, at a
+#: shard that is a round behind since the membership changed. Exchanges are meant to be faster.
 _STUCK_SECONDS, _STUCK_STEPS = 30.0, 20.0
 #: Beyond this share of its own step the slowest is overdue, and no reason to stop.
 _OVERDUE = 0.5
 _QUERY_TIMES_KEPT = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """What a worker says when it asks, or when it begins a round (local_steps 0)."""
-
-    worker: int
-    local_steps: int  # done in this round
-    step_seconds: float  # the last one's duration
-    finished_at: float  # when it ended, by shard 0's clock
-    query_seconds: float = 0.0  # round trip of the worker's last question; 0 if none yet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +47,7 @@ class Esync:
     """
 
     summary_name: ClassVar[str] = "esync"  # of the block in summary.json
-    asks: ClassVar[bool] = True  # the state server, before a further local step
+    queries: ClassVar[bool] = True
     eps: str = "auto"
     query: str = "blocking"
     smoothing: str = "ema:0.5"
@@ -101,8 +92,8 @@ class Esync:
         """Return the records of an empty cluster; soft state, rebuilt from reports."""
         return {"records": {}, "query_seconds": []}
 
-    def note(self, report: Report, state: State) -> State:
-        """Take in what a worker says of itself."""
+    def record(self, report: PaceReport, state: State) -> State:
+        """Record what a worker reports of itself."""
         record = _record_of(report.worker, state)
         record["begun"] = True
         record["local_steps"], record["finished_at"] = report.local_steps, report.finished_at
@@ -116,27 +107,27 @@ class Esync:
     def answer(
         self, worker: int, members: Sequence[int], now: float, state: State
     ) -> tuple[bool, State]:
-        """Say whether a worker that has reported is to push now.
+        """Return whether a worker that has reported is to push now.
 
-        Who is not live itself trains on: no round waits for its push yet, as after a restart of
-        the shard, before the group has begun. It is let in at the latest when the start's patience
-        ends, and asks again after its next step.
+        A worker that is not live itself trains on: no round waits for its push yet, as after a
+        restart of the shard, before the group has begun. It becomes live at the latest when the
+        start's deadline passes, and queries again after its next step.
 
         Args:
-            worker: Who asks; `note` has heard it.
-            members: Live workers of its group, ascending; none, or without the one who asks, while
-                it waits to be let in.
-            now: By the clock of `Report.finished_at`.
+            worker: Whose query it is; its report is recorded.
+            members: Live workers of its group, ascending; none, or without this one, while it
+                waits to become live.
+            now: By the clock of `PaceReport.finished_at`.
             state: The records.
         """
         record = state["records"][worker]
         if record["local_steps"] == 0 or worker not in members:  # a round has a step at least
             return False, state
         record["ready"] = record["ready"] or self._is_time(worker, members, now, state)
-        return record["ready"], state
+        return bool(record["ready"]), state
 
     def pushed(self, worker: int, state: State) -> State:
-        """Hear that a worker has pushed, though it may have been told nothing: it had lost us."""
+        """Record a push; the worker may have had no answer, if it had lost its connection."""
         _record_of(worker, state).update(begun=True, ready=True)
         return state
 
@@ -153,7 +144,7 @@ class Esync:
         return state
 
     def summary(self, state: State) -> State:
-        """Return what the run's summary says of the state server."""
+        """Return the state server's block of the run's summary."""
         known = {w: self._step_seconds(r) for w, r in state["records"].items() if r["times"]}
         return {
             "eps_seconds": self.margin(known.values(), state) if known else None,
@@ -170,14 +161,14 @@ class Esync:
         if not seconds:
             return 0.0
         if self.eps == "auto":
-            asked = max(
+            margin = max(
                 _EPS_FLOOR_SECONDS,
                 _EPS_OF_FASTEST * min(seconds),
                 _EPS_OF_QUERY * _percentile95(state["query_seconds"]),
             )
         else:
-            asked = float(self.eps)
-        return min(asked, _EPS_OF_SLOWEST * max(seconds))
+            margin = float(self.eps)
+        return min(margin, _EPS_OF_SLOWEST * max(seconds))
 
     def _is_time(self, worker: int, members: Sequence[int], now: float, state: State) -> bool:
         records = state["records"]
@@ -187,17 +178,17 @@ class Esync:
             if record is not None and record["times"]:
                 seconds[member] = self._step_seconds(record)
             elif record is None or not record["ready"] or member == worker:
-                return False  # somebody may be slower than all who have spoken
+                return False  # one that has not reported may be slower than all that have
         slowest = max(seconds, key=lambda member: (seconds[member], -member))
         if not records[slowest]["begun"]:  # it has not finished the last exchange yet
             trained = records[worker]["local_steps"] * seconds[worker]
-            return trained > _STUCK_SECONDS + _STUCK_STEPS * seconds[slowest]
+            return bool(trained > _STUCK_SECONDS + _STUCK_STEPS * seconds[slowest])
         if worker == slowest or records[slowest]["ready"]:
             return True
         rest = seconds[slowest] - (now - records[slowest]["finished_at"])
         if rest < -_OVERDUE * seconds[slowest]:
             return False
-        return seconds[worker] + self.margin(seconds.values(), state) > rest
+        return bool(seconds[worker] + self.margin(seconds.values(), state) > rest)
 
     def _step_seconds(self, record: State) -> float:
         name, amount = _parse_smoothing(self.smoothing)

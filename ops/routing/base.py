@@ -15,7 +15,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.codecs.base import Codec
+from thinwire.ops.types import ConfigurationError, Policy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,7 +149,7 @@ class ReassemblyRules(Protocol):
         """Whether the worker is sent a list of what did not arrive."""
 
 
-class Router(Protocol):
+class Router(Policy, Protocol):
     """Decides by which class of service each block of a packet travels.
 
     A router is a frozen dataclass of hyper-parameters. Its state is plain arrays and numbers that
@@ -211,15 +212,12 @@ class Router(Protocol):
             state: As the push left it.
         """
 
-    def check(self, value_dtype: str) -> None:
-        """Refuse a codec's value dtype that the router cannot carry.
+    def check(self, codec: Codec) -> list[str]:
+        """Return warnings about settings that cannot make a difference with this codec.
 
         Raises:
-            ConfigurationError: Which settings exclude each other.
+            ConfigurationError: The router cannot carry the codec's values as they are set.
         """
-
-    def empty_choices(self, codec: object) -> list[tuple[bool, str]]:
-        """Return (applies, warning) for settings that cannot make a difference with this codec."""
 
 
 TRANSPORTS = ("udp", "grpc")

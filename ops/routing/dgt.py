@@ -12,6 +12,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from thinwire.ops.codecs.base import Codec
+from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.codecs.power_sgd import PowerSgd
 from thinwire.ops.routing.base import LostEntries, ReassemblyRules, RouteContext, Routed
 from thinwire.ops.routing.dgt_choices import DgtChoices, refuse_illegal
@@ -153,31 +155,28 @@ class Dgt(DgtChoices):
             residuals.settle(kept, tuple(lost) if self.dgt_error_feedback else ())
         return state
 
-    def check(self, value_dtype: str) -> None:
-        """Refuse to change values that a codec has coded in fewer bits already.
+    def check(self, codec: Codec) -> list[str]:
+        """Return warnings about settings that cannot make a difference with this codec.
 
         Raises:
-            ConfigurationError: The codec's values are not float32.
+            ConfigurationError: Values would be changed that the codec has coded in fewer bits.
         """
         for name, applies in (
             (f"dgt_low_bits={self.dgt_low_bits}", self.dgt_low_bits < 32),
             ("dgt_error_feedback", self.dgt_error_feedback),
         ):
-            if applies and value_dtype != "float32":
+            if applies and codec.value_dtype != "float32":
                 raise ConfigurationError(
-                    f"--value_dtype={value_dtype} with --{name}: both change values. Leave one of "
-                    "them out."
+                    f"--value_dtype={codec.value_dtype} with --{name}: both change values. Leave "
+                    "one of them out."
                 )
-
-    def empty_choices(self, codec: object) -> list[tuple[bool, str]]:
-        """Return (applies, warning) for each setting that cannot make a difference."""
         fixed_k = not self.dgt_adaptive_k
         fixed_k_min = fixed_k and self.dgt_k_min != DgtChoices.dgt_k_min
-        return [
+        warnings = (
             (
-                isinstance(codec, PowerSgd),
+                isinstance(coding_of(codec), PowerSgd),
                 "--router=dgt with --codec=powersgd: factors travel "
-                "reliably and whole; only tensors without are parted.",
+                "reliably and whole; only tensors without are partitioned.",
             ),
             (self.dgt_channels == 0, "--dgt_channels=0: everything travels reliably."),
             (
@@ -195,4 +194,5 @@ class Dgt(DgtChoices):
                 f"--dgt_loss_ema={self.dgt_loss_ema:g} without "
                 "--dgt_adaptive_k: k does not follow the loss.",
             ),
-        ]
+        )
+        return [text for applies, text in warnings if applies]

@@ -4,7 +4,5 @@ from thinwire.ops.routing.base import Router
 from thinwire.ops.routing.dgt import Dgt
 from thinwire.ops.routing.reliable import Reliable
 
-__all__ = ["ROUTERS", "Dgt", "Reliable", "Router"]
-
 #: --router value -> policy.
 ROUTERS: dict[str, type[Router]] = {"reliable": Reliable, "dgt": Dgt}

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+from thinwire.ops.codecs.base import Codec
 from thinwire.ops.routing.base import LostEntries, ReassemblyRules, RouteContext, Routed
 from thinwire.ops.types import Block, ShardLayout, State
 
@@ -40,9 +41,7 @@ class Reliable:
         """Return the state as it is: what the stream carries arrives, or the run ends."""
         return state
 
-    def check(self, value_dtype: str) -> None:
-        """Refuse nothing: any codec's values travel as they are."""
-
-    def empty_choices(self, codec: object) -> list[tuple[bool, str]]:
-        """Return no warnings."""
+    def check(self, codec: Codec) -> list[str]:
+        """Return no warnings: any codec's values travel unchanged."""
+        del codec
         return []

@@ -10,12 +10,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from thinwire.ops.sharding.split import MAX_SLICE_ENTRIES, place_tensors
-from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, Slice
+from thinwire.ops.types import ConfigurationError, ModelSpec, Policy, ShardLayout, Slice
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 #: A tensor that may be cut at all may be cut at so many places of each MAX_SLICE_ENTRIES ...
@@ -24,9 +25,20 @@ _CUTS_PER_SLICE = 16
 _MOST_CUTS = 512
 
 
+class Placement(Policy, Protocol):
+    """How the model is divided over the shards."""
+
+    @property
+    def name(self) -> str:
+        """Its value of --placement."""
+
+    def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
+        """Return one layout per shard; raises ConfigurationError where one would be empty."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ByHash:
-    """Large tensors in equal slices, the rest to the least loaded shard; `ops.routing.place`."""
+    """Large tensors in equal slices, the rest to the least loaded shard."""
 
     name: ClassVar[str] = "hash"
 
@@ -45,7 +57,7 @@ class BySpeed:
     more than 1,000,000 entries are cut.
 
     Attributes:
-        ps_speeds: Of the shards, in any unit, fast to slow; empty: all alike.
+        ps_speeds: Of the shards, in any unit, fast to slow; empty: all the same.
 
     Source: Jiang et al. (CCGrid 2019): servers fast to slow hold lower to higher layers.
     Differences: their code cuts equal ranges of keys, whatever their sizes and the speeds.
@@ -126,8 +138,8 @@ def best_cuts(points: Sequence[int], speeds: Sequence[float]) -> list[int]:
 def _cheapest(
     points: Sequence[int],
     speeds: Sequence[float],
-    cost: Callable[[Any, float], Any],
-    join: Callable[[Any, Any], Any],
+    cost: Callable[[NDArray[np.float64], float], NDArray[np.float64]],
+    join: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
 ) -> tuple[float, list[int]]:
     """Return the least joined cost of the blocks, and the cuts that have it.
 
@@ -175,7 +187,7 @@ def _layout(spec: ModelSpec, start: int, stop: int) -> ShardLayout:
 
 
 def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
-    """Say what a shard holds: its first and last slice, and how many entries."""
+    """Describe a shard for people: its first and last slice, and how many entries it has."""
 
     def name(piece: Slice) -> str:
         tensor = spec.tensors[piece.tensor]
@@ -190,7 +202,5 @@ def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
     )
 
 
-Placement = ByHash | BySpeed
-
 #: --placement value -> policy.
-REGISTRY: dict[str, type[ByHash] | type[BySpeed]] = {each.name: each for each in (ByHash, BySpeed)}
+REGISTRY: dict[str, type[Placement]] = {ByHash.name: ByHash, BySpeed.name: BySpeed}

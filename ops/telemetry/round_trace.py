@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from thinwire.ops.pacing.pacers import Pacer
+from thinwire.ops.pacing import Pacer
 from thinwire.ops.persistence.documents import Document, parse_json
 
 CHECK_READY = "check ready"  # a query to the state server
@@ -106,9 +106,9 @@ class Round(Document):
 
 def phases_of(pacer: Pacer) -> tuple[str, ...]:
     """Return the phases that a worker with this pacer goes through, in order."""
-    local = pacer.asks or not pacer.push_now(1)
+    local = pacer.queries or not pacer.push_now(1)
     return (
-        *((CHECK_READY,) if pacer.asks else ()),
+        *((CHECK_READY,) if pacer.queries else ()),
         GET_BATCH,
         FORWARD_AND_BACKWARD,
         *((LOCAL_UPDATE,) if local else ()),

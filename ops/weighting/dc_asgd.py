@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thinwire.ops.types import ConfigurationError, State, Update, where_of
+from thinwire.ops.weighting.base import Arrival, ReleaseContext
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
-    from thinwire.ops.weighting.base import Arrival, ReleaseContext
 
 #: --dcasgd_variant value -> lambda when --dcasgd_lambda is not given.
 DEFAULT_LAMBDAS = {"constant": 0.04, "adaptive": 2.0}
@@ -84,7 +84,7 @@ class DcAsgd:
 
     @property
     def needs_copies(self) -> bool:
-        """Whether the shard must keep what each worker was handed."""
+        """Whether the shard must keep the weights that each worker was last sent."""
         return self.strength > 0 and not self.shares_backup
 
     def init(self, size: int) -> State:
@@ -117,13 +117,13 @@ class DcAsgd:
         """Return the backup [n], or None where there is nothing to compensate."""
         if self.shares_backup:
             return state.get("previous")
-        if arrival.worker in context.held:
-            return context.held[arrival.worker]
+        if arrival.worker in context.replicas:
+            return context.replicas[arrival.worker]
         if arrival.base_version == context.version:
             return None
         return context.copies.get(arrival.base_version)
 
-    def _strength(self, arrival: Arrival, context: ReleaseContext, state: State) -> Any:
+    def _strength(self, arrival: Arrival, context: ReleaseContext, state: State) -> float | Float32:
         """Return L, one number or one per entry sent; a fresh gradient counts in the mean too."""
         if self.dcasgd_variant == "constant":
             return self.strength

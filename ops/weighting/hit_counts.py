@@ -1,22 +1,25 @@
 """How often each entry of a shard was hit, kept so that long windows need not be walked.
 
 A running count per entry and copies of it at some versions, the marks: the hits since a mark are a
-difference. Only from the asked version to the next mark the releases themselves are looked at. All
-of this follows from the history of releases, so nothing of it is saved; short windows (few workers)
+difference. Only from the base version to the next mark the releases themselves are walked. All of
+this follows from the history of releases, so nothing of it is saved; short windows (few workers)
 have neither counts nor marks and cost nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.types import State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thinwire.ops.kernels.base import HitSet
     from thinwire.ops.types import Int64
 
 #: Releases between two marks, and in a window that is walked in whole.
@@ -37,13 +40,13 @@ def begin(size: int, longest_window: int) -> State:
     }
 
 
-def note(touched: NDArray[Any] | None, version: int, first: int, state: State) -> None:
-    """Hear of the release that follows `version`.
+def record(touched: HitSet, version: int, first: int, state: State) -> None:
+    """Record the release that follows `version`.
 
     Args:
         touched: Unique positions that it hits; None is all.
         version: Updates applied before it.
-        first: Oldest version that may be asked about.
+        first: Oldest version that hits may be counted from.
         state: Changed in place.
     """
     marks = state["marks"]
@@ -66,7 +69,12 @@ def note(touched: NDArray[Any] | None, version: int, first: int, state: State) -
 
 
 def since(
-    base: int, first: int, history: list[Any], indices: Int64 | None, kernels: Any, state: State
+    base: int,
+    first: int,
+    history: Sequence[HitSet],
+    indices: Int64 | None,
+    kernels: Kernels,
+    state: State,
 ) -> NDArray[np.int32]:
     """Count the releases from version `base` on that hit each entry.
 
@@ -74,8 +82,8 @@ def since(
         base: At least `first`.
         first: Version of history[0].
         history: Per release its positions, or None for all.
-        indices: [k] entries asked for, ascending; None asks for all.
-        kernels: ops.kernels.Kernels.
+        indices: [k] ascending: the entries to count for; None: all.
+        kernels: That count within a window.
         state: From `begin`.
 
     Returns:
@@ -87,9 +95,12 @@ def since(
         near = (base - marks[0]["version"] + MARK_INTERVAL - 1) // MARK_INTERVAL
         mark = marks[max(0, near)] if near < len(marks) else None
     stop = len(history) if mark is None else mark["version"] - first
-    sigma: NDArray[np.int32] = kernels.hits(history[base - first : stop], indices, state["walked"])
+    sigma = kernels.hits(history[base - first : stop], indices, state["walked"])
     if mark is None:
         return sigma
     now, then = state["counts"], mark["counts"]
     more = now - then if indices is None else now[indices] - then[indices]
-    return sigma + more.astype(np.int32) + np.int32(state["num_dense"] - mark["num_dense"])
+    total: NDArray[np.int32] = (
+        sigma + more.astype(np.int32) + np.int32(state["num_dense"] - mark["num_dense"])
+    )
+    return total

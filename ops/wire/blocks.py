@@ -28,7 +28,7 @@ from thinwire.ops.wire.value_codings import ValueCoding
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thinwire.ops.types import Float32, Int64
+    from thinwire.ops.types import Int64
 
 _HEADER = struct.Struct("<I")  # entries of a range
 
@@ -95,13 +95,11 @@ __all__ = [
     "ValueCoding",
     "WireBlock",
     "WireError",
-    "all_finite",
     "decode_block",
 ]
 
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
 _UINT32_RANGE = 1 << 32
-_FINITE_PIECE = 1 << 18  # entries: the second look at each is in cache
 _DEFLATED_SAMPLE = 4096  # positions deflated to judge by: all of them would cost a reply's time
 
 
@@ -282,7 +280,8 @@ def decode_block(
 
     Returns:
         The block, LOW_RANK written out as dense float32. Other values are a view of `value_bytes`
-        where that is aligned. They have not been checked to be finite: see `all_finite`.
+        where that is aligned. They have not been checked to be finite: see
+        `thinwire.ops.kernels.numpy_ops.all_finite`.
 
     Raises:
         WireError: Anything does not fit.
@@ -348,13 +347,3 @@ def _decode_indices(
     if indices[-1] >= size or (indices[1:] <= indices[:-1]).any():
         raise WireError(f"positions are not ascending and unique below {size}")
     return indices
-
-
-def all_finite(values: Float32) -> bool:
-    """Return whether [k] float32 values hold no NaN and no infinity; without temporaries."""
-    for start in range(0, values.size, _FINITE_PIECE):
-        piece = values[start : start + _FINITE_PIECE]
-        # NaN travels through max, and compares as false.
-        if not (piece.max() < np.inf and piece.min() > -np.inf):
-            return False
-    return True

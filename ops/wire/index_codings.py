@@ -41,7 +41,7 @@ def decode_bitmap(data: memoryview, count: int, size: int) -> Int64:
     """Invert `encode_bitmap`."""
     if len(data) != -(-size // 8):
         raise WireError(f"bitmap of {len(data)} bytes; {size} entries need {-(-size // 8)}")
-    indices = _bits_of(data).nonzero()[0]
+    indices: Int64 = _bits_of(data).nonzero()[0]
     if indices.size != count:
         raise WireError(f"bitmap with {indices.size} bits set for {count} values")
     return indices
@@ -56,8 +56,10 @@ def encode_rice(indices: Int64, low_bits: int) -> bytes:
 def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64:
     """Invert `encode_rice`."""
     high, low = _high_and_low(data, count, size, low_bits)
-    gaps = np.diff(high, prepend=0)
-    return (gaps << low_bits | low).cumsum() + np.arange(count)
+    indices: Int64 = np.diff(high, prepend=0) << low_bits | low
+    indices = indices.cumsum()
+    indices += np.arange(count)
+    return indices
 
 
 def encode_elias_fano(indices: Int64, low_bits: int) -> bytes:
@@ -68,7 +70,8 @@ def encode_elias_fano(indices: Int64, low_bits: int) -> bytes:
 def decode_elias_fano(data: memoryview, count: int, size: int, low_bits: int) -> Int64:
     """Invert `encode_elias_fano`; the order of the positions is not checked here."""
     high, low = _high_and_low(data, count, size, low_bits)
-    return high << low_bits | low
+    indices: Int64 = high << low_bits | low
+    return indices
 
 
 def encode_deflated_gaps(indices: Int64) -> bytes:

@@ -18,7 +18,7 @@ from thinwire.ops.downlink.replicas import BackupWeights
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
-from thinwire.ops.optimizers.server import ServerUpdate
+from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.types import Kind, State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
 from thinwire.ps.core.members import CoreConfig
@@ -292,7 +292,7 @@ class CollectiveShardModel(ShardModel):
         offsets: tuple[int, ...] = (),
     ) -> None:
         """Start at version 0; see ShardModel."""
-        idle = dataclasses.replace(method, server=ServerUpdate())  # the workers' steps, not ours
+        idle = dataclasses.replace(method, server=OptimizerUpdate())  # the workers' steps, not ours
         super().__init__(idle, theta, kernels, budget, schedule, offsets)
         self._copied_version = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.ops.pacing.esync import Report
+from thinwire.ops.pacing import PaceReport
 from thinwire.ops.types import State
 from thinwire.ps.core import events
 
@@ -19,7 +19,7 @@ class PacingService:
     def __init__(self, pacer: Any) -> None:
         """Start without records."""
         self._pacer = pacer
-        self._records: State | None = pacer.init() if pacer.asks else None
+        self._records: State | None = pacer.init() if pacer.queries else None
         self._last: tuple[int, State] = (0, {})  # records and summary before somebody left
 
     def report(
@@ -36,14 +36,14 @@ class PacingService:
         ready = over
         if self._records is not None:
             finished_at = now - query.age_seconds
-            report = Report(
+            report = PaceReport(
                 query.worker,
                 query.local_steps,
                 query.step_seconds,
                 finished_at,
                 query.query_seconds,
             )
-            self._records = self._pacer.note(report, self._records)
+            self._records = self._pacer.record(report, self._records)
             answer, self._records = self._pacer.answer(query.worker, members, now, self._records)
             ready = ready or answer
         if query.local_steps == 0:

@@ -45,7 +45,7 @@ class UpdateGuard:
         """Note that the push of a worker was applied: others are measured by it from now on."""
         norm = self._waiting.pop(worker, None)
         if norm is not None:
-            self._norms = self._policy.note(norm, self._norms)
+            self._norms = self._policy.record(norm, self._norms)
 
     def median(self) -> float | None:
         """Return the median of the newest accepted norms."""

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.collectives import THROUGH_PS
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import Method
 from thinwire.ops.run.settings import END_REASONS, Run, limit_of
-from thinwire.ops.types import EncodeContext, ModelSpec, TensorSpec
+from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence.journal import HighWaterLog, HighWaterMark, JournaledCore

@@ -158,7 +158,7 @@ class StatusReporter:
     def _composition(self) -> dict[str, str]:
         """Return the composition as the summary names it, and how updates are summed."""
         method = self._run.method
-        return {**method.seams, "collective": method.collective}
+        return {**method.choices, "collective": method.collective}
 
     def _workers(self) -> list[run_status.WorkerMetrics]:
         down, states = self._bytes_down(), self.states()

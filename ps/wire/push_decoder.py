@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thinwire.ops.kernels.numpy_ops import all_finite
 from thinwire.ops.types import Block, Kind, ShardLayout, Update, where_of
-from thinwire.ops.wire.blocks import all_finite
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed

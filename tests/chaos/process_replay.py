@@ -20,7 +20,7 @@ import numpy as np
 from tests.command_line import given
 from tests.ps.journaled_run import assert_same
 from thinwire.flags.run import read_run
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.persistence import checkpoint
 from thinwire.ops.run.directory import checkpoints_of
 from thinwire.ops.types import ModelSpec, ShardLayout, State, TensorSpec

@@ -5,8 +5,9 @@ import random
 import numpy as np
 
 from tests.harness import method
+from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.downlink.types import ModelRequest
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.routing.base import LostEntries, RouteContext
 from thinwire.ops.sharding.split import place_tensors, split_packet
@@ -14,7 +15,6 @@ from thinwire.ops.sync.base import ArrivalToken
 from thinwire.ops.types import (
     Block,
     CodedValues,
-    EncodeContext,
     Kind,
     ModelSpec,
     Packet,
@@ -32,14 +32,14 @@ WORKERS = 3
 VARIANTS = {
     "feedback": {"error_feedback": True, "value_dtype": "int8"},
     "rank1": {"powersgd_rank": 1, "value_dtype": "bfloat16"},
-    "carried": {"selection": "carried", "dense_below": 3, "ratio_schedule": "lr"},
+    "carried": {"selection": "carried", "dense_below": 3},
     "small": {"dgt_block_size": 16, "dgt_k": 0.3, "dgt_adaptive_k": True},
     "lossy": {
         **{"dgt_block_size": 16, "dgt_k": 0.2, "dgt_low_bits": 8, "dgt_random": "1"},
         **{"dgt_error_feedback": True, "dgt_reception": "drop", "dgt_scope": "model"},
     },
     "all": {
-        **{"selection": "sampled", "threshold_scope": "global", "warmup_epochs": 2},
+        **{"selection": "carried", "warmup_epochs": 2},
         **{"dgc_nesterov": True, "dgc_clip_norm": 0.5, "dgc_clip_scope": "tensor"},
     },
 }

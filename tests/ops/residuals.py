@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from thinwire.ops.codecs.dense import decoded
+from thinwire.ops.codecs.base import EncodeContext
+from thinwire.ops.codecs.packets import decoded
 from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
-from thinwire.ops.kernels.base import load_kernels
-from thinwire.ops.types import EncodeContext, ModelSpec, TensorSpec
+from thinwire.ops.kernels import load_kernels
+from thinwire.ops.types import ModelSpec, TensorSpec
 
 BODIES = load_kernels("numpy")
 SPEC = ModelSpec((TensorSpec("w", (40, 10)), TensorSpec("one", (1,)), TensorSpec("b", (30,))))

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels.numpy_ops import dequantise, from_levels
 from thinwire.ops.routing.base import LostEntries, RouteContext, ValueEncoding
 from thinwire.ops.types import Block, CodedValues, RangedBlock, ShardLayout, Slice

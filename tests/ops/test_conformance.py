@@ -19,21 +19,21 @@ import pytest
 from tests.ops.drivers import DRIVERS, policy_of
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
-from thinwire.ops.methods.method import SEAMS
+from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.optimizers.server import OPTIMIZERS
-from thinwire.ops.pacing import pacers
+from thinwire.ops.pacing import PACERS
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.types import ConfigurationError
-from thinwire.ops.weighting.base import WEIGHTINGS
+from thinwire.ops.weighting import WEIGHTINGS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TURNS = 8
 
 REGISTRIES = {
-    "pacer": pacers.PACERS,
+    "pacer": PACERS,
     "codec": CODECS,
     "down_codec": DOWN_CODECS,
     "router": ROUTERS,
@@ -41,7 +41,7 @@ REGISTRIES = {
     "weighting": WEIGHTINGS,
     "server_optimizer": OPTIMIZERS,
 }
-assert tuple(REGISTRIES) == SEAMS
+assert tuple(REGISTRIES) == INTERFACES
 WRAPPED = ["dense+feedback", "topk+feedback", "random_k+feedback", "dgs+carried", "dgc+all"]
 WRAPPED += ["powersgd+rank1"]
 EVERY = [(interface, name) for interface, registry in REGISTRIES.items() for name in registry]

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.harness import method
 from thinwire.ops.downlink.types import Operation
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.sharding.split import place_tensors
 from thinwire.ops.types import Block, CodedValues, ModelSpec, TensorSpec
 from thinwire.worker.core.core import WorkerCore

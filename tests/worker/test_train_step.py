@@ -7,7 +7,7 @@ import pytest
 from tests.harness import method
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.worker.core.core import WorkerCore, aligned
 from thinwire.worker.train_step import TrainStep, clip, decay
 

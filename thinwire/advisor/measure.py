@@ -28,7 +28,7 @@ from thinwire.flags.method import CODEC
 from thinwire.flags.run import TOPICS
 from thinwire.launcher.program import NODE
 from thinwire.launcher.role import environment, given_flags
-from thinwire.ops.methods.method import SEAMS
+from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.telemetry.predictions import WorkerLink
@@ -131,7 +131,7 @@ def _of_method() -> set[str]:
     """Return the flags that choose a run's method, and when it stops."""
     topics = [topic for topic in TOPICS if topic.title in _OWN_TOPICS]
     return {option.name for topic in topics for option in topic.options}.difference(_KEPT).union(
-        SEAMS
+        INTERFACES
     )
 
 

@@ -14,7 +14,7 @@ from thinwire.advisor.predict import GradientPool, Predictor, RunnableCandidate
 from thinwire.data.loading import load_dataset
 from thinwire.launcher.role import given_flags
 from thinwire.models.flat_model import SharedModel, has_gpu
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run.settings import EXIT_DONE, Run
 from thinwire.ops.telemetry import predictions

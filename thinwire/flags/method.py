@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from thinwire.ops import collectives
-from thinwire.ops.aggregation.base import AGGREGATES, Mean
+from thinwire.ops.aggregation import AGGREGATES
+from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.codecs import top_k, wrappers
-from thinwire.ops.codecs.registry import CODECS, RATIO_SCHEDULES
+from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import METHODS
 from thinwire.ops.optimizers.local import SLOT_FATES
 from thinwire.ops.optimizers.server import OPTIMIZERS
-from thinwire.ops.pacing import pacers
+from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.run.flags import (
     FlagRule,
@@ -27,7 +28,7 @@ from thinwire.ops.run.flags import (
 )
 from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.types import VALUE_DTYPES
-from thinwire.ops.weighting.base import WEIGHTINGS
+from thinwire.ops.weighting import WEIGHTINGS
 from thinwire.ops.weighting.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
 
 #: What holds where a policy is not given.
@@ -232,7 +233,7 @@ METHOD = Topic(
 POLICIES = Topic(
     "Policies: an explicit value overrides the method's",
     (
-        choice("pacer", None, "Push now, or one more local step.", pacers.PACERS, unset=_OF_METHOD),
+        choice("pacer", None, "Push now, or one more local step.", PACERS, unset=_OF_METHOD),
         choice("codec", None, "What of an update is sent.", CODECS, unset=_OF_METHOD),
         choice(
             "down_codec", None, "What of the model is sent back.", DOWN_CODECS, unset=_OF_METHOD
@@ -263,18 +264,27 @@ CODEC = Topic(
     (
         switch("error_feedback", "Keep what the codec drops or rounds off for the next step."),
         *advanced(
-            choice(
+            words(
                 "selection",
                 "exact",
-                "How the largest entries are found: exactly, or by a threshold that is estimated "
-                "from a sample, or carried over from the step before.",
-                top_k.SELECTIONS,
+                "How the largest entries are found; carried: by the threshold of the step before.",
+                "exact|carried",
+                rule=FlagRule(
+                    lambda value: value in top_k.SELECTIONS,
+                    "must be exact or carried. sampled has been removed: carried selects as many, "
+                    "for less work.",
+                ),
             ),
-            choice(
+            words(
                 "threshold_scope",
                 "tensor",
-                "The largest of each tensor, or of all together.",
-                top_k.SCOPES,
+                "Obsolete: the largest entries are those of each tensor.",
+                "tensor",
+                rule=FlagRule(
+                    lambda value: value == "tensor",
+                    "must be tensor. global has been removed: leave it out, and keep small "
+                    "tensors whole by --dense_below.",
+                ),
             ),
             integer(
                 "dense_below",
@@ -283,11 +293,16 @@ CODEC = Topic(
                 "entries",
                 low=0,
             ),
-            choice(
+            words(
                 "ratio_schedule",
                 "constant",
-                "lr: send --compression_rate times learning rate / initial rate.",
-                RATIO_SCHEDULES,
+                "Obsolete: the fraction that is sent does not follow the learning rate.",
+                "constant",
+                rule=FlagRule(
+                    lambda value: value == "constant",
+                    "must be constant. lr has been removed: leave it out; --warmup_epochs sends "
+                    "more in the first epochs.",
+                ),
             ),
             integer(
                 "warmup_epochs",

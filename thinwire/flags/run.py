@@ -22,7 +22,7 @@ from thinwire.models.registry import NETWORKS
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.builder import Choices, compose
-from thinwire.ops.methods.method import METHODS, SEAMS, Method
+from thinwire.ops.methods.method import INTERFACES, METHODS, Method
 from thinwire.ops.methods.validation import check_shards
 from thinwire.ops.optimizers.schedule import Schedule, parse_drops
 from thinwire.ops.run.flags import (
@@ -359,7 +359,7 @@ def _check_files(given: flags.FlagValues) -> None:
 
 def _method(given: flags.FlagValues, nb_ps: int) -> Method:
     choices = _named_like_fields(given, Choices) | {
-        "overrides": {policy: given[policy].value for policy in SEAMS},
+        "overrides": {name: given[name].value for name in INTERFACES},
         **_groups(given),
         "bound": given.staleness_bound,
         "window": given.staleness_window,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from absl import logging
 
-from thinwire.ops.pacing.pacers import Pacer
+from thinwire.ops.pacing import Pacer
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import BytesLike, frame, frames
@@ -313,7 +313,7 @@ class SimulatedPacingClient:
     """
 
     def __init__(self, pacer: Pacer, exchange: StateServerClient, clock: Clock) -> None:
-        self._queries, self._blocks = pacer.asks, pacer.waits_for_answer
+        self._queries, self._blocks = pacer.queries, pacer.waits_for_answer
         self._exchange, self._clock = exchange, clock
         self._state = PacingState()
         self._decide: Callable[[bool], None] | None = None  # waits for the answer

@@ -17,7 +17,7 @@ from absl import logging
 
 from thinwire.data.loading import load_dataset
 from thinwire.models.flat_model import SharedModel, has_gpu
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Run, finished_summary
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.types import ConfigurationError

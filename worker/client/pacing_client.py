@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from thinwire.ops.pacing.pacers import Pacer
+from thinwire.ops.pacing import Pacer
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.shard_client import ShardClient
 
@@ -79,7 +79,7 @@ class PacingClient:
     """Queries shard 0 whether to push; for pacers that never query the answer is always "no"."""
 
     def __init__(self, pacer: Pacer, first_shard: ShardClient) -> None:
-        self._queries, self._blocks = pacer.asks, pacer.waits_for_answer
+        self._queries, self._blocks = pacer.queries, pacer.waits_for_answer
         self._shard = first_shard
         self._state = PacingState()
 

@@ -19,9 +19,9 @@ import numpy as np
 from absl import logging
 
 from thinwire.ops.downlink.types import Operation
+from thinwire.ops.kernels.numpy_ops import all_finite
 from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import Block, CodedValues, ConfigurationError, Kind, State
-from thinwire.ops.wire.blocks import all_finite
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import chunk_bytes_for
 from thinwire.proto.grpc import PortInUse, Unreachable

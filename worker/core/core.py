@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.methods.method import Method
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.sharding.split import shard_positions, split_packet
-from thinwire.ops.types import Block, EncodeContext, ModelSpec, Packet, ShardLayout, State, where_of
+from thinwire.ops.types import Block, ModelSpec, Packet, ShardLayout, State, where_of
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.worker.core.local_round import LocalRound
 from thinwire.worker.core.messages import PushRequest, ShardReply

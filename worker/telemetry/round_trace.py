@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from thinwire.ops.pacing.pacers import Pacer
+from thinwire.ops.pacing import Pacer
 from thinwire.ops.telemetry import round_trace
 from thinwire.ops.telemetry.round_trace import MeasuredBy, RoundRecord
 from thinwire.ops.telemetry.run_status import WorkerMetrics

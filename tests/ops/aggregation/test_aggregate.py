@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness import method
-from thinwire.ops.aggregation.base import Mean, Median, TrimmedMean
+from thinwire.ops.aggregation.aggregates import Mean, Median, TrimmedMean
 from thinwire.ops.aggregation.merge import mean_update
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.sync.groups import AutoGroups

@@ -14,7 +14,7 @@ from thinwire.ops.types import ConfigurationError
 def noted(guards, norms):
     state = guards.init()
     for norm in norms:
-        state = guards.note(norm, state)
+        state = guards.record(norm, state)
     return state
 
 

@@ -22,7 +22,6 @@ from thinwire.ops.types import ConfigurationError
         ("random_k", {"selection": "carried"}, "no effect with --codec=random_k"),
         ("dense", {"warmup_epochs": 3}, "no effect with --codec=dense"),
         ("dense", {"dense_below": 9}, "no effect with --codec=dense"),
-        ("dense", {"ratio_schedule": "lr"}, "no effect with --codec=dense"),
         ("dense", {"error_feedback": True}, "nothing is left to feed back"),
         ("dgc", {"dgc_clip_scope": "tensor"}, "without --dgc_clip_norm"),
         ("dgc", {"dgc_clip_norm": -1.0}, "--dgc_clip_norm"),
@@ -35,8 +34,6 @@ from thinwire.ops.types import ConfigurationError
         ("topk", {"warmup_epochs": -1}, "--warmup_epochs=-1"),
         ("topk", {"dense_below": -1}, "--dense_below=-1"),
         ("topk", {"selection": "median"}, "--selection='median'.*exact"),
-        ("topk", {"threshold_scope": "layer"}, "--threshold_scope='layer'.*global"),
-        ("topk", {"ratio_schedule": "cosine"}, "--ratio_schedule='cosine'.*constant, lr"),
         ("dgs", {"compression_rate": 0.0}, "--compression_rate=0.0"),
     ],
 )

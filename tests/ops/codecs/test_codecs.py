@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.codecs.dense import Dense, RandomK, decoded, kept_entries
+from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, kept_entries
+from thinwire.ops.codecs.dense import Dense, RandomK
+from thinwire.ops.codecs.packets import decoded
 from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
 from thinwire.ops.codecs.top_k import TopK
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.types import (
     VALUE_DTYPES,
     ConfigurationError,
-    EncodeContext,
     Kind,
     LowRankBlock,
     ModelSpec,

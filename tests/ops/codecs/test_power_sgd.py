@@ -5,6 +5,7 @@ import pytest
 
 from tests.harness import MiniRun, method
 from tests.ops.drivers import BODIES
+from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.error_feedback import ErrorFeedback
 from thinwire.ops.codecs.power_sgd import PowerSgd
 from thinwire.ops.codecs.registry import CodecChoices, build_codec, coding_of
@@ -12,7 +13,6 @@ from thinwire.ops.types import (
     VALUE_DTYPES,
     Block,
     ConfigurationError,
-    EncodeContext,
     Kind,
     LowRankBlock,
     ModelSpec,

@@ -1,6 +1,6 @@
 import pytest
 
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 
 
 @pytest.fixture(scope="session", params=["numpy", "tf"])

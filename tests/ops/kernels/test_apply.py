@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
 
 from tests.ops.kernels import reference
 from thinwire.ops.kernels import numpy_ops
@@ -98,7 +99,7 @@ def test_nothing_to_apply(bodies):
 def test_a_variable_is_changed_where_it_lives():
     import tensorflow as tf
 
-    from thinwire.ops.kernels.base import load_kernels
+    from thinwire.ops.kernels import load_kernels
 
     bodies = load_kernels("tf")
     theta = tf.Variable(tf.ones([4]))
@@ -106,3 +107,17 @@ def test_a_variable_is_changed_where_it_lives():
     np.testing.assert_array_equal(theta.numpy(), [1, 0, 1, -1])
     bodies.apply_dense(theta, np.ones(4, np.float32), 1.0)
     np.testing.assert_array_equal(theta.numpy(), [0, -1, 0, -2])
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=arrays_of.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32)))
+def test_all_finite_equals_isfinite(values):
+    assert numpy_ops.all_finite(values) == bool(np.isfinite(values).all())
+
+
+def test_all_finite_looks_at_every_piece():
+    values = np.full((1 << 18) + 5, 3e38, np.float32)
+    assert numpy_ops.all_finite(values)
+    for bad in (np.nan, np.inf, -np.inf):
+        values[-1] = bad
+        assert not numpy_ops.all_finite(values)

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tests.harness import method
 from tests.ops.test_conformance import bits
-from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.codecs.registry import CodecChoices, build_codec
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels.device import DeviceArray
 from thinwire.ops.persistence.checkpoint import Checkpoints
-from thinwire.ops.types import EncodeContext, ModelSpec, TensorSpec
+from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.worker.core.core import UpdatePacker
 
 SPEC = ModelSpec(
@@ -35,16 +35,14 @@ NUMPY, DEVICE = load_kernels("numpy"), load_kernels("tf")
 STAYING = {
     "topk": {},
     "topk carried": {"selection": "carried"},
-    "topk sampled": {"selection": "sampled"},
-    "topk global": {"threshold_scope": "global", "value_dtype": "bfloat16"},
+    "topk rounded": {"value_dtype": "bfloat16"},
     "topk feedback": {"error_feedback": True, "value_dtype": "float16", "dense_below": 20},
     "gd": {"value_dtype": "int8"},
     "gd carried": {"selection": "carried"},
-    "gd sampled": {"selection": "sampled"},
     "dgs": {},
-    "dgs carried": {"selection": "carried", "dense_below": 20, "ratio_schedule": "lr"},
+    "dgs carried": {"selection": "carried", "dense_below": 20},
     "dgc": {"warmup_epochs": 0},
-    "dgc warming": {"warmup_epochs": 2, "selection": "carried", "threshold_scope": "global"},
+    "dgc warming": {"warmup_epochs": 2, "selection": "carried"},
     "dgc nesterov": {"warmup_epochs": 0, "dgc_nesterov": True, "dgc_masking": False},
     "random_k": {"error_feedback": True},
 }
@@ -55,7 +53,7 @@ BOTH = STAYING | COPYING
 
 def build(name):
     choices = CodecChoices(compression_rate=RATE, **BOTH[name])
-    return build_codec(name.split()[0], choices, nb_workers=4, learning_rate=0.1)
+    return build_codec(name.split()[0], choices, nb_workers=4)
 
 
 def gradients(number):

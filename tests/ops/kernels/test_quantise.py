@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from tests.ops.kernels import reference
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.types import VALUE_DTYPES, CodedValues, ConfigurationError
 
 NUMPY_DTYPES = {"float32": "f4", "bfloat16": "u2", "float16": "f2", "int8": "i1"}

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.ops.kernels import reference
 from thinwire.ops.kernels import numpy_select
@@ -16,35 +14,6 @@ def is_the_largest(x, indices, values):
     rest = np.delete(np.abs(x), indices)
     assert (np.diff(indices) > 0).all() and (values != 0).all()
     assert not values.size or np.abs(values).min() >= rest.max(initial=0)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    size=st.integers(1, 30_000),
-    rate=st.floats(0.001, 1),
-    zeros=st.sampled_from([0.0, 0.9, 1.0]),
-    levels=st.sampled_from([0, 3]),
-    seed=st.integers(0, 99),
-)
-def test_a_sampled_threshold_selects_the_largest(size, rate, zeros, levels, seed):
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal(size, np.float32)
-    x = np.round(x * levels).astype(np.float32) if levels else x
-    x[rng.random(size) < zeros] = 0
-    k = max(1, int(rate * size))
-    indices, values = numpy_select.sampled_top_k(x, k, rng)
-    assert (np.diff(indices) > 0).all() and (values != 0).all()
-    np.testing.assert_array_equal(values, x[indices])
-    assert indices.size <= 1.3 * k + 1
-    if not levels:
-        is_the_largest(x, indices, values)
-        assert indices.size >= min(0.8 * k - 1, np.count_nonzero(x))
-
-
-def test_few_entries_are_selected_exactly():
-    x = np.random.default_rng(0).standard_normal(100, np.float32)
-    indices, _ = numpy_select.sampled_top_k(x, 2, np.random.default_rng(0))
-    np.testing.assert_array_equal(indices, reference.top_k(x, 2)[0])
 
 
 @pytest.mark.parametrize("draw", ["standard_normal", "standard_exponential"])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from thinwire.ops.optimizers.momentum_sgd import _PIECE, MomentumSGD
-from thinwire.ops.optimizers.server import FlatKerasOptimizer, ServerUpdate, keras_optimizer
+from thinwire.ops.optimizers.server import FlatKerasOptimizer, OptimizerUpdate, keras_optimizer
 from thinwire.ops.types import Kind, Update
 
 SIZE = 2 * _PIECE + 17
@@ -58,7 +58,7 @@ def test_the_opposite_of_a_gradient_goes_the_other_way():
 
 def test_what_keras_saved_is_taken_up_and_the_other_way_round():
     ours, theirs = start(100), start(100)
-    choice = ServerUpdate("momentum", 0.9)
+    choice = OptimizerUpdate("momentum", 0.9)
     ball, flat = MomentumSGD(0.9, ours), FlatKerasOptimizer(keras_optimizer(choice), theirs)
     first, second, third = gradients(3, 100)
     flat.step(theirs, Update(None, first), 0.1, negate=False)
@@ -76,10 +76,10 @@ def test_what_keras_saved_is_taken_up_and_the_other_way_round():
 def test_who_steps_with_what():
     theta, kernels = start(100), None
     for choice, expected in (
-        (ServerUpdate("momentum", 0.9), MomentumSGD),
-        (ServerUpdate("sgd", 0.9), MomentumSGD),
-        (ServerUpdate("momentum", 0.9, weight_decay=0.1), FlatKerasOptimizer),
-        (ServerUpdate("adam"), FlatKerasOptimizer),
+        (OptimizerUpdate("momentum", 0.9), MomentumSGD),
+        (OptimizerUpdate("sgd", 0.9), MomentumSGD),
+        (OptimizerUpdate("momentum", 0.9, weight_decay=0.1), FlatKerasOptimizer),
+        (OptimizerUpdate("adam"), FlatKerasOptimizer),
     ):
         state = choice.init(theta)
         assert type(state["optimizer"]) is expected
@@ -87,4 +87,4 @@ def test_who_steps_with_what():
         gradient = Update(None, np.ones(100, np.float32))
         choice.apply(theta, gradient, Kind.GRADIENT, 0.1, kernels, state)
         assert (theta < before).all()
-    assert ServerUpdate("sgd").init(theta) == {}
+    assert OptimizerUpdate("sgd").init(theta) == {}

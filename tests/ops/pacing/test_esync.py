@@ -4,7 +4,8 @@ import heapq
 
 import pytest
 
-from thinwire.ops.pacing.esync import Esync, Report
+from thinwire.ops.pacing.base import PaceReport
+from thinwire.ops.pacing.esync import Esync
 from thinwire.ops.types import ConfigurationError
 
 SLOW, FAST = 3.5, 0.03
@@ -29,7 +30,7 @@ def local_steps(rule, seconds, rounds=30, query_seconds=0.0, seed=None, skip=2):
         arrived = {}
         events = []
         for worker in workers:
-            state = rule.note(Report(worker, 0, last[worker], now), state)
+            state = rule.record(PaceReport(worker, 0, last[worker], now), state)
             heapq.heappush(events, (now + query_seconds + seconds[worker], worker, "done"))
         while events:
             time, worker, what = heapq.heappop(events)
@@ -38,8 +39,8 @@ def local_steps(rule, seconds, rounds=30, query_seconds=0.0, seed=None, skip=2):
                 last[worker] = seconds[worker]
                 heapq.heappush(events, (time + query_seconds, worker, time))
                 continue
-            report = Report(worker, steps[worker], last[worker], what, query_seconds)
-            state = rule.note(report, state)
+            report = PaceReport(worker, steps[worker], last[worker], what, query_seconds)
+            state = rule.record(report, state)
             ready, state = rule.answer(worker, workers, time, state)
             if ready:
                 arrived[worker] = time
@@ -105,18 +106,18 @@ def test_a_margin_beyond_the_slowest_step_is_cut():
 
 def test_nobody_is_let_go_before_all_have_spoken():
     rule = Esync()
-    state = rule.note(Report(1, 5, 0.1, 0.0), rule.init())
+    state = rule.record(PaceReport(1, 5, 0.1, 0.0), rule.init())
     assert rule.answer(1, [1, 2], 1.0, state)[0] is False
     assert rule.answer(1, [1], 1.0, state)[0] is True  # the other left: now the slowest itself
 
 
 def test_a_slowest_long_overdue_stops_nobody():
     rule = Esync(smoothing="none")
-    state = rule.note(Report(2, 0, 1.0, 0.0), rule.init())
-    state = rule.note(Report(1, 3, 0.1, 1.2), state)
+    state = rule.record(PaceReport(2, 0, 1.0, 0.0), rule.init())
+    state = rule.record(PaceReport(1, 3, 0.1, 1.2), state)
     assert rule.answer(1, [1, 2], 1.2, state)[0] is True
     state = rule.released([1], state)
-    state = rule.note(Report(1, 3, 0.1, 1.6), state)
+    state = rule.record(PaceReport(1, 3, 0.1, 1.6), state)
     assert rule.answer(1, [1, 2], 1.6, state)[0] is False
 
 
@@ -124,11 +125,11 @@ def test_the_slowest_must_have_begun_the_round():
     rule = Esync(smoothing="none")
     state = rule.init()
     for worker, seconds in ((1, 0.1), (2, 1.0)):
-        state = rule.note(Report(worker, 1, seconds, 0.0), state)
+        state = rule.record(PaceReport(worker, 1, seconds, 0.0), state)
     state = rule.released([1, 2], state)
-    state = rule.note(Report(1, 1, 0.1, 0.95), state)
+    state = rule.record(PaceReport(1, 1, 0.1, 0.95), state)
     assert rule.answer(1, [1, 2], 0.95, state)[0] is False
-    state = rule.note(Report(2, 0, 1.0, 0.0), state)
+    state = rule.record(PaceReport(2, 0, 1.0, 0.0), state)
     assert rule.answer(1, [1, 2], 0.95, state)[0] is True
 
 
@@ -137,9 +138,9 @@ def test_one_pause_does_not_make_a_fast_device_the_slowest():
     smooth, sharp = Esync(smoothing="ema:0.2"), Esync(smoothing="none")
     states = []
     for rule in (smooth, sharp):
-        state = rule.note(Report(2, 0, 1.0, 0.0), rule.init())
+        state = rule.record(PaceReport(2, 0, 1.0, 0.0), rule.init())
         for seconds in times[:4]:
-            state = rule.note(Report(1, 1, seconds, 0.1), state)
+            state = rule.record(PaceReport(1, 1, seconds, 0.1), state)
         states.append(rule.answer(1, [1, 2], 0.1, state)[0])
     assert states == [False, True]
 
@@ -167,11 +168,11 @@ def test_nobody_waits_for_ever_for_one_that_does_not_begin():
     """It may wait for the others at a shard that is a round behind; until then they train on."""
     rule, state = Esync(), Esync().init()
     for worker, seconds in ((1, 0.5), (2, 1.0)):
-        state = rule.note(Report(worker, 1, seconds, 0.0), state)
+        state = rule.record(PaceReport(worker, 1, seconds, 0.0), state)
     state = rule.released((1, 2), state)
     told = []
     for steps in range(1, 111):
-        state = rule.note(Report(1, steps, 0.5, 0.5 * steps), state)
+        state = rule.record(PaceReport(1, steps, 0.5, 0.5 * steps), state)
         ready, state = rule.answer(1, (1, 2), 0.5 * steps, state)
         told.append(ready)
     assert told.index(True) == 100  # the 101st step ends beyond 30 s and 20 steps of the slowest
@@ -182,9 +183,9 @@ def test_nobody_waits_for_ever_for_one_that_does_not_begin():
 def test_who_no_round_waits_for_yet_trains_on(others):
     """A shard that came back has not begun, or its group's round goes on without the newcomer."""
     rule = Esync()
-    state = rule.note(Report(1, 7, 0.1, 0.0), rule.init())
+    state = rule.record(PaceReport(1, 7, 0.1, 0.0), rule.init())
     for other in others:
-        state = rule.note(Report(other, 1, 1.0, 0.0), state)
+        state = rule.record(PaceReport(other, 1, 1.0, 0.0), state)
     told, state = rule.answer(1, others, 0.1, state)
     assert told is False
     told, state = rule.answer(1, (1,), 0.2, state)  # let in, and alone

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels import numpy_ops as numpy_body
-from thinwire.ops.kernels.base import load_kernels
 
 FLOAT = np.float32
 

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from tests.harness import method
 from tests.ops.datagram_samples import MTU, SESSION, signed
 from tests.ops.routers import BODIES, FLOAT, context, dense, entries_of, shard_of
+from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.routing.base import Manifest
 from thinwire.ops.routing.dgt import Dgt
 from thinwire.ops.routing.packetizer import Packetizer
 from thinwire.ops.routing.reassembler import Reassembler
 from thinwire.ops.sharding.split import place_tensors, split_packet
-from thinwire.ops.types import VALUE_DTYPES, EncodeContext, ModelSpec, TensorSpec
+from thinwire.ops.types import VALUE_DTYPES, ModelSpec, TensorSpec
 from thinwire.ops.wire.low_rank import expanded
 
 SPEC = ModelSpec(

@@ -20,10 +20,11 @@ from tests.ops.routers import (
     sparse,
     together,
 )
+from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.routing.dgt import Dgt
 from thinwire.ops.sharding.split import place_tensors, split_packet
-from thinwire.ops.types import VALUE_DTYPES, EncodeContext, ModelSpec, TensorSpec
+from thinwire.ops.types import VALUE_DTYPES, ModelSpec, TensorSpec
 
 SPEC = ModelSpec(
     (TensorSpec("kernel", (9, 9)), TensorSpec("bias", (9,)), TensorSpec("thin", (1, 30)))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness import MiniRun, Softmax, method
 from thinwire.ops.downlink.replicas import BackupWeights
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import ConfigurationError, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext

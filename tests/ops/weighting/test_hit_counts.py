@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.weighting import hit_counts
 
 KERNELS = load_kernels("numpy")
@@ -33,7 +33,7 @@ def test_counts_equal_the_walk_over_all_releases(seed, reach, dense):
         assert found.dtype == np.int32
         touched = None if dense and rng.random() < 0.2 else indices.astype(np.int32)
         history.append(touched)
-        hit_counts.note(touched, version, first, state)
+        hit_counts.record(touched, version, first, state)
         moved = max(first, version + 1 - int(rng.integers(reach // 2, reach + 1)))
         del history[: moved - first]
         first = moved
@@ -43,13 +43,13 @@ def test_marks_begin_with_a_long_window_and_end_with_it():
     state = hit_counts.begin(SIZE, 1024)
     one = np.array([3], np.int32)
     for version in range(2 * hit_counts.MARK_INTERVAL):
-        hit_counts.note(one, version, 0, state)
+        hit_counts.record(one, version, 0, state)
     assert state["marks"] == []
     assert state["counts"].size == 0
     for version in range(2 * hit_counts.MARK_INTERVAL, 200):
-        hit_counts.note(one, version, 0, state)
+        hit_counts.record(one, version, 0, state)
     assert [mark["version"] for mark in state["marks"]] == [64, 96, 128, 160, 192]
-    hit_counts.note(one, 200, 150, state)
+    hit_counts.record(one, 200, 150, state)
     assert state["marks"] == []
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays_of
 
 from tests.ops.coded_positions import GOLDEN, POSITIONS, decode_positions, uniform
 from thinwire.ops.types import Block, CodedValues
-from thinwire.ops.wire.blocks import IndexChooser, IndexCoding, _encode_as, all_finite, decode_block
+from thinwire.ops.wire.blocks import IndexChooser, IndexCoding, _encode_as, decode_block
 from thinwire.proto import thinwire_pb2 as pb
 
 
@@ -161,17 +160,3 @@ def test_the_chooser_remembers_and_tries_again():
         assert each.encode(lumpy).coding is IndexCoding.RICE
         assert each.encode(lumpy).coding is IndexCoding.DEFLATED_GAPS
     assert chooser.state == resumed.state
-
-
-@settings(max_examples=100, deadline=None)
-@given(values=arrays_of.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32)))
-def test_all_finite_equals_isfinite(values):
-    assert all_finite(values) == bool(np.isfinite(values).all())
-
-
-def test_all_finite_looks_at_every_piece():
-    values = np.full((1 << 18) + 5, 3e38, np.float32)
-    assert all_finite(values)
-    for bad in (np.nan, np.inf, -np.inf):
-        values[-1] = bad
-        assert not all_finite(values)

@@ -11,17 +11,18 @@ from thinwire.flags.run import read_run
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.codecs.top_k import TopK
 from thinwire.ops.downlink.registry import DOWN_CODECS
-from thinwire.ops.methods.method import METHODS, SEAMS
+from thinwire.ops.methods.method import INTERFACES, METHODS
 from thinwire.ops.optimizers.server import OPTIMIZERS
-from thinwire.ops.pacing import pacers
+from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.rule import SYNC_RULES, GroupSync
 from thinwire.ops.types import ConfigurationError
-from thinwire.ops.weighting.base import WEIGHTINGS, PerEntry
+from thinwire.ops.weighting import WEIGHTINGS
+from thinwire.ops.weighting.per_entry import PerEntry
 from thinwire.worker import flags as worker_flags
 
 REGISTRIES = (
-    *(pacers.PACERS, CODECS, DOWN_CODECS, ROUTERS),
+    *(PACERS, CODECS, DOWN_CODECS, ROUTERS),
     *(SYNC_RULES, WEIGHTINGS, OPTIMIZERS),
 )
 
@@ -49,7 +50,7 @@ def test_every_flag_says_what_it_is_for():
         assert len(flag.help) > 5, flag.name
 
 
-@pytest.mark.parametrize(("interface", "registry"), list(zip(SEAMS, REGISTRIES, strict=True)))
+@pytest.mark.parametrize(("interface", "registry"), list(zip(INTERFACES, REGISTRIES, strict=True)))
 def test_an_interface_s_flag_offers_what_its_registry_holds(interface, registry):
     with given() as values:
         assert list(values[interface].parser.enum_values) == list(registry)
@@ -61,14 +62,14 @@ def test_an_interface_s_flag_offers_what_its_registry_holds(interface, registry)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_its_row(name):
-    assert run_of(f"--method={name}").method.seams == METHODS[name]
+    assert run_of(f"--method={name}").method.choices == METHODS[name]
 
 
-@pytest.mark.parametrize(("interface", "registry"), list(zip(SEAMS, REGISTRIES, strict=True)))
+@pytest.mark.parametrize(("interface", "registry"), list(zip(INTERFACES, REGISTRIES, strict=True)))
 def test_an_explicit_flag_overrides_one_interface_alone(interface, registry):
     for value in registry:
         method = run_of("--method=adacomp", f"--{interface}={value}").method
-        assert method.seams == METHODS["adacomp"] | {interface: value}
+        assert method.choices == METHODS["adacomp"] | {interface: value}
 
 
 def test_hyper_parameters_reach_the_policy_that_has_them():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.harness import method
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.collective.mailbox import CollectiveMember, RoundId
 from thinwire.worker.collective.peers import PeerLost

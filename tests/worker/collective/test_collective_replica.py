@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.harness import method
-from thinwire.ops.kernels.base import load_kernels
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.types import Update
 from thinwire.ops.weighting.base import Arrival

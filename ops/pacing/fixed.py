@@ -1,14 +1,10 @@
-"""The Pacer seam: push now, or take one more local step?
-
-Both halves are clock-free: the worker asks after every local step, and only numbers go in.
-"""
+"""Pacers that push after a fixed number of local steps."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import ClassVar
 
-from thinwire.ops.pacing.esync import Esync
 from thinwire.ops.types import ConfigurationError, Kind
 
 
@@ -16,7 +12,7 @@ from thinwire.ops.types import ConfigurationError, Kind
 class Every:
     """Push the gradient of every mini-batch."""
 
-    asks: ClassVar[bool] = False
+    queries: ClassVar[bool] = False
     waits_for_answer: ClassVar[bool] = False
 
     @property
@@ -41,7 +37,7 @@ class Fixed:
     With H = 1 the one gradient itself travels, so that `fixed` is `every`.
     """
 
-    asks: ClassVar[bool] = False
+    queries: ClassVar[bool] = False
     waits_for_answer: ClassVar[bool] = False
     local_steps: int = 1
 
@@ -65,13 +61,3 @@ class Fixed:
     def push_now(self, local_steps: int) -> bool:
         """Return whether `local_steps` since the last exchange are enough."""
         return local_steps >= self.local_steps
-
-
-Pacer = Every | Fixed | Esync
-
-#: --pacer value -> policy.
-PACERS: dict[str, type[Every] | type[Fixed] | type[Esync]] = {
-    "every": Every,
-    "fixed": Fixed,
-    "esync": Esync,
-}

@@ -1,0 +1,90 @@
+"""Operations on packets in memory that codecs and their wrappers share.
+
+What a block decodes to, packets apart from arrays that are about to change, and one step of error
+feedback around any codec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from thinwire.ops.codecs.base import Codec, EncodeContext
+from thinwire.ops.types import Block, CodedValues, Packet, State, where_of
+from thinwire.ops.wire.low_rank import expanded
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32, Int64
+
+
+def feed_in_turn(
+    codec: Codec,
+    residuals: Sequence[Float32],
+    tensors: Sequence[Float32],
+    state: State,
+    ctx: EncodeContext,
+) -> tuple[Packet, State]:
+    """Do `Codec.feed` step by step, for codecs that cannot do it in fewer passes over memory."""
+    factors = ctx.factors or (1.0,) * len(tensors)
+    for residual, tensor, factor in zip(residuals, tensors, factors, strict=True):
+        ctx.kernels.accumulate(residual, tensor, factor)
+    packet, state = codec.encode(residuals, state, without_factors(ctx))
+    packet = detached(packet, residuals)
+    for block in packet.blocks:
+        where, values = decoded(block)
+        residuals[block.slot][where] -= values
+    return packet, state
+
+
+def without_factors(ctx: EncodeContext) -> EncodeContext:
+    """Return the context for tensors that are finite and multiplied already."""
+    return dataclasses.replace(ctx, factors=None, finite=True)
+
+
+def encode_multiplied(
+    codec: Codec, tensors: Sequence[Float32], state: State, ctx: EncodeContext
+) -> tuple[Packet, State]:
+    """Encode the tensors times `ctx.factors` with any codec."""
+    if not codec.takes_factors:
+        factors = ctx.factors or ()
+        if factors:
+            scale = ctx.kernels.scale
+            tensors = [scale(each, factor) for each, factor in zip(tensors, factors, strict=True)]
+        ctx = dataclasses.replace(ctx, factors=None)
+    return codec.encode(tensors, state, ctx)
+
+
+def decoded(block: Block) -> tuple[Int64 | slice, Float32]:
+    """Return where a block's values belong (an index into its tensor), and the values [k]."""
+    from thinwire.ops.kernels.numpy_ops import dequantise
+
+    block = expanded(block)
+    return where_of(block.indices), dequantise(block.values)
+
+
+def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
+    """Return the packet without views of arrays that are about to change, one for each slot."""
+    import numpy as np
+
+    blocks = []
+    for block in packet.blocks:
+        data, array = block.values.data, arrays[block.slot]
+        if isinstance(array, np.ndarray) and np.may_share_memory(data, array):
+            values = dataclasses.replace(block.values, data=data.copy())
+            block = dataclasses.replace(block, values=values)
+        blocks.append(block)
+    return dataclasses.replace(packet, blocks=tuple(blocks))
+
+
+def rescaled(block: Block, factor: float) -> Block:
+    """Return a block whose values decode to `factor` > 0 times as much; its bytes stay.
+
+    The product is rounded to float32, as it travels, and kept from becoming 0 or infinite.
+    """
+    import numpy as np
+
+    limits = np.finfo(np.float32)
+    scale = min(max(block.values.scale * factor, float(limits.tiny)), float(limits.max))
+    values = CodedValues(block.values.dtype, block.values.data, float(np.float32(scale)))
+    return dataclasses.replace(block, values=values)

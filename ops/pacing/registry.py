@@ -1,0 +1,10 @@
+"""Which pacer a value of --pacer stands for."""
+
+from __future__ import annotations
+
+from thinwire.ops.pacing.base import Pacer
+from thinwire.ops.pacing.esync import Esync
+from thinwire.ops.pacing.fixed import Every, Fixed
+
+#: --pacer value -> policy.
+PACERS: dict[str, type[Pacer]] = {"every": Every, "fixed": Fixed, "esync": Esync}

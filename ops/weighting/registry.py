@@ -1,0 +1,16 @@
+"""Which weighting a value of --weighting stands for."""
+
+from __future__ import annotations
+
+from thinwire.ops.weighting.base import Weighting
+from thinwire.ops.weighting.by_staleness import Inverse, Unweighted
+from thinwire.ops.weighting.dc_asgd import DcAsgd
+from thinwire.ops.weighting.per_entry import PerEntry
+
+#: --weighting value -> policy.
+WEIGHTINGS: dict[str, type[Weighting]] = {
+    "none": Unweighted,
+    "inverse": Inverse,
+    "per_entry": PerEntry,
+    "dc_asgd": DcAsgd,
+}
