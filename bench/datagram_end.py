@@ -19,6 +19,7 @@ import numpy as np
 
 from thinwire.ops.routing.base import AnnouncedDatagrams, Manifest
 from thinwire.ops.routing.datagram_format import FRAME_BYTES, DatagramSession
+from thinwire.ops.routing.dgt_settings import DgtSettings
 from thinwire.ops.routing.reassembler import ReassembledStep, Reassembler
 from thinwire.ops.types import CodedValues, RangedBlock
 from thinwire.proto.grpc.server import keep_freed_memory
@@ -50,24 +51,15 @@ def last_block(step: int) -> RangedBlock:
     return RangedBlock(0, NUM_ENTRIES, None, CodedValues("float32", values), entries, present)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """What the assembler needs of a router: it waits for everything."""
-
-    dgt_channels: int = CHANNELS
-    dgt_block_size: int = BLOCK_BYTES
-    dgt_reception: str = "diff"
-    dgt_wait_ms: float = 10_000.0
-    dgt_max_late: int = 5
-    dgt_late_decay: float = 1.0
-    dgt_error_feedback: bool = False
+#: The assembler waits for everything.
+RULES = DgtSettings(dgt_channels=CHANNELS, dgt_block_size=BLOCK_BYTES, dgt_wait_ms=10_000.0)
 
 
 class Stack:
     """A shard without a core: receives, authenticates, puts together."""
 
     def __init__(self, joining: bool) -> None:
-        self._assembler = Reassembler(SESSION, [NUM_ENTRIES], Rules())
+        self._assembler = Reassembler(SESSION, [NUM_ENTRIES], RULES)
         self._lock = threading.Lock()
         self.receiver = UdpReceiver("127.0.0.1", CHANNELS, self, joining)
         self.first_at = self.first_cpu = 0.0

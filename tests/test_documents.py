@@ -161,7 +161,6 @@ def _of_main(words, variables):
             launch.refuse_elsewhere(run)
         observability.check(run, values)
         node.CHECKS.get(run.type_node, lambda run: None)(run)
-        run.method.check()
     return None
 
 

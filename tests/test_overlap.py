@@ -154,7 +154,7 @@ def test_a_bad_gradient_leaves_the_next_push_as_it_was():
 )
 def test_what_must_start_from_the_answer_is_refused(name, more, words):
     with pytest.raises(ConfigurationError, match=words):
-        chosen(name, 2, **more).check()
+        chosen(name, 2, **more)
 
 
 def test_it_is_part_of_what_all_must_have_alike():

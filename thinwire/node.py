@@ -101,9 +101,8 @@ def main(arguments: list[str]) -> int:
         _require_tensorflow()
         _lock(run)
         _keep_log(run)
-        warnings = run.method.check()
         if run.type_node != "Supervisor" and not FLAGS.quiet:  # a Cluster logs them once for all
-            for warning in warnings:
+            for warning in run.method.warnings:
                 logging.warning("%s", warning)
         _prepare_process(run)
         return int(importlib.import_module(ROLES[run.type_node]).main(run))

@@ -144,10 +144,10 @@ def _check_server(method: Method) -> None:
         way_out = "give --server_optimizer too, or take --local_momentum"
     else:
         way_out = "the codec has its own momentum; for decay there is --worker_weight_decay"
-    settings = describe(method.server)
     raise ConfigurationError(
-        f"--server_optimizer={settings['optimizer']} with --momentum={settings['momentum']:g} "
-        f"and --weight_decay={settings['weight_decay']:g}: with --pacer={method.choices['pacer']} "
+        f"--server_optimizer={method.server.optimizer} with --momentum={method.server.momentum:g} "
+        f"and --weight_decay={method.server.weight_decay:g}: with "
+        f"--pacer={method.choices['pacer']} "
         f"and --codec={method.choices['codec']} the PS adds changes of weights, which hold the "
         f"learning rate already. Leave these out ({way_out})."
     )

@@ -15,6 +15,18 @@ class ServerUpdate(Policy, Protocol):
     """How the PS steps."""
 
     @property
+    def optimizer(self) -> str:
+        """Its value of --server_optimizer."""
+
+    @property
+    def momentum(self) -> float:
+        """Of the optimizer; 0: none."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Decoupled; 0: none."""
+
+    @property
     def keeps_sparse(self) -> bool:
         """Whether a sparse update changes only its own entries."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.optimizers.base import ServerUpdate
 from thinwire.ops.types import ConfigurationError, Kind, State, Update
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class OptimizerUpdate:
         return update.indices, state
 
 
-def keras_optimizer(choice: OptimizerUpdate) -> Any:
+def keras_optimizer(choice: ServerUpdate) -> Any:
     """Build the Keras optimizer that the choice names."""
     import keras
 

@@ -1,11 +1,13 @@
 """Steps whose values travel partly in datagrams, made without the router."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
 from thinwire.ops.routing.base import Manifest, UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.datagram_format import DatagramSession
+from thinwire.ops.routing.dgt_settings import DgtSettings
 from thinwire.ops.routing.packetizer import Packetizer, SealedStep
 from thinwire.ops.routing.reassembler import Reassembler
 from thinwire.ops.types import Block, CodedValues, RangedBlock
@@ -19,15 +21,7 @@ MTU = 128  # fits 12 float32: a block is cut into 12 and 4
 NOTHING = Manifest((), 0.0, 0, 0, 0, 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    dgt_channels: int = CHANNELS
-    dgt_block_size: int = 4 * ENTRIES
-    dgt_reception: str = "diff"
-    dgt_wait_ms: float = 0.0
-    dgt_max_late: int = 5
-    dgt_late_decay: float = 1.0
-    dgt_error_feedback: bool = False
+Rules = functools.partial(DgtSettings, dgt_channels=CHANNELS, dgt_block_size=4 * ENTRIES)
 
 
 def num_blocks(size):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.ops.drivers import DRIVERS, policy_of
-from thinwire.ops.codecs.registry import CODECS
+from thinwire.ops.codecs import CODECS, Codec
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.optimizers.server import OPTIMIZERS
@@ -122,7 +122,7 @@ BAD_VALUES = {
     float | None: (math.nan, -1.0),
     str: ("no such value",),
     bool: (),
-    typing.Any: (),  # what a wrapper is around
+    Codec: (),  # what a wrapper is around
     AutoGroups | None: (),  # it refuses bad values itself
     tuple[tuple[int, ...], ...]: (((1,), (1,)), ((1,), ()), ((0, 1),)),
 }

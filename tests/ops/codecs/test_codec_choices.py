@@ -5,8 +5,8 @@ import math
 import pytest
 
 from tests.harness import method
+from thinwire.ops.codecs import CodecChoices, build_codec, coding_of
 from thinwire.ops.codecs.error_feedback import ErrorFeedback
-from thinwire.ops.codecs.registry import CodecChoices, build_codec, coding_of
 from thinwire.ops.codecs.top_k import TopK
 from thinwire.ops.codecs.wrappers import Clip, DenseBelow, RateAtSend, WarmUp
 from thinwire.ops.methods.method import METHODS
@@ -56,7 +56,6 @@ def test_what_dgc_is_built_of():
 
 @pytest.mark.parametrize("name", ["dgs", "dgc", "gd"])
 def test_the_ps_adds_changes_of_weights(name):
-    method(name).check()
     assert METHODS[name]["codec"] == name
     for refused in (
         {"overrides": {"pacer": "fixed"}, "local_steps": 2},
@@ -69,19 +68,19 @@ def test_the_ps_adds_changes_of_weights(name):
         {"overrides": {"sync": "bsp"}, "collective": "ring"},
     ):
         with pytest.raises(ConfigurationError, match=f"--codec={name}|momentum"):
-            method(name, **refused).check()
+            method(name, **refused)
     assert not method(name, overrides={"server_optimizer": "sgd"}).server.feeds_deltas
 
 
 def test_a_momentum_that_nobody_would_use_is_refused_with_local_steps_too():
     chosen = {"overrides": {"pacer": "fixed"}, "local_steps": 2, "momentum": 0.5}
     with pytest.raises(ConfigurationError, match="--local_momentum"):
-        method("asgd", **chosen).check()
+        method("asgd", **chosen)
     chosen["overrides"] |= {"server_optimizer": "momentum"}
-    assert method("asgd", **chosen).check() == []
+    assert method("asgd", **chosen).warnings == ()
 
 
 def test_a_fraction_above_1_is_warned_of():
-    assert method("dgs", compression_rate=1.0).check() == []
+    assert method("dgs", compression_rate=1.0).warnings == ()
     for name in ("dgs", "adacomp"):
-        assert "fraction of entries kept" in method(name, compression_rate=100.0).check()[0]
+        assert "fraction of entries kept" in method(name, compression_rate=100.0).warnings[0]

@@ -5,10 +5,10 @@ import pytest
 
 from tests.harness import MiniRun, method
 from tests.ops.drivers import BODIES
+from thinwire.ops.codecs import CodecChoices, build_codec, coding_of
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.error_feedback import ErrorFeedback
 from thinwire.ops.codecs.power_sgd import PowerSgd
-from thinwire.ops.codecs.registry import CodecChoices, build_codec, coding_of
 from thinwire.ops.types import (
     VALUE_DTYPES,
     Block,
@@ -176,7 +176,7 @@ def test_nonsense_is_refused(name, choices, message):
 def test_what_it_is_built_of():
     assert build_codec("powersgd", CodecChoices(powersgd_rank=4)) == ErrorFeedback(PowerSgd(4))
     chosen = method("bsp", overrides={"codec": "powersgd", "down_codec": "delta"})
-    assert "replies are dense" in chosen.check()[0]
+    assert "replies are dense" in chosen.warnings[0]
     assert ("codec.PowerSgd.powersgd_rank", "2") in chosen.fingerprint()
     assert coding_of(chosen.codec) == PowerSgd()
 

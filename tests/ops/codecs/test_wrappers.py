@@ -29,7 +29,7 @@ BASES = {
     "dense": Dense("int8"),
     "topk": TopK(0.1),
     "topk-int8": TopK(0.1, "int8"),
-    "topk-carried": TopK(0.1, "bfloat16", "carried", "global"),
+    "topk-carried": TopK(0.1, "bfloat16", "carried"),
     "random_k": RandomK(0.1, "int8"),
     "powersgd": PowerSgd(2, "bfloat16"),
 }

@@ -200,7 +200,7 @@ def test_xla_compiles_selection_where_a_gpu_is(monkeypatch):
     there = importlib.util.module_from_spec(found)
     found.loader.exec_module(there)
     body = bodies._top_k
-    compiled = there.fused(body.python_function, input_signature=body.input_signature)
+    compiled = there.fused(*body.input_signature)(body.python_function)
     x = gradients(1)[0]
     given = x, *bodies.plan(x.size, 300)
     assert "HloModule" in compiled.experimental_get_compiler_ir(*given)(stage="hlo")

@@ -138,5 +138,5 @@ def test_uneven_groups_are_warned_of():
     warning = sync_groups.uneven(((1, 2, 3, 4), (5,)))
     assert "group 1,2,3,4 has 4 workers, group 5 1" in warning
     uneven = method("gsp", nb_workers=5, groups=((1, 2, 3, 4), (5,)))
-    assert warning in uneven.check()
-    assert method("gsp", nb_workers=4, groups=((1, 2), (3, 4))).check() == []
+    assert warning in uneven.warnings
+    assert method("gsp", nb_workers=4, groups=((1, 2), (3, 4))).warnings == ()
