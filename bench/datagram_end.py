@@ -19,7 +19,7 @@ import numpy as np
 
 from thinwire.ops.routing.base import AnnouncedDatagrams, Manifest
 from thinwire.ops.routing.datagram_format import FRAME_BYTES, DatagramSession
-from thinwire.ops.routing.dgt_settings import DgtSettings
+from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.reassembler import ReassembledStep, Reassembler
 from thinwire.ops.types import CodedValues, RangedBlock
 from thinwire.proto.grpc.server import keep_freed_memory
@@ -52,7 +52,7 @@ def last_block(step: int) -> RangedBlock:
 
 
 #: The assembler waits for everything.
-RULES = DgtSettings(dgt_channels=CHANNELS, dgt_block_size=BLOCK_BYTES, dgt_wait_ms=10_000.0)
+RULES = DgtChoices(dgt_channels=CHANNELS, dgt_block_size=BLOCK_BYTES, dgt_wait_ms=10_000.0)
 
 
 class Stack:

@@ -7,7 +7,7 @@ import numpy as np
 
 from thinwire.ops.routing.base import Manifest, UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.datagram_format import DatagramSession
-from thinwire.ops.routing.dgt_settings import DgtSettings
+from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.packetizer import Packetizer, SealedStep
 from thinwire.ops.routing.reassembler import Reassembler
 from thinwire.ops.types import Block, CodedValues, RangedBlock
@@ -21,7 +21,7 @@ MTU = 128  # fits 12 float32: a block is cut into 12 and 4
 NOTHING = Manifest((), 0.0, 0, 0, 0, 0)
 
 
-Rules = functools.partial(DgtSettings, dgt_channels=CHANNELS, dgt_block_size=4 * ENTRIES)
+Rules = functools.partial(DgtChoices, dgt_channels=CHANNELS, dgt_block_size=4 * ENTRIES)
 
 
 def num_blocks(size):
