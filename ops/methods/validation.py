@@ -6,8 +6,6 @@ in its own class.
 
 from __future__ import annotations
 
-import dataclasses
-
 from thinwire.ops.aggregation.aggregates import LEAST_MEMBERS
 from thinwire.ops.codecs.dense import Dense, Sparsifier
 from thinwire.ops.codecs.error_feedback import coding_of

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from thinwire.ops.types import Policy
+
 if TYPE_CHECKING:
     from thinwire.ops.sync.groups import AutoGroups, Groups
     from thinwire.ops.types import State
@@ -116,7 +118,7 @@ class SyncRule(Protocol):
         """Take back what `state_dict` gave; the soft state after the other."""
 
 
-class SyncPolicy(Protocol):
+class SyncPolicy(Policy, Protocol):
     """The settings of a rule, as a Method holds them; a frozen dataclass."""
 
     @property
