@@ -26,7 +26,7 @@ ROLES = {
 TOOLS = {
     "report": ("thinwire.supervisor.report.__main__", "compare finished runs on one page"),
     "certificates": ("thinwire.proto.security.certificates", "make the certificates of a run"),
-    "health": ("thinwire.proto.grpc.health", "show whether a PS accepts work"),
+    "health": ("thinwire.health", "show whether a PS accepts work"),
     "version": ("thinwire.versions", "show the versions of everything that matters"),
 }
 COMMANDS = ROLES | TOOLS

@@ -1,15 +1,7 @@
-"""Queries a PS, or a worker that accepts peers, for its health (grpc.health.v1).
-
-``thinwire health HOST:PORT [--tls_ca CA [--tls_cert CERT --tls_key KEY]]``
-writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, and 3 where nobody answers. A
-token is not needed.
-"""
+"""The health of a PS, or of a worker that accepts peers (grpc.health.v1): served and queried."""
 
 from __future__ import annotations
 
-import argparse
-import pathlib
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -17,11 +9,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.ops.run.settings import EXIT_DONE, EXIT_UNREACHABLE
 from thinwire.proto.security.credentials import open_channel
 
-_EXIT_NOT_SERVING = 1
-_PATIENCE_SECONDS = 5.0
 _MOST_WATCHERS = 4  # at a time: each keeps one of the server's calls, and a thread
 _Response = health_pb2.HealthCheckResponse
 
@@ -116,33 +105,3 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
     ) -> None:
         if request.service not in self._services:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r:.80} here")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Query the node that the command line names; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="thinwire health",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("address", help="host:port of a PS")
-    add("--seconds", type=float, default=_PATIENCE_SECONDS, help="patience")
-    for name, what in (("ca", "authority of the PS"), ("cert", "own"), ("key", "its key")):
-        add(f"--tls_{name}", type=pathlib.Path, help=f"certificate in PEM form: {what}")
-    given = parser.parse_args(arguments)
-    if (given.tls_cert is None) != (given.tls_key is None) or (given.tls_cert and not given.tls_ca):
-        parser.error("--tls_cert and --tls_key go together, and with --tls_ca")
-    files = (given.tls_cert, given.tls_key, given.tls_ca)
-    try:
-        credentials = Credentials(*(b"" if path is None else path.read_bytes() for path in files))
-        status = probe(given.address, given.seconds, credentials)
-    except (HealthCheckFailed, OSError) as error:
-        sys.stderr.write(f"{given.address}: {error}\n")
-        return EXIT_UNREACHABLE
-    sys.stdout.write(f"{status}\n")
-    return EXIT_DONE if status == "SERVING" else _EXIT_NOT_SERVING
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -137,7 +137,7 @@ def test_help_needs_nothing_heavy(command):
     done = run("-X", "importtime", *how, "--help")
     names = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert done.returncode == 0 and "thinwire" in names
-    allowed = {"grpc", "numpy"} if command in ("certificates", "health") else set()
+    allowed = {"grpc", "numpy"} if command == "certificates" else set()
     assert not names & HEAVY - allowed
 
 

@@ -10,9 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.chaos.process_cast import wait_until
 from tests.papers import HOSTS, TOKEN, Papers
 from tests.ps.streams import Shard
+from thinwire import health
 from thinwire.ops.run.credentials import Credentials
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.grpc import health
 from thinwire.proto.grpc.common import SERVICE
 from thinwire.proto.grpc.health import HealthCheckFailed, probe
 from thinwire.proto.grpc.session import ClientSession

@@ -1,0 +1,45 @@
+"""``thinwire health HOST:PORT``: queries a PS, or a worker that accepts peers, for its health.
+
+It writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, and 3 where nobody answers. A
+token is not needed. gRPC is imported when it is used, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+
+_EXIT_NOT_SERVING = 1
+_PATIENCE_SECONDS = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Query the node that the command line names; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="thinwire health",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("address", help="host:port of a PS")
+    add("--seconds", type=float, default=_PATIENCE_SECONDS, help="patience")
+    for name, what in (("ca", "authority of the PS"), ("cert", "own"), ("key", "its key")):
+        add(f"--tls_{name}", type=pathlib.Path, help=f"certificate in PEM form: {what}")
+    given = parser.parse_args(arguments)
+    if (given.tls_cert is None) != (given.tls_key is None) or (given.tls_cert and not given.tls_ca):
+        parser.error("--tls_cert and --tls_key go together, and with --tls_ca")
+    from thinwire.ops.run.credentials import Credentials
+    from thinwire.ops.run.settings import EXIT_DONE, EXIT_UNREACHABLE
+    from thinwire.proto.grpc.health import HealthCheckFailed, probe
+
+    files = (given.tls_cert, given.tls_key, given.tls_ca)
+    try:
+        credentials = Credentials(*(b"" if path is None else path.read_bytes() for path in files))
+        status = probe(given.address, given.seconds, credentials)
+    except (HealthCheckFailed, OSError) as error:
+        sys.stderr.write(f"{given.address}: {error}\n")
+        return EXIT_UNREACHABLE
+    sys.stdout.write(f"{status}\n")
+    return EXIT_DONE if status == "SERVING" else _EXIT_NOT_SERVING
