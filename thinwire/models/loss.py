@@ -9,7 +9,7 @@ import keras
 from thinwire.ops.types import ConfigurationError
 
 
-class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]  # Keras has no annotations
+class _FunctionLoss(keras.losses.Loss):
     """A loss function of (labels, outputs) -> [N] as a Loss: the mean over the batch."""
 
     def __init__(self, function: Any) -> None:
