@@ -34,7 +34,7 @@ from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.worker.client.exchange import Exchange
 from thinwire.worker.client.protocol import Replied
 from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, RoundId
-from thinwire.worker.collective.peers import PeerLost, _Conversation
+from thinwire.worker.collective.peers import PeerLost, _PeerConnection
 from thinwire.worker.collective.replica import Replica
 from thinwire.worker.collective.service import PeerServer
 from thinwire.worker.core.core import WorkerCore
@@ -255,7 +255,7 @@ def _peer_seeds() -> list[bytes]:
 def holding(data: bytes) -> None:
     """Ask a peer for its model; take over what it hands out."""
     source = Reader(data)
-    conversation = object.__new__(_Conversation)
+    conversation = object.__new__(_PeerConnection)
     conversation.member = CollectiveMember(2, 7, "127.0.0.1:1")
     conversation.stream = _Wire(list(source.pieces()))  # type: ignore[assignment]
     conversation._assembler = _assembler()
