@@ -5,8 +5,9 @@ A **replica** is a dense copy of one worker's weights, for replies that leave so
 float32 operation with the same decoded values. What a reply leaves out stays in the difference
 between the shard and the replica, so nothing is ever lost. The functions here work on this state:
 
-    replicas: worker -> {"weights": [n] float32, "version": of the shard at the worker's last reply,
-        "replies": since the worker last received the whole model}
+    replicas: worker -> {"weights": [n] float32, "version": of the shard at the worker's last reply}
+    resync: "iterations": of worker 1, the last at its "step"; "snapshot": [n] float32, or
+        [0] while nobody waits for it; "pending": the workers that have yet to receive it
     scratch: not saved. "difference": [largest slice] float32, "last": worker -> its `LastReply`
 
 `BackupWeights` are copies by version of the shard, for weightings that compare a gradient with the
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 #: A worker sends the checksum of its model with each push whose step is a multiple of this.
 CHECKSUM_INTERVAL = 1000
+#: The worker whose iterations say when to resynchronise.
+_PACEMAKER = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +54,53 @@ def keep(worker: int, shard: ShardView, state: State) -> None:
     fresh = {"weights": np.empty_like(shard.theta)}
     replica = state["replicas"].setdefault(str(worker), fresh)
     np.copyto(replica["weights"], shard.theta)
-    replica |= {"version": shard.version, "replies": 0}
+    replica["version"] = shard.version
+    _settle(worker, state)
+
+
+def drop(worker: int, state: State) -> None:
+    """Drop the replica of a worker."""
+    state["replicas"].pop(str(worker), None)
+    _settle(worker, state)
+
+
+def _settle(worker: int, state: State) -> None:
+    """Drop what was to be sent to a worker: its replica is new or gone."""
     state["scratch"]["last"].pop(str(worker), None)
+    resync = state["resync"]
+    if str(worker) in resync["pending"]:
+        resync["pending"].remove(str(worker))
+        if not resync["pending"]:
+            resync["snapshot"] = np.empty(0, np.float32)
+
+
+def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: State) -> None:
+    """Count the iterations of worker 1; take the snapshot after every `every` of them.
+
+    The first is taken in its iteration `every` + 1, as the original does. Whoever has a replica is
+    to receive it; a snapshot that somebody still waits for is replaced.
+    """
+    resync = state["resync"]
+    if request.worker != _PACEMAKER or request.step <= resync["step"]:  # a retry counts once
+        return
+    resync["step"] = request.step
+    resync["iterations"] += 1
+    if resync["iterations"] > 1 and resync["iterations"] % every == 1 % every:
+        resync["pending"] = sorted(state["replicas"], key=int)
+        resync["snapshot"] = shard.theta.copy()
+
+
+def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
+    """Return a reply with the snapshot, which becomes the worker's replica.
+
+    What the shard has learned since is the difference to the replica, which later replies bring.
+    """
+    replica = state["replicas"][str(worker)]
+    snapshot = state["resync"]["snapshot"]
+    np.copyto(replica["weights"], snapshot)
+    replica["version"] = shard.version
+    _settle(worker, state)
+    return ModelReply(Operation.FULL, Update(None, snapshot.copy()), shard.version, "full", True)
 
 
 def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = False) -> ModelReply:
@@ -108,7 +156,6 @@ def send_largest(
         operation if blocks else Operation.NONE, tuple(blocks), shard.version, "sparse"
     )
     before, replica["version"] = replica["version"], shard.version
-    replica["replies"] += 1
     state["scratch"]["last"][str(request.worker)] = LastReply(request.step, before, reply)
     return reply
 

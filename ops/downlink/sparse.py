@@ -32,12 +32,13 @@ class DownSparse:
         compression_rate: Of the uplink; the default of `down_ratio`.
         down_ratio: The fraction of each slice's entries that is sent, above 0; 1 and more is all.
         down_value_dtype: How values travel, one of thinwire.ops.types.VALUE_DTYPES.
-        resync_every: Every `resync_every`-th reply to a worker is the whole model; 0: none is.
+        resync_every: After every so many iterations of worker 1 all workers receive, with their
+            next reply, the model as it was at that moment; 0: never.
         max_staleness: A worker whose base is more updates old receives the whole model; 0: no
             limit.
 
     Source: the server of DGS with secondary compression, Yan et al. (ICPP 2020);
-    docs/methods/down.md.
+    docs/methods/down.md. The resynchronisation is its program's, which the paper does not mention.
     Differences: float32 values overwrite instead of being added, so that no rounding adds up.
     """
 
@@ -57,8 +58,8 @@ class DownSparse:
         check_value_dtype(self.down_value_dtype, "down_value_dtype")
         if self.resync_every < 0:
             raise ConfigurationError(
-                f"--resync_every={self.resync_every}: expected a number of replies from 1 on, or "
-                "0 for no resynchronisation."
+                f"--resync_every={self.resync_every}: expected a number of iterations from 1 on, "
+                "or 0 for no resynchronisation."
             )
         if self.max_staleness < 0:
             raise ConfigurationError(
@@ -77,7 +78,8 @@ class DownSparse:
 
         del size
         scratch = {"difference": np.empty(0, np.float32), "last": {}}
-        return {"replicas": {}, "scratch": scratch}
+        resync = {"iterations": 0, "step": 0, "pending": [], "snapshot": np.empty(0, np.float32)}
+        return {"replicas": {}, "resync": resync, "scratch": scratch}
 
     def record_update(
         self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
@@ -93,8 +95,9 @@ class DownSparse:
 
     def forget(self, worker: int, state: State) -> State:
         """Drop the replica of a worker that has left, or whose weights differ from it."""
-        state["replicas"].pop(str(worker), None)
-        state["scratch"]["last"].pop(str(worker), None)
+        from thinwire.ops.downlink import replicas
+
+        replicas.drop(worker, state)
         return state
 
     def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
@@ -108,6 +111,7 @@ class DownSparse:
         from thinwire.ops.downlink import replicas
 
         worker, base = request.worker, request.base_version
+        self._count_iteration(request, shard, state)
         replica = state["replicas"].get(str(worker))
         if replica is None:
             return replicas.send_all(worker, shard, state)
@@ -117,11 +121,19 @@ class DownSparse:
             return repeated
         if base != replica["version"]:
             return replicas.send_all(worker, shard, state)
-        is_due = self.resync_every and replica["replies"] + 1 >= self.resync_every
-        if is_due or (self.max_staleness and shard.version - base > self.max_staleness):
+        if str(worker) in state["resync"]["pending"]:
+            return replicas.send_snapshot(worker, shard, state)
+        if self.max_staleness and shard.version - base > self.max_staleness:
             return replicas.send_all(worker, shard, state, is_resync=True)
         ratio = self._ratio_for(request, shard)
         return replicas.send_largest(request, shard, ratio, self.down_value_dtype, state)
+
+    def _count_iteration(self, request: ModelRequest, shard: ShardView, state: State) -> None:
+        """Count worker 1's iterations, if they matter, and take the snapshot when it is due."""
+        from thinwire.ops.downlink import replicas
+
+        if self.resync_every:
+            replicas.count_iteration(request, self.resync_every, shard, state)
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
         """Return the fraction of entries that this reply may have."""
@@ -178,6 +190,7 @@ class DownAuto(DownSparse):
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return what changed since the worker's version; with a replica, what brings it nearer."""
+        self._count_iteration(request, shard, state)  # exact replies count too
         if str(request.worker) in state["replicas"]:
             return super().gather(request, shard, state)
         since = state["exact_since"].get(str(request.worker))

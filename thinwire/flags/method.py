@@ -47,8 +47,8 @@ _ADVANCED = (
     integer(
         "resync_every",
         0,
-        "One in so many of their replies is the whole model; 0: none.",
-        "replies",
+        "Worker 1's iterations between two snapshots that all receive; 0: none.",
+        "iterations",
         low=0,
     ),
     integer(

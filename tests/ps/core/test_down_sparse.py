@@ -166,12 +166,45 @@ def test_nothing_to_say_is_no_blocks():
     assert world.lives[1].core.versions == [1]
 
 
-def test_every_nth_reply_is_the_whole_model():
+def test_a_snapshot_of_worker_1s_iteration_is_everybodys_next_reply():
+    """As the original: in iterations N + 1, 2 N + 1 ... of worker 1, and of that very moment."""
     world = World(sending(resync_every=4))
-    for _ in range(8):
+    for _ in range(4):
         world.push(1)
-    counts = world.counts
-    assert (counts["resyncs"], counts["sparse"], counts["full"]) == (2, 6, 2 + 2)
+        world.push(2)
+    assert world.counts["resyncs"] == 0
+    world.push(1)  # its fifth iteration
+    snapshot = world.theta.copy()
+    np.testing.assert_array_equal(world.base(1), snapshot)
+    for _ in range(2):
+        world.push(1)  # the model moves on, the snapshot does not
+    assert world.counts["resyncs"] == 1
+    world.push(2)
+    np.testing.assert_array_equal(world.base(2), snapshot)
+    assert not np.array_equal(world.theta, snapshot)
+    for _ in range(5):
+        world.push(2)  # its own iterations do not count
+    assert world.counts["resyncs"] == 2
+    world.push(1)
+    world.push(1)  # its ninth
+    assert world.counts["resyncs"] == 3
+
+
+def test_a_snapshot_waits_for_its_workers_over_a_restart_of_the_shard():
+    world = World(sending(resync_every=3))
+    for _ in range(3):
+        world.push(2)
+        world.push(1)
+    world.push(1)
+    snapshot = world.theta.copy()
+    world.push(1)
+    world.save()
+    world.restart()
+    received = []
+    for _ in range(3):  # the first finds another generation
+        world.push(2)
+        received.append(np.array_equal(world.base(2), snapshot))
+    assert any(received) and not received[-1]
 
 
 @pytest.mark.parametrize(("others", "is_whole"), [(3, False), (4, True)])
