@@ -140,7 +140,7 @@ class CollectivePart:
 
 
 class Reduction:
-    """One member's work on one sum: says what to send, takes in what arrives."""
+    """One member's work on one sum: it returns what to send, and merges what arrives."""
 
     def __init__(self, steps: Sequence[Step], buffer: Float32) -> None:
         """Start.

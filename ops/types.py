@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 
 
 class ConfigurationError(Exception):
-    """The run as configured cannot work; the message says why and what to set. Exit code 2."""
+    """The run as configured cannot work; the message names cause and remedy. Exit code 2."""
 
 
 @dataclasses.dataclass(frozen=True)

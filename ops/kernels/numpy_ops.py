@@ -31,7 +31,7 @@ _REGION = 1 << 19  # of the scratch of `hits`, however large the model
 _PIECE = 1 << 16  # magnitudes of blocks
 _TILE_ENTRIES = 1 << 15  # a tile of a product of matrices, and its addend
 
-#: Keeps the adaptive strength of `adapt` finite where no gradient has been seen.
+#: Makes the adaptive strength of `adapt` finite where no gradient has been seen.
 FLOOR = 1e-7
 
 LARGEST_FLOAT16 = np.float32(65504)

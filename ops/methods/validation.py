@@ -94,11 +94,12 @@ def _check_collective(method: Method) -> None:
             "does not wait for all of them; take --method=bsp or --method=esync, or "
             "--collective=ps."
         )
-    for seam, policy in _ONLY.items():
-        if not isinstance(getattr(method, seam), policy):
+    for interface, policy in _ONLY.items():
+        if not isinstance(getattr(method, interface), policy):
             raise ConfigurationError(
                 f"{here} sends plain dense sums from worker to worker, and this is "
-                f"--{seam}={method.choices[seam]}; leave --{seam} out, or take --collective=ps."
+                f"--{interface}={method.choices[interface]}; leave --{interface} out, or take "
+                "--collective=ps."
             )
     if method.codec.value_dtype != "float32":
         raise ConfigurationError(

@@ -9,7 +9,7 @@ checkpoint or a leftover that the next save clears away. Nothing is pickled.
 Order is by sequence, not by step: after a return to an older checkpoint, the abandoned steps ahead
 of it must not be taken for the newest.
 
-What is asked of a disk: room, and that what was written stays.
+Before a save the disk must have enough free space; after it everything is synced.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from thinwire.ops.types import ConfigurationError, State
 
 
-def check_room(folder: pathlib.Path, needed_bytes: int) -> None:
-    """Refuse to begin what the disk cannot take: others on it may still need the room.
+def check_free_space(folder: pathlib.Path, needed_bytes: int) -> None:
+    """Refuse to begin what the disk cannot take: others on it may still need the space.
 
     Raises:
         OSError: ENOSPC.
@@ -40,8 +40,8 @@ def check_room(folder: pathlib.Path, needed_bytes: int) -> None:
     disk = os.statvfs(folder)
     free_bytes = disk.f_bavail * disk.f_frsize
     if needed_bytes > free_bytes:
-        told = f"No space left on device: {needed_bytes} bytes are needed, {free_bytes} are free"
-        raise OSError(errno.ENOSPC, told, str(folder))
+        text = f"No space left on device: {needed_bytes} bytes are needed, {free_bytes} are free"
+        raise OSError(errno.ENOSPC, text, str(folder))
 
 
 def sync(file: IO[Any]) -> None:
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint is incomplete, altered, or of an unknown format; the message says which."""
+    """A checkpoint is incomplete, altered, or of an unknown format; the message names which."""
 
 
 class Checkpoints:
@@ -93,13 +93,13 @@ class Checkpoints:
         """Write ``state`` so that it is on disk, whole, when this returns.
 
         The state must not change meanwhile: hand in ``copy_state(state)`` to save on another
-        thread. What a failed save has written is removed: others need the room.
+        thread. What a failed save has written is removed: others need the space.
 
         Returns:
             The new checkpoint's directory.
 
         Raises:
-            TypeError: the state holds something that is not plain data; the message says where.
+            TypeError: the state holds something that is not plain data, and where it is.
             OSError: the disk refused.
         """
         if step < 0:
@@ -111,7 +111,7 @@ class Checkpoints:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
-            check_room(temporary, sum(array.nbytes for array in encoder.arrays))
+            check_free_space(temporary, sum(array.nbytes for array in encoder.arrays))
             records = _write_arrays(temporary / _ARRAYS, encoder.arrays)
             content = {"format": FORMAT_VERSION, "step": step, "arrays": records, "tree": tree}
             _write_manifest(temporary / _MANIFEST, content)
@@ -269,10 +269,13 @@ def _write_arrays(path: pathlib.Path, arrays: list[NDArray[Any]]) -> list[dict[s
     """Write the arrays' bytes, synced to disk, and return their records for the manifest."""
     records: list[dict[str, Any]] = []
     with open(path, "wb") as file:
+        end = 0
         for array in arrays:
-            file.write(bytes(-file.tell() % _ALIGNMENT_BYTES))
+            start = end + -end % _ALIGNMENT_BYTES
+            file.write(bytes(start - end))
             raw = array.reshape(-1).view(np.uint8)
-            place = {"offset": file.tell(), "crc32": zlib.crc32(raw.data)}
+            end = start + raw.size
+            place = {"offset": start, "crc32": zlib.crc32(raw.data)}
             records.append({"dtype": array.dtype.str, "shape": list(array.shape), **place})
             file.write(raw.data)
         sync(file)

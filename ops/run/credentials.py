@@ -1,4 +1,4 @@
-"""What a node shows to others, and what it asks of them; plain data without files or sockets."""
+"""What a node shows to its peers, and what it requires of them; no files, no sockets."""
 
 from __future__ import annotations
 

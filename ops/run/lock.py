@@ -7,12 +7,12 @@ refuse a second owner in the same process (two servers in one script), and is lo
 process closes *any* descriptor of the file, be it one that only read who the owner is.
 
 What speaks against ``flock`` is that a fork shares it: a forked child (``multiprocessing``) would
-keep a dead owner's lock. So a fork closes its copy at once, which frees nothing, as the owner's is
-still open; a program that is executed never has one (O_CLOEXEC). Over NFS the kernel makes of it a
+keep a dead owner's lock. So a fork closes its copy immediately, which frees nothing, as the owner's
+is still open; a program that is executed never has one (O_CLOEXEC). Over NFS the kernel makes of it a
 lock that other hosts see (Linux 2.6.12), for which the file must be open for writing.
 
-A lock file is never removed: who had opened it before would hold a lock that nobody else sees. What
-it says of its owner counts only while it is locked.
+A lock file is never removed: a process that had opened it before would hold a lock that no other
+process sees. The owner that it names counts only while it is locked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LockOwner:
-    """Who holds a lock, as the lock file says."""
+    """The owner that a lock file names."""
 
     role: str
     number: int  # its id
@@ -55,7 +55,7 @@ class LockOwner:
 
     @classmethod
     def here(cls, role: str, number: int, address: str = "") -> LockOwner:
-        """Return what to say of this process."""
+        """Return this process as an owner."""
         if address.endswith(":0"):  # any free port
             address = ""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -71,7 +71,7 @@ class LockOwner:
 def owner_of(path: pathlib.Path) -> LockOwner | None:
     """Return who a lock file names, without waiting for it; None where it names nobody.
 
-    Whether that process still holds the lock only an attempt to take it tells.
+    Only an attempt to take the lock shows whether that process still holds it.
     """
     try:
         with open(path, "rb") as file:

@@ -96,7 +96,7 @@ class Run:
         default_factory=Transport
     )  # of datagrams, where the router sends any
     guards: Guards = dataclasses.field(default_factory=Guards)  # against faulty devices
-    top5: bool = False  # evaluations also tell whether the label is among the best five answers
+    top5: bool = False  # evaluations also count labels among the best five answers
     advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
     credentials: Credentials = NO_CREDENTIALS  # of this node
     metrics_port: int = 0  # where this node's figures are read; 0: nowhere
@@ -148,7 +148,7 @@ def is_finished(run: Run, reason: str | None, reached: float | None) -> bool:
     """Return whether a run that once ended this way has nothing left to do.
 
     Args:
-        run: What is asked for now; a raised limit makes the run go on.
+        run: The settings of now; a raised limit makes the run go on.
         reason: Why it ended then.
         reached: How far it had come by the measure of that reason.
     """
@@ -173,7 +173,7 @@ def finished_summary(run: Run) -> str | None:
 
 
 def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
-    """Return whether summary.json tells of this very end, and how accurate the model was then.
+    """Return whether summary.json is of this very end, and has an accuracy.
 
     Args:
         run: The run's settings.

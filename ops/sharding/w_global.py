@@ -95,7 +95,7 @@ def shared_variables(model: keras.Model) -> list[keras.Variable]:
     if not chosen:
         raise ConfigurationError(
             f"Model {model.name!r} has no trainable variables to share; expected at least one. "
-            "Give it a keras.Input, so that its layers create their variables at once."
+            "Give it a keras.Input, so that its layers create their variables immediately."
         )
     for variable in chosen:
         _check_member(variable, model, trainable)

@@ -1,12 +1,9 @@
-"""Blocks as bytes: positions near their entropy, values as they are or with deflated exponents.
+"""Blocks as bytes: positions near their entropy, values plain or with deflated exponents.
 
 Encoding goes through an `IndexChooser`, which knows for each slot which codings are smallest.
 Decoding is stateless and trusts nothing: lengths, ranges and order are checked before anything is
-allocated for them, and whatever is wrong raises `WireError`.
-
-Blocks of which only some ranges are there: as bytes and back, and put in their places.
-
-On the wire: uint32 entries of a range, one bit for each range, then the values of those there.
+allocated for them, and whatever is wrong raises `WireError`. A block of which only some ranges are
+present has uint32 entries of a range, then one bit for each range, then the values of those.
 """
 
 from __future__ import annotations
@@ -100,7 +97,7 @@ __all__ = [
 
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
 _UINT32_RANGE = 1 << 32
-_DEFLATED_SAMPLE = 4096  # positions deflated to judge by: all of them would cost a reply's time
+_DEFLATED_SAMPLE = 4096  # positions deflated as an estimate: all would cost a reply's time
 
 
 class IndexCoding(enum.IntEnum):
@@ -111,7 +108,7 @@ class IndexCoding(enum.IntEnum):
     RICE = 2
     DEFLATED_GAPS = 3
     UINT32 = 4
-    ELIAS_FANO = 5
+    ELIAS_FANO = 5  # only decoded
     LOW_RANK = 6
     RANGES = 7
 
@@ -205,7 +202,7 @@ class IndexChooser:
 
 
 def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
-    """Return the left factor's values, then the right one's; what they are is said before them."""
+    """Return the left factor's values, then the right one's; a header describes them."""
     data = np.concatenate([block.values.data, block.right.data])
     return WireBlock(
         slot=block.slot,
@@ -223,7 +220,6 @@ def _smallest(indices: Int64, size: int) -> IndexCoding:
     """Return the coding that is smallest; only deflating must be tried to be known."""
     sizes = {
         IndexCoding.RICE: index_codings.best_rice(indices)[1],
-        IndexCoding.ELIAS_FANO: index_codings.best_elias_fano(indices)[1],
         IndexCoding.BITMAP: -(-size // 8),
     }
     if size <= _UINT32_RANGE:
@@ -237,12 +233,11 @@ def _smallest(indices: Int64, size: int) -> IndexCoding:
 def _encode_as(coding: IndexCoding, indices: Int64, size: int) -> tuple[IndexCoding, int, bytes]:
     """Return (coding, its best parameter, index bytes)."""
     parameter = 0
+    if coding is IndexCoding.ELIAS_FANO:  # remembered in a checkpoint of an older version
+        coding = IndexCoding.RICE
     if coding is IndexCoding.RICE:
         parameter = index_codings.best_rice(indices)[0]
         data = index_codings.encode_rice(indices, parameter)
-    elif coding is IndexCoding.ELIAS_FANO:
-        parameter = index_codings.best_elias_fano(indices)[0]
-        data = index_codings.encode_elias_fano(indices, parameter)
     elif coding is IndexCoding.BITMAP:
         data = index_codings.encode_bitmap(indices, size)
     elif coding is IndexCoding.DEFLATED_GAPS:

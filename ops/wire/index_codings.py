@@ -27,7 +27,7 @@ _ESCAPE_BYTES = 4
 
 
 class WireError(ValueError):
-    """Bytes that do not decode; the message says what was found and what was expected."""
+    """Bytes that do not decode; the message names what was found and what was expected."""
 
 
 def encode_bitmap(indices: Int64, size: int) -> bytes:
@@ -62,13 +62,12 @@ def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64
     return indices
 
 
-def encode_elias_fano(indices: Int64, low_bits: int) -> bytes:
-    """Elias-Fano: the positions' high parts as unary differences, then all low parts."""
-    return _unary(indices >> low_bits) + _pack(indices, low_bits)
-
-
 def decode_elias_fano(data: memoryview, count: int, size: int, low_bits: int) -> Int64:
-    """Invert `encode_elias_fano`; the order of the positions is not checked here."""
+    """Decode positions whose high parts are unary differences, followed by all low parts.
+
+    Only decoded: Rice is never larger with the same low bits, and older peers sent this too. The
+    order of the positions is not checked here.
+    """
     high, low = _high_and_low(data, count, size, low_bits)
     indices: Int64 = high << low_bits | low
     return indices
@@ -135,23 +134,9 @@ def best_rice(indices: Int64) -> tuple[int, int]:
     return low_bits, size_bytes
 
 
-def best_elias_fano(indices: Int64) -> tuple[int, int]:
-    """Return (low bits, bytes) of the smallest Elias-Fano coding."""
-    count, last = indices.size, int(indices[-1])
-    middle = min(MAX_LOW_BITS, max(1, last // count).bit_length())
-    tried = range(max(0, middle - 2), min(MAX_LOW_BITS, middle + 1) + 1)
-    size_bytes, low_bits = min(
-        (_two_part_bytes(count, last >> low_bits, low_bits), low_bits) for low_bits in tried
-    )
-    return low_bits, size_bytes
-
-
 def _rice_bytes(gaps: Int64, low_bits: int) -> int:
-    return _two_part_bytes(gaps.size, int((gaps >> low_bits).sum()), low_bits)
-
-
-def _two_part_bytes(count: int, num_zeros: int, low_bits: int) -> int:
-    return -(-(count + num_zeros) // 8) + -(-count * low_bits // 8)
+    num_zeros = int((gaps >> low_bits).sum())
+    return -(-(gaps.size + num_zeros) // 8) + -(-gaps.size * low_bits // 8)
 
 
 def _gaps(indices: Int64) -> Int64:

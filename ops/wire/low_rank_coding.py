@@ -1,4 +1,4 @@
-"""What is said of two factors on the wire, and the entries that they stand for."""
+"""The header of two factors on the wire, and the entries that they stand for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decode_factors(
     is allocated, cannot be many.
 
     Raises:
-        WireError: What is said does not fit the number of values or entries.
+        WireError: The header does not fit the number of values or entries.
     """
     if len(described) != FACTORS.size:
         raise WireError(f"{len(described)} bytes about factors; expected {FACTORS.size}")

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from tests.ops.coded_positions import GOLDEN, decode_positions, uniform
+from tests.ops.coded_positions import GOLDEN, decode_positions, encode_positions, uniform
 from thinwire.ops.wire import index_codings
-from thinwire.ops.wire.blocks import _encode_as, decode_block
+from thinwire.ops.wire.blocks import decode_block
 from thinwire.ops.wire.index_codings import WireError
 
 GOOD = dict(count=2, coding=4, coding_parameter=0, value_dtype="int8", scale=1.0, size=4)
@@ -85,7 +85,7 @@ def test_mutated_bytes_end_in_wire_error_or_legal_positions():
     rng = np.random.default_rng(2)
     size = 3000
     originals = [
-        (int(coding), *_encode_as(coding, indices, size)[1:], indices.size)
+        (int(coding), *encode_positions(coding, indices, size)[1:], indices.size)
         for coding in GOLDEN
         for indices in (uniform(size, 60), uniform(size, 700), np.array([2999]))
     ]
