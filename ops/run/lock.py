@@ -8,8 +8,8 @@ process closes *any* descriptor of the file, be it one that only read who the ow
 
 What speaks against ``flock`` is that a fork shares it: a forked child (``multiprocessing``) would
 keep a dead owner's lock. So a fork closes its copy immediately, which frees nothing, as the owner's
-is still open; a program that is executed never has one (O_CLOEXEC). Over NFS the kernel makes of it a
-lock that other hosts see (Linux 2.6.12), for which the file must be open for writing.
+is still open; a program that is executed never has one (O_CLOEXEC). Over NFS the kernel makes of it
+a lock that other hosts see (Linux 2.6.12), for which the file must be open for writing.
 
 A lock file is never removed: a process that had opened it before would hold a lock that no other
 process sees. The owner that it names counts only while it is locked.
