@@ -101,7 +101,7 @@ def Worker(  # noqa: N802 - AdaComp's name
         worker = WorkerRole(run, own, shared, shard)
         with _ended_by_signals(worker.interrupt):
             worker.train()
-        return worker.part.stop_reason or "interrupted"
+        return worker.session.stop_reason or "interrupted"
 
 
 def _read(args: Any, settings: dict[str, Any], type_node: str) -> ScriptSettings:
