@@ -16,7 +16,9 @@ from absl import logging
 from thinwire.data.loading import split_rule
 from thinwire.data.partition import shard
 from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.codecs import Codec
 from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.codecs.error_feedback import CodecWrapper
 from thinwire.ops.codecs.wrappers import WarmUp
 from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import ConfigurationError, State
@@ -274,12 +276,11 @@ class Session:
         )
 
 
-def needed_size(codec: Any, num_train: int | None) -> int:
+def needed_size(codec: Codec, num_train: int | None) -> int:
     """Return the size of the training set, 0 where no codec needs it."""
-    layer = codec
-    while layer is not None and not isinstance(layer, WarmUp):
-        layer = getattr(layer, "inner", None)
-    if layer is not None and not num_train:
+    while isinstance(codec, CodecWrapper) and not isinstance(codec, WarmUp):
+        codec = codec.inner
+    if isinstance(codec, WarmUp) and not num_train:
         raise ConfigurationError(
             f"num_train={num_train}: the codec sends more in the first epochs, so it must know how "
             "large the whole training set is; give num_train, or warmup_epochs=0 to all nodes."

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation
+from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
 from thinwire.ops.sync.base import ArrivalToken, SyncPolicy
 from thinwire.ops.sync.groups import Groups
@@ -55,7 +56,7 @@ class PsCore:
         config: CoreConfig,
         method: Method,
         theta: Float32,
-        kernels: Any,
+        kernels: Kernels,
         membership: Membership,
         sync: SyncPolicy,
         averages: WorkerAverages | None = None,
@@ -66,7 +67,7 @@ class PsCore:
             config: Budget, rates and intervals.
             method: The composition.
             theta: Initial weights [n] float32 of this shard; owned and updated in place.
-            kernels: ops.kernels.Kernels.
+            kernels: The array work.
             membership: Coordinator on shard 0, FollowerMembership elsewhere.
             sync: The rule of this shard: shard 0's holds the bound, the others' have none.
             averages: Values that are averaged beside the weights, on shard 0.

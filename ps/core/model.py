@@ -16,6 +16,7 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import own_entries, replicas
 from thinwire.ops.downlink.replicas import BackupWeights
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
+from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import OptimizerUpdate
@@ -45,7 +46,7 @@ class ShardModel:
         self,
         method: Method,
         theta: Float32,
-        kernels: Any,
+        kernels: Kernels,
         budget: Budget,
         schedule: Schedule,
         offsets: tuple[int, ...] = (),
@@ -55,7 +56,7 @@ class ShardModel:
         Args:
             method: The composition.
             theta: [n] float32, owned and updated in place.
-            kernels: ops.kernels.Kernels.
+            kernels: The array work.
             budget: Of the run.
             schedule: Of the learning rate.
             offsets: Where each slice begins in theta, and n at the end; not given: one slice.
@@ -286,7 +287,7 @@ class CollectiveShardModel(ShardModel):
         self,
         method: Method,
         theta: Float32,
-        kernels: Any,
+        kernels: Kernels,
         budget: Budget,
         schedule: Schedule,
         offsets: tuple[int, ...] = (),
@@ -344,7 +345,7 @@ class CollectiveShardModel(ShardModel):
         self._copied_version = self.version
 
 
-def model_for(method: Method, theta: Float32, kernels: Any, config: CoreConfig) -> ShardModel:
+def model_for(method: Method, theta: Float32, kernels: Kernels, config: CoreConfig) -> ShardModel:
     """Return the model of a shard that steps itself, or of one whose workers do."""
     made = ShardModel if method.collective == THROUGH_PS else CollectiveShardModel
     return made(method, theta, kernels, config.budget, config.schedule, config.offsets)

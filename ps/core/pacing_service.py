@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.ops.pacing import PaceReport
+from thinwire.ops.pacing import Pacer, PaceReport, QueryingPacer
 from thinwire.ops.types import State
 from thinwire.ps.core import events
 
@@ -16,10 +16,10 @@ class PacingService:
     The records are soft: after a restart they are rebuilt from the next reports.
     """
 
-    def __init__(self, pacer: Any) -> None:
+    def __init__(self, pacer: Pacer) -> None:
         """Start without records."""
-        self._pacer = pacer
-        self._records: State | None = pacer.init() if pacer.queries else None
+        self._pacer = pacer if isinstance(pacer, QueryingPacer) else None
+        self._records: State = {} if self._pacer is None else self._pacer.init()
         self._last: tuple[int, State] = (0, {})  # records and summary before somebody left
 
     def report(
@@ -34,7 +34,7 @@ class PacingService:
             now: By this shard's clock.
         """
         ready = over
-        if self._records is not None:
+        if self._pacer is not None:
             finished_at = now - query.age_seconds
             report = PaceReport(
                 query.worker,
@@ -52,17 +52,17 @@ class PacingService:
 
     def pushed(self, worker: int) -> None:
         """Note that a worker waits for its round to be over."""
-        if self._records is not None:
+        if self._pacer is not None:
             self._records = self._pacer.pushed(worker, self._records)
 
     def released(self, workers: Sequence[int]) -> None:
         """Note that these workers' round is over."""
-        if self._records is not None:
+        if self._pacer is not None:
             self._records = self._pacer.released(workers, self._records)
 
     def left(self, worker: int) -> None:
         """Forget a worker that has left."""
-        if self._records is None:
+        if self._pacer is None:
             return
         size = len(self._records["records"])
         if size >= self._last[0]:  # at the end of a run everybody leaves
@@ -71,7 +71,7 @@ class PacingService:
 
     def summary(self) -> dict[str, Any]:
         """Return the pacer's block of the run's summary, by its name; nothing without records."""
-        if self._records is None:
+        if self._pacer is None:
             return {}
         known = self._pacer.summary(self._records) if self._records["records"] else self._last[1]
         return {self._pacer.summary_name: known}

@@ -19,6 +19,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from thinwire.ops.collectives import THROUGH_PS
+from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
 from thinwire.ops.types import Kind, ShardLayout
 from thinwire.ops.wire.blocks import IndexChooser
@@ -58,7 +59,7 @@ class EventCoder:
     """Codes and decodes the events of one shard."""
 
     def __init__(
-        self, layout: ShardLayout, method: Method, kernels: Any, aux_count: int = 0
+        self, layout: ShardLayout, method: Method, kernels: Kernels, aux_count: int = 0
     ) -> None:
         """See `PushDecoder` for the arguments."""
         self._layout = layout

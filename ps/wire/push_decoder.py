@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thinwire.ops.kernels import Kernels
 from thinwire.ops.kernels.numpy_ops import all_finite
 from thinwire.ops.types import Block, Kind, ShardLayout, Update, where_of
 from thinwire.proto import messages
@@ -57,7 +58,7 @@ class PushDecoder:
         self,
         layout: ShardLayout,
         kind: Kind,
-        kernels: Any,
+        kernels: Kernels,
         aux_count: int = 0,
         bounds: ClaimBounds | None = None,
     ) -> None:
@@ -66,7 +67,7 @@ class PushDecoder:
         Args:
             layout: Of the shard.
             kind: Of the run's updates.
-            kernels: ops.kernels.Kernels.
+            kernels: The array work.
             aux_count: How many values come beside each push.
             bounds: Of what workers may claim; None: of what workers of any run may.
         """
