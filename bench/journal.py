@@ -138,7 +138,7 @@ def _play(commands: Sequence[Sequence[str]], folder: pathlib.Path, seconds: floa
             raise RuntimeError(f"ended with {codes}: {output.read()[-2000:]}")
 
 
-class Shard:
+class JournaledShard:
     """One shard of two workers, whose pushes come one after the other.
 
     Args:
@@ -212,7 +212,9 @@ def shard_row(method: str) -> Row:
     updates = list(updates_of(MNIST_CNN.num_parameters, _TURN))
     times: list[list[float]] = [[], []]
     with tempfile.TemporaryDirectory() as folder:
-        shards = [Shard(method, MNIST_CNN, where) for where in (None, pathlib.Path(folder))]
+        shards = [
+            JournaledShard(method, MNIST_CNN, where) for where in (None, pathlib.Path(folder))
+        ]
         for turn in range(_TURNS + 1):
             for shard, found in zip(shards, times, strict=True):
                 seconds = shard.apply(shard.pushes(updates))

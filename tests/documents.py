@@ -39,7 +39,7 @@ source() {{ :; }}
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class CodeBlock:
     """One fenced block."""
 
     page: pathlib.Path
@@ -57,7 +57,7 @@ class Block:
 class Command:
     """One command of a block, after bash has made words of it."""
 
-    block: Block
+    block: CodeBlock
     program: str
     words: tuple[str, ...]
     variables: dict[str, str]
@@ -83,13 +83,13 @@ def pages() -> list[pathlib.Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def blocks() -> Iterator[Block]:
+def blocks() -> Iterator[CodeBlock]:
     """Yield every fenced block of every page."""
     for page in pages():
         text = page.read_text()
         for found in re.finditer(r"(?m)^```(\w*)\n(.*?)^```$", text, re.DOTALL):
             line = text.count("\n", 0, found.start()) + 1
-            yield Block(page, line, found[1], found[2])
+            yield CodeBlock(page, line, found[1], found[2])
 
 
 def commands() -> list[Command]:
@@ -97,7 +97,7 @@ def commands() -> list[Command]:
     return [command for block in blocks() if block.is_shell for command in commands_of(block)]
 
 
-def commands_of(block: Block) -> Iterator[Command]:
+def commands_of(block: CodeBlock) -> Iterator[Command]:
     """Yield a block's commands, in the order in which bash comes to them."""
     done = subprocess.run(
         [str(shutil.which("bash")), "-c", _PRELUDE + block.text],

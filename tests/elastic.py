@@ -12,7 +12,7 @@ import types
 
 import numpy as np
 
-from tests.elastic_nodes import Shard, Worker, wait_for
+from tests.elastic_nodes import ElasticShard, ElasticWorker, wait_for
 from tests.harness import SPEC
 from tests.wires import Wire
 from thinwire.ops.optimizers.schedule import Budget, Schedule
@@ -45,7 +45,7 @@ class InProcessCluster:
             transport=Transport(),
             credentials=NO_CREDENTIALS,
         )
-        self.shards = [Shard(self, number) for number in range(nb_ps)]
+        self.shards = [ElasticShard(self, number) for number in range(nb_ps)]
         targets = [f"127.0.0.1:{shard.port}" for shard in self.shards]
         self.leader_wires = {number: Wire(targets[0]) for number in range(1, nb_ps)}
         self.wires = {
@@ -70,7 +70,7 @@ class InProcessCluster:
 
     def worker(self, number, state=None, pause_seconds=0.0):
         """Start a process of a worker."""
-        worker = Worker(self, number, pause_seconds)
+        worker = ElasticWorker(self, number, pause_seconds)
         worker._state = state
         self.workers.append(worker)
         worker.start()

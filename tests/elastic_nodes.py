@@ -39,7 +39,7 @@ def wait_for(condition, seconds=30.0, what="the condition"):
         waited, before = waited + min(0.1, now - before), now
 
 
-class Shard:
+class ElasticShard:
     """One shard with its writer thread; may die and come back at the same port."""
 
     def __init__(self, cluster, number):
@@ -153,7 +153,7 @@ class Shard:
         self.open()
 
 
-class Worker(threading.Thread):
+class ElasticWorker(threading.Thread):
     """One worker process: the real session of a worker, on a toy problem."""
 
     def __init__(self, cluster, number, pause_seconds=0.0):

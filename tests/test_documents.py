@@ -64,7 +64,7 @@ def test_every_command_is_one_that_starts(at_home):
 
 
 def block_of(text):
-    return documents.Block(ROOT / "README.md", 1, "bash", text)
+    return documents.CodeBlock(ROOT / "README.md", 1, "bash", text)
 
 
 def test_bash_makes_words_of_a_block():

@@ -87,3 +87,15 @@ def test_requirements_are_pinned_and_name_no_index():
             if line and not line.startswith(("#", "-r ")):
                 requirement, _, _ = line.partition(" ; ")  # for which Pythons and systems
                 assert re.fullmatch(r"[a-z0-9-]+==[\w.]+", requirement), f"{name}: {line}"
+
+
+def test_a_class_name_stands_for_one_thing():
+    places = {}
+    for path in _files(".py"):
+        if path.relative_to(ROOT).parts[0] not in (*PACKAGES, "bench") or "_pb2" in path.name:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(_relative(path))
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert not shared, shared

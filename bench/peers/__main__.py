@@ -27,7 +27,7 @@ from bench.peers import plan, report, work
 from bench.peers.contenders import CONTENDERS, OURS, ROOT, over_emulated_link
 from bench.peers.evaluating import evaluator
 from bench.peers.lab import Lab, namespaces, this_machine, why_not
-from bench.peers.running import Diverged, Failed, run
+from bench.peers.running import PeerDiverged, PeerFailed, run
 from bench.table import Row
 
 _ATTEMPTS = 2
@@ -80,7 +80,7 @@ class Harness:
                     file.write(json.dumps(record) + "\n")
             self.records.append(record)
 
-    def _measured(self, wanted: plan.Run) -> plan.Record:
+    def _measured(self, wanted: plan.PlannedRun) -> plan.Record:
         """Make a run, again if it fails; return its record."""
         found, errors, attempts, diverged = None, "", 0, False
         began, load = time.monotonic(), os.getloadavg()[0]
@@ -88,8 +88,8 @@ class Harness:
             attempts += 1
             try:
                 found = self._run(wanted)
-            except Failed as error:
-                errors, diverged = _without_paths(str(error)), isinstance(error, Diverged)
+            except PeerFailed as error:
+                errors, diverged = _without_paths(str(error)), isinstance(error, PeerDiverged)
                 self._log(f"{wanted.contender}, attempt {attempts}: {errors[-600:]}")
         if found is not None:
             self._log(
@@ -110,11 +110,11 @@ class Harness:
         }
         return plan.record_of(wanted, found, **more)
 
-    def _run(self, wanted: plan.Run) -> plan.Record:
+    def _run(self, wanted: plan.PlannedRun) -> plan.Record:
         """Make a run.
 
         Raises:
-            Failed: It did not work.
+            PeerFailed: It did not work.
         """
         task = work.Work(
             wanted.seconds,
@@ -134,7 +134,7 @@ class Harness:
         if self._obstacle and rate is not None:
             contender = over_emulated_link(wanted.contender, rate)
         if not contender.python.exists():
-            raise Failed(f"no {contender.python}; run bench/peers/setup.sh")
+            raise PeerFailed(f"no {contender.python}; run bench/peers/setup.sh")
         with self._lab(rate) as lab:
             return run(contender, task, lab, self.settings.targets, self._evaluate)
 

@@ -24,7 +24,7 @@ Sort = Literal["ours", "parameter server", "among workers", "federated"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Node:
+class PeerNode:
     """One process. The run ends when the one that leads does."""
 
     place: str
@@ -48,17 +48,17 @@ class Contender:
     sort: Sort
     dense: bool
     python: Path
-    nodes: Callable[[work.Work, Lab], list[Node]]
+    nodes: Callable[[work.Work, Lab], list[PeerNode]]
 
 
 def _module(python: Path, name: str, task: work.Work, *options: str) -> tuple[str, ...]:
     return (str(python), "-m", f"bench.peers.{name}", *work.to_arguments(task), *options)
 
 
-def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[Node]]:
+def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[PeerNode]]:
     """PS and watcher at the server, workers at theirs; `link_mbps` emulates links."""
 
-    def nodes(task: work.Work, lab: Lab) -> list[Node]:
+    def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         address, port = lab.places[SERVER].address, lab.ports[0]
         common = (
             str(_PROJECT),
@@ -74,16 +74,16 @@ def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[Nod
         )
         watch = _module(_PROJECT, "thinwire_watch", task, f"--address={address}:{port}")
         workers = [
-            Node(worker(number), (*common, "--type_node=Worker", f"--id_worker={number + 1}"))
+            PeerNode(worker(number), (*common, "--type_node=Worker", f"--id_worker={number + 1}"))
             for number in range(task.workers)
         ]
-        server = Node(SERVER, (*common, "--type_node=PS"))
-        return [server, *workers, Node(SERVER, watch, leads=True)]
+        server = PeerNode(SERVER, (*common, "--type_node=PS"))
+        return [server, *workers, PeerNode(SERVER, watch, leads=True)]
 
     return nodes
 
 
-def _tensorflow(task: work.Work, lab: Lab) -> list[Node]:
+def _tensorflow(task: work.Work, lab: Lab) -> list[PeerNode]:
     """Coordinator and ps at the server."""
     server = lab.places[SERVER].address
     addresses = [f"{lab.places[worker(n)].address}:{lab.ports[2 + n]}" for n in range(task.workers)]
@@ -93,23 +93,23 @@ def _tensorflow(task: work.Work, lab: Lab) -> list[Node]:
         "worker": addresses,
     }
 
-    def node(place: str, job: str, index: int = 0) -> Node:
+    def node(place: str, job: str, index: int = 0) -> PeerNode:
         options = (f"--cluster={json.dumps(cluster)}", f"--job={job}", f"--index={index}")
         command = _module(_PROJECT, "tf_parameter_server", task, *options)
-        return Node(place, command, leads=job == "chief")
+        return PeerNode(place, command, leads=job == "chief")
 
     workers = [node(worker(number), "worker", number) for number in range(task.workers)]
     return [node(SERVER, "ps"), *workers, node(SERVER, "chief")]
 
 
-def _torch(hook: str) -> Callable[[work.Work, Lab], list[Node]]:
+def _torch(hook: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
     """Workers alone, the first of which leads."""
 
-    def nodes(task: work.Work, lab: Lab) -> list[Node]:
+    def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         first = lab.places[worker(0)]
         common = (f"--hook={hook}", f"--address={first.address}:{lab.ports[0]}")
         return [
-            Node(
+            PeerNode(
                 worker(rank),
                 _module(
                     _TORCH,
@@ -127,10 +127,10 @@ def _torch(hook: str) -> Callable[[work.Work, Lab], list[Node]]:
     return nodes
 
 
-def _mxnet(kvstore: str) -> Callable[[work.Work, Lab], list[Node]]:
+def _mxnet(kvstore: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
     """Scheduler and server at the server."""
 
-    def nodes(task: work.Work, lab: Lab) -> list[Node]:
+    def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         common = {
             "DMLC_PS_ROOT_URI": lab.places[SERVER].address,
             "DMLC_PS_ROOT_PORT": str(lab.ports[0]),
@@ -140,14 +140,14 @@ def _mxnet(kvstore: str) -> Callable[[work.Work, Lab], list[Node]]:
             "MXNET_CPU_WORKER_NTHREADS": "1",
         }
 
-        def node(place: str, role: str, command: tuple[str, ...], leads: bool = False) -> Node:
+        def node(place: str, role: str, command: tuple[str, ...], leads: bool = False) -> PeerNode:
             where = lab.places[place]
             own = {
                 "DMLC_ROLE": role,
                 "DMLC_NODE_HOST": where.address,
                 "DMLC_INTERFACE": where.interface,
             }
-            return Node(place, command, common | own, leads)
+            return PeerNode(place, command, common | own, leads)
 
         serve = (str(_MXNET), "-c", "import mxnet")
         workers = []
@@ -160,19 +160,21 @@ def _mxnet(kvstore: str) -> Callable[[work.Work, Lab], list[Node]]:
     return nodes
 
 
-def _flower(local_steps: int) -> Callable[[work.Work, Lab], list[Node]]:
+def _flower(local_steps: int) -> Callable[[work.Work, Lab], list[PeerNode]]:
     """Server and clients."""
 
-    def nodes(task: work.Work, lab: Lab) -> list[Node]:
+    def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         options = (
             f"--address={lab.places[SERVER].address}:{lab.ports[0]}",
             f"--local_steps={local_steps}",
         )
         clients = [
-            Node(worker(rank), _module(_FLOWER, "flower_fedavg", task, *options, f"--rank={rank}"))
+            PeerNode(
+                worker(rank), _module(_FLOWER, "flower_fedavg", task, *options, f"--rank={rank}")
+            )
             for rank in range(task.workers)
         ]
-        server = Node(SERVER, _module(_FLOWER, "flower_fedavg", task, *options), leads=True)
+        server = PeerNode(SERVER, _module(_FLOWER, "flower_fedavg", task, *options), leads=True)
         return [server, *clients]
 
     return nodes
@@ -249,7 +251,7 @@ def over_emulated_link(name: str, mbps: float) -> Contender:
     return Contender(name, "ours", dense, _PROJECT, _ours(*flags, link_mbps=mbps))
 
 
-def environment_of(node: Node) -> dict[str, str]:
+def environment_of(node: PeerNode) -> dict[str, str]:
     """Return what a node's process finds in its environment."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "GRPC_VERBOSITY": "ERROR"}
     # Each start would compile a peer's modules anew where they may not be kept.

@@ -24,7 +24,7 @@ _MOST_ROUNDS = 1_000_000
 
 def _serve(task: work.Work, address: str, local_steps: int) -> None:
     """Average until the time is over; keep the models of rounds."""
-    progress = work.Progress(task, "server", snapshots=True)
+    progress = work.PeerProgress(task, "server", snapshots=True)
 
     def keep(number: int, tensors: Any, config: Any) -> None:
         del config
@@ -50,7 +50,7 @@ class _Client(flwr.client.NumPyClient):
         self._task, self._local_steps = task, local_steps
         self._model = torch_model.build_model(work.initial(task.seed))
         self._batches = torch_model.Batches(task, rank)
-        self._progress = work.Progress(task, f"{rank}", snapshots=False)
+        self._progress = work.PeerProgress(task, f"{rank}", snapshots=False)
         self._steps = 0
 
     def fit(

@@ -63,7 +63,7 @@ def _train(rank: int, task: work.Work, kvstore: str) -> None:
     images, labels = work.load()
     images, labels = images[rank :: task.workers, None], labels[rank :: task.workers]
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    progress = work.Progress(task, f"{rank}", rank == 0)
+    progress = work.PeerProgress(task, f"{rank}", rank == 0)
     steps, over = 0, False
     while not over or rank:
         chosen = random.integers(0, len(labels), task.batch_size)

@@ -23,7 +23,7 @@ LINK, TARGET = "100", 0.85
 
 
 @dataclasses.dataclass(frozen=True)
-class Bar:
+class SystemBar:
     """One contender.
 
     Attributes:
@@ -58,15 +58,15 @@ def newest_records() -> Path:
     return found[-1]
 
 
-def bars(records: list[Record]) -> list[Bar]:
+def bars(records: list[Record]) -> list[SystemBar]:
     """Return who reaches the accuracy, the quickest first."""
     known = Known(records, [TARGET])
     costs = ((name, known.cost(name, LINK, TARGET)) for name in CONTENDERS)
-    found = [Bar(name, cost[0].seconds, cost[1]) for name, cost in costs if cost is not None]
+    found = [SystemBar(name, cost[0].seconds, cost[1]) for name, cost in costs if cost is not None]
     return sorted(found, key=lambda bar: bar.seconds)
 
 
-def draw(found: Sequence[Bar], target: Path) -> None:
+def draw(found: Sequence[SystemBar], target: Path) -> None:
     """Draw a bar for each; ours stand out."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -53,7 +53,7 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One run to be made; `steps` are those of a worker, 0 for no limit."""
 
     contender: str
@@ -165,20 +165,20 @@ def _best_accuracy(record: Record) -> float:
     return max((point["accuracy"] for point in record["curve"]), default=0.0)
 
 
-def pending(settings: Settings, records: list[Record]) -> Iterator[Run]:
+def pending(settings: Settings, records: list[Record]) -> Iterator[PlannedRun]:
     """Yield what is left to be run; the caller adds each one's record before the next.
 
     A run that failed is done; leave its record out to have it made again.
     """
     known = Known(records, settings.targets)
 
-    def is_done(run: Run) -> bool:
+    def is_done(run: PlannedRun) -> bool:
         return run.key in {key(record) for record in records}
 
     if len(settings.learning_rates) > 1 or NO_LIMIT in settings.links:
         for rate in settings.learning_rates:
             for name in settings.names:
-                run = Run(name, NO_LIMIT, rate, 1, settings.seconds)
+                run = PlannedRun(name, NO_LIMIT, rate, 1, settings.seconds)
                 if not is_done(run):
                     yield run
     for number in range(1, settings.rounds + 1):
@@ -186,12 +186,12 @@ def pending(settings: Settings, records: list[Record]) -> Iterator[Run]:
             for name in settings.names:
                 tried = known.best_rate(name)
                 rate = settings.learning_rates[0] if tried is None else tried
-                run = _sized(settings, known, Run(name, link, rate, number))
+                run = _sized(settings, known, PlannedRun(name, link, rate, number))
                 if not is_done(run):
                     yield run
 
 
-def _sized(settings: Settings, known: Known, run: Run) -> Run:
+def _sized(settings: Settings, known: Known, run: PlannedRun) -> PlannedRun:
     """Give a run its length and the pace of its snapshots."""
     rate = mbps(run.link)
     dense = run.contender in settings.dense
@@ -236,6 +236,6 @@ def estimated_seconds(settings: Settings, records: Sequence[Record]) -> float:
     return total
 
 
-def record_of(run: Run, found: Record | None, **more: Any) -> Record:
+def record_of(run: PlannedRun, found: Record | None, **more: Any) -> Record:
     """Return the record of a run: what it found, or, for None, that it failed."""
     return dataclasses.asdict(run) | {"ok": found is not None} | (found or {}) | more

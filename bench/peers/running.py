@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.peers import curves, work
-from bench.peers.contenders import ROOT, Contender, Node, environment_of
+from bench.peers.contenders import ROOT, Contender, PeerNode, environment_of
 from bench.peers.lab import Lab
 from thinwire.ops.run.settings import EXIT_DIVERGED
 
@@ -26,17 +26,17 @@ _POLL_SECONDS = 0.2
 _SHOWN_BYTES = 1500
 
 
-class Failed(Exception):
+class PeerFailed(Exception):
     """A run did not end as it should; the message has the end of its processes' output."""
 
 
-class Diverged(Failed):
+class PeerDiverged(PeerFailed):
     """One of our workers gave up because its gradients were not finite any more: an outcome."""
 
 
 @dataclasses.dataclass
 class _Child:
-    node: Node
+    node: PeerNode
     process: subprocess.Popen[bytes]
     output: Path
 
@@ -51,7 +51,7 @@ def run(
     """Train once and return what was measured, as plain data.
 
     Raises:
-        Failed: A process ended too early or badly, or took too long.
+        PeerFailed: A process ended too early or badly, or took too long.
     """
     with tempfile.TemporaryDirectory(prefix="thinwire-peers-") as name:
         folder = Path(name)
@@ -63,7 +63,7 @@ def run(
             steps, snapshots = curves.read(folder)
             warm = curves.rates(steps, lab.bytes())
         except ValueError as error:
-            raise Failed(f"{error}; {_outputs(children)}") from error
+            raise PeerFailed(f"{error}; {_outputs(children)}") from error
         kept = curves.points(snapshots, steps, lab.bytes())
         curve = curves.evaluated(kept, targets, evaluate)
     return {
@@ -76,7 +76,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _started(nodes: Sequence[Node], lab: Lab, folder: Path) -> Iterator[list[_Child]]:
+def _started(nodes: Sequence[PeerNode], lab: Lab, folder: Path) -> Iterator[list[_Child]]:
     """Start every node, and end all of them."""
     children: list[_Child] = []
     try:
@@ -93,7 +93,7 @@ def _started(nodes: Sequence[Node], lab: Lab, folder: Path) -> Iterator[list[_Ch
             child.process.wait()
 
 
-def _start(node: Node, lab: Lab, output: BinaryIO) -> subprocess.Popen[bytes]:
+def _start(node: PeerNode, lab: Lab, output: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [*lab.places[node.place].prefix, *node.command],
         cwd=ROOT,
@@ -114,8 +114,8 @@ def _wait(children: Sequence[_Child], seconds: float, is_ours: bool) -> None:
     """Wait for the node that leads.
 
     Raises:
-        Diverged: The learning rate is too high.
-        Failed: It ended badly or not at all, or another one ended before it.
+        PeerDiverged: The learning rate is too high.
+        PeerFailed: It ended badly or not at all, or another one ended before it.
     """
     (leader,) = (child for child in children if child.node.leads)
     deadline = time.monotonic() + seconds
@@ -124,13 +124,13 @@ def _wait(children: Sequence[_Child], seconds: float, is_ours: bool) -> None:
             if child.process.poll() not in (None, 0):
                 code, command = child.process.returncode, " ".join(child.node.command)[:200]
                 if is_ours and code == EXIT_DIVERGED:
-                    raise Diverged("diverged: its gradients were not finite any more")
-                raise Failed(f"ended with {code}: {command}; {_tail(child)}")
+                    raise PeerDiverged("diverged: its gradients were not finite any more")
+                raise PeerFailed(f"ended with {code}: {command}; {_tail(child)}")
         if time.monotonic() > deadline:
-            raise Failed(f"not done after {seconds:.0f} s; {_outputs(children)}")
+            raise PeerFailed(f"not done after {seconds:.0f} s; {_outputs(children)}")
         time.sleep(_POLL_SECONDS)
     if code:
-        raise Failed(f"ended with {code}; {_outputs(children)}")
+        raise PeerFailed(f"ended with {code}; {_outputs(children)}")
 
 
 def _tail(child: _Child) -> str:

@@ -79,7 +79,7 @@ def _strategy(cluster: dict[str, list[str]]) -> tf.distribute.Strategy:
     return tf.distribute.ParameterServerStrategy(resolver)
 
 
-class Trainer:
+class ParameterServerTrainer:
     """The coordinator's part: schedules steps on whichever worker is free."""
 
     def __init__(self, strategy: tf.distribute.Strategy, task: work.Work) -> None:
@@ -136,10 +136,10 @@ class Trainer:
 
 def _coordinate(task: work.Work, cluster: dict[str, list[str]]) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    trainer = Trainer(_strategy(cluster), task)
+    trainer = ParameterServerTrainer(_strategy(cluster), task)
     # The coordinator counts the steps of all workers.
     together = dataclasses.replace(task, steps=task.steps * task.workers)
-    progress = work.Progress(together, "all", snapshots=True)
+    progress = work.PeerProgress(together, "all", snapshots=True)
     trainer.run(lambda steps: progress.report(steps, trainer.weights))
 
 

@@ -74,7 +74,7 @@ def _watch(task: work.Work, address: str) -> None:
     viewer = ModelFetcher(shared.spec, place_tensors(shared.spec, 1), 0, in_step=False)
     # The shard counts the samples of all workers.
     together = dataclasses.replace(task, steps=task.steps * task.workers)
-    progress = work.Progress(together, "all", snapshots=True)
+    progress = work.PeerProgress(together, "all", snapshots=True)
     weights = functools.partial(_weights, viewer, shard)
     over = False
     while not over:

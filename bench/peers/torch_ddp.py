@@ -35,7 +35,10 @@ def _train(rank: int, task: work.Work, hook: str) -> None:
     model = nn.parallel.DistributedDataParallel(own, bucket_cap_mb=capacity_mb)
     _add_hook(model, hook)
     optimizer = SGD(model.parameters(), lr=task.learning_rate, momentum=task.momentum)
-    batches, progress = torch_model.Batches(task, rank), work.Progress(task, f"{rank}", rank == 0)
+    batches, progress = (
+        torch_model.Batches(task, rank),
+        work.PeerProgress(task, f"{rank}", rank == 0),
+    )
     steps, over = 0, False
     while not over or rank:
         images, labels = batches.next()

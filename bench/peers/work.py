@@ -170,7 +170,7 @@ def from_channels_first(tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.fl
 # -- progress ----------------------------------------------------------------------------------
 
 
-class Progress:
+class PeerProgress:
     """Progress of one process for the harness: lines of time, own steps, snapshot.
 
     The file has the name of the process. The harness sums the steps of all files and evaluates

@@ -44,7 +44,7 @@ class RecordIndex:
     file_offsets: NDArray[np.int64]  # [files + 1] int64, first record of each file, then N
 
 
-class _Malformed(ValueError):
+class _InvalidTfRecord(ValueError):
     """The bytes are not what they should be."""
 
 
@@ -111,10 +111,12 @@ def _scan(path: Path) -> NDArray[np.int64]:
                 begin = position + _HEADER_BYTES
                 position = begin + length + _FOOTER_BYTES
                 if position > size:
-                    raise _Malformed(f"it ends {position - size} bytes before the record does")
+                    raise _InvalidTfRecord(
+                        f"it ends {position - size} bytes before the record does"
+                    )
                 stream.seek(begin)
                 rows.append(_example(stream, begin + length))
-    except (OSError, _Malformed) as error:
+    except (OSError, _InvalidTfRecord) as error:
         raise ConfigurationError(
             f"Data file {path}, record {len(rows)}: {error}. Expected uncompressed TFRecords with "
             f"{IMAGE.decode()} and {LABEL.decode()} in each. Write or fetch the file again."
@@ -125,10 +127,10 @@ def _scan(path: Path) -> NDArray[np.int64]:
 def _length(header: bytes) -> int:
     """Return the length a record's header announces."""
     if len(header) < _HEADER_BYTES:
-        raise _Malformed(f"it ends after {len(header)} of {_HEADER_BYTES} bytes of a header")
+        raise _InvalidTfRecord(f"it ends after {len(header)} of {_HEADER_BYTES} bytes of a header")
     length, checksum = struct.unpack("<QI", header)
     if checksum != masked_crc32c(header[:8]):
-        raise _Malformed("the checksum of its length is wrong")
+        raise _InvalidTfRecord("the checksum of its length is wrong")
     return int(length)
 
 
@@ -165,7 +167,7 @@ def _example(stream: BinaryIO, stop: int) -> tuple[int, int, int]:
             label = _varint(stream)
         if image is not None and label is not None:
             return image[0], image[1] - image[0], label - (label >> 63 << 64)
-    raise _Malformed(f"it has no {(IMAGE if image is None else LABEL).decode()}")
+    raise _InvalidTfRecord(f"it has no {(IMAGE if image is None else LABEL).decode()}")
 
 
 def _features(stream: BinaryIO, stop: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
@@ -188,7 +190,7 @@ def _first(stream: BinaryIO, value: tuple[int, int], kind: int) -> tuple[int, in
         for _, item, item_end in _fields(stream, end, 1):
             if item_end > item:
                 return item, item_end
-    raise _Malformed("its image or label is empty, or of another type")
+    raise _InvalidTfRecord("its image or label is empty, or of another type")
 
 
 def _fields(stream: BinaryIO, stop: int, *wanted: int) -> Iterator[tuple[int, int, int]]:
@@ -208,9 +210,9 @@ def _fields(stream: BinaryIO, stop: int, *wanted: int) -> Iterator[tuple[int, in
             begin = stream.tell()
             end = begin + (8 if wire_type == 1 else 4)
         else:
-            raise _Malformed(f"a field has the wire type {wire_type}")
+            raise _InvalidTfRecord(f"a field has the wire type {wire_type}")
         if end > stop:
-            raise _Malformed("a field is longer than what holds it")
+            raise _InvalidTfRecord("a field is longer than what holds it")
         if tag >> 3 in wanted:
             yield tag >> 3, begin, end
         stream.seek(end)
@@ -222,11 +224,11 @@ def _varint(stream: BinaryIO) -> int:
     for shift in range(0, 70, 7):
         byte = stream.read(1)
         if not byte:
-            raise _Malformed("it ends within a number")
+            raise _InvalidTfRecord("it ends within a number")
         value |= (byte[0] & 0x7F) << shift
         if byte[0] < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF
-    raise _Malformed("a number has more than ten bytes")
+    raise _InvalidTfRecord("a number has more than ten bytes")
 
 
 # -- what is kept -----------------------------------------------------------------------------

@@ -206,7 +206,7 @@ class GrpcServer:
         self._server.stop(grace_seconds).wait()
 
 
-class _Sessions:
+class _SessionHandler:
     """Runs the handler of each Session and bounds their number."""
 
     def __init__(
@@ -300,7 +300,7 @@ def serve(
         executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
     )
     guard = guard or ConnectionGuard()
-    session = grpc.stream_stream_rpc_method_handler(_Sessions(handler, max_streams, guard))
+    session = grpc.stream_stream_rpc_method_handler(_SessionHandler(handler, max_streams, guard))
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
     )

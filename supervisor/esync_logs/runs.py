@@ -40,7 +40,7 @@ class EvaluationPoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class WorkerTotals:
+class DeviceTotals:
     """Totals of one worker."""
 
     host: str
@@ -73,7 +73,7 @@ class MeasuredRun:
     non_iid: bool
     num_parameters: int  # 0: not known
     points: list[EvaluationPoint]
-    devices: list[WorkerTotals]
+    devices: list[DeviceTotals]
     bytes_up: int | None  # None: not measured
     bytes_down: int | None
 
@@ -209,9 +209,9 @@ def _load_run(run_dir: pathlib.Path) -> MeasuredRun:
     )
 
 
-def _device(rounds: Sequence[Round]) -> WorkerTotals:
+def _device(rounds: Sequence[Round]) -> DeviceTotals:
     last = rounds[-1]
-    return WorkerTotals(
+    return DeviceTotals(
         host=last.host,
         device=last.device,
         rank=last.rank,

@@ -1,6 +1,6 @@
 """The shards that are compared with and without a journal do the same work."""
 
-from bench.journal import Shard, updates_of
+from bench.journal import JournaledShard, updates_of
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps.persistence.journal import contents, path_of
 from thinwire.ps.persistence.journal_format import bodies
@@ -9,7 +9,7 @@ SPEC = ModelSpec((TensorSpec("w", (60, 50)), TensorSpec("b", (50,))))
 
 
 def test_both_apply_every_push_and_one_writes_it_down(tmp_path):
-    shards = [Shard("adacomp", SPEC, where) for where in (None, tmp_path)]
+    shards = [JournaledShard("adacomp", SPEC, where) for where in (None, tmp_path)]
     for shard in shards:
         for _ in range(3):
             assert shard.apply(shard.pushes(list(updates_of(SPEC.num_parameters, 5)))) > 0

@@ -10,7 +10,7 @@ import pytest
 
 from bench.peers import __main__ as harness
 from bench.peers import curves, report, running, work
-from bench.peers.contenders import CONTENDERS, Contender, Node
+from bench.peers.contenders import CONTENDERS, Contender, PeerNode
 from bench.peers.lab import SERVER, Lab, Place
 
 
@@ -33,9 +33,9 @@ class Machine:
         self.calls.append((contender.name, task.learning_rate))
         if contender.name in self.failing:
             self.failing.discard(contender.name)
-            raise running.Failed("gloo aborted")
+            raise running.PeerFailed("gloo aborted")
         if contender.name in self.diverging:
-            raise running.Diverged(f"diverged in {harness.ROOT}/ps")
+            raise running.PeerDiverged(f"diverged in {harness.ROOT}/ps")
         rates = curves.Rates(10.0, 20.0, 1.0, 1.0)
         point = curves.Point(5.0, 50.0, 1.0, 1.0, 0.9)
         return {
@@ -111,8 +111,8 @@ lines = [{"time": began + n, "steps": n + 1, "snapshot": None} for n in range(9)
 
 def _contender(script, others=(), sort="among workers"):
     def nodes(task, lab):
-        leader = Node(SERVER, (sys.executable, "-c", script, task.folder), leads=True)
-        return [leader, *(Node(SERVER, (sys.executable, "-c", other)) for other in others)]
+        leader = PeerNode(SERVER, (sys.executable, "-c", script, task.folder), leads=True)
+        return [leader, *(PeerNode(SERVER, (sys.executable, "-c", other)) for other in others)]
 
     return Contender("one", sort, True, harness.Path(sys.executable), nodes)
 
@@ -137,9 +137,9 @@ def test_processes_are_run_and_those_left_are_ended(tmp_path):
 
 def test_ours_says_by_its_exit_code_that_it_diverged():
     stands = "import time; time.sleep(1000)"
-    with pytest.raises(running.Diverged):
+    with pytest.raises(running.PeerDiverged):
         _run(_contender(stands, ["raise SystemExit(5)"], "ours"))
-    with pytest.raises(running.Failed, match="ended with 5"):
+    with pytest.raises(running.PeerFailed, match="ended with 5"):
         _run(_contender(stands, ["import sys; sys.exit(5)"]))
 
 
@@ -153,7 +153,7 @@ def test_ours_says_by_its_exit_code_that_it_diverged():
     ids=["leader", "other", "nothing"],
 )
 def test_failures_tell_what_was_said(script, others, told):
-    with pytest.raises(running.Failed, match=told):
+    with pytest.raises(running.PeerFailed, match=told):
         _run(_contender(script, others))
 
 

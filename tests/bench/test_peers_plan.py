@@ -82,7 +82,7 @@ def test_a_resumed_table_makes_the_rest(stopped_after):
 
 
 def test_who_never_reaches_the_target_is_told_by_accuracy():
-    runs = [plan.Run("dense", "none", rate, 1) for rate in (0.01, 0.1)]
+    runs = [plan.PlannedRun("dense", "none", rate, 1) for rate in (0.01, 0.1)]
     records = [record(runs[0], accuracy=0.7), record(runs[1], accuracy=0.6)]
     known = plan.Known(records, SETTINGS.targets)
     assert known.best_rate("dense") == 0.01
@@ -90,7 +90,7 @@ def test_who_never_reaches_the_target_is_told_by_accuracy():
 
 
 def test_failed_runs_count_for_nothing():
-    failed = plan.record_of(plan.Run("dense", "none", 0.01, 1), None, error="crashed")
+    failed = plan.record_of(plan.PlannedRun("dense", "none", 0.01, 1), None, error="crashed")
     known = plan.Known([failed], SETTINGS.targets)
     assert known.best_rate("dense") is None
     made, _ = play(records=[failed])
@@ -98,7 +98,7 @@ def test_failed_runs_count_for_nothing():
 
 
 def test_costs_are_medians_or_computed():
-    base = plan.Run("dense", "none", 0.01, 1)
+    base = plan.PlannedRun("dense", "none", 0.01, 1)
     records = [
         record(dataclasses.replace(base, round=number), seconds=seconds)
         for number, seconds in ((1, 30.0), (2, 50.0), (3, 40.0))
@@ -123,7 +123,7 @@ def test_the_estimate_shrinks_as_runs_are_made():
 def test_records_are_read_back_without_the_failed_and_the_cut(tmp_path):
     path = tmp_path / "records.jsonl"
     assert read_records(path) == []
-    good = record(plan.Run("dense", "none", 0.01, 1))
-    failed = plan.record_of(plan.Run("sparse", "none", 0.01, 1), None, error="crashed")
+    good = record(plan.PlannedRun("dense", "none", 0.01, 1))
+    failed = plan.record_of(plan.PlannedRun("sparse", "none", 0.01, 1), None, error="crashed")
     path.write_text(json.dumps(good) + "\n" + json.dumps(failed) + "\n" + '{"ok": tr')
     assert read_records(path) == [good]

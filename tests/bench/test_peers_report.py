@@ -20,7 +20,7 @@ def record(name, link="none", samples=1000.0, number=1, reached=40.0, up=4.8e6):
         "rates": dataclasses.asdict(rates),
         "curve": [dataclasses.asdict(point) for point in curve] if reached else [],
     }
-    return plan.record_of(plan.Run(name, link, 0.01, number), found)
+    return plan.record_of(plan.PlannedRun(name, link, 0.01, number), found)
 
 
 def rows(records, *links):
@@ -85,9 +85,9 @@ def test_seconds_and_bytes_are_held_against_the_best_peer():
 
 
 def test_troubles_are_listed():
-    failed = plan.record_of(plan.Run("torch DDP", "100", 0.1, 1), None, error="gloo aborted")
+    failed = plan.record_of(plan.PlannedRun("torch DDP", "100", 0.1, 1), None, error="gloo aborted")
     again = record("torch DDP, PowerSGD") | {"attempts": 2, "error": "crashed"}
-    left_out = plan.record_of(plan.Run("torch DDP", "10", 0.1, 1), None, left_out=True)
+    left_out = plan.record_of(plan.PlannedRun("torch DDP", "10", 0.1, 1), None, left_out=True)
     text = report.document([failed, again, left_out], ["none", "100"], TARGETS)
     assert "link 10," not in text
     assert "torch DDP, link 100, lr 0.1: failed: gloo aborted" in text

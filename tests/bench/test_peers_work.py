@@ -43,7 +43,7 @@ def test_channels_first_is_the_same_model():
 def test_progress_keeps_snapshots_at_its_interval(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(work.time, "monotonic", lambda: now[0])
-    progress = work.Progress(task(tmp_path), "0", snapshots=True)
+    progress = work.PeerProgress(task(tmp_path), "0", snapshots=True)
     over = []
     for steps in range(1, 103):
         over.append(progress.report(steps, lambda: np.ones(3, np.float32)))
@@ -59,7 +59,7 @@ def test_progress_keeps_snapshots_at_its_interval(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["steps", "last"])
 def test_progress_ends_by_steps_or_by_word(tmp_path, limit):
-    progress = work.Progress(task(tmp_path, steps=3 if limit == "steps" else 0), "0", True)
+    progress = work.PeerProgress(task(tmp_path, steps=3 if limit == "steps" else 0), "0", True)
     weights = lambda: np.zeros(1, np.float32)  # noqa: E731
     assert not progress.report(1, weights) and not progress.report(2, weights)
     assert progress.report(3, weights, last=limit == "last")
@@ -67,7 +67,7 @@ def test_progress_ends_by_steps_or_by_word(tmp_path, limit):
 
 
 def test_the_first_round_is_kept(tmp_path):
-    progress = work.Progress(task(tmp_path), "server", snapshots=True)
+    progress = work.PeerProgress(task(tmp_path), "server", snapshots=True)
     assert not progress.report(None, lambda: np.zeros(1, np.float32))
     assert (tmp_path / "00000.npy").exists()
 

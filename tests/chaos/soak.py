@@ -55,7 +55,7 @@ class Outcome:
     compared: int = 0  # snapshots that equal a replay
 
 
-class _Watch(threading.Thread):
+class _CastWatch(threading.Thread):
     """Asks shard 0 for its version, again and again."""
 
     def __init__(self, cast: Cast) -> None:
@@ -116,7 +116,7 @@ class Soak:
         flags = (*self._flags, f"--step_seconds={_STEP_SECONDS}")
         cast = Cast(self._out / "churn", flags, _NB_WORKERS, _NB_PS, given.seed, given.protected)
         trial = Trial(cast, given.seed)
-        churn, watch = Churn(trial, given.seed), _Watch(cast)
+        churn, watch = Churn(trial, given.seed), _CastWatch(cast)
         outcome = Outcome(given.minutes, given.seed, flags, {}, churn.failures, [], 0.0)
         try:
             trial.begin(supervisor=True)

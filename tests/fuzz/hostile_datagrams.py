@@ -16,7 +16,7 @@ import numpy as np
 
 from tests.fuzz.hostile import Outcome, resident_bytes
 from tests.fuzz.target import watched
-from tests.ps.port import Port, Talker
+from tests.ps.port import LocalPort, Talker
 from thinwire.ops.routing import datagram_format as form
 from thinwire.ops.routing.base import Transport
 from thinwire.worker.core.messages import PushRequest
@@ -125,7 +125,7 @@ class _Flooded:
     """A port with real sockets, its honest worker, and what is sent to it."""
 
     def __init__(self, seed: int, filtered: bool) -> None:
-        self.port = Port(nb_workers=2, **_CHOICES)
+        self.port = LocalPort(nb_workers=2, **_CHOICES)
         self.port.port.open(Transport(), _HOST)
         self._receiver = self.port.port._udp
         assert self._receiver is not None
@@ -250,7 +250,7 @@ def flood(num_datagrams: int, seed: int, filtered: bool) -> Outcome:
 
 def _alone(rounds: int) -> bytes:
     """Return the weights that the honest worker's exchanges give without anybody else."""
-    port = Port(nb_workers=2, **_CHOICES)
+    port = LocalPort(nb_workers=2, **_CHOICES)
     honest = port.join(1)
     for number in range(rounds + 1):
         honest.push(honest.begin(_gradient(number)))

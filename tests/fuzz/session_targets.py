@@ -10,7 +10,7 @@ import numpy as np
 from tests.fuzz.datagram_targets import MOST_CALLS
 from tests.fuzz.target import Reader, Target
 from tests.fuzz.wire_targets import mend_lengths
-from tests.ps.port import Port
+from tests.ps.port import LocalPort
 from thinwire.ops.routing import datagram_format as form
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -26,7 +26,7 @@ class _Talk:
         choices: dict[str, Any] = {"overrides": {"sync": "asp"}, "dgt_wait_ms": 50.0}
         if source.number() % 2:
             choices["dgt_marker"] = "tensor"
-        self.port = Port(nb_workers=2, **choices)
+        self.port = LocalPort(nb_workers=2, **choices)
         self.honest, self.rogue = self.port.join(1), self.port.join(2)
         self.sent: list[tuple[bytes, int]] = []
 

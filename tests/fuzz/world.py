@@ -51,7 +51,7 @@ _TIMED = (
 )
 
 
-class Clock:
+class FakeClock:
     """Stands for the module `time`."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Honest:
 class World:
     """The shard, its clock, and everybody who talks to it."""
 
-    def __init__(self, name: str, clock: Clock) -> None:
+    def __init__(self, name: str, clock: FakeClock) -> None:
         self.name, self.clock = name, clock
         self.shard = Shard(name, **METHODS[name])
         self.server, self.core = self.shard.server, self.shard.core
@@ -256,7 +256,7 @@ def _told_only(run: MiniRun, applied: list[events.Push]) -> PsCore:
 @contextlib.contextmanager
 def world(name: str) -> Iterator[World]:
     """Return a world whose time passes by itself only."""
-    clock = Clock()
+    clock = FakeClock()
     with contextlib.ExitStack() as stack:
         for name_of_module in _TIMED:
             module = importlib.import_module(name_of_module)

@@ -54,7 +54,7 @@ def sparse_part(slot, size, indices, values, blocks, channels, **others):
 
 
 @dataclasses.dataclass
-class Step:
+class SampleStep:
     """What one push holds and how it travels: the first of a slot's blocks in datagrams."""
 
     values: list  # per slot [size] float32
@@ -107,7 +107,7 @@ def make_step(sealer, step, sizes, seed=0, reliable=1):
     total = sum(num_blocks(size) for size in sizes)
     num_reliable = sum(int(block.present.sum()) for block in blocks)
     manifest = Manifest(sealed.announced, 0.0, total, 0, num_reliable, 0)
-    return Step(values, sealed, blocks, manifest, step)
+    return SampleStep(values, sealed, blocks, manifest, step)
 
 
 def ranged(slot, values, present):

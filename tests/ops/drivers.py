@@ -89,7 +89,7 @@ class Driver:
         return self.policy.undelivered(sent, state)
 
 
-class Codec(Driver):
+class CodecDriver(Driver):
     """Gradients of a tensor, of a tensor with one entry, of one that is all zero."""
 
     def begin(self):
@@ -105,14 +105,14 @@ class Codec(Driver):
         return self.policy.encode(gradients, state, context)
 
 
-class Pacer(Driver):
+class PacerDriver(Driver):
     """Numbers only."""
 
     def turn(self, state, number):
         return self.policy.push_now(number), state
 
 
-class Router(Driver):
+class RouterDriver(Driver):
     """A dense or a sparse packet over two shards, and losses where something travels unreliably."""
 
     layouts = place_tensors(SPEC, 2)
@@ -242,10 +242,10 @@ class OnShard(Driver):
 
 
 DRIVERS = {
-    "pacer": Pacer,
-    "codec": Codec,
+    "pacer": PacerDriver,
+    "codec": CodecDriver,
     "down_codec": OnShard,
-    "router": Router,
+    "router": RouterDriver,
     "sync": Sync,
     "weighting": OnShard,
     "server_optimizer": OnShard,

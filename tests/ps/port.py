@@ -20,7 +20,7 @@ from thinwire.worker.core.messages import PushRequest
 SMALL = {"dgt_block_size": 8, "dgt_k": 0.0}
 
 
-class Port:
+class LocalPort:
     """A port around a real core; `turn` is what the writer thread does."""
 
     def __init__(self, nb_workers=3, follows=False, **choices):
@@ -163,7 +163,7 @@ def started(port):
 
 def alone(**choices):
     """Return a shard with one worker."""
-    port = Port(nb_workers=1, **choices)
+    port = LocalPort(nb_workers=1, **choices)
     worker = port.join(1)
     port.queue.append(events.Pull(1, worker.incarnation, None, 0))
     port.turn()

@@ -10,7 +10,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.metrics_log import MetricsLog, status_scalars
 
 
-class Recorder:
+class FakeScalars:
     """Scalars in a list."""
 
     def __init__(self):
@@ -24,7 +24,7 @@ class Recorder:
 
 
 def open_log(run_dir, resume=False):
-    return MetricsLog(run_dir, resume, scalars=Recorder())
+    return MetricsLog(run_dir, resume, scalars=FakeScalars())
 
 
 def lines_of(run_dir):

@@ -163,8 +163,8 @@ class CodingCosts:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kind:
-    """Medians of the rounds of one kind."""
+class _RoundMedians:
+    """Of the rounds of one kind, for example those that bring the whole model."""
 
     exchange_seconds: float  # all of a round but its step and the wait for others
     bytes_up: float
@@ -187,11 +187,11 @@ def worker_link(
     """
     dense, sparse = _warm(dense), _warm(sparse)
     size = max((each.bytes_received for each in dense), default=0)
-    both = _kind(worker, "whole model both ways", dense)
+    both = _medians_of(worker, "whole model both ways", dense)
     whole = [each for each in sparse if each.bytes_received > _WHOLE * size]
-    down = _kind(worker, "whole model down", whole)
+    down = _medians_of(worker, "whole model down", whole)
     small = [each for each in sparse if each.bytes_received <= _WHOLE * size]
-    little = _kind(worker, "sparse update", small)
+    little = _medians_of(worker, "sparse update", small)
     more_down = down.bytes_down - little.bytes_down
     down_seconds = max(0.0, down.exchange_seconds - little.exchange_seconds)
     both_seconds = (both.exchange_seconds - coding.dense) - (
@@ -218,13 +218,13 @@ def _warm(rounds: Sequence[Round]) -> list[Round]:
     return [each for each in rounds if each.num_iters > 1]
 
 
-def _kind(worker: int, what: str, rounds: Sequence[Round]) -> _Kind:
+def _medians_of(worker: int, what: str, rounds: Sequence[Round]) -> _RoundMedians:
     if not rounds:
         raise ConfigurationError(
             f"worker {worker} finished no second exchange of the kind '{what}' while its link was "
             "measured; raise --probe_seconds."
         )
-    return _Kind(
+    return _RoundMedians(
         exchange_seconds=_median(_exchange_seconds, rounds),
         bytes_up=_median(lambda each: each.bytes_sent, rounds),
         bytes_down=_median(lambda each: each.bytes_received, rounds),

@@ -40,7 +40,7 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class HostAssignment:
     """The host of every node."""
 
     shards: tuple[Host, ...]  # [nb_ps], in order of id, from 0
@@ -101,7 +101,7 @@ def _slots(words: Sequence[str], where: str) -> int:
     return int(value)
 
 
-def place(hosts: Sequence[Host], nb_ps: int, nb_workers: int) -> Placement:
+def place(hosts: Sequence[Host], nb_ps: int, nb_workers: int) -> HostAssignment:
     """Deal the roles round robin over the slots: shards from the top, then workers.
 
     So the fastest hosts, named first, hold the first shards, and workers come to them last. More
@@ -116,4 +116,4 @@ def place(hosts: Sequence[Host], nb_ps: int, nb_workers: int) -> Placement:
         The ssh launcher of MXNet-G: servers, then workers, over the file in turn.
     """
     turn = [hosts[number % len(hosts)] for number in range(nb_ps + nb_workers)]
-    return Placement(tuple(turn[:nb_ps]), tuple(turn[nb_ps:]))
+    return HostAssignment(tuple(turn[:nb_ps]), tuple(turn[nb_ps:]))

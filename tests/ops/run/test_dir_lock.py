@@ -120,7 +120,7 @@ def test_a_second_owner_in_one_process_is_refused_and_reading_frees_nothing(take
     take()
 
 
-class Clock:
+class FakeClock:
     """Time that passes by sleeping; somebody else lets go at `until`."""
 
     def __init__(self, other, until):
@@ -138,7 +138,7 @@ class Clock:
 @pytest.mark.parametrize(("until", "free"), [(0.0, True), (1.5, True), (3.0, False)])
 def test_an_owner_that_is_just_ending_is_waited_for(take, until, free):
     owner = take()
-    clock = Clock(owner, until)
+    clock = FakeClock(owner, until)
     with DirectoryLock(owner.path, owner.path.parent, clock, clock.sleep) as lock:
         if free:
             lock.take(LockOwner.here("PS", 0))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.ps.port import Port
+from tests.ps.port import LocalPort
 from thinwire.ops.routing.counters import ReassemblyCounters, SentCounts
 from thinwire.ops.routing.reassembler import ReassembledStep
 from thinwire.ps.core import events
@@ -69,7 +69,7 @@ def test_a_shard_that_comes_back_goes_on_counting():
 
 def one_push(before=None):
     """Return a port of one worker that has pushed, after a stranger's datagram."""
-    port = Port(nb_workers=1)
+    port = LocalPort(nb_workers=1)
     if before is not None:
         port.receiver.restore(before)
     worker = port.join(1)
@@ -165,7 +165,7 @@ def test_a_closed_step_is_a_line(caplog):
 
 
 def test_any_number_of_lives_leaves_one_book_of_a_worker():
-    port = Port(nb_workers=1)
+    port = LocalPort(nb_workers=1)
     worker = port.join(1)
     worker.send(worker.begin())
     once = sum(port.counters(1)[0].num_datagrams)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.proto.grpc.test_grpc_dscp import connections
 from tests.proto.udp_fakes import HOSTS
-from tests.ps.port import Port
+from tests.ps.port import LocalPort
 from tests.ps.streams import Shard
 from thinwire.ops.routing.base import Transport
 from thinwire.proto.grpc import ClientStream
@@ -24,7 +24,7 @@ WAIT_SECONDS = 20.0
 
 @contextlib.contextmanager
 def opened(host="127.0.0.1", choices=None, **transport):
-    port = Port(nb_workers=1, **{"dgt_wait_ms": WAIT_SECONDS * 1000} | (choices or {}))
+    port = LocalPort(nb_workers=1, **{"dgt_wait_ms": WAIT_SECONDS * 1000} | (choices or {}))
     port.port.open(Transport(**transport), host)
     try:
         yield port

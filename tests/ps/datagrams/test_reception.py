@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from tests.ps.port import Port, alone, ramp, started, values_of
+from tests.ps.port import LocalPort, alone, ramp, started, values_of
 from thinwire.ps.core import events
 
 
 @pytest.fixture
 def port():
-    return Port()
+    return LocalPort()
 
 
 @pytest.mark.parametrize("marker", ["step", "tensor"])
@@ -103,7 +103,7 @@ def test_a_worker_that_joins_in_the_middle_of_a_round_keeps_its_session(port):
 
 def test_a_following_shard_keeps_the_session_of_a_worker_that_is_no_member_yet():
     """Hello may come before shard 0's word that the worker is a member, and behind an older one."""
-    port = Port(nb_workers=3, follows=True)
+    port = LocalPort(nb_workers=3, follows=True)
     one, two = port.join(1), port.join(2)
     for number, live in ((1, (1,)), (2, (1, 2))):
         port.queue.append(events.MembershipEpoch(number, live, True))
@@ -137,7 +137,7 @@ def test_who_leaves_has_no_session_any_more(port):
 
 @pytest.mark.parametrize("loss", [0.5, math.nan])
 def test_a_push_that_waits_when_its_session_ends_is_refused(loss):
-    port = Port(nb_workers=3, dgt_wait_ms=60_000.0)
+    port = LocalPort(nb_workers=3, dgt_wait_ms=60_000.0)
     _, two, _ = started(port)
     two.mark(two.begin(), loss=loss)
     assert not port.pushed and not port.refusals

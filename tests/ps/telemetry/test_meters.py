@@ -11,7 +11,7 @@ from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.telemetry.instruments import ShardInstruments
 
 
-class Clock:
+class FakeClock:
     now = 0.0
 
     def __call__(self):
@@ -19,7 +19,7 @@ class Clock:
 
 
 def meters_of(shard, received=lambda: None):
-    clock = Clock()
+    clock = FakeClock()
     return ShardInstruments(shard.server, shard.board, received, clock), clock
 
 
@@ -93,7 +93,7 @@ def test_what_goes_wrong_in_telling_does_not_end_the_run(caplog):
             raise ValueError("a mistake")
 
     shard = Shard("asgd")
-    clock = Clock()
+    clock = FakeClock()
     meters = ShardInstruments(shard.server, shard.board, received, clock)
     clock.now = 9.0
     with caplog.at_level("ERROR", logger="absl"):

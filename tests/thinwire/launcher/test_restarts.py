@@ -8,7 +8,7 @@ from thinwire.launcher.role import Restarts
 from thinwire.ops.types import ConfigurationError
 
 
-class Clock:
+class FakeClock:
     now = 0.0
 
     def __call__(self):
@@ -16,7 +16,7 @@ class Clock:
 
 
 def test_pauses_grow_and_end_at_the_limit():
-    restarts, pauses = Restarts(8, 1000.0, Clock()), []
+    restarts, pauses = Restarts(8, 1000.0, FakeClock()), []
     while (pause := restarts.pause(1, -9)) is not None:
         pauses.append(pause)
         restarts.started(1)
@@ -26,7 +26,7 @@ def test_pauses_grow_and_end_at_the_limit():
 
 
 def test_time_lifts_the_limit():
-    clock = Clock()
+    clock = FakeClock()
     restarts = Restarts(2, 100.0, clock)
     for now in (0.0, 60.0):
         clock.now = now
@@ -54,12 +54,12 @@ def test_time_lifts_the_limit():
     ],
 )
 def test_what_another_start_may_mend(code, again):
-    assert (Restarts(1, 10.0, Clock()).pause(1, code) is not None) is again
-    assert Restarts(0, 10.0, Clock()).pause(1, code) is None
+    assert (Restarts(1, 10.0, FakeClock()).pause(1, code) is not None) is again
+    assert Restarts(0, 10.0, FakeClock()).pause(1, code) is None
 
 
 def test_a_refusal_is_not_final_for_who_was_here_before():
-    restarts = Restarts(3, 10.0, Clock())
+    restarts = Restarts(3, 10.0, FakeClock())
     restarts.started(1)
     assert restarts.pause(1, 4) == restarts.pause(1, 2) == 2  # its id, or its directory, is held
 

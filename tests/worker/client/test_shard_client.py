@@ -16,7 +16,7 @@ from thinwire.worker.core.messages import PushRequest
 ADDRESS = "127.0.0.1:1"
 
 
-class Clock:
+class FakeClock:
     """Time that passes when somebody waits."""
 
     def __init__(self):
@@ -70,7 +70,7 @@ class Client:
     """A client whose dialling ends at sessions that a test has written."""
 
     def __init__(self, monkeypatch, *sessions, shard=0):
-        self.clock, self.closing = Clock(), threading.Event()
+        self.clock, self.closing = FakeClock(), threading.Event()
         monkeypatch.setattr(shard_client, "time", self.clock)
         hello = pb.Hello(role=pb.ROLE_WORKER, id=1, shard=shard)
         self.client = ShardClient(

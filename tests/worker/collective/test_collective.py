@@ -23,7 +23,7 @@ ROUND = RoundId(0, 1)
 CHUNK = 1 << 20
 
 
-class Node:
+class CollectiveNode:
     """One worker's end."""
 
     def __init__(self, worker, look=lambda sender: None, limit_bytes=1 << 28, run_id="run"):
@@ -55,7 +55,7 @@ def start():
     nodes = []
 
     def some(count, **options):
-        nodes.extend(Node(worker, **options) for worker in range(1, count + 1))
+        nodes.extend(CollectiveNode(worker, **options) for worker in range(1, count + 1))
         return nodes
 
     yield some
@@ -195,7 +195,7 @@ def test_peers_say_what_they_hold(start):
 
 
 def test_a_worker_of_another_run_is_refused(start):
-    node, other = start(1)[0], Node(2, run_id="another")
+    node, other = start(1)[0], CollectiveNode(2, run_id="another")
     with pytest.raises(PeerLost, match="run_id"):
         node.peers.query(other.member, peers.ModelQuery(), 10.0)
     other.close()

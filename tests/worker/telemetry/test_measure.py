@@ -23,7 +23,7 @@ from thinwire.worker.telemetry.round_trace import (
 ORIGIN = MeasuredBy("alpha", "cpu", 0, "0000002a")
 
 
-class Clock:
+class FakeClock:
     now = 100.0
 
     def __call__(self):
@@ -42,7 +42,7 @@ def reply(held=0.0, staleness=0, version=1):
 
 def measure(kind=RoundMeasure, pacer=None):
     counters = types.SimpleNamespace(bytes_up=1000, bytes_down=5000)
-    clock = Clock()
+    clock = FakeClock()
     made = kind(pacer or Every(), counters, clock)
     made.begin(2.5)
     return made, counters, clock

@@ -7,7 +7,7 @@ from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.worker.telemetry.tensorboard import WorkerScalars
 
 
-class Clock:
+class FakeClock:
     now = 100.0
 
     def __call__(self):
@@ -15,7 +15,7 @@ class Clock:
 
 
 def test_written_at_most_every_two_seconds(tmp_path):
-    clock = Clock()
+    clock = FakeClock()
     scalars = WorkerScalars(tmp_path, clock)
     counted = WorkerMetrics(id=1, bytes_up=10, compute_seconds=1.5, wait_seconds=0.25)
     for number in range(1, 9):  # every second
@@ -29,7 +29,7 @@ def test_written_at_most_every_two_seconds(tmp_path):
 
 
 def test_no_loss_yet(tmp_path):
-    clock = Clock()
+    clock = FakeClock()
     scalars = WorkerScalars(tmp_path, clock)
     clock.now += 5.0
     scalars.record(WorkerMetrics(id=1), None, num_steps=0, version=0)
@@ -43,7 +43,7 @@ def test_a_bad_disk_is_told_once(tmp_path, monkeypatch):
         lambda *words: warnings.append(words),
     )
     (tmp_path / "tb").write_text("in the way")
-    clock = Clock()
+    clock = FakeClock()
     scalars = WorkerScalars(tmp_path / "tb" / "worker-1", clock)
     for _ in range(3):
         clock.now += 5.0
@@ -53,7 +53,7 @@ def test_a_bad_disk_is_told_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("elapsed", [0.0, 1.9])
 def test_no_file_before_it_is_time(tmp_path, elapsed):
-    clock = Clock()
+    clock = FakeClock()
     scalars = WorkerScalars(tmp_path / "tb", clock)
     clock.now += elapsed
     scalars.record(WorkerMetrics(id=1), 1.0, num_steps=1, version=1)
