@@ -35,7 +35,7 @@ class PeerDiverged(PeerFailed):
 
 
 @dataclasses.dataclass
-class _Child:
+class _PeerProcess:
     node: PeerNode
     process: subprocess.Popen[bytes]
     output: Path
@@ -76,15 +76,15 @@ def run(
 
 
 @contextlib.contextmanager
-def _started(nodes: Sequence[PeerNode], lab: Lab, folder: Path) -> Iterator[list[_Child]]:
+def _started(nodes: Sequence[PeerNode], lab: Lab, folder: Path) -> Iterator[list[_PeerProcess]]:
     """Start every node, and end all of them."""
-    children: list[_Child] = []
+    children: list[_PeerProcess] = []
     try:
         for number, node in enumerate(nodes):
             path = folder / f"output-{number}.txt"
             with open(path, "wb") as output:
                 process = _start(node, lab, output)
-            children.append(_Child(node, process, path))
+            children.append(_PeerProcess(node, process, path))
         yield children
     finally:
         for child in children:
@@ -110,7 +110,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
-def _wait(children: Sequence[_Child], seconds: float, is_ours: bool) -> None:
+def _wait(children: Sequence[_PeerProcess], seconds: float, is_ours: bool) -> None:
     """Wait for the node that leads.
 
     Raises:
@@ -133,10 +133,10 @@ def _wait(children: Sequence[_Child], seconds: float, is_ours: bool) -> None:
         raise PeerFailed(f"ended with {code}; {_outputs(children)}")
 
 
-def _tail(child: _Child) -> str:
+def _tail(child: _PeerProcess) -> str:
     return child.output.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace").strip()
 
 
-def _outputs(children: Sequence[_Child]) -> str:
+def _outputs(children: Sequence[_PeerProcess]) -> str:
     tails = (_tail(child) for child in children)
     return " | ".join(tail for tail in tails if tail) or "no output"
