@@ -43,7 +43,7 @@ NOT_RUN = {
     "--hosts_file": "needs hosts; tests/thinwire/launcher/test_ssh.py has some",
     "--launcher=ray": "needs Ray; tests/thinwire/launcher/test_ray.py runs where it is",
     "--tls_cert": "leaves its method to the reader; tests/test_secure_processes.py trains so",
-    "Advisor": "measures for a minute; tests/thinwire/advisor/test_advisor_role.py does it",
+    "Advisor": "measures for a minute; tests/thinwire/advisor/test_role.py does it",
     "main.py --method=adacomp": "TF_CONFIG names other machines; "
     "tests/thinwire/launcher/test_tf_config.py",
     "python -m bench.": "trains for minutes or hours; tests/bench runs its parts",

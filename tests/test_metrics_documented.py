@@ -5,13 +5,13 @@ import types
 
 from tests import documents
 from tests.ps.streams import Shard
-from tests.ps.telemetry.test_meters import meters_of as shard_meters
-from tests.supervisor.test_meters import STATUS, evaluation
-from tests.worker.telemetry.test_meters import part
+from tests.ps.telemetry.test_instruments import instruments_of as shard_instruments
+from tests.supervisor.test_instruments import STATUS, evaluation
+from tests.worker.telemetry.test_instruments import part
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ps.datagrams.counters import DatagramCounts
-from thinwire.supervisor import instruments as supervisor_meters
-from thinwire.worker.telemetry import instruments as worker_meters
+from thinwire.supervisor import instruments as supervisor_instruments
+from thinwire.worker.telemetry import instruments as worker_instruments
 
 
 def told():
@@ -22,12 +22,14 @@ def told():
     )
     worker = part()
     worker.exchange.datagrams = SentCounts()
-    meters = [
-        *shard_meters(shard, lambda: DatagramCounts())[0].collect(),
-        *worker_meters.collect(worker),
-        *supervisor_meters.collect(STATUS, [evaluation(1, 0.5)]),
+    instruments = [
+        *shard_instruments(shard, lambda: DatagramCounts())[0].collect(),
+        *worker_instruments.collect(worker),
+        *supervisor_instruments.collect(STATUS, [evaluation(1, 0.5)]),
     ]
-    return {meter.name + "_total" * (meter.kind == "counter") for meter in meters}
+    return {
+        instrument.name + "_total" * (instrument.kind == "counter") for instrument in instruments
+    }
 
 
 def test_the_table_names_what_nodes_tell():

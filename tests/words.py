@@ -49,7 +49,7 @@ ALLOWED: tuple[tuple[str, str], ...] = (
     ("supervisor/report/writer.py", r'"seams"'),
     ("supervisor/esync_logs/convert.py", r"seams=\{\}"),
     ("docs/FIGURES.md", r"`seams`"),
-    ("tests/ops/telemetry/test_metrics.py", r"\bseams\b"),
+    ("tests/ops/telemetry/test_run_status.py", r"\bseams\b"),
     ("tests/ps/wire/test_refused_bytes.py", r'"seams"'),
     ("tests/supervisor/samples.py", r'"seams"'),
     ("tests/supervisor/report/test_report.py", r"'seams'"),

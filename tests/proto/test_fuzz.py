@@ -3,7 +3,7 @@
 import random
 
 from tests.proto.samples import samples
-from tests.proto.test_convert import SIZES, through_a_message
+from tests.proto.test_messages import SIZES, through_a_message
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed, MessageAssembler, frames

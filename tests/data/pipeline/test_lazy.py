@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.test_datasets import user_module
+from tests.data.test_registry import user_module
 from thinwire.data import registry
 from thinwire.data.loading import TrainingShard, load_dataset, take_shard
 from thinwire.data.pipeline import lazy

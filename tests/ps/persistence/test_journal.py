@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.harness import method
 from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
-from tests.ps.persistence.test_saved_shard import RECEIVED, shard
+from tests.ps.persistence.test_shard_store import RECEIVED, shard
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.types import Update

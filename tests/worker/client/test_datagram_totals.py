@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from tests.ops.telemetry.test_scalars import read
+from tests.ops.telemetry.test_tensorboard import read
 from thinwire.ops.routing.base import Routed, UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.telemetry.run_status import WorkerMetrics

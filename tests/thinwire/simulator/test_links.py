@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.thinwire.simulator.test_simulator import played
+from tests.thinwire.simulator.test_simulation import played
 from thinwire.ops.types import Link
 from thinwire.proto.udp.connect import pacing
 from thinwire.proto.udp.sender import UdpSettings

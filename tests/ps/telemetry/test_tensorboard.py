@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness import method
-from tests.ops.telemetry.test_scalars import read
+from tests.ops.telemetry.test_tensorboard import read
 from tests.ps.cores import core_of, join, push
 from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ps.datagrams.counters import DatagramCounts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ops.telemetry.test_rounds import row
+from tests.ops.telemetry.test_round_trace import row
 from thinwire.ops.run.directory import rounds_of
 from thinwire.ops.telemetry.round_trace import MeasuredBy, pack
 from thinwire.supervisor.metrics_log import RoundsLog, read_rounds

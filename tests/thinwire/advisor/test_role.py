@@ -8,7 +8,7 @@ import pytest
 
 from tests.command_line import given
 from tests.harness import KERNELS, method
-from tests.thinwire.advisor.test_advisor import dense_rounds, sparse_rounds
+from tests.thinwire.advisor.test_predict import dense_rounds, sparse_rounds
 from tests.thinwire.simulator.toy import ToyTrainer, dataset, run_of
 from thinwire.advisor import measure, predict
 from thinwire.advisor import role as advisor_role

@@ -1,4 +1,4 @@
-"""A shard's meters are its own counts, told by the writer thread without keeping it waiting."""
+"""A shard's instruments are its own counts, published without keeping the writer thread waiting."""
 
 import threading
 import types
@@ -18,18 +18,18 @@ class FakeClock:
         return self.now
 
 
-def meters_of(shard, received=lambda: None):
+def instruments_of(shard, received=lambda: None):
     clock = FakeClock()
     return ShardInstruments(shard.server, shard.board, received, clock), clock
 
 
-def read(meters, shard):
+def read(instruments, shard):
     """Read while the writer thread is there."""
     over = threading.Event()
     writer = threading.Thread(target=shard.server.run_until, args=(over.is_set,), daemon=True)
     writer.start()
     try:
-        return values(meters.collect())
+        return values(instruments.collect())
     finally:
         over.set()
         writer.join(20)
@@ -37,21 +37,23 @@ def read(meters, shard):
 
 def values(told):
     found = {}
-    for meter in told:
-        assert isinstance(meter, Instrument)
-        assert meter.name not in found
-        found[meter.name] = {" ".join(labels): value for labels, value in meter.values.items()}
+    for instrument in told:
+        assert isinstance(instrument, Instrument)
+        assert instrument.name not in found
+        found[instrument.name] = {
+            " ".join(labels): value for labels, value in instrument.values.items()
+        }
     return found
 
 
 def test_it_tells_what_the_status_tells():
     shard = Shard("asgd")
-    meters, clock = meters_of(shard)
+    instruments, clock = instruments_of(shard)
     shard.say(push_frame(incarnation=5), push_frame(incarnation=5, step=2), incarnation=5)
     shard.say({"pull": pb.Pull()}, {"leave": pb.Leave(cause="done")}, id=HONEST)
     shard.say(shard=3)
     clock.now = 5.0
-    found, status = read(meters, shard), shard.board.status()
+    found, status = read(instruments, shard), shard.board.status()
     assert found["updates"][""] == found["model_version"][""] == status.version == 2
     assert found["pushes"][""] == status.pushes == 2
     assert found["samples"][""] == status.samples == 16
@@ -67,24 +69,24 @@ def test_it_tells_what_the_status_tells():
 
 def test_who_asks_often_does_not_keep_the_writer_busy():
     shard = Shard("asgd")
-    meters, clock = meters_of(shard)
+    instruments, clock = instruments_of(shard)
     for _ in range(100):
-        values(meters.collect())
+        values(instruments.collect())
     assert shard.server.queue.empty()
     clock.now = 1.5
-    read(meters, shard)
+    read(instruments, shard)
     assert shard.server.queue.empty()
 
 
 def test_a_writer_that_is_stuck_leaves_the_last_figures(monkeypatch):
     monkeypatch.setattr("thinwire.ps.telemetry.instruments._PATIENCE_SECONDS", 0.01)
     shard = Shard("asgd")
-    meters, clock = meters_of(shard)
+    instruments, clock = instruments_of(shard)
     clock.now = 50.0
     for _ in range(3):
-        assert values(meters.collect())["figures_age_seconds"][""] == 50.0
+        assert values(instruments.collect())["figures_age_seconds"][""] == 50.0
     assert shard.server.queue.qsize() == 1  # asked once, not once a reader
-    assert read(meters, shard)["figures_age_seconds"][""] == 0.0
+    assert read(instruments, shard)["figures_age_seconds"][""] == 0.0
 
 
 def test_what_goes_wrong_in_telling_does_not_end_the_run(caplog):
@@ -94,10 +96,10 @@ def test_what_goes_wrong_in_telling_does_not_end_the_run(caplog):
 
     shard = Shard("asgd")
     clock = FakeClock()
-    meters = ShardInstruments(shard.server, shard.board, received, clock)
+    instruments = ShardInstruments(shard.server, shard.board, received, clock)
     clock.now = 9.0
     with caplog.at_level("ERROR", logger="absl"):
-        assert read(meters, shard)["figures_age_seconds"][""] == 9.0
+        assert read(instruments, shard)["figures_age_seconds"][""] == 9.0
     assert "could not be collected" in caplog.text
     shard.say(push_frame(incarnation=5), incarnation=5)
     assert shard.core.version == 1
@@ -105,8 +107,8 @@ def test_what_goes_wrong_in_telling_does_not_end_the_run(caplog):
 
 def test_what_becomes_of_datagrams():
     shard = Shard("asgd")
-    meters, _ = meters_of(shard, lambda: DatagramCounts({}, {"tag": 3}))
-    found = values(meters.collect())
+    instruments, _ = instruments_of(shard, lambda: DatagramCounts({}, {"tag": 3}))
+    found = values(instruments.collect())
     assert found["datagrams"] == {"announced": 0, "arrived": 0, "late": 0, "late_used": 0}
     assert found["datagrams_dropped"] == {"tag": 3}
 
@@ -116,7 +118,7 @@ def test_a_journal_is_told_of():
     shard.server.journaled.journal = types.SimpleNamespace(
         num_records=4, num_bytes=900, bytes_since_snapshot=300
     )
-    found = values(meters_of(shard)[0].collect())
+    found = values(instruments_of(shard)[0].collect())
     assert found["journal_on"][""] == 1
     assert (found["journal_events"][""], found["journal_bytes"][""]) == (4, 900)
     assert found["journal_lag_bytes"][""] == 300
@@ -138,6 +140,6 @@ def test_the_summary_says_how_often_workers_were_started_again():
 
 
 def test_every_name_is_legal_and_explained():
-    for meter in meters_of(Shard("asgd"))[0].collect():
-        assert meter.text.endswith(".") and meter.name.replace("_", "").isalpha()
-        assert not meter.name.endswith("_total")
+    for instrument in instruments_of(Shard("asgd"))[0].collect():
+        assert instrument.text.endswith(".") and instrument.name.replace("_", "").isalpha()
+        assert not instrument.name.endswith("_total")

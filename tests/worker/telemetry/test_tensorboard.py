@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ops.telemetry.test_scalars import read
+from tests.ops.telemetry.test_tensorboard import read
 from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.worker.telemetry.tensorboard import WorkerScalars
 

@@ -72,8 +72,8 @@ def test_a_message_that_cannot_be_made_is_said_to_the_sender():
 
 CLIENT_PROGRAM = """
 import sys
-from thinwire.proto import grpc as channel_grpc
-stream = channel_grpc.ClientStream(sys.argv[1])
+from thinwire.proto import grpc as proto_grpc
+stream = proto_grpc.ClientStream(sys.argv[1])
 stream.open(20)
 stream.send([b"alive"])
 sys.stdin.read()
@@ -81,11 +81,11 @@ sys.stdin.read()
 
 SERVER_PROGRAM = """
 import sys
-from thinwire.proto import grpc as channel_grpc
+from thinwire.proto import grpc as proto_grpc
 def echo(stream):
     for data in stream.incoming():
         stream.send([data])
-server = channel_grpc.serve("127.0.0.1", 0, echo, 4)
+server = proto_grpc.serve("127.0.0.1", 0, echo, 4)
 sys.stdout.write(f"{server.port}\\n")
 sys.stdout.flush()
 sys.stdin.read()

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.proto.grpc.test_grpc_dscp import connections
+from tests.proto.grpc.test_dscp import connections
 from tests.proto.udp_fakes import HOSTS
 from tests.ps.port import LocalPort
 from tests.ps.streams import Shard
