@@ -60,10 +60,11 @@ soak: $(STAMP) ## MINUTES=30 of faults on real processes, a report in OUT=runs/s
 	$(BIN)/python -m tests.chaos.soak --minutes=$(or $(MINUTES),30) --out=$(or $(OUT),runs/soak) \
 	  $(SOAK)
 
-lint: $(STAMP) ## Style, import arrows
+lint: $(STAMP) ## Style, import arrows, words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.words
 
 types: $(STAMP) ## mypy on the package
 	$(BIN)/mypy

@@ -47,7 +47,7 @@ NOT_RUN = {
     "main.py --method=adacomp": "TF_CONFIG names other machines; "
     "tests/thinwire/launcher/test_tf_config.py",
     "python -m bench.": "trains for minutes or hours; tests/bench runs its parts",
-    "thinwire health": "requests the state of a node elsewhere; "
+    TOOLS["health"][0]: "requests the state of a node elsewhere; "
     "tests/proto/grpc/test_health.py has one",
     "python examples/": "tests/thinwire/test_examples.py",
     "bench/netns.sh": "needs root",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: A worker sends the checksum of its model with each push whose step is a multiple of this.
 CHECKSUM_INTERVAL = 1000
-#: The worker whose iterations say when to resynchronise.
+#: The worker whose iterations decide when to resynchronise.
 _PACEMAKER = 1
 
 

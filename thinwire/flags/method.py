@@ -47,8 +47,8 @@ _ADVANCED = (
     integer(
         "resync_every",
         0,
-        "Worker 1's iterations between two snapshots that all receive; 0: none.",
-        "iterations",
+        "Steps of worker 1 between two snapshots that all receive; 0: none.",
+        "steps",
         low=0,
     ),
     integer(
