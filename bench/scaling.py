@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.25
 #: Costs do not depend on it; at 0.01 eight asynchronous workers with momentum diverge.
 _LEARNING_RATE = 0.001
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: After this the shards are warm; `thinwire.measure` leaves out as much.
+#: After this the shards are warm; `bench.peers.thinwire` leaves out as much.
 _WARM_SECONDS = 6.0
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from absl import logging
 
 from thinwire.data.loading import load_dataset, whole_shard
+from thinwire.data.registry import Dataset
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.checkpoint import Checkpoints
@@ -60,7 +61,9 @@ def main(run: Run) -> int:
 class _Standalone:
     """One run without a network."""
 
-    def __init__(self, run: Run, trainer: LocalTrainer, dataset: Any, recorder: Recorder) -> None:
+    def __init__(
+        self, run: Run, trainer: LocalTrainer, dataset: Dataset, recorder: Recorder
+    ) -> None:
         self.run, self.trainer, self.recorder = run, trainer, recorder
         self.shard = whole_shard(run, dataset)
         self.own = supervisor_flags.read()

@@ -1,8 +1,9 @@
 """Command-line flags as data: a flag is one line of a table of its package.
 
-A package's `flags.py` lists its flags under topics; `thinwire.flags.run.define` registers them, and
-only there a flag library is known. So a table is read like documentation, and is built without
-imports. Flags that few people set are marked by `advanced`: `--help` leaves them to `--helpfull`.
+A package's `flags.py` lists its flags under topics; `thinwire.flags.registration` registers
+them, and only there a flag library is known. A table is read like documentation, and is built
+without imports. Flags that few people set are marked by `advanced`: `--help` leaves them to
+`--helpfull`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class ClosedGroupSync(GroupSync):
 
 
 class GroupRounds:
-    """The rule in force (ops.sync.base.SyncRule): who is where, and counts by group and clock.
+    """The rule in force (a `SyncRule`): who is where, and counts by group and clock.
 
     The counts save looking at every worker for each push. A round takes the oldest arrival of each
     member.

@@ -15,7 +15,7 @@ import pathlib
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import flags
@@ -42,6 +42,9 @@ from thinwire.worker.core.core import aligned
 from thinwire.worker.flags import EmulatedDevice
 
 if TYPE_CHECKING:
+    from thinwire.data.loading import TrainingShard
+    from thinwire.data.registry import Dataset
+    from thinwire.ops.kernels import Kernels
     from thinwire.ops.types import Float32
 
 FLAGS = flags.FLAGS
@@ -65,7 +68,7 @@ class GradientPool:
         gradient: [num_parameters] float32, of the last step.
     """
 
-    def __init__(self, run: Run, trainer: Trainer, dataset: Any) -> None:
+    def __init__(self, run: Run, trainer: Trainer, dataset: Dataset) -> None:
         """Train a few steps on worker 1's examples."""
         self.spec, self.statistics = trainer.spec, trainer.statistics
         self.weights = trainer.weights
@@ -86,7 +89,9 @@ class GradientPool:
         del number
         return {}
 
-    def step(self, weights: Float32, statistics: Float32, shard: Any, local: State) -> Step:
+    def step(
+        self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
+    ) -> Step:
         """Lend the next gradient."""
         del weights, shard
         self.gradient[:] = self._gradients[self._number % len(self._gradients)]
@@ -111,13 +116,13 @@ class ProgressPoint:
 class Predictor:
     """Plays compositions of one run."""
 
-    def __init__(self, pool: GradientPool, dataset: Any, bodies: Any, pushes: int) -> None:
+    def __init__(self, pool: GradientPool, dataset: Dataset, bodies: Kernels, pushes: int) -> None:
         """Play nothing yet.
 
         Args:
             pool: Lends gradients.
-            dataset: With train_images and train_labels, as thinwire.data.loading loads it.
-            bodies: ops.kernels.Kernels.
+            dataset: The training part at least.
+            bodies: Of the policies' array work.
             pushes: Of each worker, half of which are not counted: rates must have settled.
         """
         self._pool, self._dataset, self._bodies, self._pushes = pool, dataset, bodies, pushes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
@@ -35,6 +35,8 @@ from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.telemetry.round_trace import MEASURES
 
 if TYPE_CHECKING:
+    from thinwire.data.registry import Dataset
+    from thinwire.ops.kernels import Kernels
     from thinwire.simulator.messages import ModelSource
 
 
@@ -53,8 +55,8 @@ class Simulation:
         run: Run,
         own: SimulatorFlags,
         trainer: ModelSource,
-        dataset: Any,
-        bodies: Any,
+        dataset: Dataset,
+        bodies: Kernels,
         keeps: StorageSetup | None = None,
     ) -> None:
         """Build every node; nothing happens yet.
@@ -63,8 +65,8 @@ class Simulation:
             run: The run's settings.
             own: What is simulated.
             trainer: Computes all gradients.
-            dataset: With train_images and train_labels, as thinwire.data.loading loads it.
-            bodies: ops.kernels.Kernels.
+            dataset: The training part at least.
+            bodies: Of the policies' array work.
             keeps: How shards keep their state, so that they can be killed and started; None: they
                 keep nothing, for a simulation is repeated and not resumed.
 
