@@ -15,7 +15,7 @@ from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts, summary_block
-from thinwire.ps.wire import reports as wire_reports
+from thinwire.ps.wire import reports
 
 if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
@@ -135,7 +135,7 @@ class StatusReporter:
             return {}
         refused = {why: collections.Counter(by) for why, by in block["refused"].items()}
         for text in self._reports(pb.ROLE_SHARD).values():
-            for reason, counts in wire_reports.tables(text, "guards").items():
+            for reason, counts in reports.tables(text, "guards").items():
                 refused.setdefault(reason, collections.Counter()).update(counts)
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
@@ -173,7 +173,7 @@ class StatusReporter:
         self, worker: int, state: str, clock: int, fastest: int, bytes_down: int
     ) -> run_status.WorkerMetrics:
         totals = self._core.counters.worker(worker)
-        own = wire_reports.own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
+        own = reports.own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
         return run_status.WorkerMetrics(
             id=worker,
             state=state,  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ class StatusReporter:
     def _bytes_down(self) -> dict[int, int]:
         totals = dict(self._server.connections.bytes_down())
         for text in self._reports(pb.ROLE_SHARD).values():
-            for worker, count in wire_reports.counts(text, "bytes_down").items():
+            for worker, count in reports.counts(text, "bytes_down").items():
                 if worker.isdecimal():
                     totals[int(worker)] = totals.get(int(worker), 0) + count
         return totals
@@ -213,11 +213,11 @@ class StatusReporter:
         own = self._received()
         if own is None:
             return {}
-        others = map(wire_reports.received, self._reports(pb.ROLE_SHARD).values())
+        others = map(reports.received, self._reports(pb.ROLE_SHARD).values())
         sent = {
             who: counts
             for who, text in self._reports(pb.ROLE_WORKER).items()
-            if who in self._core.known_workers() and (counts := wire_reports.sent(text)) is not None
+            if who in self._core.known_workers() and (counts := reports.sent(text)) is not None
         }
         channels = self._run.method.router.channels
         return {BLOCK: summary_block([own, *others], sent, channels)}
@@ -225,7 +225,7 @@ class StatusReporter:
     def _groups(self, own: dict[str, Any]) -> dict[str, Any]:
         """Return shard 0's block of the groups, with the histograms of the other shards."""
         others = {
-            str(who): wire_reports.tables(text, "group_staleness")
+            str(who): reports.tables(text, "group_staleness")
             for who, text in self._reports(pb.ROLE_SHARD).items()
         }
         return own | ({"histograms_of_shards": others} if others else {})
@@ -242,14 +242,14 @@ class StatusReporter:
 
     def _reports(self, role: int) -> dict[int, str]:
         """Return the newest documents of clients of one role, by number."""
-        reports = self._server.reports.copy()  # readers write to it meanwhile
-        return {who: text for (each, who), text in reports.items() if each == role}
+        found = self._server.reports.copy()  # readers write to it meanwhile
+        return {who: text for (each, who), text in found.items() if each == role}
 
     def _totals(self, block: str, own: Mapping[str, int]) -> collections.Counter[str]:
         """Add up a block of counters over all shards; `own` are shard 0's."""
         total = collections.Counter(own)
         for text in self._reports(pb.ROLE_SHARD).values():
-            total.update(wire_reports.counts(text, block))
+            total.update(reports.counts(text, block))
         return total
 
     def _all_rejected(self) -> dict[str, int]:
@@ -257,7 +257,7 @@ class StatusReporter:
         total = self._totals("rejected", self._core.counters.rejected)
         for who, text in self._reports(pb.ROLE_WORKER).items():
             if who in self._core.known_workers():
-                total["non_finite"] += wire_reports.own_counters(text).get("non_finite", 0)
+                total["non_finite"] += reports.own_counters(text).get("non_finite", 0)
         return {reason: count for reason, count in total.items() if count}
 
 

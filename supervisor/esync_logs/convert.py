@@ -26,8 +26,8 @@ from thinwire.ops.telemetry.run_status import (
     summarise,
 )
 from thinwire.ops.types import ConfigurationError
-from thinwire.supervisor.esync_logs import format as esync_logs_format
-from thinwire.supervisor.esync_logs import runs as esync_logs_runs
+from thinwire.supervisor.esync_logs import format as log_files
+from thinwire.supervisor.esync_logs import runs as measured_runs
 from thinwire.supervisor.esync_logs.format import DeviceLog
 from thinwire.supervisor.metrics_log import (
     EVALUATION_KIND,
@@ -48,14 +48,12 @@ def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
         ConfigurationError: The run has no rounds, or its files are damaged.
     """
     try:
-        summary = parse_json((run_dir / esync_logs_runs.SUMMARY_FILE).read_bytes())
-        mode = esync_logs_format.mode_of(
-            summary["method"], esync_logs_runs.is_non_iid(run_dir, summary)
-        )
+        summary = parse_json((run_dir / measured_runs.SUMMARY_FILE).read_bytes())
+        mode = log_files.mode_of(summary["method"], measured_runs.is_non_iid(run_dir, summary))
         network = pathlib.PurePath(str(summary.get("network") or "unknown")).stem
         lines, _ = read_lines(run_dir / METRICS_FILE)
         evaluations = standing(evaluations_in(lines))
-        workers = list(esync_logs_runs.rounds_by_worker(run_dir).values())
+        workers = list(measured_runs.rounds_by_worker(run_dir).values())
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{run_dir} cannot be exported: {error!r}. Expected the --run_dir of a run that has "
@@ -63,15 +61,12 @@ def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
         ) from error
     folder = out / network / mode
     origins = [(rounds[-1].host, rounds[-1].device, rounds[-1].rank) for rounds in workers]
-    names = esync_logs_format.folder_names(origins)
+    names = log_files.folder_names(origins)
     for number, ((host, device), rounds) in enumerate(zip(names, workers, strict=True)):
-        placed = esync_logs_format.place_accuracies(rounds, evaluations) if number == 0 else {}
-        esync_logs_format.write_device(
+        placed = log_files.place_accuracies(rounds, evaluations) if number == 0 else {}
+        log_files.write_device(
             folder / host / device,
-            (
-                esync_logs_format.document_of(at + 1, each, placed.get(at))
-                for at, each in enumerate(rounds)
-            ),
+            (log_files.document_of(at + 1, each, placed.get(at)) for at, each in enumerate(rounds)),
         )
     return folder
 
@@ -87,7 +82,7 @@ def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
     if run_dir.exists() and any(run_dir.iterdir()):
         raise ConfigurationError(f"{run_dir} is not empty; give a folder that is new.")
     logged = _read(folder)
-    run = esync_logs_runs.of_logs(folder, logged)
+    run = measured_runs.of_logs(folder, logged)
     evaluations = [
         Evaluation(point.round, 0, point.seconds, point.accuracy, None, 0, 0)
         for point in run.points
@@ -106,7 +101,7 @@ def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
         "imported": True,
     }
     summary = summarise(_status(run, logged), evaluations) | unknown | about
-    write_json_atomically(run_dir / esync_logs_runs.SUMMARY_FILE, summary)
+    write_json_atomically(run_dir / measured_runs.SUMMARY_FILE, summary)
     return run_dir
 
 
@@ -116,21 +111,21 @@ def write_summary(folder: pathlib.Path) -> pathlib.Path:
     Raises:
         ConfigurationError: The folder holds no such files.
     """
-    path = folder / f"{esync_logs_format.name_of(folder.resolve().name)}.json"
-    write_json_atomically(path, esync_logs_format.summarise_mode(_read(folder)))
+    path = folder / f"{log_files.name_of(folder.resolve().name)}.json"
+    write_json_atomically(path, log_files.summarise_mode(_read(folder)))
     return path
 
 
 def _read(folder: pathlib.Path) -> list[DeviceLog]:
     try:
-        return esync_logs_format.read_mode(folder)
+        return log_files.read_mode(folder)
     except (ValueError, OSError) as error:
         raise ConfigurationError(
             f"{error}. Expected NETWORK/MODE with HOST/DEVICE/iter-1.txt and so on."
         ) from error
 
 
-def _status(run: esync_logs_runs.MeasuredRun, logged: Sequence[DeviceLog]) -> RunStatus:
+def _status(run: measured_runs.MeasuredRun, logged: Sequence[DeviceLog]) -> RunStatus:
     """Return the end of a run of which only its logs are left."""
     workers = [
         WorkerMetrics(

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.supervisor.esync_logs import runs as esync_logs_runs
+from thinwire.supervisor.esync_logs import runs as measured_runs
 from thinwire.supervisor.esync_logs.runs import EvaluationPoint, MeasuredRun
 from thinwire.supervisor.report import figures
 from thinwire.supervisor.report.arguments import EXIT_CONFIGURATION, ReportArguments
@@ -220,7 +220,7 @@ def draw(
     Raises:
         ConfigurationError: A run cannot be read; nothing is written then.
     """
-    shown = show([esync_logs_runs.load(path) for path in paths])
+    shown = show([measured_runs.load(path) for path in paths])
     out.mkdir(parents=True, exist_ok=True)
     for name, non_iid in (("accuracy_iid", False), ("accuracy_non_iid", True)):
         chosen = [each for each in shown if each.run.non_iid is non_iid]
@@ -424,7 +424,7 @@ def _standalone(text: str | None) -> float | None:
     try:
         accuracy = float(text)
     except ValueError:
-        return esync_logs_runs.final_accuracy(pathlib.Path(text))
+        return measured_runs.final_accuracy(pathlib.Path(text))
     if not 0 <= accuracy <= 1:
         raise ConfigurationError(f"--standalone={text}: expected an accuracy from 0 to 1.")
     return accuracy

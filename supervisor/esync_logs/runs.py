@@ -12,7 +12,7 @@ from thinwire.ops.persistence.documents import parse_json
 from thinwire.ops.telemetry.round_trace import Round
 from thinwire.ops.telemetry.run_status import standing
 from thinwire.ops.types import ConfigurationError
-from thinwire.supervisor.esync_logs import format as esync_logs_format
+from thinwire.supervisor.esync_logs import format as log_files
 from thinwire.supervisor.esync_logs.format import DeviceLog
 from thinwire.supervisor.metrics_log import METRICS_FILE, evaluations_in, read_lines, read_rounds
 
@@ -106,7 +106,7 @@ def load(path: pathlib.Path) -> MeasuredRun:
     try:
         if (path / SUMMARY_FILE).is_file():
             return _load_run(path)
-        return of_logs(path, esync_logs_format.read_mode(path))
+        return of_logs(path, log_files.read_mode(path))
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{path} cannot be drawn: {error}. Expected the --run_dir of a run that has ended, "
@@ -132,10 +132,10 @@ def final_accuracy(path: pathlib.Path) -> float:
 def of_logs(path: pathlib.Path, logged: Sequence[DeviceLog]) -> MeasuredRun:
     """Return the run in a folder of ESync's own logs."""
     mode, network = path.resolve().name, path.resolve().parent.name
-    stem = mode.removesuffix(esync_logs_format.NON_IID_SUFFIX)
+    stem = mode.removesuffix(log_files.NON_IID_SUFFIX)
     return MeasuredRun(
         name=mode,
-        method=esync_logs_format.METHODS.get(stem, stem),
+        method=log_files.METHODS.get(stem, stem),
         network=network,
         non_iid=mode != stem,
         num_parameters=NUM_PARAMETERS.get(network, 0),

@@ -31,7 +31,7 @@ from thinwire.ps.core.serialization import to_plain
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal_format import DamagedRecord
 from thinwire.supervisor import metrics_log
-from thinwire.supervisor.esync_logs import runs as esync_logs_runs
+from thinwire.supervisor.esync_logs import runs as measured_runs
 from thinwire.supervisor.esync_logs.format import read_mode
 from thinwire.supervisor.metrics_log import read_lines
 from thinwire.supervisor.report.writer import load_run
@@ -179,7 +179,7 @@ def saved(data: bytes) -> None:
     with contextlib.suppress(ConfigurationError):
         predictions.load(path)
     with contextlib.suppress(ConfigurationError):
-        esync_logs_runs.final_accuracy(_folder_with("summary.json", data))
+        measured_runs.final_accuracy(_folder_with("summary.json", data))
 
 
 def _folder_with(name: str, content: bytes) -> pathlib.Path:
@@ -215,7 +215,7 @@ def metrics_file(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         metrics_log.read_rounds(path)
     with contextlib.suppress(ConfigurationError):
-        esync_logs_runs.load(folder)
+        measured_runs.load(folder)
     shutil.rmtree(rounds_of(folder, 1).parent, ignore_errors=True)
     log = metrics_log.RoundsLog(folder)
     place = rounds_of(folder, 1)
@@ -247,7 +247,7 @@ def esync_logs(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         read_mode(folder)
     with contextlib.suppress(ConfigurationError):
-        esync_logs_runs.load(folder)
+        measured_runs.load(folder)
 
 
 def _esync_seeds() -> list[bytes]:

@@ -12,22 +12,22 @@ from typing import Any
 import keras
 from keras import layers
 
-from thinwire.models import blocks as models_blocks
+from thinwire.models import blocks
 
 _SIZE = 224
 
 
 def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return the network: images [N, size, size, depth] float32 to logits [N, nb_classes]."""
-    inputs, x = models_blocks.images(image_size, image_depth, _SIZE)
+    inputs, x = blocks.images(image_size, image_depth, _SIZE)
     x = _convolution(x, 64, 11, "conv1", strides=4, padding=2)
-    x = models_blocks.max_pool(x, "pool1")
+    x = blocks.max_pool(x, "pool1")
     x = _convolution(x, 192, 5, "conv2")
-    x = models_blocks.max_pool(x, "pool2")
+    x = blocks.max_pool(x, "pool2")
     x = _convolution(x, 384, 3, "conv3")
     x = _convolution(x, 256, 3, "conv4")
     x = _convolution(x, 256, 3, "conv5")
-    x = models_blocks.max_pool(x, "pool5")
+    x = blocks.max_pool(x, "pool5")
     x = layers.Flatten(name="flatten")(x)
     for number in (6, 7):
         x = layers.Dense(4096, activation="relu", name=f"hidden{number}")(x)
@@ -37,6 +37,4 @@ def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Mod
 
 
 def _convolution(x: Any, filters: int, kernel: int, name: str, **options: int) -> Any:
-    return models_blocks.convolution(
-        x, filters, kernel, name, bias=True, activation="relu", **options
-    )
+    return blocks.convolution(x, filters, kernel, name, bias=True, activation="relu", **options)

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from thinwire.models import blocks as models_blocks
+from thinwire.models import blocks
 
 _SIZE = 299
 _EPSILON = 1e-3
@@ -23,7 +23,7 @@ _ROW, _COLUMN = (1, 7), (7, 1)
 
 def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return the network: images [N, size, size, depth] float32 to logits [N, nb_classes]."""
-    inputs, x = models_blocks.images(image_size, image_depth, _SIZE)
+    inputs, x = blocks.images(image_size, image_depth, _SIZE)
     x = _stem(x)
     for number, pooled in enumerate((32, 64, 64), 1):
         x = _block_35(x, pooled, f"a{number}")
@@ -48,24 +48,22 @@ def _convolution(
     padding: int | None = None,
 ) -> Any:
     """Convolve without bias, normalise, cut at 0."""
-    x = models_blocks.convolution(
-        x, filters, kernel, f"{name}_conv", strides=strides, padding=padding
-    )
-    return models_blocks.relu(models_blocks.normalise(x, f"{name}_norm", _EPSILON), f"{name}_relu")
+    x = blocks.convolution(x, filters, kernel, f"{name}_conv", strides=strides, padding=padding)
+    return blocks.relu(blocks.normalise(x, f"{name}_norm", _EPSILON), f"{name}_relu")
 
 
 def _stem(x: Any) -> Any:
     x = _convolution(x, 32, 3, "stem1", strides=2, padding=0)
     x = _convolution(x, 32, 3, "stem2", padding=0)
     x = _convolution(x, 64, 3, "stem3")
-    x = models_blocks.max_pool(x, "stem_pool1")
+    x = blocks.max_pool(x, "stem_pool1")
     x = _convolution(x, 80, 1, "stem4")
     x = _convolution(x, 192, 3, "stem5", padding=0)
-    return models_blocks.max_pool(x, "stem_pool2")
+    return blocks.max_pool(x, "stem_pool2")
 
 
 def _pooled(x: Any, filters: int, name: str) -> Any:
-    return _convolution(models_blocks.average_pool(x, f"{name}_pool"), filters, 1, f"{name}_pooled")
+    return _convolution(blocks.average_pool(x, f"{name}_pool"), filters, 1, f"{name}_pooled")
 
 
 def _block_35(x: Any, pooled: int, name: str) -> Any:
@@ -76,7 +74,7 @@ def _block_35(x: Any, pooled: int, name: str) -> Any:
     double = _convolution(double, 96, 3, f"{name}_double2")
     double = _convolution(double, 96, 3, f"{name}_double3")
     ways = [_convolution(x, 64, 1, f"{name}_one"), five, double, _pooled(x, pooled, name)]
-    return models_blocks.concatenate(ways, f"{name}_concat")
+    return blocks.concatenate(ways, f"{name}_concat")
 
 
 def _reduce_35(x: Any, name: str) -> Any:
@@ -85,9 +83,7 @@ def _reduce_35(x: Any, name: str) -> Any:
     double = _convolution(x, 64, 1, f"{name}_double1")
     double = _convolution(double, 96, 3, f"{name}_double2")
     double = _convolution(double, 96, 3, f"{name}_double3", strides=2, padding=0)
-    return models_blocks.concatenate(
-        [three, double, models_blocks.max_pool(x, f"{name}_pool")], f"{name}_concat"
-    )
+    return blocks.concatenate([three, double, blocks.max_pool(x, f"{name}_pool")], f"{name}_concat")
 
 
 def _block_17(x: Any, inner: int, name: str) -> Any:
@@ -100,7 +96,7 @@ def _block_17(x: Any, inner: int, name: str) -> Any:
         double = _convolution(double, inner, kernel, f"{name}_double{number}")
     double = _convolution(double, 192, _ROW, f"{name}_double5")
     ways = [_convolution(x, 192, 1, f"{name}_one"), seven, double, _pooled(x, 192, name)]
-    return models_blocks.concatenate(ways, f"{name}_concat")
+    return blocks.concatenate(ways, f"{name}_concat")
 
 
 def _reduce_17(x: Any, name: str) -> Any:
@@ -111,9 +107,7 @@ def _reduce_17(x: Any, name: str) -> Any:
     seven = _convolution(seven, 192, _ROW, f"{name}_seven2")
     seven = _convolution(seven, 192, _COLUMN, f"{name}_seven3")
     seven = _convolution(seven, 192, 3, f"{name}_seven4", strides=2, padding=0)
-    return models_blocks.concatenate(
-        [three, seven, models_blocks.max_pool(x, f"{name}_pool")], f"{name}_concat"
-    )
+    return blocks.concatenate([three, seven, blocks.max_pool(x, f"{name}_pool")], f"{name}_concat")
 
 
 def _block_8(x: Any, name: str) -> Any:
@@ -127,7 +121,7 @@ def _block_8(x: Any, name: str) -> Any:
         *_split(double, f"{name}_double"),
         _pooled(x, 192, name),
     ]
-    return models_blocks.concatenate(ways, f"{name}_concat")
+    return blocks.concatenate(ways, f"{name}_concat")
 
 
 def _split(x: Any, name: str) -> tuple[Any, Any]:

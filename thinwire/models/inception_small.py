@@ -14,14 +14,14 @@ from typing import Any
 import keras
 from keras import layers
 
-from thinwire.models import blocks as models_blocks
+from thinwire.models import blocks
 
 _EPSILON = 1e-3
 
 
 def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return the network: images [N, size, size, depth] float32 to logits [N, nb_classes]."""
-    inputs, x = models_blocks.images(image_size, image_depth)
+    inputs, x = blocks.images(image_size, image_depth)
     x = _convolution(x, 96, 3, "stem")
     x = _block(x, 32, 32, "a1")
     x = _block(x, 32, 48, "a2")
@@ -31,28 +31,26 @@ def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Mod
     x = _reduce(x, 96, "b5")
     x = _block(x, 176, 160, "c1")
     x = _block(x, 176, 160, "c2")
-    return keras.Model(
-        inputs, models_blocks.average_and_classify(x, nb_classes), name="inception_small"
-    )
+    return keras.Model(inputs, blocks.average_and_classify(x, nb_classes), name="inception_small")
 
 
 def _convolution(x: Any, filters: int, kernel: int, name: str, strides: int = 1) -> Any:
     """Convolve, normalise to a trained mean, cut at 0."""
-    x = models_blocks.convolution(x, filters, kernel, f"{name}_conv", strides=strides, bias=True)
+    x = blocks.convolution(x, filters, kernel, f"{name}_conv", strides=strides, bias=True)
     norm = layers.BatchNormalization(
-        momentum=models_blocks.MOMENTUM, epsilon=_EPSILON, scale=False, name=f"{name}_norm"
+        momentum=blocks.MOMENTUM, epsilon=_EPSILON, scale=False, name=f"{name}_norm"
     )
-    return models_blocks.relu(norm(x), f"{name}_relu")
+    return blocks.relu(norm(x), f"{name}_relu")
 
 
 def _block(x: Any, one: int, three: int, name: str) -> Any:
     """Look at each place alone and at its 3 x 3, side by side."""
     ways = [_convolution(x, one, 1, f"{name}_one"), _convolution(x, three, 3, f"{name}_three")]
-    return models_blocks.concatenate(ways, f"{name}_concat")
+    return blocks.concatenate(ways, f"{name}_concat")
 
 
 def _reduce(x: Any, filters: int, name: str) -> Any:
     """Halve height and width."""
     convolved = _convolution(x, filters, 3, f"{name}_three", strides=2)
-    pooled = models_blocks.max_pool(x, f"{name}_pool", padding=1)
-    return models_blocks.concatenate([convolved, pooled], f"{name}_concat")
+    pooled = blocks.max_pool(x, f"{name}_pool", padding=1)
+    return blocks.concatenate([convolved, pooled], f"{name}_concat")

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from thinwire.models import blocks as models_blocks
+from thinwire.models import blocks
 
 #: (channels, strides) of the 13 depthwise-separable blocks.
 _SEPARABLE = (
@@ -42,48 +42,44 @@ _INVERTED = (
 
 def build_mobilenet_v1(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return MobileNet v1: images [N, size, size, depth] float32 to logits [N, nb_classes]."""
-    inputs, x = models_blocks.images(image_size, image_depth)
-    x = _norm_relu(models_blocks.convolution(x, 32, 3, "stem_conv", strides=2), "stem")
+    inputs, x = blocks.images(image_size, image_depth)
+    x = _norm_relu(blocks.convolution(x, 32, 3, "stem_conv", strides=2), "stem")
     for number, (channels, strides) in enumerate(_SEPARABLE, 1):
         depthwise, pointwise = f"block{number}_depthwise", f"block{number}_pointwise"
-        x = _norm_relu(
-            models_blocks.depthwise_convolution(x, f"{depthwise}_conv", strides), depthwise
-        )
-        x = _norm_relu(models_blocks.convolution(x, channels, 1, f"{pointwise}_conv"), pointwise)
-    return keras.Model(
-        inputs, models_blocks.average_and_classify(x, nb_classes), name="mobilenet_v1"
-    )
+        x = _norm_relu(blocks.depthwise_convolution(x, f"{depthwise}_conv", strides), depthwise)
+        x = _norm_relu(blocks.convolution(x, channels, 1, f"{pointwise}_conv"), pointwise)
+    return keras.Model(inputs, blocks.average_and_classify(x, nb_classes), name="mobilenet_v1")
 
 
 def build_mobilenet_v2(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return MobileNet v2: images [N, size, size, depth] float32 to logits [N, nb_classes]."""
-    inputs, x = models_blocks.images(image_size, image_depth)
-    x = _norm_relu(models_blocks.convolution(x, 32, 3, "stem_conv", strides=2), "stem", limit=6.0)
+    inputs, x = blocks.images(image_size, image_depth)
+    x = _norm_relu(blocks.convolution(x, 32, 3, "stem_conv", strides=2), "stem", limit=6.0)
     number = 0
     for expansion, channels, size, first_strides in _INVERTED:
         for position in range(size):
             number += 1
             strides = first_strides if position == 0 else 1
             x = _inverted_residual(x, expansion, channels, strides, f"block{number}")
-    x = _norm_relu(models_blocks.convolution(x, 1280, 1, "head_conv"), "head", limit=6.0)
+    x = _norm_relu(blocks.convolution(x, 1280, 1, "head_conv"), "head", limit=6.0)
     x = layers.GlobalAveragePooling2D(keepdims=True, name="average")(x)
-    logits = layers.Flatten(name="flatten")(models_blocks.convolution(x, nb_classes, 1, "logits"))
+    logits = layers.Flatten(name="flatten")(blocks.convolution(x, nb_classes, 1, "logits"))
     return keras.Model(inputs, logits, name="mobilenet_v2")
 
 
 def _inverted_residual(x: Any, expansion: int, channels: int, strides: int, name: str) -> Any:
     """Expand, convolve each channel, project without activation; add where shapes agree."""
     expand, depthwise, project = (f"{name}_{part}" for part in ("expand", "depthwise", "project"))
-    inner = models_blocks.convolution(x, x.shape[-1] * expansion, 1, f"{expand}_conv")
+    inner = blocks.convolution(x, x.shape[-1] * expansion, 1, f"{expand}_conv")
     inner = _norm_relu(inner, expand, limit=6.0)
-    inner = models_blocks.depthwise_convolution(inner, f"{depthwise}_conv", strides)
+    inner = blocks.depthwise_convolution(inner, f"{depthwise}_conv", strides)
     inner = _norm_relu(inner, depthwise, limit=6.0)
-    inner = models_blocks.convolution(inner, channels, 1, f"{project}_conv")
-    inner = models_blocks.normalise(inner, f"{project}_norm")
+    inner = blocks.convolution(inner, channels, 1, f"{project}_conv")
+    inner = blocks.normalise(inner, f"{project}_norm")
     if strides > 1 or x.shape[-1] != channels:
         return inner
-    return models_blocks.add([x, inner], f"{name}_add")
+    return blocks.add([x, inner], f"{name}_add")
 
 
 def _norm_relu(x: Any, name: str, limit: float | None = None) -> Any:
-    return models_blocks.relu(models_blocks.normalise(x, f"{name}_norm"), f"{name}_relu", limit)
+    return blocks.relu(blocks.normalise(x, f"{name}_norm"), f"{name}_relu", limit)

@@ -18,7 +18,7 @@ from typing import Any
 
 import keras
 
-from thinwire.models import blocks as models_blocks
+from thinwire.models import blocks
 
 #: (x, channels, strides, name) -> x: one residual block.
 Block = Callable[[Any, int, int, str], Any]
@@ -29,46 +29,38 @@ _BOTTLENECK_CHANNELS = (256, 512, 1024, 2048)
 
 def build_resnet18_v1(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return ResNet-18 v1: images [N, size, size, depth] float32 to logits [N, nb_classes]."""
-    inputs, x = models_blocks.images(image_size, image_depth)
+    inputs, x = blocks.images(image_size, image_depth)
     x = _stages(_stem(x), _basic_block, _BASIC_CHANNELS, (2, 2, 2, 2))
-    return keras.Model(
-        inputs, models_blocks.average_and_classify(x, nb_classes), name="resnet18_v1"
-    )
+    return keras.Model(inputs, blocks.average_and_classify(x, nb_classes), name="resnet18_v1")
 
 
 def build_resnet50_v1(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return ResNet-50 v1: images [N, size, size, depth] float32 to logits [N, nb_classes]."""
-    inputs, x = models_blocks.images(image_size, image_depth)
+    inputs, x = blocks.images(image_size, image_depth)
     x = _stages(_stem(x), _bottleneck, _BOTTLENECK_CHANNELS, (3, 4, 6, 3))
-    return keras.Model(
-        inputs, models_blocks.average_and_classify(x, nb_classes), name="resnet50_v1"
-    )
+    return keras.Model(inputs, blocks.average_and_classify(x, nb_classes), name="resnet50_v1")
 
 
 def build_resnet50_v2(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return ResNet-50 v2: images [N, size, size, depth] float32 to logits [N, nb_classes]."""
-    inputs, x = models_blocks.images(image_size, image_depth)
-    x = _stem(models_blocks.normalise(x, "input_norm", affine=False))
+    inputs, x = blocks.images(image_size, image_depth)
+    x = _stem(blocks.normalise(x, "input_norm", affine=False))
     x = _stages(x, _preactivated_bottleneck, _BOTTLENECK_CHANNELS, (3, 4, 6, 3))
     x = _norm_relu(x, "final")
-    return keras.Model(
-        inputs, models_blocks.average_and_classify(x, nb_classes), name="resnet50_v2"
-    )
+    return keras.Model(inputs, blocks.average_and_classify(x, nb_classes), name="resnet50_v2")
 
 
 def build_resnet18_cifar(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return ResNet-18 for small images: its stem is 3 x 3 with stride 1, without a pool."""
-    inputs, x = models_blocks.images(image_size, image_depth)
-    x = _norm_relu(models_blocks.convolution(x, 64, 3, "stem_conv"), "stem")
+    inputs, x = blocks.images(image_size, image_depth)
+    x = _norm_relu(blocks.convolution(x, 64, 3, "stem_conv"), "stem")
     x = _stages(x, _basic_block, _BASIC_CHANNELS, (2, 2, 2, 2))
-    return keras.Model(
-        inputs, models_blocks.average_and_classify(x, nb_classes), name="resnet18_cifar"
-    )
+    return keras.Model(inputs, blocks.average_and_classify(x, nb_classes), name="resnet18_cifar")
 
 
 def _stem(x: Any) -> Any:
-    x = _norm_relu(models_blocks.convolution(x, 64, 7, "stem_conv", strides=2), "stem")
-    return models_blocks.max_pool(x, "stem_pool", padding=1)
+    x = _norm_relu(blocks.convolution(x, 64, 7, "stem_conv", strides=2), "stem")
+    return blocks.max_pool(x, "stem_pool", padding=1)
 
 
 def _stages(x: Any, block: Block, channels: Sequence[int], sizes: Sequence[int]) -> Any:
@@ -81,45 +73,43 @@ def _stages(x: Any, block: Block, channels: Sequence[int], sizes: Sequence[int])
 
 
 def _basic_block(x: Any, channels: int, strides: int, name: str) -> Any:
-    residual = models_blocks.convolution(x, channels, 3, f"{name}_conv1", strides=strides)
+    residual = blocks.convolution(x, channels, 3, f"{name}_conv1", strides=strides)
     residual = _norm_relu(residual, name, 1)
-    residual = models_blocks.convolution(residual, channels, 3, f"{name}_conv2")
+    residual = blocks.convolution(residual, channels, 3, f"{name}_conv2")
     return _join(x, residual, channels, strides, name, last=2)
 
 
 def _bottleneck(x: Any, channels: int, strides: int, name: str) -> Any:
     inner = channels // 4
-    residual = models_blocks.convolution(x, inner, 1, f"{name}_conv1", strides=strides, bias=True)
+    residual = blocks.convolution(x, inner, 1, f"{name}_conv1", strides=strides, bias=True)
     residual = _norm_relu(residual, name, 1)
-    residual = _norm_relu(models_blocks.convolution(residual, inner, 3, f"{name}_conv2"), name, 2)
-    residual = models_blocks.convolution(residual, channels, 1, f"{name}_conv3", bias=True)
+    residual = _norm_relu(blocks.convolution(residual, inner, 3, f"{name}_conv2"), name, 2)
+    residual = blocks.convolution(residual, channels, 1, f"{name}_conv3", bias=True)
     return _join(x, residual, channels, strides, name, last=3)
 
 
 def _join(x: Any, residual: Any, channels: int, strides: int, name: str, last: int) -> Any:
     """Normalise the residual and add the shortcut; ReLU comes after the sum."""
-    residual = models_blocks.normalise(residual, f"{name}_norm{last}")
+    residual = blocks.normalise(residual, f"{name}_norm{last}")
     if strides > 1 or x.shape[-1] != channels:
-        x = models_blocks.convolution(x, channels, 1, f"{name}_shortcut_conv", strides=strides)
-        x = models_blocks.normalise(x, f"{name}_shortcut_norm")
-    return models_blocks.relu(models_blocks.add([x, residual], f"{name}_add"), f"{name}_relu{last}")
+        x = blocks.convolution(x, channels, 1, f"{name}_shortcut_conv", strides=strides)
+        x = blocks.normalise(x, f"{name}_shortcut_norm")
+    return blocks.relu(blocks.add([x, residual], f"{name}_add"), f"{name}_relu{last}")
 
 
 def _preactivated_bottleneck(x: Any, channels: int, strides: int, name: str) -> Any:
     inner = channels // 4
     active = _norm_relu(x, name, 1)
-    residual = models_blocks.convolution(active, inner, 1, f"{name}_conv1")
+    residual = blocks.convolution(active, inner, 1, f"{name}_conv1")
     residual = _norm_relu(residual, name, 2)
-    residual = models_blocks.convolution(residual, inner, 3, f"{name}_conv2", strides=strides)
+    residual = blocks.convolution(residual, inner, 3, f"{name}_conv2", strides=strides)
     residual = _norm_relu(residual, name, 3)
-    residual = models_blocks.convolution(residual, channels, 1, f"{name}_conv3")
+    residual = blocks.convolution(residual, channels, 1, f"{name}_conv3")
     if strides > 1 or x.shape[-1] != channels:
-        x = models_blocks.convolution(active, channels, 1, f"{name}_shortcut_conv", strides=strides)
-    return models_blocks.add([x, residual], f"{name}_add")
+        x = blocks.convolution(active, channels, 1, f"{name}_shortcut_conv", strides=strides)
+    return blocks.add([x, residual], f"{name}_add")
 
 
 def _norm_relu(x: Any, name: str, number: int | str = "") -> Any:
     """Normalise, cut at 0; `number` counts within a block."""
-    return models_blocks.relu(
-        models_blocks.normalise(x, f"{name}_norm{number}"), f"{name}_relu{number}"
-    )
+    return blocks.relu(blocks.normalise(x, f"{name}_norm{number}"), f"{name}_relu{number}")

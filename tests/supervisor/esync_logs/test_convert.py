@@ -10,7 +10,7 @@ from tests.supervisor.measured_samples import make_round, write_measured
 from thinwire.ops.telemetry.round_trace import Round
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import convert
-from thinwire.supervisor.esync_logs import runs as esync_logs_runs
+from thinwire.supervisor.esync_logs import runs as measured_runs
 from thinwire.supervisor.esync_logs.format import (
     document_of,
     folder_names,
@@ -87,7 +87,7 @@ def test_a_run_goes_out_and_comes_in_again(tmp_path):
     assert with_accuracy["accuracy"] == 0.5
     assert "accuracy" not in json.loads((folder / "alpha" / "cpu-1" / "iter-5.txt").read_text())
     back = convert.import_logs(folder, tmp_path / "back")
-    before, after = esync_logs_runs.load(run), esync_logs_runs.load(back)
+    before, after = measured_runs.load(run), measured_runs.load(back)
     assert after.points == before.points[1:]  # the untrained model belongs to no round
     assert (after.method, after.non_iid, after.network) == ("esync", True, "lenet")
     assert (after.bytes_up, after.bytes_down) == (None, None)
@@ -96,7 +96,7 @@ def test_a_run_goes_out_and_comes_in_again(tmp_path):
         assert other.ratio_orig == pytest.approx(one.ratio_orig, abs=1e-4)
         assert other.ratio_strict == pytest.approx(one.ratio_strict, abs=1e-4)
     load_run(back)  # the other report takes it too
-    assert esync_logs_runs.load(folder).points == after.points
+    assert measured_runs.load(folder).points == after.points
 
 
 def test_a_shorter_export_leaves_nothing_of_a_longer_one(tmp_path):

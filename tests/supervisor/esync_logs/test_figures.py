@@ -7,7 +7,7 @@ import pytest
 from tests.supervisor.measured_samples import write_measured
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import figures
-from thinwire.supervisor.esync_logs import runs as esync_logs_runs
+from thinwire.supervisor.esync_logs import runs as measured_runs
 from thinwire.supervisor.esync_logs.figures import first_at
 from thinwire.supervisor.esync_logs.runs import EvaluationPoint
 
@@ -61,7 +61,7 @@ def test_the_numbers_by_hand(tmp_path):
 
 
 def test_the_estimate_is_that_of_esync_for_its_own_network(tmp_path):
-    run = esync_logs_runs.load(write_measured(tmp_path / "run", num_parameters=11_175_370))
+    run = measured_runs.load(write_measured(tmp_path / "run", num_parameters=11_175_370))
     pushes_per_second = 20 / 20
     assert run.traffic_est == pytest.approx(42.63 * pushes_per_second, rel=1e-3)
 
@@ -110,9 +110,9 @@ def test_an_ssgd_run_that_never_got_there_gives_no_number(tmp_path):
 def test_the_split_may_stand_in_a_flags_file_alone(tmp_path):
     run = write_measured(tmp_path / "run", partition=None)
     with pytest.raises(ConfigurationError, match="--partition"):
-        esync_logs_runs.load(run)
+        measured_runs.load(run)
     (run / "flags-ps-0.txt").write_text("--seed=1\n--partition=dirichlet\n--quiet\n")
-    assert esync_logs_runs.load(run).non_iid
+    assert measured_runs.load(run).non_iid
 
 
 def test_the_command_line(tmp_path, capsys):

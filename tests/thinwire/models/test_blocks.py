@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.thinwire.models.built import Built
-from thinwire.models import blocks as models_blocks
+from thinwire.models import blocks
 
 Network = Callable[[str], Built]
 
@@ -59,7 +59,7 @@ def test_convolution(
 ) -> None:
     images = GENERATOR.standard_normal((2, size, size, 3)).astype(np.float32)
     result, model = apply(
-        lambda x: models_blocks.convolution(x, 4, kernel, "conv", strides=strides, padding=padding),
+        lambda x: blocks.convolution(x, 4, kernel, "conv", strides=strides, padding=padding),
         images,
     )
     (weights,) = model.get_layer("conv").weights
@@ -70,7 +70,7 @@ def test_convolution(
 @pytest.mark.parametrize("strides", [1, 2])
 def test_depthwise_convolution(strides: int) -> None:
     images = GENERATOR.standard_normal((2, 6, 6, 3)).astype(np.float32)
-    result, model = apply(lambda x: models_blocks.depthwise_convolution(x, "conv", strides), images)
+    result, model = apply(lambda x: blocks.depthwise_convolution(x, "conv", strides), images)
     (weights,) = model.get_layer("conv").weights  # [3, 3, channels, 1]
     for channel in range(3):
         one = slice(channel, channel + 1)
@@ -81,24 +81,22 @@ def test_depthwise_convolution(strides: int) -> None:
 def test_max_pool_is_symmetric() -> None:
     images = np.zeros((1, 6, 6, 1), np.float32)
     images[0, 1, 1], images[0, 4, 2] = 3, 5
-    result, _ = apply(lambda x: models_blocks.max_pool(x, "pool", padding=1), images)
+    result, _ = apply(lambda x: blocks.max_pool(x, "pool", padding=1), images)
     # Windows begin at -1, 1 and 3, not at 0, 2 and 4.
     assert result[0, :, :, 0].tolist() == [[3, 3, 0], [3, 3, 0], [0, 5, 0]]
-    result, _ = apply(lambda x: models_blocks.max_pool(x, "pool"), images)
+    result, _ = apply(lambda x: blocks.max_pool(x, "pool"), images)
     assert result[0, :, :, 0].tolist() == [[3, 0], [5, 5]]
 
 
 def test_average_pool_counts_the_border() -> None:
-    result, _ = apply(
-        lambda x: models_blocks.average_pool(x, "pool"), np.ones((1, 3, 3, 1), np.float32)
-    )
+    result, _ = apply(lambda x: blocks.average_pool(x, "pool"), np.ones((1, 3, 3, 1), np.float32))
     assert np.round(result[0, :, :, 0] * 9).tolist() == [[4, 6, 4], [6, 9, 6], [4, 6, 4]]
 
 
 def test_relu_limit() -> None:
     values = np.array([[[[-1.0, 5.0, 7.0]]]], np.float32)
-    assert apply(lambda x: models_blocks.relu(x, "relu"), values)[0].ravel().tolist() == [0, 5, 7]
-    assert apply(lambda x: models_blocks.relu(x, "relu", 6.0), values)[0].ravel().tolist() == [
+    assert apply(lambda x: blocks.relu(x, "relu"), values)[0].ravel().tolist() == [0, 5, 7]
+    assert apply(lambda x: blocks.relu(x, "relu", 6.0), values)[0].ravel().tolist() == [
         0,
         5,
         6,
@@ -106,10 +104,10 @@ def test_relu_limit() -> None:
 
 
 def test_images_are_resized_bilinearly() -> None:
-    model = keras.Model(*models_blocks.images(2, 1, resize_to=4))
+    model = keras.Model(*blocks.images(2, 1, resize_to=4))
     image = np.array([[0.0, 1.0], [0.0, 1.0]], np.float32)[None, :, :, None]
     np.testing.assert_allclose(model(image)[0, 2, :, 0], [0, 0.25, 0.75, 1], atol=1e-6)
-    inputs, x = models_blocks.images(4, 1, resize_to=4)
+    inputs, x = blocks.images(4, 1, resize_to=4)
     assert x is inputs
 
 
