@@ -52,8 +52,8 @@ class Ledger:
         """Compare the state that a shard ended with; answers at the end say less."""
         for worker in range(1, self._cast.nb_workers + 1):
             told = self._cast.hearing.told[worker, shard]
-            account = core["accounts"]["workers"].get(str(worker), {"pushes": 0})
-            applied = core["steps"].get(str(worker), 0)
+            account = core["counters"]["workers"].get(str(worker), {"pushes": 0})
+            applied = core["members"]["steps"].get(str(worker), 0)
             self._compare(worker, shard, applied, account["pushes"], told.at_end)
 
     def _compare(self, worker: int, shard: int, applied: int, pushes: int, late: set[int]) -> None:

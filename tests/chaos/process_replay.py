@@ -50,11 +50,11 @@ class Found:
 
     def applied_step(self, worker: int) -> int:
         """Return the newest step of a worker that is in the model."""
-        return int(self.replayed.core["steps"].get(str(worker), 0))
+        return int(self.replayed.core["members"]["steps"].get(str(worker), 0))
 
     def pushes(self, worker: int) -> int:
         """Return how many pushes of a worker the shard has ever applied."""
-        account = self.replayed.core["accounts"]["workers"].get(str(worker))
+        account = self.replayed.core["counters"]["workers"].get(str(worker))
         return int(account["pushes"]) if account else 0
 
 
