@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.certificates import HOSTS, TOKEN
 from tests.nodes import free_port
-from tests.papers import HOSTS, TOKEN
 from thinwire.proto.security import certificates
 
 pytestmark = pytest.mark.timeout(150)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from tests.chaos.proxy import Proxy, Switchboard
 from tests.chaos.proxy_datagrams import DatagramProxy, Weather
-from tests.chaos.proxy_hearing import Hearing
+from tests.chaos.proxy_messages import Hearing
 from tests.nodes import Nodes, free_port
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.run.directory import checkpoints_of

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from tests.chaos.process_ledger import Ledger
-from tests.chaos.proxy_hearing import Hearing
+from tests.chaos.proxy_messages import Hearing
 
 WORKER, SHARD = 1, 0
 

@@ -8,7 +8,7 @@ import pytest
 from tests.chaos.process_cast import wait_until
 from tests.chaos.proxy import DOWN, UP, Proxy, Switchboard
 from tests.chaos.proxy_datagrams import DatagramProxy, Weather
-from tests.chaos.proxy_hearing import Hearing, Messages
+from tests.chaos.proxy_messages import Hearing, Messages
 from tests.nodes import free_port
 from thinwire.proto import thinwire_pb2 as pb
 

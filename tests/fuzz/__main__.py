@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write("".join(lines))
         return 0
     if given.keep:
-        from tests.fuzz import keeping
+        from tests.fuzz import corpus_choice
 
         logging.set_verbosity(logging.FATAL)
         for name in chosen:
-            sys.stdout.write(f"{name}: {keeping.keep(name, WORK / name / 'found')}\n")
+            sys.stdout.write(f"{name}: {corpus_choice.keep(name, WORK / name / 'found')}\n")
         return 0
     if why := guided.is_missing():
         sys.stderr.write(f"{why}\n")

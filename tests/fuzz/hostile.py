@@ -24,7 +24,7 @@ from absl import logging
 
 from tests.fuzz.target import parsed, watched
 from tests.fuzz.world import METHODS, World
-from tests.ps.liar import Liar
+from tests.ps.hostile_client import Liar
 from tests.ps.streams import Stream
 from thinwire.proto import thinwire_pb2 as pb
 

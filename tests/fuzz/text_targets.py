@@ -7,8 +7,8 @@ import functools
 import json
 import os
 
+from tests.certificates import Papers
 from tests.fuzz.target import FOLDER, Reader, Target
-from tests.papers import Papers
 from thinwire.data import fractions
 from thinwire.launcher import hosts, tf_config
 from thinwire.ops.sync.groups import format_groups, parse_groups, parse_groups_file

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from tests.papers import TOKEN
+from tests.certificates import TOKEN
 from tests.proto.samples import GOLDEN, samples
 from tests.ps.streams import Shard, Stream, frame
 from thinwire import node

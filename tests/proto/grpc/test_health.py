@@ -7,8 +7,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.certificates import HOSTS, TOKEN, Papers
 from tests.chaos.process_cast import wait_until
-from tests.papers import HOSTS, TOKEN, Papers
 from tests.ps.streams import Shard
 from thinwire import health
 from thinwire.ops.run.credentials import Credentials

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from tests.papers import HOSTS, OTHER_WORKER, SHARD, TOKEN, WORKER, Papers
+from tests.certificates import HOSTS, OTHER_WORKER, SHARD, TOKEN, WORKER, Papers
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.security import certificates, credentials
 from thinwire.proto.security.credentials import CredentialFiles

@@ -5,7 +5,7 @@ import queue
 
 import pytest
 
-from tests.papers import OTHER_WORKER, SUPERVISOR, TOKEN, WORKER, Papers
+from tests.certificates import OTHER_WORKER, SUPERVISOR, TOKEN, WORKER, Papers
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import grpc
 from thinwire.proto import thinwire_pb2 as pb

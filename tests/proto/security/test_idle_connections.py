@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.papers import Papers
+from tests.certificates import Papers
 from thinwire.ops.run.credentials import Credentials
 from thinwire.proto.grpc import ClientStream, NoProgress
 from thinwire.proto.grpc import server as grpc_server

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from tests.harness import KERNELS
-from tests.ps.fickle import SIZE, World, eager, sending
+from tests.ps.lossy_shard import SIZE, World, eager, sending
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.sparse import DownAuto
 from thinwire.ops.downlink.types import ModelRequest, ShardView

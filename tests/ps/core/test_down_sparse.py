@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness import MiniRun, Softmax
-from tests.ps.fickle import SIZE, SPEC, World, eager, sending
+from tests.ps.lossy_shard import SIZE, SPEC, World, eager, sending
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.types import VALUE_DTYPES

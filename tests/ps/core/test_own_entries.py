@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness import SPEC, MiniRun, method
-from tests.ps.fickle import World
+from tests.ps.lossy_shard import World
 from thinwire.ops.downlink.exact import DownDelta
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.sharding.split import shard_positions

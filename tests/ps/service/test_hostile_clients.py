@@ -12,7 +12,7 @@ import pytest
 from absl import logging
 
 from tests.harness import KERNELS, MiniWorker
-from tests.ps.liar import Liar
+from tests.ps.hostile_client import Liar
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame, push_frame
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.types import Block, CodedValues

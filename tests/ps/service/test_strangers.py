@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.papers import TOKEN, Papers
+from tests.certificates import TOKEN, Papers
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb

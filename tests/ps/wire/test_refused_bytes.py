@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
+from tests.certificates import HOSTS, TOKEN, Papers
 from tests.harness import SPEC
-from tests.papers import HOSTS, TOKEN, Papers
 from tests.ps.service.test_strangers import shard_behind
 from tests.ps.streams import Shard
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials

@@ -5,8 +5,8 @@ import os
 import pytest
 from absl import flags
 
+from tests.certificates import TOKEN, Papers
 from tests.command_line import given
-from tests.papers import TOKEN, Papers
 from thinwire import node
 from thinwire.flags import security
 from thinwire.flags.run import read_run

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from tests.command_line import given
-from tests.thinwire.launcher.pretended import (
+from tests.thinwire.launcher.scripted_nodes import (
     ALL,
     ENDLESS,
     STUBBORN,

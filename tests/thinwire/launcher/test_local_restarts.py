@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.thinwire.launcher.pretended import ALL, ENDLESS, Script, pretending
+from tests.thinwire.launcher.scripted_nodes import ALL, ENDLESS, Script, pretending
 
 KILLED, CRASHED = Script(2, -9), Script(2, 1)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.harness import MiniRun, method
-from tests.worker.among import Shard, WorkerThread, wait_for
+from tests.worker.collective_run import Shard, WorkerThread, wait_for
 from thinwire.ops.collectives import REGISTRY
 from thinwire.ps.core import events
 

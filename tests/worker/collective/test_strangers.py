@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.papers import TOKEN, Papers
+from tests.certificates import TOKEN, Papers
 from thinwire.ops.run.credentials import Credentials
 from thinwire.proto import messages
 from thinwire.proto import peers_pb2 as peers
