@@ -11,6 +11,11 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+_ABOUT = """Queries a PS, or a worker that accepts peers, for its health.
+
+It writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, and 3 where nobody answers. A
+token is not needed.
+"""
 _EXIT_NOT_SERVING = 1
 _PATIENCE_SECONDS = 5.0
 
@@ -19,14 +24,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Query the node that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="thinwire health",
-        description=__doc__,
+        description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("address", help="host:port of a PS")
-    add("--seconds", type=float, default=_PATIENCE_SECONDS, help="patience")
-    for name, what in (("ca", "authority of the PS"), ("cert", "own"), ("key", "its key")):
-        add(f"--tls_{name}", type=pathlib.Path, help=f"certificate in PEM form: {what}")
+    add("address", help="Where the node listens. [host:port]")
+    add(
+        *("--seconds",),
+        type=float,
+        default=_PATIENCE_SECONDS,
+        help="Time to wait for an answer. [seconds; default %(default)g]",
+    )
+    for name, what in (
+        ("ca", "Certificate of the authority that signed the node's, in PEM form."),
+        ("cert", "Own certificate, for a node that wants one."),
+        ("key", "Its private key."),
+    ):
+        default = "no TLS" if name == "ca" else "none"
+        add(f"--tls_{name}", type=pathlib.Path, help=f"{what} [file; default {default}]")
     given = parser.parse_args(arguments)
     if (given.tls_cert is None) != (given.tls_key is None) or (given.tls_cert and not given.tls_ca):
         parser.error("--tls_cert and --tls_key go together, and with --tls_ca")

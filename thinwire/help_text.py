@@ -131,13 +131,12 @@ def _lines(topics: list[tuple[str, list[Option]]]) -> Iterator[str]:
         if options:
             yield f"\n{title}:\n"
         for option in options:
-            yield (
-                textwrap.fill(
-                    f"{option.text} [{option.values_and_default}]",
-                    width,
-                    initial_indent=f"  --{option.name:{_FLAG_WIDTH - 4}} ",
-                    subsequent_indent=" " * (_FLAG_WIDTH + 1),
-                    break_on_hyphens=False,
-                )
-                + "\n"
+            text = f"{option.text} [{option.values_and_default}]"
+            filled = textwrap.fill(
+                text.replace("|", "| "),  # a list of choices breaks between two of them
+                width,
+                initial_indent=f"  --{option.name:{_FLAG_WIDTH - 4}} ",
+                subsequent_indent=" " * (_FLAG_WIDTH + 1),
+                break_on_hyphens=False,
             )
+            yield filled.replace("| ", "|") + "\n"

@@ -1,11 +1,6 @@
 """Makes the certificates of a run: an authority of its own, and one for each node.
 
-``thinwire certificates --out certs --hosts 10.0.0.1,ps.example --shards 2
---workers 4``
-
-The folder then holds ca.crt, ca.key, and ps-0.crt, ps-0.key, worker-1.crt ... supervisor-0.key.
-Every node needs ca.crt and its own two files; ca.key makes new certificates and belongs to nobody
-else. Run again with the same folder, it uses the authority there and makes what is missing.
+The command ``thinwire certificates``; `_ABOUT` says what it writes.
 """
 
 from __future__ import annotations
@@ -33,6 +28,15 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
+_ABOUT = """Makes the certificates of a run: an authority of its own, and one for each node.
+
+thinwire certificates --out certs --hosts 10.0.0.1,ps.example --shards 2 --workers 4
+
+The folder then holds ca.crt, ca.key, and ps-0.crt, ps-0.key, worker-1.crt ... supervisor-0.key.
+Every node needs ca.crt and its own two files; ca.key makes new certificates and belongs to nobody
+else. Run again with the same folder, it uses the authority there and makes what is missing.
+"""
+_MOST_DAYS = 36_500
 #: Clocks of machines differ; a certificate is valid from so long before it was made.
 _EARLIER = datetime.timedelta(hours=1)
 
@@ -247,19 +251,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Make the certificates that the command line requests; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="thinwire certificates",
-        description=__doc__,
+        description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--out", required=True, type=pathlib.Path, help="folder of the files")
-    add("--hosts", default="127.0.0.1,localhost", help="where the PS are dialled")
-    add("--shards", type=int, default=1, help="PS shards (--nb_ps)")
-    add("--workers", type=int, default=4, help="workers (--nb_workers)")
-    add("--days", type=float, default=365.0, help="how long they are valid")
+    add("--out", required=True, type=pathlib.Path, help="Where the files go. [folder; no default]")
+    add(
+        *("--hosts",),
+        default="127.0.0.1,localhost",
+        help="Where the PS are dialled. [names and addresses,...; default %(default)s]",
+    )
+    add("--shards", type=int, default=1, help="PS shards, --nb_ps. [count; default %(default)s]")
+    add(
+        "--workers", type=int, default=4, help="Workers, --nb_workers. [count; default %(default)s]"
+    )
+    add("--days", type=float, default=365.0, help="Validity. [days; default %(default)g]")
     given = parser.parse_args(arguments)
     hosts = [host.strip() for host in given.hosts.split(",") if host.strip()]
-    if not hosts or given.shards < 1 or given.workers < 1 or given.days <= 0:
-        parser.error("--hosts, --shards, --workers and --days must not be empty, 0 or less")
+    if not hosts or given.shards < 1 or given.workers < 1:
+        parser.error("--hosts, --shards and --workers must not be empty, 0 or less")
+    if not 0 < given.days <= _MOST_DAYS:  # nor NaN
+        parser.error(f"--days={given.days:g}: expected more than 0, and at most {_MOST_DAYS}")
     try:
         written = make(given.out, holders(hosts, given.shards, given.workers), given.days)
     except ConfigurationError as error:

@@ -13,8 +13,12 @@ from thinwire.supervisor.report.writer import write_comparison
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the runs named on the command line; return the exit code."""
     parser = ReportArguments(prog="thinwire report", description="Compare finished runs.")
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's --run_dir")
-    parser.add_argument("--output", default="comparison.html", help="page to write (%(default)s)")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="The --run_dir of a run. [folder]")
+    parser.add_argument(
+        *("--output",),
+        default="comparison.html",
+        help="The page to write. [file; default %(default)s]",
+    )
     options = parser.parse_args(arguments)
     try:
         path = write_comparison(options.runs, options.output)

@@ -1,5 +1,6 @@
 """The command `thinwire`: its subcommands, their help, and what they do without TensorFlow."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -192,6 +193,27 @@ def test_what_a_role_s_help_leaves_out_exists():
         names = {option.name for topic in role.topics for option in topic.options}
         assert not set(role.without) - {option.name for option in OPTIONS}
         assert names & set(role.without) or not role.without
+
+
+def test_lists_of_choices_break_between_two_choices(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    words = set(re.split(r"[\s|]+", help_text.full_text_of("thinwire")))
+    for option in OPTIONS:
+        wanted = re.split(r"[\s|]+", f"{option.text} [{option.values_and_default}]")
+        assert {word for word in wanted if len(word) < 38} <= words, option.name
+
+
+@pytest.mark.parametrize("command", list(cli.TOOLS))
+def test_every_flag_of_a_tool_names_its_unit_and_its_default(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(cli.TOOLS[command][0]).main(["--help"])
+    text = capsys.readouterr().out
+    lines = [line for line in text.splitlines() if line.startswith("  --")]
+    assert end.value.code == 0 and bool(lines) == (command != "version")
+    for line in lines:
+        assert re.search(r" [A-Z].*\. \[.+; (default .+|no default)\]$", line), line
+    assert "``" not in text and "import" not in text
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

@@ -187,7 +187,13 @@ def test_other_programs_accept_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--hosts", ","], ["--workers", "0"], ["--shards", "0"], ["--days", "0"]]
+    "arguments",
+    [
+        ["--hosts", ","],
+        ["--workers", "0"],
+        ["--shards", "0"],
+        *(["--days", d] for d in ("0", "nan", "1e9")),
+    ],
 )
 def test_the_command_refuses_nonsense(tmp_path, arguments):
     with pytest.raises(SystemExit):
