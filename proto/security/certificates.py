@@ -1,6 +1,6 @@
 """Makes the certificates of a run: an authority of its own, and one for each node.
 
-The command ``thinwire certificates``; `_ABOUT` says what it writes.
+The command ``thinwire certificates``; `_ABOUT` lists the files that it writes.
 """
 
 from __future__ import annotations
