@@ -220,7 +220,7 @@ def _attempt(
     try:
         for body in files.records():
             if files.is_head:
-                _handle(core, newest, count)
+                _handle(core.handle if core is not None else None, newest, count)
                 newest = None
                 settings = _FileHeader.of(body).settings
                 core = _core_for(core, settings, start, make)
@@ -229,12 +229,12 @@ def _attempt(
                 break
             event, now = coder.decode(body)
             if not isinstance(event, events.Failed):
-                _handle(core, newest, count)
+                _handle(core.handle if core is not None else None, newest, count)
             newest = event, now
             count += 1
     except DamagedRecord as error:
         damage = str(error)
-    _handle(core, newest, count)
+    _handle(core.handle if core is not None else None, newest, count)
     state = core.state_dict() if core is not None else start[0]
     lives = [head.settings.config.generation for head in files.heads.values()]
     generation = max([state["generation"], *lives])
@@ -242,21 +242,23 @@ def _attempt(
     return Replayed(state, files.place, count, generation, limits, damage)
 
 
-def _handle(core: PsCore | None, newest: tuple[Any, float] | None, count: int) -> None:
-    """Have the core handle an event; its actions were done then, or need not be done any more.
+def _handle(
+    handle: Callable[[Any, float], object] | None, newest: tuple[Any, float] | None, count: int
+) -> None:
+    """Have an event handled; its actions were done then, or need not be done any more.
 
     Args:
-        core: None: no head has been read yet.
+        handle: The core's; None: no head has been read yet.
         newest: (event, the moment it was handled); None: there is none.
         count: Records up to this one.
 
     Raises:
         _Unhandled: The core raised.
     """
-    if core is None or newest is None:
+    if handle is None or newest is None:
         return
     try:
-        core.handle(*newest)
+        handle(*newest)
     except Exception as error:
         raise _Unhandled(count - 1) from error
 

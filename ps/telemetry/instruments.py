@@ -17,7 +17,6 @@ from thinwire.proto.metrics_server import MetricsPort
 from thinwire.ps.datagrams.counters import DatagramCounts
 
 if TYPE_CHECKING:
-    from thinwire.ps.core.core import PsCore
     from thinwire.ps.service.server import ShardServer
     from thinwire.ps.telemetry.status import StatusReporter
 
@@ -84,77 +83,83 @@ class ShardInstruments:
             request.set()
 
     def _read(self) -> list[Instrument]:
-        core, server = self._server.core, self._server
+        server = self._server
         return [
-            *_model_instruments(core),
-            *_membership_instruments(core, self._reporter.states()),
+            *self._of_model(),
+            *self._of_membership(),
             *_server_instruments(server),
             *_journal_instruments(server),
             *_datagram_instruments(self._received()),
         ]
 
+    def _of_model(self) -> list[Instrument]:
+        core = self._server.core
+        accounts = core.counters
+        pushes = sum(account.pushes for account in accounts.workers.values())
+        return [
+            gauge(
+                "model_version",
+                "Updates applied to this shard's weights since the run began.",
+                core.version,
+            ),
+            counter("updates", "Updates applied by this process.", core.version),
+            counter("pushes", "Pushes of workers merged into these updates.", pushes),
+            counter("samples", "Training examples behind these updates.", core.samples),
+            counter(
+                "rejected_pushes",
+                "Pushes that were rejected and never reached the model.",
+                dict(accounts.rejected),
+                "reason",
+            ),
+            counter("replies", "Replies that carried weights.", accounts.num_replies),
+            counter(
+                "lost_updates",
+                "Updates of this shard that restarts have undone.",
+                accounts.lost_updates,
+            ),
+            histogram(
+                "staleness",
+                "Updates between the base of a push and its merging.",
+                accounts.staleness,
+            ),
+            counter(
+                "held_seconds",
+                "Seconds that the synchronisation rule held replies back, summed over all replies.",
+                accounts.groups.wait_seconds,
+            ),
+            gauge(
+                "learning_rate",
+                "Scheduled learning rate of the next update.",
+                core.model.learning_rate,
+            ),
+            gauge("generation", "Number of restarts of this shard.", core.config.generation),
+            gauge("run_ended", "1 once the run has ended.", core.stop_reason is not None),
+        ]
 
-def _model_instruments(core: PsCore) -> list[Instrument]:
-    accounts = core.counters
-    pushes = sum(account.pushes for account in accounts.workers.values())
-    return [
-        gauge(
-            "model_version",
-            "Updates applied to this shard's weights since the run began.",
-            core.version,
-        ),
-        counter("updates", "Updates applied by this process.", core.version),
-        counter("pushes", "Pushes of workers merged into these updates.", pushes),
-        counter("samples", "Training examples behind these updates.", core.samples),
-        counter(
-            "rejected_pushes",
-            "Pushes that were rejected and never reached the model.",
-            dict(accounts.rejected),
-            "reason",
-        ),
-        counter("replies", "Replies that carried weights.", accounts.num_replies),
-        counter(
-            "lost_updates",
-            "Updates of this shard that restarts have undone.",
-            accounts.lost_updates,
-        ),
-        histogram(
-            "staleness", "Updates between the base of a push and its merging.", accounts.staleness
-        ),
-        counter(
-            "held_seconds",
-            "Seconds that the synchronisation rule held replies back, summed over all replies.",
-            accounts.groups.wait_seconds,
-        ),
-        gauge(
-            "learning_rate", "Scheduled learning rate of the next update.", core.model.learning_rate
-        ),
-        gauge("generation", "Number of restarts of this shard.", core.config.generation),
-        gauge("run_ended", "1 once the run has ended.", core.stop_reason is not None),
-    ]
-
-
-def _membership_instruments(core: PsCore, states: dict[int, str]) -> list[Instrument]:
-    membership = core.membership
-    known = dict.fromkeys(("waiting", "training", "suspect", "left", "done"), 0)
-    return [
-        gauge(
-            "workers",
-            "Workers that have joined at least once, by state.",
-            known | collections.Counter(states.values()),
-            "state",
-        ),
-        gauge(
-            "workers_expected", "Workers that the run is configured for.", core.config.nb_workers
-        ),
-        gauge(
-            "membership_epoch",
-            "Epoch of the membership; it grows with every change.",
-            membership.epoch,
-        ),
-        counter("workers_lost", "Workers whose lease expired.", membership.num_left),
-        counter("workers_returned", "Workers that rejoined.", membership.num_returned),
-    ]
+    def _of_membership(self) -> list[Instrument]:
+        core, states = self._server.core, self._reporter.states()
+        membership = core.membership
+        known = dict.fromkeys(("waiting", "training", "suspect", "left", "done"), 0)
+        return [
+            gauge(
+                "workers",
+                "Workers that have joined at least once, by state.",
+                known | collections.Counter(states.values()),
+                "state",
+            ),
+            gauge(
+                "workers_expected",
+                "Workers that the run is configured for.",
+                core.config.nb_workers,
+            ),
+            gauge(
+                "membership_epoch",
+                "Epoch of the membership; it grows with every change.",
+                membership.epoch,
+            ),
+            counter("workers_lost", "Workers whose lease expired.", membership.num_left),
+            counter("workers_returned", "Workers that rejoined.", membership.num_returned),
+        ]
 
 
 def _server_instruments(server: ShardServer) -> list[Instrument]:
