@@ -14,6 +14,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import math
 import pathlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -237,11 +238,12 @@ def draw(
 def first_at(points: Sequence[EvaluationPoint], target: float, window: int = 1) -> float | None:
     """Return when the mean of the last ``window`` evaluations first reached the target; or None.
 
-    A mean over fewer evaluations does not count.
+    A mean over fewer evaluations does not count. How a sum rounds depends on the Python version,
+    so a mean that is equal to the target but for rounding has reached it.
     """
     means = trailing_mean([point.accuracy for point in points], window)
     for point, mean in list(zip(points, means, strict=True))[window - 1 :]:
-        if mean >= target:
+        if mean >= target or math.isclose(mean, target, rel_tol=1e-12):
             return point.seconds
     return None
 
