@@ -22,7 +22,7 @@ from thinwire.ops.routing.datagram_format import FRAME_BYTES, DatagramSession
 from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.reassembler import ReassembledStep, Reassembler
 from thinwire.ops.types import CodedValues, RangedBlock
-from thinwire.proto.grpc.server import keep_freed_memory
+from thinwire.proto.malloc import keep_freed_memory
 from thinwire.proto.udp import UdpReceiver
 from thinwire.proto.udp import sockets as udp_sockets
 

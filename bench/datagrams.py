@@ -32,7 +32,7 @@ from bench.datagram_end import (
 from bench.table import Row
 from thinwire.ops.routing.base import UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.packetizer import Packetizer
-from thinwire.proto.grpc.server import keep_freed_memory
+from thinwire.proto.malloc import keep_freed_memory
 from thinwire.proto.udp import UdpSettings, connect, pacing
 from thinwire.proto.udp import sockets as udp_sockets
 

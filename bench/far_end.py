@@ -16,7 +16,7 @@ import numpy as np
 from thinwire.proto import framing
 from thinwire.proto import grpc as proto_grpc
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.grpc.server import keep_freed_memory
+from thinwire.proto.malloc import keep_freed_memory
 
 SMALL_BYTES = 1024
 LARGEST_BYTES = 40_000_000

@@ -25,7 +25,7 @@ from bench.table import Row, quartiles, render
 from thinwire.proto import framing
 from thinwire.proto import grpc as proto_grpc
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.grpc.server import keep_freed_memory
+from thinwire.proto.malloc import keep_freed_memory
 
 BULK_SIZES = (4_800_000, 40_000_000)
 _BULK_ROUNDS = {4_800_000: 15, 40_000_000: 12}

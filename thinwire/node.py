@@ -151,7 +151,7 @@ def _require_tensorflow() -> None:
 
 def _prepare_process(run: Run) -> None:
     """Set what must be set before TensorFlow and gRPC start."""
-    from thinwire.proto.grpc.server import keep_freed_memory
+    from thinwire.proto.malloc import keep_freed_memory
 
     keep_freed_memory()
     if run.device != "auto":

@@ -112,7 +112,7 @@ def read_settings(
     Raises:
         ConfigurationError: An unknown name, an illegal value, or values that exclude each other.
     """
-    from thinwire.proto.grpc.server import keep_freed_memory
+    from thinwire.proto.malloc import keep_freed_memory
 
     keep_freed_memory()
     elsewhere = _ELSEWHERE if builds_model else _ELSEWHERE | _OWN_MODEL_AND_DATA

@@ -2,17 +2,14 @@
 
 `serve` listens; it admits streams through a `ConnectionGuard` and serves grpc.health.v1 beside
 them. A stream has one thread that reads and one that sends, and these end with the process
-(`DaemonThreads`). `keep_freed_memory` is a setting of the whole process that makes large messages
-cheap.
+(`DaemonThreads`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -326,31 +323,3 @@ def _why_not_bound(address: str, port: int) -> str:
         f"cannot listen on {host_and_port(address, port)}: {reason}; "
         "stop the process that has it, or choose another --port or --ip_PS"
     )
-
-
-# Parameter numbers of glibc's malloc.h, and the values measured in the transport bench.
-_M_TRIM_THRESHOLD = -1
-_M_TOP_PAD = -2
-_M_MMAP_THRESHOLD = -3
-_SETTINGS = (
-    (_M_MMAP_THRESHOLD, 1 << 30),  # no separate mapping for any buffer of ours
-    (_M_TRIM_THRESHOLD, 2**31 - 1),  # never give the top of the heap back
-    (_M_TOP_PAD, 256 << 20),  # grow the heap in large steps
-)
-
-
-def keep_freed_memory() -> bool:
-    """Make malloc reuse large buffers instead of mapping fresh pages for each of them.
-
-    Page faults are what makes large messages slow in Python. The price is that memory once used
-    stays with the process. To be called first thing in a process; does nothing without glibc.
-
-    Returns:
-        Whether malloc accepted every setting.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # musl
-        return False
-    return [mallopt(parameter, value) for parameter, value in _SETTINGS] == [1] * len(_SETTINGS)

@@ -4,7 +4,7 @@ import ctypes
 import sys
 import types
 
-from thinwire.proto.grpc.server import keep_freed_memory
+from thinwire.proto.malloc import keep_freed_memory
 
 
 def test_other_systems_are_left_alone(monkeypatch):
