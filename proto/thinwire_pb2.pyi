@@ -13,6 +13,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_WORKER: _ClassVar[Role]
     ROLE_SUPERVISOR: _ClassVar[Role]
     ROLE_SHARD: _ClassVar[Role]
+    ROLE_SCRIPT: _ClassVar[Role]
 
 class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -35,6 +36,8 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_TOKEN: _ClassVar[Reason]
     REASON_LIMIT: _ClassVar[Reason]
     REASON_OUTLIER: _ClassVar[Reason]
+    REASON_NO_MODEL: _ClassVar[Reason]
+    REASON_OFFER: _ClassVar[Reason]
     REASON_QUARANTINED: _ClassVar[Reason]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -77,6 +80,7 @@ ROLE_UNSPECIFIED: Role
 ROLE_WORKER: Role
 ROLE_SUPERVISOR: Role
 ROLE_SHARD: Role
+ROLE_SCRIPT: Role
 REASON_UNSPECIFIED: Reason
 REASON_PROTOCOL_VERSION: Reason
 REASON_RUN: Reason
@@ -96,6 +100,8 @@ REASON_IDENTITY: Reason
 REASON_TOKEN: Reason
 REASON_LIMIT: Reason
 REASON_OUTLIER: Reason
+REASON_NO_MODEL: Reason
+REASON_OFFER: Reason
 REASON_QUARANTINED: Reason
 INDEX_CODING_DENSE: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
@@ -121,7 +127,7 @@ OPERATION_ADD: Operation
 OPERATION_SET_REST: Operation
 
 class ToServer(_message.Message):
-    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams")
+    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +138,10 @@ class ToServer(_message.Message):
     HALT_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     DATAGRAMS_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     pull: Pull
     push: Push
@@ -142,10 +152,14 @@ class ToServer(_message.Message):
     halt: Halt
     query: Query
     datagrams: Datagrams
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ...) -> None: ...
+    offer: Offer
+    barrier: Barrier
+    finished: Finished
+    slots: SlotsRequest
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer")
+    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +169,8 @@ class ToClient(_message.Message):
     HALT_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     reply: Reply
@@ -164,7 +180,9 @@ class ToClient(_message.Message):
     halt: Halt
     report: Report
     answer: Answer
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
+    barrier: Barrier
+    slots: Slots
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("path", "shape", "dtype")
@@ -309,7 +327,7 @@ class Pull(_message.Message):
     def __init__(self, base_version: _Optional[int] = ..., has_base: bool = ..., generation: _Optional[int] = ..., observe: bool = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "manifest", "more", "lag", "blocks", "payload_bytes", "payload")
+    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "manifest", "more", "loss_scale", "overflow", "sets_rate", "lag", "blocks", "payload_bytes", "payload")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +342,9 @@ class Push(_message.Message):
     BASE_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    SETS_RATE_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -342,11 +363,14 @@ class Push(_message.Message):
     base_checksum: int
     manifest: Manifest
     more: bool
+    loss_scale: float
+    overflow: bool
+    sets_rate: bool
     lag: int
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., more: bool = ..., lag: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., more: bool = ..., loss_scale: _Optional[float] = ..., overflow: bool = ..., sets_rate: bool = ..., lag: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("channels", "k", "num_blocks", "num_skipped", "num_reliable", "num_dropped")
@@ -389,7 +413,7 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "outcome", "blocks", "payload_bytes", "payload")
+    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "loss_scale", "outcome", "blocks", "payload_bytes", "payload")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +427,7 @@ class Reply(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     AUX_COUNT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -420,11 +445,12 @@ class Reply(_message.Message):
     staleness: int
     aux_count: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
+    loss_scale: float
     outcome: DatagramOutcome
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., outcome: _Optional[_Union[DatagramOutcome, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., loss_scale: _Optional[float] = ..., outcome: _Optional[_Union[DatagramOutcome, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class DatagramOutcome(_message.Message):
     __slots__ = ("announced", "arrived", "late", "came_late", "fresh", "filled", "bitmap")
@@ -529,6 +555,42 @@ class Report(_message.Message):
     rounds: str
     worker: int
     def __init__(self, document: _Optional[str] = ..., rounds: _Optional[str] = ..., worker: _Optional[int] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("document", "payload_bytes")
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    document: str
+    payload_bytes: int
+    def __init__(self, document: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class Barrier(_message.Message):
+    __slots__ = ("name", "cause")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cause: str
+    def __init__(self, name: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("failed", "message")
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    failed: bool
+    message: str
+    def __init__(self, failed: bool = ..., message: _Optional[str] = ...) -> None: ...
+
+class SlotsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Slots(_message.Message):
+    __slots__ = ("document", "payload_bytes")
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    document: str
+    payload_bytes: int
+    def __init__(self, document: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class Halt(_message.Message):
     __slots__ = ("cause",)

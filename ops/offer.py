@@ -1,0 +1,212 @@
+"""What a script's model is, in plain data: the document that a worker offers to a PS without model.
+
+A PS runs no user code. It learns from this document, and from nothing else of a worker, what to
+hold and how to step it; it builds only what `thinwire.ops.optimizers.described` allows by name.
+
+Source: design, section 10, "The PS runs no user code".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
+
+FORMAT = 1
+#: A longer document is not read: a thousand variables take about 100 KiB.
+MAX_DOCUMENT_BYTES = 8 << 20
+#: --model_from values: a node's own flags, or the first worker that is let in.
+FROM_FLAGS, FROM_WORKER = "flags", "worker"
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """An object of Keras by its class and plain arguments, as `get_config` gives them."""
+
+    name: str  # of its class
+    config: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerOffer:
+    """The optimizer that the PS steps with.
+
+    Attributes:
+        optimizer: Its class and arguments; without the loss scaling around it.
+        without_decay: Paths that its weight decay leaves alone (`exclude_from_weight_decay`).
+        batch_size: Examples of one step of the script alone, by which schedules count; 0: unknown.
+        clock: "examples": schedules are read at examples / batch_size; "steps": at its own count.
+    """
+
+    optimizer: Described
+    without_decay: tuple[str, ...] = ()
+    batch_size: int = 0
+    clock: str = "examples"
+
+
+@dataclasses.dataclass(frozen=True)
+class LossScale:
+    """The dynamic loss scale, which the PS keeps."""
+
+    initial: float
+    growth_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """A script's model.
+
+    Attributes:
+        spec: The shared variables, in order.
+        statistics: Values of moving statistics that are averaged over the workers.
+        optimizer: What the PS steps with; None: the workers step, and send changes of weights.
+        constraints: Path -> constraint of that variable.
+        unused: Paths of shared variables that get no gradient; nothing steps or decays them.
+        loss_scale: None: losses are not scaled.
+        num_examples: Of the whole training set; 0: unknown.
+        weights_digest: SHA-256, in hexadecimal, of the initial weights; shards compare it.
+        script_optimizer: The compiled optimizer wherever it steps, to compare scripts by.
+    """
+
+    spec: ModelSpec
+    statistics: int = 0
+    optimizer: OptimizerOffer | None = None
+    constraints: Mapping[str, Described] = dataclasses.field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    loss_scale: LossScale | None = None
+    num_examples: int = 0
+    weights_digest: str = ""
+    script_optimizer: str = ""
+
+    def to_json(self) -> str:
+        """Return the document."""
+        rows = dataclasses.asdict(self)
+        rows["spec"] = [[each.path, list(each.shape), each.dtype] for each in self.spec.tensors]
+        return json.dumps({"format": FORMAT, **rows}, sort_keys=True)
+
+    def fingerprint(self) -> list[tuple[str, str]]:
+        """Return (name, value) of what all scripts of a run must have alike.
+
+        Left out are the variables, which Hello names by themselves, and the initial weights: those
+        of the first worker count.
+        """
+        document = json.loads(self.to_json())
+        for name in ("format", "spec", "weights_digest"):
+            del document[name]
+        return [(f"script.{name}", json.dumps(document[name])) for name in sorted(document)]
+
+
+def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
+    """Read a document that a worker has sent; nothing is built and little allocated.
+
+    Args:
+        document: As `Offer.to_json` makes it, of anybody.
+        max_model_bytes: The most that all shared variables may take as float32.
+
+    Raises:
+        ConfigurationError: Not such a document, or a model that is larger.
+    """
+    if len(document) > MAX_DOCUMENT_BYTES:
+        raise ConfigurationError(
+            f"the offer has {len(document)} bytes; expected at most {MAX_DOCUMENT_BYTES}."
+        )
+    try:
+        return _offer_of(json.loads(document), max_model_bytes)
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise ConfigurationError(
+            f"the offer cannot be read ({type(error).__name__}: {error!s:.200}); expected the "
+            "document of a worker of the same version."
+        ) from error
+
+
+def _offer_of(found: Any, max_model_bytes: int) -> Offer:
+    if found["format"] != FORMAT:
+        raise ValueError(f"format {found['format']!r}; expected {FORMAT}")
+    tensors = tuple(_tensor(row) for row in found["spec"])
+    paths = {tensor.path for tensor in tensors}
+    if not tensors or len(paths) < len(tensors):
+        raise ValueError("expected at least one variable, and each path once")
+    spec = ModelSpec(tensors)
+    num_bytes = 4 * (spec.num_parameters + _count(found["statistics"]))
+    if num_bytes > max_model_bytes:
+        raise ConfigurationError(
+            f"the offered model takes {num_bytes:,} bytes; expected at most {max_model_bytes:,}. "
+            "Give the PS a larger --max_model_bytes if that is right."
+        )
+    named = {*found["constraints"], *found["unused"]}
+    given = found["optimizer"]
+    optimizer = None
+    if given is not None:
+        optimizer = OptimizerOffer(
+            _described(given["optimizer"]),
+            _words(given["without_decay"]),
+            _count(given["batch_size"]),
+            _one_of(given["clock"], ("examples", "steps")),
+        )
+        named |= set(optimizer.without_decay)
+    if unknown := sorted(named - paths):
+        raise ValueError(f"{unknown[0]!r:.100} is no variable of the model")
+    scale = found["loss_scale"]
+    return Offer(
+        spec,
+        _count(found["statistics"]),
+        optimizer,
+        {str(path): _described(row) for path, row in dict(found["constraints"]).items()},
+        _words(found["unused"]),
+        None if scale is None else _loss_scale(scale),
+        _count(found["num_examples"]),
+        _word(found["weights_digest"]),
+        _word(found["script_optimizer"]),
+    )
+
+
+def _tensor(row: Any) -> TensorSpec:
+    path, shape, dtype = row
+    if dtype != "float32":
+        raise ValueError(f"{path!r:.100} is {dtype!r:.20}; expected float32")
+    sizes = tuple(_count(size) for size in shape)
+    if len(sizes) > 32 or math.prod(sizes) > 1 << 40:
+        raise ValueError(f"{path!r:.100} has the shape {sizes!r:.100}")
+    return TensorSpec(_word(path), sizes)
+
+
+def _described(row: Any) -> Described:
+    config = row["config"]
+    if not isinstance(config, dict):
+        raise ValueError(f"config is {config!r:.50}; expected named arguments")
+    return Described(_word(row["name"]), config)
+
+
+def _loss_scale(row: Any) -> LossScale:
+    initial, steps = float(row["initial"]), _count(row["growth_steps"])
+    if not 0 < initial < math.inf or not steps:
+        raise ValueError(f"loss_scale {row!r:.100}; expected finite numbers above 0")
+    return LossScale(initial, steps)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r:.50}; expected a whole number from 0 on")
+    return value
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.50}; expected text")
+    return value
+
+
+def _words(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise ValueError(f"{values!r:.50}; expected a list")
+    return tuple(_word(value) for value in values)
+
+
+def _one_of(value: Any, legal: tuple[str, ...]) -> str:
+    if value not in legal:
+        raise ValueError(f"{value!r:.50}; expected one of {', '.join(legal)}")
+    return str(value)
