@@ -44,6 +44,13 @@ TOPICS = (
                     "seconds",
                     low=0.0,
                 ),
+                integer(
+                    "max_model_bytes",
+                    8 << 30,
+                    "Largest model, as float32, that a worker may offer to a PS without one.",
+                    "bytes",
+                    low=1,
+                ),
             ),
         ),
     ),
@@ -61,6 +68,7 @@ class PsFlags:
     start_timeout_seconds: float
     linger_seconds: float
     journal: str = "auto"
+    max_model_bytes: int = 8 << 30
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
@@ -91,4 +99,5 @@ def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags
         start_timeout_seconds=given.start_timeout_seconds,
         linger_seconds=given.linger_seconds,
         journal=given.journal,
+        max_model_bytes=given.max_model_bytes,
     )

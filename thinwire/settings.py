@@ -59,7 +59,7 @@ _ELSEWHERE = {
 _OWN_MODEL_AND_DATA = {
     name: "the script brings its own model and data"
     for name in _PREPARED["Model and data"]
-    if name not in ("partition", "data_sharding_file", "dirichlet_alpha")
+    if name not in ("model_from", "partition", "data_sharding_file", "dirichlet_alpha")
 }
 _SIMILAR = 0.8
 

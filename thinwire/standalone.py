@@ -172,7 +172,7 @@ class _Standalone:
             nb_ps=0,
             num_parameters=self.num_parameters,
             seed=run.seed,
-            iter_max=run.iter_max,
+            iter_max=run.iter_max or 0,
             version=self.version,
             samples=samples,
             seconds=self.seconds,

@@ -10,6 +10,9 @@ import dataclasses
 
 from thinwire.ops.types import ConfigurationError
 
+#: Largest number of updates that any run may have, and --iter_max name.
+MOST_UPDATES = 2**31 - 2
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -35,22 +38,26 @@ class Schedule:
 class Budget:
     """What ends a run: applied updates, and optionally examples."""
 
-    iter_max: int
+    iter_max: int | None  # None: no limit
     examples: int | None = None
 
     def fraction(self, updates: int, samples: int) -> float:
         """Return the consumed share, by whichever limit is nearer.
 
-        With `iter_max` alone the budget in examples is iter_max times the mean examples of an
-        update so far, so the share of examples is the share of updates.
+        Without limits it stays 0. With `iter_max` alone the budget in examples is iter_max times
+        the mean examples of an update so far, so the share of examples is the share of updates.
         """
-        by_updates = updates / self.iter_max
+        by_updates = updates / self.iter_max if self.iter_max else 0.0
         by_examples = samples / self.examples if self.examples else 0.0
         return min(1.0, max(by_updates, by_examples))
 
+    def can_reach(self, updates: int) -> bool:
+        """Return whether a run of this budget may apply so many updates."""
+        return updates <= (self.iter_max or MOST_UPDATES)
+
     def end(self, updates: int, samples: int) -> str | None:
         """Return the stop reason once the budget is spent."""
-        if updates >= self.iter_max:
+        if self.iter_max is not None and updates >= self.iter_max:
             return "iter_max"
         if self.examples and samples >= self.examples:
             return "epochs"

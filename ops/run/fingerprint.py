@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thinwire.ops.offer import FROM_WORKER
 from thinwire.ops.run.settings import Run
 
 
@@ -12,12 +13,14 @@ def fingerprint(run: Run) -> list[tuple[str, str]]:
     overlapping parts, and nobody would notice.
     """
     data = run.data
+    offered = [("model_from", FROM_WORKER)] if run.model_is_offered else []
     return [
         *run.method.fingerprint(),
         ("seed", str(run.seed)),
         ("partition", data.partition),
         ("dirichlet_alpha", str(data.dirichlet_alpha)),
         ("no_block_shuffle", str(data.no_block_shuffle)),
+        *offered,
     ]
 
 

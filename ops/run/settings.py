@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.methods.method import Method
+from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import Schedule
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
@@ -50,6 +51,7 @@ class ModelChoice:
     image_size: int
     image_depth: int
     nb_classes: int
+    model_from: str = FROM_FLAGS  # who names it to a PS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Run:
     data: DataChoice
     batch_size: int
     schedule: Schedule
-    iter_max: int
+    iter_max: int | None  # None: no limit
     epochs: float | None
     max_seconds: float | None
     target_accuracy: float | None
@@ -106,6 +108,11 @@ class Run:
     def nb_ps(self) -> int:
         """Number of PS shards."""
         return len(self.addresses)
+
+    @property
+    def model_is_offered(self) -> bool:
+        """Whether a PS has its model from the first worker that it admits."""
+        return self.model.model_from == FROM_WORKER
 
 
 def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[float, ...]:

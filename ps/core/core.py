@@ -388,7 +388,7 @@ class PsCore:
         generations_ago = self.config.generation - event.generation
         undone = 1 <= generations_ago <= self.config.generations_undone
         seen = event.base_version
-        if undone and seen is not None and seen <= self.config.budget.iter_max:
+        if undone and seen is not None and self.config.budget.can_reach(seen):
             self.counters.note_lost_updates(seen)
 
     # -- offences ---------------------------------------------------------------------------

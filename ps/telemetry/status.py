@@ -58,7 +58,7 @@ class StatusReporter:
         return {
             "method": run.method.name,
             "seams": self._composition(),
-            "iter_max": run.iter_max,
+            "iter_max": run.iter_max or 0,
             "nb_workers": run.nb_workers,
             "seed": run.seed,
         }
@@ -99,7 +99,7 @@ class StatusReporter:
             nb_ps=run.nb_ps,
             num_parameters=self._spec.num_parameters,
             seed=run.seed,
-            iter_max=run.iter_max,
+            iter_max=run.iter_max or 0,
             version=core.version,
             generation=core.config.generation,
             samples=core.samples,

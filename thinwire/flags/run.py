@@ -24,7 +24,8 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import INTERFACES, METHODS, Method
 from thinwire.ops.methods.validation import check_shards
-from thinwire.ops.optimizers.schedule import Schedule, parse_drops
+from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
+from thinwire.ops.optimizers.schedule import MOST_UPDATES, Schedule, parse_drops
 from thinwire.ops.run.flags import (
     ARE_NUMBERS_OR_NONE,
     FlagRule,
@@ -55,6 +56,8 @@ _IS_DEVICE = FlagRule(
     lambda device: re.fullmatch(r"auto|cpu|gpu:\d+", device) is not None,
     "must be auto, cpu or gpu:N",
 )
+#: Default of --iter_max where the flags name the model; scripts end by themselves.
+_ITER_MAX = 100_000
 _IS_LIMIT = above_zero("leave it out for no limit")
 
 _RUN = Topic(
@@ -147,6 +150,12 @@ _RUN = Topic(
 _MODEL_AND_DATA = Topic(
     "Model and data",
     (
+        choice(
+            "model_from",
+            FROM_FLAGS,
+            "Where a PS has its model from: its own flags, or the first worker that it admits.",
+            (FROM_FLAGS, FROM_WORKER),
+        ),
         choice("network", "cnn", "A built-in model.", NETWORKS),
         words(
             "model",
@@ -214,7 +223,15 @@ _MODEL_AND_DATA = Topic(
 _STOP = Topic(
     "When to stop",
     (
-        integer("iter_max", 100_000, "Applied updates.", "updates", low=1, high=2**31 - 2),
+        integer(
+            "iter_max",
+            None,
+            "Applied updates.",
+            "updates",
+            low=1,
+            high=MOST_UPDATES,
+            unset=f"{_ITER_MAX}, or no limit with --model_from={FROM_WORKER}",
+        ),
         number(
             "epochs",
             None,
@@ -268,6 +285,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         dgt.fill(given, os.environ)
     _check_partition(given)
     _check_files(given)
+    _check_model_from(given)
     if given.model is None:
         check_preprocessing(given.dataset, given.augment, given.input_pipeline)
     addresses = _addresses(given)
@@ -276,6 +294,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "addresses": addresses,
         "run_dir": _run_dir(given),
         "model": ModelChoice(path=given.model, **_named_like_fields(given, ModelChoice)),
+        "iter_max": _iter_max(given),
         "data": DataChoice(
             sharding_file=given.data_sharding_file, **_named_like_fields(given, DataChoice)
         ),
@@ -292,6 +311,13 @@ def _named_like_fields(given: flags.FlagValues, settings: type) -> dict[str, Any
     """Return the flags that are named like the fields of a dataclass: a new one needs no line."""
     names = [field.name for field in dataclasses.fields(settings)]
     return {name: given[name].value for name in names if name in given}
+
+
+def _iter_max(given: flags.FlagValues) -> int | None:
+    if given.iter_max is None and given.model_from == FROM_FLAGS:
+        return _ITER_MAX
+    limit: int | None = given.iter_max
+    return limit
 
 
 def _run_dir(given: flags.FlagValues) -> pathlib.Path:
@@ -355,6 +381,18 @@ def _check_files(given: flags.FlagValues) -> None:
         )
     if "advice" in given and given.advice and given.type_node in _ROLES_THAT_RECORD:
         predictions.load(pathlib.Path(given.advice))
+
+
+def _check_model_from(given: flags.FlagValues) -> None:
+    """Refuse names of a model where a worker's counts."""
+    if given.model_from == FROM_FLAGS:
+        return
+    for name in ("model", "network"):
+        if given[name].present and given[name].value is not None:
+            raise ConfigurationError(
+                f"--{name}={given[name].value} and --model_from={FROM_WORKER}: the model is that "
+                f"of the first worker; leave --{name} out, or take --model_from={FROM_FLAGS}."
+            )
 
 
 def _method(given: flags.FlagValues, nb_ps: int) -> Method:

@@ -234,9 +234,9 @@ class CollectiveExchange(Exchange):
 
     def _report(self, goal: RoundId, request: PushRequest) -> ShardReply:
         """Report the round to shard 0, and wait for its release."""
-        sends_weights = self._leads and (
-            goal.number % self._own.sync_every == 0 or goal.number >= self.iter_max
-        )
+        is_last = self.iter_max is not None and goal.number >= self.iter_max
+        is_due = goal.number % self._own.sync_every == 0 or is_last
+        sends_weights = self._leads and is_due
         report = dataclasses.replace(
             request,
             kind=Kind.VALUES,

@@ -26,3 +26,10 @@ def test_the_nearer_limit_ends_the_run():
     assert budget.end(100, 10) == "iter_max"
     assert budget.fraction(10, 25) == 0.5
     assert budget.fraction(60, 25) == 0.6
+
+
+def test_without_limits_nothing_ends_and_the_rate_stays():
+    budget = Budget(iter_max=None)
+    assert budget.end(10**9, 10**9) is None
+    assert budget.fraction(10**9, 10**9) == 0.0
+    assert Budget(None, 50).fraction(10**9, 25) == 0.5

@@ -45,6 +45,15 @@ def test_defaults():
     assert (own.id_worker, own.clip_norm) == (1, 0.0)
 
 
+def test_a_worker_s_model_has_no_limit_of_updates_unless_given():
+    assert (run_of().iter_max, run_of().model_is_offered) == (100_000, False)
+    offered = run_of("--model_from=worker")
+    assert (offered.iter_max, offered.model_is_offered) == (None, True)
+    assert run_of("--model_from=worker", "--iter_max=7").iter_max == 7
+    with pytest.raises(ConfigurationError, match="--network=cnn and --model_from=worker"):
+        run_of("--model_from=worker", "--network=cnn")
+
+
 def test_every_flag_says_what_it_is_for():
     for flag in own_flags().values():
         assert len(flag.help) > 5, flag.name
