@@ -9,16 +9,23 @@ Source: design, section 10, "The PS runs no user code".
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
 FORMAT = 1
-#: A longer document is not read: a thousand variables take about 100 KiB.
-MAX_DOCUMENT_BYTES = 8 << 20
+#: A longer document is not read: it must fit into one message of the wire. A thousand variables
+#: take about 100 KiB.
+MAX_DOCUMENT_BYTES = 1000 << 10
+#: Most variables of a model, entries along one axis, and characters of a path or a class.
+MAX_VARIABLES, MAX_AXIS, MAX_NAME = 8192, (1 << 31) - 1, 1000
 #: --model_from values: a node's own flags, or the first worker that is let in.
 FROM_FLAGS, FROM_WORKER = "flags", "worker"
 
@@ -100,6 +107,11 @@ class Offer:
         return [(f"script.{name}", json.dumps(document[name])) for name in sorted(document)]
 
 
+def weights_digest(flat: Float32) -> str:
+    """Return the digest of initial weights [num_parameters] float32."""
+    return hashlib.sha256(memoryview(flat).cast("B")).hexdigest()
+
+
 def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
     """Read a document that a worker has sent; nothing is built and little allocated.
 
@@ -126,11 +138,15 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
 def _offer_of(found: Any, max_model_bytes: int) -> Offer:
     if found["format"] != FORMAT:
         raise ValueError(f"format {found['format']!r}; expected {FORMAT}")
+    if len(found["spec"]) > MAX_VARIABLES:
+        raise ValueError(f"{len(found['spec'])} variables; expected at most {MAX_VARIABLES}")
     tensors = tuple(_tensor(row) for row in found["spec"])
     paths = {tensor.path for tensor in tensors}
     if not tensors or len(paths) < len(tensors):
         raise ValueError("expected at least one variable, and each path once")
     spec = ModelSpec(tensors)
+    if not spec.num_parameters:
+        raise ValueError("expected at least one trainable value")
     num_bytes = 4 * (spec.num_parameters + _count(found["statistics"]))
     if num_bytes > max_model_bytes:
         raise ConfigurationError(
@@ -169,16 +185,16 @@ def _tensor(row: Any) -> TensorSpec:
     if dtype != "float32":
         raise ValueError(f"{path!r:.100} is {dtype!r:.20}; expected float32")
     sizes = tuple(_count(size) for size in shape)
-    if len(sizes) > 32 or math.prod(sizes) > 1 << 40:
+    if len(sizes) > 32 or max(sizes, default=0) > MAX_AXIS or math.prod(sizes) > 1 << 40:
         raise ValueError(f"{path!r:.100} has the shape {sizes!r:.100}")
-    return TensorSpec(_word(path), sizes)
+    return TensorSpec(_name(path), sizes)
 
 
 def _described(row: Any) -> Described:
     config = row["config"]
     if not isinstance(config, dict):
         raise ValueError(f"config is {config!r:.50}; expected named arguments")
-    return Described(_word(row["name"]), config)
+    return Described(_name(row["name"]), config)
 
 
 def _loss_scale(row: Any) -> LossScale:
@@ -197,7 +213,16 @@ def _count(value: Any) -> int:
 def _word(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.50}; expected text")
+    value.encode()  # half a surrogate pair is no text on the wire
     return value
+
+
+def _name(value: Any) -> str:
+    """Return a path or a class, which logs and messages quote."""
+    name = _word(value)
+    if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+        raise ValueError(f"{name!r:.100}; expected 1 to {MAX_NAME} printable characters")
+    return name
 
 
 def _words(values: Any) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ MIN_CHUNK_BYTES = 16 << 10
 BytesLike = bytes | bytearray | memoryview
 Envelope = pb.ToServer | pb.ToClient | peers.ToPeer | peers.FromPeer
 Bulk = pb.Push | pb.Reply | peers.Part | peers.Holding
+Chunked = pb.Offer | pb.Slots  # their payloads always follow as chunks; both are rare
 Message = TypeVar("Message", pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromPeer)
 
 
@@ -82,7 +83,8 @@ def frames(
     memory behind ``pieces`` must not change until then. Each bulk byte is copied once.
 
     Args:
-        message: With one of the bodies that have a ``payload``, and that unset.
+        message: With one of the bodies that have a ``payload``, and that unset, or one whose
+            payload always follows as chunks.
         pieces: The payload, as buffers of bytes in order.
         chunk_bytes: Most bulk bytes of one chunk; a function is called before each.
 
@@ -90,12 +92,16 @@ def frames(
         ValueError: The header does not fit into one frame, or the message has no payload.
     """
     name = message.WhichOneof("body")
-    if name not in _BULK_BODIES:
-        raise ValueError(f"only {', '.join(_BULK_BODIES)} have a payload, this message has {name}")
-    body: Bulk = getattr(message, name)
+    body: Bulk | Chunked = getattr(message, name or "", None)
+    is_bulk = name in _BULK_BODIES
+    if not (is_bulk or isinstance(body, Chunked)):
+        raise ValueError(
+            f"only {', '.join(_BULK_BODIES)}, offer and slots have a payload, this message has "
+            f"{name}"
+        )
     views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     body.payload_bytes = sum(len(view) for view in views)
-    if 0 < body.payload_bytes <= INLINE_BYTES:
+    if 0 < body.payload_bytes <= INLINE_BYTES and is_bulk:
         header = body.SerializeToString()
         tail = _PAYLOAD_TAG + _varint(body.payload_bytes)
         length = _varint(len(header) + len(tail) + body.payload_bytes)
@@ -192,20 +198,29 @@ class MessageAssembler(Generic[Message]):
             raise Malformed(f"a {name} arrived in the middle of a payload")
         if name in _BULK_BODIES:
             return self._begin(message, getattr(message, name))
+        if isinstance(body := getattr(message, name), Chunked):
+            return self._expect(message, body.payload_bytes)
         return message, memoryview(b"")
 
     def _begin(self, message: Message, body: Bulk) -> tuple[Message, memoryview] | None:
-        size = body.payload_bytes
+        payload = body.payload  # each access makes a new copy
+        if not payload:
+            return self._expect(message, body.payload_bytes)
+        self._check_limit(message, body.payload_bytes)
+        if len(payload) != body.payload_bytes:
+            raise Malformed(
+                f"payload_bytes is {body.payload_bytes} but the message holds {len(payload)} bytes"
+            )
+        return message, memoryview(payload)
+
+    def _check_limit(self, message: Message, size: int) -> None:
         allowed = self._limit(message)
         if size > allowed:
             raise Malformed(f"a payload of {size} bytes; this message may have at most {allowed}")
-        payload = body.payload  # each access makes a new copy
-        if payload:
-            if len(payload) != size:
-                raise Malformed(
-                    f"payload_bytes is {size} but the message holds {len(payload)} bytes"
-                )
-            return message, memoryview(payload)
+
+    def _expect(self, message: Message, size: int) -> tuple[Message, memoryview] | None:
+        """Begin to collect a payload that comes in chunks."""
+        self._check_limit(message, size)
         if size == 0:
             return message, memoryview(b"")
         self._header = message

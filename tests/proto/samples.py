@@ -24,7 +24,38 @@ _TWO_FLOATS = b"\0\0\x80?\0\0\0@"
 
 def samples() -> dict[str, Message]:
     """Return {file name without ending: message}, one for each body of both envelopes."""
-    return _to_server() | _pushes() | _to_client() | _replies() | _memberships() | _among_workers()
+    return (
+        _to_server()
+        | _pushes()
+        | _to_client()
+        | _replies()
+        | _memberships()
+        | _of_scripts()
+        | _among_workers()
+    )
+
+
+def _of_scripts() -> dict[str, Message]:
+    """Return what only the scripts of users bring about."""
+    offer = pb.Offer(document='{"format": 1}', payload_bytes=44)
+    slots = pb.Slots(document='{"arrays": []}', payload_bytes=8)
+    scaled = pb.Push(step=41, loss_scale=32768.0, sets_rate=True, learning_rate=0.01)
+    overflow = pb.Push(step=42, loss_scale=65536.0, overflow=True)
+    no_model = pb.Refusal(reason=pb.REASON_NO_MODEL, message="this PS has no model yet")
+    opened = pb.Barrier(name="fit-2-end", cause="returned_early")
+    return {
+        "to_server_hello_script": pb.ToServer(hello=pb.Hello(role=pb.ROLE_SCRIPT, id=3)),
+        "to_server_offer": pb.ToServer(offer=offer),
+        "to_server_barrier": pb.ToServer(barrier=pb.Barrier(name="fit-2-end")),
+        "to_server_finished": pb.ToServer(finished=pb.Finished(failed=True, message="KeyError")),
+        "to_server_slots": pb.ToServer(slots=pb.SlotsRequest()),
+        "to_server_push_scaled": pb.ToServer(push=scaled),
+        "to_server_push_overflow": pb.ToServer(push=overflow),
+        "to_client_refusal_no_model": pb.ToClient(refusal=no_model),
+        "to_client_reply_scaled": pb.ToClient(reply=pb.Reply(version=42, loss_scale=32768.0)),
+        "to_client_barrier": pb.ToClient(barrier=opened),
+        "to_client_slots": pb.ToClient(slots=slots),
+    }
 
 
 def _to_server() -> dict[str, Message]:

@@ -114,7 +114,12 @@ def test_pieces_may_be_any_buffers():
     assert bytes(payload) == values.tobytes() + b"abcd"
 
 
-@pytest.mark.parametrize("name", sorted(name for name in samples() if "chunk" not in name))
+#: Messages that chunks follow.
+IN_CHUNKS = ("to_server_offer", "to_client_slots")
+WHOLE = sorted(name for name in samples().keys() - set(IN_CHUNKS) if "chunk" not in name)
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_all_other_messages_pass_as_they_are(name):
     message = samples()[name]
     got, payload = assembler_for(message).feed(frame(message))
@@ -137,6 +142,34 @@ def test_chunks_of_another_encoder_are_understood():
 
 def _chunk(data: bytes) -> bytes:
     return pb.ToServer(chunk=pb.Chunk(data=data)).SerializeToString()
+
+
+def new_offer() -> pb.ToServer:
+    return pb.ToServer(offer=pb.Offer(document="{}"))
+
+
+def new_slots() -> pb.ToClient:
+    return pb.ToClient(slots=pb.Slots(document="{}"))
+
+
+@pytest.mark.parametrize("make", [new_offer, new_slots])
+@pytest.mark.parametrize("size", [0, 1, 100, CHUNK_DATA_BYTES, 2 * CHUNK_DATA_BYTES + 1])
+def test_offers_and_slots_bring_their_payload_in_chunks_only(make, size):
+    payload, assembler = noise(size), assembler_for(make())
+    sent = list(frames(make(), [payload[: size // 3], payload[size // 3 :]]))
+    assert len(sent) == 1 + -(-size // CHUNK_DATA_BYTES)
+    received = [assembler.feed(data) for data in sent]
+    assert received[:-1] == [None] * (len(sent) - 1)
+    message, came = received[-1]
+    assert getattr(message, message.WhichOneof("body")).payload_bytes == size
+    assert bytes(came) == payload
+
+
+@pytest.mark.parametrize("make", [new_offer, new_slots])
+def test_a_chunked_payload_beyond_the_limit_is_refused_before_anything_is_allocated(make):
+    header = next(frames(make(), [bytes(101)]))
+    with pytest.raises(Malformed, match="at most 100"):
+        assembler_for(make(), limit=100).feed(header)
 
 
 def _push(payload_bytes: int, payload: bytes = b"") -> bytes:
@@ -186,5 +219,5 @@ def test_the_limit_may_refuse_before_anything_is_allocated():
 def test_what_does_not_fit_is_an_error_of_the_sender():
     with pytest.raises(ValueError, match="report"):
         frame(pb.ToServer(report=pb.Report(document="x" * MAX_MESSAGE_BYTES)))
-    with pytest.raises(ValueError, match="only push, reply, part, holding have"):
+    with pytest.raises(ValueError, match="only push, reply, part, holding, offer and slots have"):
         frames(pb.ToServer(leave=pb.Leave()), [b"x"])

@@ -1,0 +1,100 @@
+"""What a script's model is, as a document: round trip, and every lie is refused with a reason."""
+
+import json
+
+import numpy as np
+import pytest
+
+from thinwire.ops.offer import (
+    MAX_DOCUMENT_BYTES,
+    MAX_VARIABLES,
+    Described,
+    LossScale,
+    Offer,
+    OptimizerOffer,
+    read_offer,
+    weights_digest,
+)
+from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
+
+SPEC = ModelSpec((TensorSpec("dense/kernel", (4, 3)), TensorSpec("dense/bias", (3,))))
+OFFER = Offer(
+    spec=SPEC,
+    statistics=2,
+    optimizer=OptimizerOffer(
+        Described("AdamW", {"learning_rate": 0.001}), ("dense/bias",), 32, "examples"
+    ),
+    constraints={"dense/kernel": Described("NonNeg", {})},
+    unused=("dense/bias",),
+    loss_scale=LossScale(32768.0, 2000),
+    num_examples=1000,
+    weights_digest=weights_digest(np.zeros(15, np.float32)),
+    script_optimizer="AdamW",
+)
+LIMIT = 1 << 20
+
+
+def changed(**rows):
+    return json.dumps(json.loads(OFFER.to_json()) | rows)
+
+
+def test_an_offer_survives_the_wire():
+    read = read_offer(OFFER.to_json(), LIMIT)
+    assert read == OFFER
+    assert read.to_json() == OFFER.to_json()
+    assert read_offer(Offer(SPEC).to_json().encode(), LIMIT) == Offer(SPEC)
+
+
+def test_all_scripts_have_the_rows_of_the_fingerprint_alike_but_not_the_weights():
+    rows = dict(OFFER.fingerprint())
+    assert all(name.startswith("script.") for name in rows)
+    assert "script.optimizer" in rows
+    assert not {"script.spec", "script.weights_digest", "script.format"} & set(rows)
+
+
+SPEC_ROWS = [["a", [4, 3], "float32"], ["b", [3], "float32"]]
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ("", "cannot be read"),
+        ("[]", "cannot be read"),
+        ("[" * 100_000, "RecursionError"),
+        ("1" * 5000, "cannot be read"),
+        (changed(format=2), "format 2"),
+        (changed(spec=[]), "at least one variable"),
+        (changed(spec=[SPEC_ROWS[0]] * 2), "each path once"),
+        (changed(spec=[["a", [0], "float32"]]), "at least one trainable value"),
+        (changed(spec=[["a", [4], "float64"]]), "expected float32"),
+        (changed(spec=[["a", [-4], "float32"]]), "whole number"),
+        (changed(spec=[["a", [1.5], "float32"]]), "whole number"),
+        (changed(spec=[["a", [True], "float32"]]), "whole number"),
+        (changed(spec=[["a", [1] * 33, "float32"]]), "has the shape"),
+        (changed(spec=[["a", [1 << 31], "float32"]]), "has the shape"),
+        (changed(spec=[["a", [1 << 30, 1 << 30], "float32"]]), "has the shape"),
+        (changed(spec=[["a\nb", [4], "float32"]]), "printable"),
+        (changed(spec=[["\ud800", [4], "float32"]]), "cannot be read"),
+        (changed(spec=[["a" * 1001, [4], "float32"]]), "printable"),
+        (
+            changed(spec=[[f"v{number}", [], "float32"] for number in range(MAX_VARIABLES + 1)]),
+            f"at most {MAX_VARIABLES}",
+        ),
+        (changed(spec=[["a", [1 << 20], "float32"]]), "--max_model_bytes"),
+        (changed(statistics=1 << 40), "--max_model_bytes"),
+        (changed(statistics=-1), "whole number"),
+        (changed(unused=["nowhere"]), "'nowhere' is no variable"),
+        (changed(unused="dense/bias"), "no variable"),
+        (changed(constraints={"nowhere": {"name": "NonNeg", "config": {}}}), "no variable"),
+        (changed(constraints={"dense/bias": "NonNeg"}), "cannot be read"),
+        (changed(optimizer={"optimizer": {"name": "SGD", "config": []}}), "cannot be read"),
+        (changed(loss_scale={"initial": float("nan"), "growth_steps": 1}), "loss_scale"),
+        (changed(loss_scale={"initial": 1.0, "growth_steps": 0}), "loss_scale"),
+        (changed(num_examples=1 << 62), "whole number"),
+        (changed(script_optimizer=7), "expected text"),
+        (" " * (MAX_DOCUMENT_BYTES + 1), "at most"),
+    ],
+)
+def test_a_lie_is_refused(document, words):
+    with pytest.raises(ConfigurationError, match=words):
+        read_offer(document, LIMIT)
