@@ -109,7 +109,7 @@ class Offer:
 
 def weights_digest(flat: Float32) -> str:
     """Return the digest of initial weights [num_parameters] float32."""
-    return hashlib.sha256(memoryview(flat).cast("B")).hexdigest()
+    return hashlib.sha256(flat.data).hexdigest()
 
 
 def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:

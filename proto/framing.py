@@ -8,7 +8,7 @@ once more on each side.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -92,7 +92,7 @@ def frames(
         ValueError: The header does not fit into one frame, or the message has no payload.
     """
     name = message.WhichOneof("body")
-    body: Bulk | Chunked = getattr(message, name or "", None)
+    body: Any = getattr(message, name or "", None)
     is_bulk = name in _BULK_BODIES
     if not (is_bulk or isinstance(body, Chunked)):
         raise ValueError(
