@@ -204,7 +204,7 @@ class ElasticWorker(threading.Thread):
         loss, gradient = PROBLEM.gradient(self.part.core.weights, batch)
         if self.pause_seconds:
             self.part.closing.wait(self.pause_seconds)
-        return self.part.submit_gradient(gradient, len(batch), loss, None, started)
+        return self.part.submit(gradient, len(batch), loss, None, started)
 
     def freeze(self):
         """Stand still, as a stopped process does."""

@@ -97,13 +97,17 @@ class MiniWorker:
         loss, gradient = self.run.problem.gradient(self.core.weights, batch)
         self.run.log.append((self.number, batch))
         try:
-            outgoing = self.core.begin(gradient, self.run.batch, loss)
+            outgoing = self.core.begin(self.submitted(gradient), self.run.batch, loss)
         except NonFiniteUpdate:
             return
         if outgoing is None:
             return
         self.outgoing, self.computing = outgoing, False
         self.push()
+
+    def submitted(self, gradient: np.ndarray) -> np.ndarray:
+        """What a mini-batch brings; a script's step brings weights."""
+        return gradient
 
     def ready(self) -> bool:
         """Ask the state server, if the pacer asks at all; worker w takes w hundredths a step."""

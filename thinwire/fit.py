@@ -22,6 +22,7 @@ from thinwire import interrupts
 from thinwire.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.methods.method import Method
+from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.optimizers.server import keras_optimizer
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.dc_asgd import DcAsgd
@@ -70,6 +71,7 @@ def distribute(
     is_servers = momentum in (None, chosen.run.method.server.momentum)
     if not is_servers:
         chosen = read_settings(args, settings, type_node="Worker", momentum=momentum)
+    refuse_script_steps(chosen.run.method, "a worker of this form of distribute()")
     check_optimizer(model.optimizer, chosen.run.method, takes_momentum=not is_servers)
     shared = SharedModel.of(model)
     check_variables(shared.variables)

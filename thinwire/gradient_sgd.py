@@ -9,6 +9,7 @@ import numpy as np
 from absl import logging
 
 from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import LeavesOnExit, Session, StepInfo
 from thinwire.settings import read_settings
@@ -59,6 +60,7 @@ class GradientSGD(LeavesOnExit):
     ) -> None:
         keywords = settings | {"mode": mode, "worker_weight_decay": weight_decay}
         chosen = read_settings(args, keywords, type_node="Worker", momentum=momentum)
+        refuse_script_steps(chosen.run.method, "a script with GradientSGD")
         self._shared = SharedModel.of(model)
         self._variables = FlatVariables(self._shared.variables)
         self._numbers = {id(v): n for n, v in enumerate(self._shared.variables)}

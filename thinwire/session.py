@@ -1,4 +1,4 @@
-"""A script's place in a run: flat gradients in, flat weights out, whoever computes them."""
+"""A script's place in a run: flat gradients, or weights, in, flat weights out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.settings import ScriptSettings
 from thinwire.worker.client.shard_client import ShardGone
-from thinwire.worker.core.messages import PushRequest, ShardReply, was_accepted
+from thinwire.worker.core.messages import (
+    NO_FIGURES,
+    PushRequest,
+    ScriptFigures,
+    ShardReply,
+    was_accepted,
+)
 from thinwire.worker.train_step import clip, decay
 from thinwire.worker.trainer import WorkerSession
 
@@ -50,6 +56,7 @@ class StepInfo:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # compute, encode, wait
     exchanged: bool = False  # False: a local step, or a mini-batch that was left out
     stopped: bool = False  # the run has ended; this was the last step
+    skipped: bool = False  # the mini-batch was not finite, and left out
 
 
 class LeavesOnExit(contextlib.AbstractContextManager[Any]):
@@ -75,9 +82,12 @@ class Session:
         settings: Of the run and this worker.
         shared: The model.
         num_train: Size of the whole training set, by which warm-up counts epochs.
+        momentum: Of the script's SGD, where the method `takes_momentum`: the script then steps
+            without.
 
     Raises:
-        ConfigurationError: The codec warms up, and the size of the training set is not given.
+        ConfigurationError: The codec warms up, and the size of the training set is not given; or
+            this worker's gradients were to be decayed or clipped, and it sends weights.
     """
 
     def __init__(
@@ -85,6 +95,7 @@ class Session:
         settings: ScriptSettings,
         shared: SharedModel,
         num_train: int | None = None,
+        momentum: float = 0.0,
     ) -> None:
         self.settings, self.shared = settings, shared
         self.own = settings.worker()
@@ -92,6 +103,14 @@ class Session:
         self.variables = FlatVariables(shared.variables)
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self._num_train = needed_size(run.method.codec, num_train)
+        self._momentum = momentum
+        if self.takes_weights and (self.own.weight_decay or self.own.clip_norm):
+            raise ConfigurationError(
+                "--worker_weight_decay and --clip_norm change gradients, and with "
+                "--local_optimizer=script the script's optimizer has stepped by them already. "
+                "Leave them out, and give that optimizer weight_decay, clipnorm or "
+                "global_clipnorm."
+            )
         self._present = False
         self._saved: State | None = None  # of the incarnation before
         self.part = self._new_part(self.statistics.read())
@@ -165,22 +184,38 @@ class Session:
         self.variables.assign(self.weights)
         self.statistics.assign(self.means)
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether the script's optimizer steps, and `step` takes weights in place of gradients."""
+        return self.settings.run.method.steps_on_workers
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss for the next gradient, which the server keeps; 0: none."""
+        return self.part.core.loss_scale
+
     def step(
         self,
-        gradient: Float32,
+        values: Float32,
         samples: int,
         loss: float,
         statistics: Float32 | None = None,
         rate_factor: float = 1.0,
+        figures: ScriptFigures = NO_FIGURES,
     ) -> StepInfo:
-        """Take in a mini-batch's gradient; `weights` and `means` are then those of the next.
+        """Take in a mini-batch; `weights` and `means` are then those of the next.
+
+        Values that are not finite are left out: `StepInfo.skipped`, and `weights` and `means` are
+        the last good ones, which the caller then writes into its model.
 
         Args:
-            gradient: [num_parameters] float32 mean gradient at `weights`; may be changed.
+            values: [num_parameters] float32 mean gradient at `weights`, which may be changed; if
+                `takes_weights`, the weights after the script's own step.
             samples: Examples in the mini-batch.
             loss: Its mean loss.
             statistics: [m] the moving statistics after it, where they are averaged.
-            rate_factor: By which this worker's learning rate differs from the run's.
+            rate_factor: By which this worker's learning rate differs from the run's; of gradients.
+            figures: What the script's optimizer adds: its rate, the loss scale, touched rows.
 
         Raises:
             RunOver: The run had ended before.
@@ -191,16 +226,17 @@ class Session:
             raise RunOver(f"this run has ended ({self.stop_reason or 'interrupted'}).")
         part, started = self.part, time.monotonic()
         before = self._counters()
-        decay(gradient, part.core.weights, self.own.weight_decay)
-        clip(gradient, self.own.clip_norm)
-        if rate_factor != 1:
-            gradient *= np.float32(rate_factor)
+        if not self.takes_weights:
+            decay(values, part.core.weights, self.own.weight_decay)
+            clip(values, self.own.clip_norm)
+            if rate_factor != 1:
+                values *= np.float32(rate_factor)
         outgoing: PushRequest | None = None
         replies: list[ShardReply | None] = []
-        applied = False
+        applied = skipped = False
         try:
             outgoing = (
-                part.submit_gradient(gradient, samples, loss, statistics, started)
+                part.submit(values, samples, loss, statistics, started, figures=figures)
                 or part.poll_pacer()
             )
             if outgoing is not None:
@@ -208,6 +244,7 @@ class Session:
             applied = outgoing is None or was_accepted(replies)
         except NonFiniteUpdate as error:
             part.skip(error)
+            skipped = True
         except ShardGone:
             part.core.stopped = applied = True
         try:
@@ -215,7 +252,8 @@ class Session:
         except Diverged:
             self.close("diverged")
             raise
-        return self._info(before, outgoing if applied else None, replies)
+        info = self._info(before, outgoing if applied else None, replies)
+        return dataclasses.replace(info, skipped=skipped)
 
     def close(self, cause: str = "done") -> None:
         """Leave the run in good order; nothing if this worker is not in it."""
@@ -240,6 +278,7 @@ class Session:
             self.shared.spec,
             statistics,
             num_examples=self._num_train,
+            momentum=self._momentum,
         )
 
     def renew(self) -> None:

@@ -13,6 +13,7 @@ from absl import logging
 from thinwire.data.loading import TrainingShard, load_shard
 from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of, clear_node, scalars_of
 from thinwire.ops.run.settings import (
@@ -85,6 +86,7 @@ class Worker:
         shared: SharedModel | None = None,
         shard: TrainingShard | None = None,
     ) -> None:
+        refuse_script_steps(run.method, "a worker of main.py")
         self.run, self.own = run, own
         shared = shared or SharedModel(run.model, run.seed)
         self.step = TrainStep(shared)
@@ -193,9 +195,7 @@ class Worker:
         statistics = self.statistics.read()
         if self.run.method.overlap and not self._go_on():
             return None
-        request = session.submit_gradient(
-            gradient, len(labels), loss, statistics, started, computed_at
-        )
+        request = session.submit(gradient, len(labels), loss, statistics, started, computed_at)
         if request is None:
             self.step.set_weights(session.core.weights)
         return request

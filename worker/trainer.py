@@ -25,7 +25,7 @@ from thinwire.worker.client.exchange import Exchange, Heartbeat
 from thinwire.worker.client.pacing_client import PacingClient
 from thinwire.worker.collective.exchange import CollectiveExchange
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.core.messages import PushRequest, ShardReply
+from thinwire.worker.core.messages import NO_FIGURES, PushRequest, ScriptFigures, ShardReply
 from thinwire.worker.flags import WorkerFlags
 from thinwire.worker.telemetry.round_trace import MEASURES, origin_of, seconds_trained
 
@@ -110,10 +110,10 @@ _CUT_SECONDS = DRAIN_SECONDS + 2.0
 
 
 class WorkerSession:
-    """A worker without data and without a model: flat gradients in, flat weights out.
+    """A worker without data and without a model: flat gradients, or weights, in; weights out.
 
-    Calls in order: `join`, `begin`, then for each mini-batch `poll_pacer` and `submit_gradient`
-    and, where one of them returns a request, `exchange_round`; at the end `leave`. One thread calls
+    Calls in order: `join`, `begin`, then for each mini-batch `poll_pacer` and `submit` and, where
+    one of them returns a request, `exchange_round`; at the end `leave`. One thread calls
     all but `interrupt`.
 
     Args:
@@ -124,6 +124,8 @@ class WorkerSession:
         on_gpu: Whether gradients are computed on a GPU.
         labels: label -> examples of this worker, for reports.
         num_examples: Of the whole training set, by which codecs count epochs; 0: unknown.
+        momentum: Of a script's optimizer, which the codec takes over if the method
+            `takes_momentum`.
     """
 
     def __init__(
@@ -135,13 +137,14 @@ class WorkerSession:
         on_gpu: bool = False,
         labels: Mapping[int, int] | None = None,
         num_examples: int = 0,
+        momentum: float = 0.0,
     ) -> None:
         self.run, self.own, self.on_gpu = run, own, on_gpu
         self.closing = threading.Event()
         self.core = WorkerCore(
             spec,
             run.method.placement.place(spec, run.nb_ps),
-            run.method,
+            run.method.with_momentum(momentum),
             load_kernels(run.kernels, on_gpu=on_gpu),
             [run.seed, own.id_worker],
             statistics,
@@ -241,24 +244,27 @@ class WorkerSession:
         self.measure.record(round_trace.ENCODE, lap("encode"))
         return request
 
-    def submit_gradient(
+    def submit(
         self,
-        gradient: Float32,
+        values: Float32,
         samples: int,
         loss: float,
         statistics: Float32 | None,
         started: float,
         computed_at: Sequence[int] | None = None,
+        figures: ScriptFigures = NO_FIGURES,
     ) -> PushRequest | None:
-        """Take in one mini-batch's gradient; return an exchange, or None for a local step.
+        """Take in one mini-batch; return an exchange, or None for a local step.
 
         Args:
-            gradient: [num_parameters] float32, of the mean loss, at the present weights.
+            values: [num_parameters] float32 gradient of the mean loss at the present weights;
+                where the method `steps_on_workers`, the weights after the script's step from them.
             samples: Examples in the mini-batch.
             loss: Its mean loss.
             statistics: [m] the moving statistics after it.
             started: When work on it began, by time.monotonic().
             computed_at: The shards' versions that it was computed at; None: the present ones.
+            figures: What a script's optimizer adds.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: It holds NaN or infinity; call `skip`.
@@ -266,7 +272,7 @@ class WorkerSession:
         self.measure.record(round_trace.FORWARD_AND_BACKWARD, self.stopwatch.lap("compute"))
         self.num_steps += 1
         self.loss = loss
-        request = self.core.begin(gradient, samples, loss, statistics, computed_at)
+        request = self.core.begin(values, samples, loss, statistics, computed_at, figures)
         self._step_ended_at = time.monotonic()
         self.step_seconds = self._step_ended_at - started
         phase = round_trace.LOCAL_UPDATE if request is None else round_trace.ENCODE
@@ -325,7 +331,7 @@ class WorkerSession:
         return replies
 
     def skip(self, error: NonFiniteUpdate) -> None:
-        """Leave a mini-batch out that `submit_gradient` or `poll_pacer` refused."""
+        """Leave a mini-batch out that `submit` or `poll_pacer` refused."""
         self.num_non_finite += 1
         if self.num_non_finite == 1:
             logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)

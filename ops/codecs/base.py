@@ -8,7 +8,7 @@ or infinity raises `NonFiniteUpdate` before anything has changed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.kernels.base import Kernels
@@ -25,7 +25,26 @@ from thinwire.ops.types import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, Int64
+
+
+@dataclasses.dataclass(frozen=True)
+class TouchedRows:
+    """The rows of a tensor that an update is not 0 in, as embeddings have it.
+
+    Attributes:
+        rows: [r] int64 ascending, unique numbers along the first axis.
+        width: Entries of a row.
+    """
+
+    rows: Int64
+    width: int
+
+    def entries(self) -> Int64:
+        """Return the positions [r * width] of their entries, ascending."""
+        import numpy as np
+
+        return (self.rows[:, None] * self.width + np.arange(self.width)).reshape(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +56,8 @@ class EncodeContext:
     rng: np.random.Generator
     kernels: Kernels
     epoch: float = 0.0  # examples the whole run has consumed / examples of the training set
+    # Tensor's number -> where it is not 0; left out: anywhere.
+    touched: Mapping[int, TouchedRows] = dataclasses.field(default_factory=dict)
     # From a wrapper to the codec inside it:
     keep: float | None = None  # fraction of entries to send, instead of the codec's own
     factors: tuple[float, ...] | None = None  # of the tensors; for codecs with takes_factors

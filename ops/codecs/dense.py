@@ -52,7 +52,7 @@ class StatelessCodec:
 
 @dataclasses.dataclass(frozen=True)
 class Dense(StatelessCodec):
-    """Send every entry.
+    """Send every entry, but of tensors with few touched rows these alone.
 
     Attributes:
         value_dtype: How values travel, one of thinwire.ops.types.VALUE_DTYPES.
@@ -68,13 +68,34 @@ class Dense(StatelessCodec):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return one dense block per tensor; float32 values are views of the tensors.
+        """Return one block per tensor; float32 values of dense ones are views of the tensors.
 
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
         """
         check_finite(tensors, ctx)
-        return _whole(tensors, self.value_dtype, self.kind, ctx), state
+        packet = _whole(
+            [each for slot, each in enumerate(tensors) if slot not in ctx.touched],
+            self.value_dtype,
+            self.kind,
+            ctx,
+        )
+        if not ctx.touched:
+            return packet, state
+        whole = iter(packet.blocks)
+        blocks = [
+            self._rows(slot, tensor, ctx)
+            if slot in ctx.touched
+            else dataclasses.replace(next(whole), slot=slot)
+            for slot, tensor in enumerate(tensors)
+        ]
+        return Packet(tuple(blocks), self.kind), state
+
+    def _rows(self, slot: int, tensor: Float32, ctx: EncodeContext) -> Block:
+        """Return the block of a tensor's touched rows."""
+        indices = ctx.touched[slot].entries()
+        values = ctx.kernels.quantise(tensor[indices], self.value_dtype)
+        return Block(slot, tensor.size, indices, values)
 
 
 @dataclasses.dataclass(frozen=True)

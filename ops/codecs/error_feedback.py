@@ -76,6 +76,16 @@ class CodecWrapper:
         """Let the inner codec take back what did not arrive."""
         return state | {"inner": self.inner.undelivered(packet, state["inner"])}
 
+    def with_momentum(self, momentum: float) -> CodecWrapper:
+        """Return the codec with this momentum where one was left open."""
+        inner = with_momentum(self.inner, momentum)
+        return self if inner is self.inner else dataclasses.replace(self, inner=inner)
+
+
+def with_momentum(codec: Codec, momentum: float) -> Codec:
+    """Return the codec with this momentum where one was left open; else the codec itself."""
+    return codec.with_momentum(momentum) if isinstance(codec, CodecWrapper) else codec
+
 
 def coding_of(codec: Codec) -> Codec:
     """Return what a codec's wrappers are around: the one that decides what is sent."""
@@ -99,17 +109,18 @@ class ErrorFeedback(CodecWrapper):
 
     Attributes:
         inner: What selects or rounds.
-        carry: m, the part of what was sent that stays, from 0 to below 1.
+        carry: m, the part of what was sent that stays, from 0 to below 1; None: left open for
+            `with_momentum`, 0 until then.
 
     Source: Aji and Heafield, EMNLP 2017 (m = 0); Dual-Way Gradient Sparsification, ICPP 2020, whose
     u is what is sent, kept where sent and divided by m elsewhere.
     """
 
-    carry: float = 0.0
+    carry: float | None = 0.0
 
     def __post_init__(self) -> None:
         """Refuse a momentum that does not decay."""
-        if not 0 <= self.carry < 1:
+        if self.carry is not None and not 0 <= self.carry < 1:
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
@@ -134,8 +145,13 @@ class ErrorFeedback(CodecWrapper):
 
     def undelivered(self, packet: Packet, state: State) -> State:
         """Add to the residual what of the packet has left it."""
-        _give_back(state["residual"], packet, 1 - self.carry)
+        _give_back(state["residual"], packet, 1 - (self.carry or 0.0))
         return super().undelivered(packet, state)
+
+    def with_momentum(self, momentum: float) -> CodecWrapper:
+        """Return the codec with this momentum, if it was left open."""
+        filled = self if self.carry is not None else dataclasses.replace(self, carry=momentum)
+        return CodecWrapper.with_momentum(filled, momentum)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +168,7 @@ class MomentumCorrection(CodecWrapper):
 
     Attributes:
         inner: What remembers what it does not send, as a rule an ErrorFeedback.
-        momentum: m, from 0 to below 1.
+        momentum: m, from 0 to below 1; None: left open for `with_momentum`, 0 until then.
         nesterov: Look ahead.
         masking: Momentum factor masking.
 
@@ -160,13 +176,13 @@ class MomentumCorrection(CodecWrapper):
     Nesterov form is that of its authors' program.
     """
 
-    momentum: float = 0.9
+    momentum: float | None = 0.9
     nesterov: bool = False
     masking: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a momentum that does not decay."""
-        if not 0 <= self.momentum < 1:
+        if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--dgc_momentum={self.momentum}: expected 0 <= momentum < 1.")
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
@@ -183,19 +199,19 @@ class MomentumCorrection(CodecWrapper):
         """
         check_finite(tensors, ctx)
         velocity: list[Float32] = state["velocity"]
-        handed_on = velocity
+        handed_on, momentum = velocity, self.momentum or 0.0
         factors = ctx.factors or (1.0,) * len(tensors)
         if self.nesterov:
             handed_on = []
             for each, tensor, factor in zip(velocity, tensors, factors, strict=True):
                 step = tensor * tensor.dtype.type(factor)
                 each += step
-                ctx.kernels.accumulate(step, each, self.momentum)  # h + m (u + h)
-                each *= each.dtype.type(self.momentum)
+                ctx.kernels.accumulate(step, each, momentum)  # h + m (u + h)
+                each *= each.dtype.type(momentum)
                 handed_on.append(step)
         else:
             for each, tensor, factor in zip(velocity, tensors, factors, strict=True):
-                ctx.kernels.accumulate(each, tensor, factor, self.momentum)
+                ctx.kernels.accumulate(each, tensor, factor, momentum)
         packet, inner = self.inner.encode(handed_on, state["inner"], without_factors(ctx))
         packet = detached(packet, velocity)
         if self.masking:
@@ -203,6 +219,12 @@ class MomentumCorrection(CodecWrapper):
                 where, _ = decoded(block)
                 velocity[block.slot][where] = 0
         return packet, state | {"inner": inner}
+
+    def with_momentum(self, momentum: float) -> CodecWrapper:
+        """Return the codec with this momentum, if it was left open."""
+        left_open = self.momentum is None
+        filled = dataclasses.replace(self, momentum=momentum) if left_open else self
+        return CodecWrapper.with_momentum(filled, momentum)
 
 
 def _zeros(spec: ModelSpec, kernels: Kernels) -> list[Float32]:

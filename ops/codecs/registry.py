@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from thinwire.ops.codecs.base import Codec
 from thinwire.ops.codecs.dense import Dense, RandomK, Sparsifier
@@ -24,14 +25,17 @@ class CodecChoices:
     error_feedback: bool = False
     dense_below: int = 0
     warmup_epochs: int | None = None
-    dgs_momentum: float = 0.7
-    dgc_momentum: float = 0.9
+    dgs_momentum: float | None = None
+    dgc_momentum: float | None = None
     dgc_nesterov: bool = False
     dgc_masking: bool = True
     dgc_clip_norm: float = 0.0
     dgc_clip_scope: str = "model"
     powersgd_rank: int = 2
 
+
+#: Momenta where none is given, unless it is left to a script's optimizer.
+_MOMENTA = {"dgs_momentum": 0.7, "dgc_momentum": 0.9}
 
 Wrap = Callable[[Codec, CodecChoices, int], Codec]  # (codec, choices, workers) -> codec
 
@@ -118,19 +122,27 @@ CODECS: dict[str, CodecEntry] = {
 }
 
 
-def build_codec(name: str, choices: CodecChoices, nb_workers: int = 1) -> Codec:
+def build_codec(
+    name: str, choices: CodecChoices, nb_workers: int = 1, leaves_momentum: bool = False
+) -> Codec:
     """Return the codec `name` with everything that the choices put around it.
 
     Args:
         name: A key of CODECS.
         choices: The user's.
         nb_workers: Of the run.
+        leaves_momentum: Whether a momentum that is not given is left to `with_momentum`.
 
     Raises:
         ConfigurationError: A choice has an illegal value, or no effect with this codec.
     """
     row = CODECS[name]
     _refuse_idle(name, row, choices)
+    if not leaves_momentum:
+        missing: dict[str, Any] = {
+            flag: momentum for flag, momentum in _MOMENTA.items() if getattr(choices, flag) is None
+        }
+        choices = dataclasses.replace(choices, **missing)
     codec = configured(row.base, choices)
     if choices.dense_below:
         codec = DenseBelow(codec, choices.dense_below)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from thinwire.ops.codecs.base import EncodeContext, check_finite, check_rate
+from thinwire.ops.codecs.base import Codec, EncodeContext, check_finite, check_rate
 from thinwire.ops.codecs.dense import Dense
 from thinwire.ops.codecs.error_feedback import CodecWrapper
 from thinwire.ops.codecs.packets import rescaled
@@ -150,6 +150,15 @@ class Clip(CodecWrapper):
         )
         ctx = dataclasses.replace(ctx, factors=factors, finite=True)
         return super().encode(tensors, state, ctx)
+
+
+def has_clipping(codec: Codec) -> bool:
+    """Return whether a wrapper of the codec clips what it gets."""
+    while isinstance(codec, CodecWrapper):
+        if isinstance(codec, Clip):
+            return True
+        codec = codec.inner
+    return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from thinwire.ops.aggregation.aggregates import Mean, TrimmedMean
 from thinwire.ops.aggregation.base import Aggregate
@@ -13,7 +14,8 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS, refuse_idle
 from thinwire.ops.methods.method import METHODS, Method
 from thinwire.ops.methods.validation import rule_for, validate
-from thinwire.ops.optimizers.local import LocalUpdate
+from thinwire.ops.optimizers.base import LocalStep
+from thinwire.ops.optimizers.local import LOCAL_FLAGS, LOCAL_OPTIMIZERS, LocalUpdate
 from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.routing.dgt_choices import DgtChoices
@@ -85,7 +87,8 @@ def compose(choices: Choices) -> Method:
     refuse_idle(chosen["down_codec"], vars(choices))
     _refuse_idle("router", ROUTERS, chosen["router"], choices)
     _refuse_idle("weighting", WEIGHTINGS, chosen["weighting"], choices)
-    codec = build_codec(chosen["codec"], choices, choices.nb_workers)
+    local = _local(choices)
+    codec = build_codec(chosen["codec"], choices, choices.nb_workers, local.brings_weights)
     # Changes that hold the learning rate are added: an optimizer would apply a rate once more.
     feeds = "server_optimizer" in given and codec.kind is Kind.GRADIENT
     method = Method(
@@ -98,7 +101,7 @@ def compose(choices: Choices) -> Method:
         weighting=configured(WEIGHTINGS[chosen["weighting"]], choices),
         server=_server(chosen["server_optimizer"], choices, feeds),
         choices=chosen,
-        local=_local(choices),
+        local=local,
         bn_sync=choices.bn_sync,
         placement=_placement(choices),
         collective=choices.collective,
@@ -154,16 +157,31 @@ def _aggregate(choices: Choices) -> Aggregate:
     return TrimmedMean(fraction)
 
 
-def _local(choices: Choices) -> LocalUpdate:
+def _local(choices: Choices) -> LocalStep:
     """A local rate of its own follows the schedule: it is kept as a factor of the scheduled one."""
-    default_momentum = 0.9 if choices.local_optimizer == "momentum" else 0.0
+    name = choices.local_optimizer
+    default_momentum = 0.9 if name == "momentum" else 0.0
     momentum, rate = choices.local_momentum, choices.local_lr
-    return LocalUpdate(
-        optimizer=choices.local_optimizer,
-        momentum=default_momentum if momentum is None else momentum,
-        opt_state=choices.local_opt_state,
-        rate_factor=1.0 if rate is None else rate / choices.learning_rate,
-    )
+    values = {
+        "optimizer": name,
+        "momentum": default_momentum if momentum is None else momentum,
+        "opt_state": choices.local_opt_state,
+        "rate_factor": 1.0 if rate is None else rate / choices.learning_rate,
+    }
+    if name not in LOCAL_OPTIMIZERS:
+        raise ConfigurationError(
+            f"--local_optimizer={name!r}: expected one of {', '.join(LOCAL_OPTIMIZERS)}."
+        )
+    policy: Any = LOCAL_OPTIMIZERS[name]
+    heeded = {field.name for field in dataclasses.fields(policy)}
+    for field in dataclasses.fields(LocalUpdate):
+        if field.name not in heeded and values[field.name] != field.default:
+            raise ConfigurationError(
+                f"--{LOCAL_FLAGS[field.name]} has no effect with --local_optimizer={name}: the "
+                "script's compiled optimizer has its own. Leave it out, and set it there."
+            )
+    made: LocalStep = policy(**{key: value for key, value in values.items() if key in heeded})
+    return made
 
 
 def _server(name: str, choices: Choices, feeds_deltas: bool) -> OptimizerUpdate:

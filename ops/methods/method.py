@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.aggregation.base import Aggregate
 from thinwire.ops.codecs.base import Codec
+from thinwire.ops.codecs.error_feedback import with_momentum
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.base import DownCodec
-from thinwire.ops.optimizers.base import ServerUpdate
-from thinwire.ops.optimizers.local import LocalUpdate
+from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
 from thinwire.ops.pacing.base import Pacer
 from thinwire.ops.routing.base import Router
 from thinwire.ops.sharding.placement import Placement
@@ -83,7 +83,7 @@ class Method:
     server: ServerUpdate
     choices: Mapping[str, str]  # interface -> its flag's value, for people and summary.json
     placement: Placement
-    local: LocalUpdate  # between two exchanges, where changes of weights travel
+    local: LocalStep  # between two exchanges, where changes of weights travel
     bn_sync: bool  # BatchNorm's moving statistics are averaged over the workers
     collective: str = THROUGH_PS  # where gradients are summed; see thinwire.ops.collectives
     overlap: bool = False  # workers compute the next gradient while an exchange is under way
@@ -99,6 +99,23 @@ class Method:
     def takes_local_steps(self) -> bool:
         """Whether workers step on their own weights, whose changes then are what is coded."""
         return self.pacer.kind is Kind.DELTA
+
+    @property
+    def steps_on_workers(self) -> bool:
+        """Whether the script's own optimizer steps, and workers submit weights, not gradients."""
+        return self.local.brings_weights
+
+    @property
+    def takes_momentum(self) -> bool:
+        """Whether a script's plain momentum becomes the codec's; the script then steps without."""
+        return with_momentum(self.codec, 0.0) is not self.codec
+
+    def with_momentum(self, momentum: float) -> Method:
+        """Return the method with the momentum of a worker's script, where it was left open.
+
+        Only the worker needs it, so that the fingerprint is that of the method without it.
+        """
+        return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return how many values of the local optimizer's state are averaged by shard 0."""

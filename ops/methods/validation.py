@@ -9,10 +9,12 @@ from __future__ import annotations
 from thinwire.ops.aggregation.aggregates import LEAST_MEMBERS
 from thinwire.ops.codecs.dense import Dense, Sparsifier
 from thinwire.ops.codecs.error_feedback import coding_of
+from thinwire.ops.codecs.wrappers import has_clipping
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.exact import DownDelta, DownDense
 from thinwire.ops.methods.method import Method
-from thinwire.ops.optimizers.local import LocalUpdate
+from thinwire.ops.optimizers.local import LOCAL_FLAGS, LocalUpdate
+from thinwire.ops.optimizers.server import OPTIMIZERS
 from thinwire.ops.routing.reliable import Reliable
 from thinwire.ops.sync.groups import uneven
 from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync
@@ -27,13 +29,6 @@ _ONLY = {
     "down_codec": DownDense,
     "router": Reliable,
     "weighting": Unweighted,
-}
-#: Field of LocalUpdate -> its flag.
-_LOCAL_FLAGS = {
-    "optimizer": "local_optimizer",
-    "momentum": "local_momentum",
-    "opt_state": "local_opt_state",
-    "rate_factor": "local_lr",
 }
 
 
@@ -58,6 +53,7 @@ def validate(method: Method) -> list[str]:
     warnings = method.router.check(method.codec)
     _check_server(method)
     _check_local(method)
+    _check_script_steps(method)
     warnings += [text for is_idle, text in _idle_choices(method) if is_idle]
     warnings += _check_aggregate(method)
     warning = uneven(method.sync.groups)
@@ -118,6 +114,10 @@ def _check_overlap(method: Method) -> None:
             f"--pacer={method.choices['pacer']}, whose local steps start from the answer",
         ),
         (
+            method.steps_on_workers,
+            f"--local_optimizer={method.local.optimizer}, whose next step starts from the answer",
+        ),
+        (
             method.collective != THROUGH_PS,
             f"--collective={method.collective}, where every worker steps the model itself",
         ),
@@ -156,15 +156,47 @@ def _check_local(method: Method) -> None:
     """Refuse settings of local steps where no local steps are taken."""
     defaults = describe(LocalUpdate())
     given = [
-        _LOCAL_FLAGS[name]
+        LOCAL_FLAGS[name]
         for name, value in describe(method.local).items()
         if value != defaults[name]
     ]
-    if given and not method.takes_local_steps:
+    if given and not (method.takes_local_steps or method.steps_on_workers):
         raise ConfigurationError(
             f"--{', --'.join(given)}: a worker takes local steps only with --pacer=esync, or "
             f"with --pacer=fixed and --local_steps above 1; this is --pacer="
             f"{method.choices['pacer']}. Leave out, or change the pacer."
+        )
+
+
+def _check_script_steps(method: Method) -> None:
+    """Refuse a script's own steps where what they change is not what travels."""
+    if not method.steps_on_workers:
+        return
+    here = f"--local_optimizer={method.local.optimizer}"
+    if method.kind is Kind.GRADIENT:
+        raise ConfigurationError(
+            f"{here}: the workers step by themselves, and --pacer={method.choices['pacer']} with "
+            f"--codec={method.choices['codec']} sends gradients. Take --method=dgs, dgc, gd or "
+            "esync, or --pacer=fixed with --local_steps above 1; or leave it out."
+        )
+    if has_clipping(method.codec):
+        raise ConfigurationError(
+            f"--dgc_clip_norm clips gradients, and with {here} changes of weights are sent. Leave "
+            "it out, and give the script's optimizer a clipnorm."
+        )
+
+
+def refuse_script_steps(method: Method, who: str) -> None:
+    """Refuse a method that needs a script where there is none; `who` computes gradients.
+
+    Raises:
+        ConfigurationError: The method takes weights.
+    """
+    if method.steps_on_workers:
+        raise ConfigurationError(
+            f"--local_optimizer={method.local.optimizer} is for scripts, whose compiled optimizer "
+            f"steps, and {who} computes gradients. Take "
+            f"{' or '.join(f'--local_optimizer={name}' for name in OPTIMIZERS)}."
         )
 
 
@@ -178,6 +210,7 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
     dense_up = not method.codec.sends_fraction
     per_entry = isinstance(method.weighting, PerEntry)
     delta_down = isinstance(method.down_codec, DownDelta)
+    local = method.local if isinstance(method.local, LocalUpdate) else LocalUpdate()
     return [
         (
             alone,
@@ -213,8 +246,8 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
             "with groups of one: nobody waits, so every worker takes one local step.",
         ),
         (
-            method.local.opt_state != "keep" and not method.local.has_slots,
-            f"--local_opt_state={method.local.opt_state} with plain SGD: it keeps no state.",
+            local.opt_state != "keep" and not local.has_slots,
+            f"--local_opt_state={local.opt_state} with plain SGD: it keeps no state.",
         ),
         (
             one_group and method.sync.bound is not None,

@@ -1,4 +1,4 @@
-"""The interface of server updates: a released update becomes new weights."""
+"""The interfaces of steps: a released update on the PS, a mini-batch on a worker."""
 
 from __future__ import annotations
 
@@ -62,6 +62,58 @@ class ServerUpdate(Policy, Protocol):
         Returns:
             The entries that changed (None: all), and the state.
         """
+
+
+class LocalStep(Policy, Protocol):
+    """How a worker's own weights change between two exchanges."""
+
+    @property
+    def optimizer(self) -> str:
+        """Its value of --local_optimizer."""
+
+    @property
+    def brings_weights(self) -> bool:
+        """Whether the caller steps, and submits weights in the place of gradients."""
+
+    @property
+    def outlives_rounds(self) -> bool:
+        """Whether the slots are this worker's own from round to round."""
+
+    def num_averaged(self, num_parameters: int) -> int:
+        """Return how many values of the slots travel with each push."""
+
+    def init(self, num_parameters: int) -> State:
+        """Return the slots at zero weights; `restart` brings the right ones."""
+
+    def step(self, weights: Float32, values: Float32, scheduled_rate: float, state: State) -> State:
+        """Step `weights` [n] in place by what a mini-batch brought [n]."""
+
+    def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
+        """Return the gradient [n] that a mini-batch brought, and the learning rate it goes with.
+
+        Args:
+            base: [n] float32 the weights before it.
+            values: [n] float32 what it brought.
+            rate: The scheduled one.
+        """
+
+    def restart(self, weights: Float32, state: State) -> State:
+        """Begin a round at `weights` [n]."""
+
+    def forget(self, weights: Float32, state: State) -> State:
+        """Clear what the slots accumulated from gradients."""
+
+    def pack(self, state: State) -> Float32:
+        """Return what is averaged: [num_averaged] float32, a copy."""
+
+    def unpack(self, averaged: Float32, state: State) -> State:
+        """Take over averages [num_averaged] as this worker's slots."""
+
+    def save(self, state: State) -> State:
+        """Return the slots as plain data; copies."""
+
+    def restore(self, saved: State, weights: Float32, state: State) -> State:
+        """Take back what `save` gave, at `weights` [n]."""
 
 
 class FlatOptimizer(Protocol):

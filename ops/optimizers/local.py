@@ -1,6 +1,6 @@
-"""How a worker steps on its own between two exchanges: a Keras optimizer, or plain SGD.
+"""How a worker steps on its own between two exchanges: a Keras optimizer, plain SGD, or a script.
 
-Used by pacers that send changes of weights. The slots of the optimizer (momentum, Adam's moments,
+Used where changes of weights travel. The slots of the optimizer (momentum, Adam's moments,
 its step count) belong to the worker: they outlive an exchange, are cleared by it, or travel with
 it and are averaged over the workers as BatchNorm's statistics are.
 
@@ -11,8 +11,9 @@ Centers", IEEE TSC 15(4), allows any local optimizer; its code has plain SGD alo
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from thinwire.ops.optimizers.base import LocalStep
 from thinwire.ops.optimizers.server import (
     OPTIMIZERS,
     FlatKerasOptimizer,
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 
 #: --local_opt_state values: what an exchange does to the optimizer's slots.
 SLOT_FATES = ("keep", "reset", "average")
+#: Field of a policy here -> its flag.
+LOCAL_FLAGS = {
+    "optimizer": "local_optimizer",
+    "momentum": "local_momentum",
+    "opt_state": "local_opt_state",
+    "rate_factor": "local_lr",
+}
 #: --local_optimizer value -> arrays of the model's size that it keeps.
 _NUM_SLOTS = {"sgd": 1, "momentum": 1, "adam": 2}
 
@@ -41,6 +49,7 @@ class LocalUpdate:
         rate_factor: Of the scheduled learning rate.
     """
 
+    brings_weights: ClassVar[bool] = False
     optimizer: str = "sgd"
     momentum: float = 0.0
     opt_state: str = "keep"
@@ -114,6 +123,11 @@ class LocalUpdate:
             weights -= np.float32(rate) * gradient
         return state
 
+    def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
+        """Return the gradient [n], and the scheduled learning rate."""
+        del base
+        return values, rate
+
     def restart(self, weights: Float32, state: State) -> State:
         """Begin a round at `weights` [n]."""
         if self.has_slots:
@@ -121,6 +135,10 @@ class LocalUpdate:
             if self.opt_state == "reset":
                 _clear(state["keras"])
         return state
+
+    def forget(self, weights: Float32, state: State) -> State:
+        """Clear what the slots accumulated from gradients."""
+        return dataclasses.replace(self, opt_state="reset").restart(weights, state) if state else {}
 
     def pack(self, state: State) -> Float32:
         """Return what is averaged: [num_averaged] float32, a copy."""
@@ -149,6 +167,81 @@ class LocalUpdate:
         if self.has_slots:
             state["keras"].restore(saved, weights)
         return state
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptStep:
+    """The script steps, with whatever optimizer it has compiled, and brings the weights after it.
+
+    The slots live in the script's process: an exchange leaves them alone, and a process that is
+    started again begins them anew, as the script itself does.
+
+    Where every mini-batch is pushed, weights before minus weights after take the place of the
+    gradient, at the learning rate 1.
+
+    Attributes:
+        optimizer: script; for the fingerprint.
+    """
+
+    brings_weights: ClassVar[bool] = True
+    outlives_rounds: ClassVar[bool] = False
+    optimizer: str = "script"
+
+    def num_averaged(self, num_parameters: int) -> int:
+        """Return 0: the slots are the script's."""
+        del num_parameters
+        return 0
+
+    def init(self, num_parameters: int) -> State:
+        """Return no slots."""
+        del num_parameters
+        return {}
+
+    def step(self, weights: Float32, values: Float32, scheduled_rate: float, state: State) -> State:
+        """Take the script's weights [n] over."""
+        del scheduled_rate
+        weights[:] = values
+        return state
+
+    def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
+        """Return weights before minus weights after [n], at the learning rate 1."""
+        del rate
+        return base - values, 1.0
+
+    def restart(self, weights: Float32, state: State) -> State:
+        """Begin a round; the script keeps its slots."""
+        del weights
+        return state
+
+    forget = restart
+
+    def pack(self, state: State) -> Float32:
+        """Return nothing: [0] float32."""
+        import numpy as np
+
+        del state
+        return np.empty(0, np.float32)
+
+    def unpack(self, averaged: Float32, state: State) -> State:
+        """Take over nothing."""
+        del averaged
+        return state
+
+    def save(self, state: State) -> State:
+        """Return nothing."""
+        return state
+
+    def restore(self, saved: State, weights: Float32, state: State) -> State:
+        """Restore nothing."""
+        del saved, weights
+        return state
+
+
+#: --local_optimizer value -> the policy.
+LOCAL_OPTIMIZERS: dict[str, type[LocalStep]] = {
+    **dict.fromkeys(OPTIMIZERS, LocalUpdate),
+    "script": ScriptStep,
+}
 
 
 def _slots(flat: FlatKerasOptimizer) -> list[Any]:

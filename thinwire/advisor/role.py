@@ -15,6 +15,7 @@ from thinwire.data.loading import load_dataset
 from thinwire.launcher.role import given_flags
 from thinwire.models.flat_model import SharedModel, has_gpu
 from thinwire.ops.kernels import load_kernels
+from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run.settings import EXIT_DONE, Run
 from thinwire.ops.telemetry import predictions
@@ -84,6 +85,7 @@ def _repeat(path: Any, given: list[str]) -> int:
 
 
 def _predictor(run: Run, pushes: int) -> Predictor:
+    refuse_script_steps(run.method, "the Advisor")
     own = worker_flags.read(run.nb_workers)
     limit_threads(own.threads)
     shared = SharedModel(run.model, run.seed)

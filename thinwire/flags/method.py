@@ -11,7 +11,7 @@ from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import METHODS
-from thinwire.ops.optimizers.local import SLOT_FATES
+from thinwire.ops.optimizers.local import LOCAL_OPTIMIZERS, SLOT_FATES
 from thinwire.ops.optimizers.server import OPTIMIZERS
 from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
@@ -134,7 +134,12 @@ _ADVANCED = (
         "factor",
         low=0.0,
     ),
-    choice("local_optimizer", "sgd", "Optimizer of a worker's local steps.", OPTIMIZERS),
+    choice(
+        "local_optimizer",
+        "sgd",
+        "Optimizer of a worker's own steps; script: the one that a script has compiled.",
+        LOCAL_OPTIMIZERS,
+    ),
     number(
         "local_momentum",
         None,
@@ -314,19 +319,21 @@ CODEC = Topic(
             ),
             number(
                 "dgs_momentum",
-                0.7,
+                None,
                 "Momentum of --codec=dgs, on the worker.",
                 "factor",
                 low=0.0,
                 high=0.9999,
+                unset="0.7; with --local_optimizer=script that of its SGD",
             ),
             number(
                 "dgc_momentum",
-                0.9,
+                None,
                 "Momentum of --codec=dgc, on the worker.",
                 "factor",
                 low=0.0,
                 high=0.9999,
+                unset="0.9; with --local_optimizer=script that of its SGD",
             ),
             switch("dgc_nesterov", "Nesterov's momentum in --codec=dgc."),
             switch(

@@ -18,6 +18,7 @@ from absl import logging
 from thinwire.data.loading import load_dataset
 from thinwire.models.flat_model import SharedModel, has_gpu
 from thinwire.ops.kernels import load_kernels
+from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Run, finished_summary
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.types import ConfigurationError
@@ -37,6 +38,7 @@ def main(run: Run) -> int:
         ConfigurationError: Data, model, batch size or number of shards do not fit, or the run
             directory holds a run that is not simulated.
     """
+    refuse_script_steps(run.method, "the Simulator")
     own = simulator_flags.read(run)
     limit_threads(own.threads)
     tf.config.experimental.enable_op_determinism()

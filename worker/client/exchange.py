@@ -251,6 +251,7 @@ class Exchange:
             held_seconds=reply.held_seconds,
             staleness=reply.staleness,
             lost=self._lost(number, reply),
+            loss_scale=reply.loss_scale,
         )
 
     def _lost(self, number: int, reply: pb.Reply) -> list[LostEntries] | None:

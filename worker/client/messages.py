@@ -130,6 +130,8 @@ def _header(outgoing: PushRequest, shard: int, incarnation: int, epoch: int) -> 
     push.epoch = epoch
     push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
     push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
+    push.loss_scale, push.overflow = outgoing.loss_scale, outgoing.overflow
+    push.sets_rate = outgoing.sets_rate
     if outgoing.base_checksums is not None:
         push.base_checksum = outgoing.base_checksums[shard]
     return message

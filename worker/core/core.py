@@ -9,25 +9,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.codecs.base import EncodeContext
+from thinwire.ops.codecs.base import EncodeContext, TouchedRows
+from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.methods.method import Method
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.sharding.split import shard_positions, split_packet
-from thinwire.ops.types import Block, ModelSpec, Packet, ShardLayout, State, where_of
+from thinwire.ops.types import Block, Kind, ModelSpec, Packet, ShardLayout, State, where_of
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.worker.core.local_round import LocalRound
-from thinwire.worker.core.messages import PushRequest, ShardReply
+from thinwire.worker.core.messages import NO_FIGURES, PushRequest, ScriptFigures, ShardReply
 
 if TYPE_CHECKING:
     from thinwire.ops.kernels.base import Kernels
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, Int64
+
+
+#: Touched rows of a tensor / its rows, up to which these alone are sent.
+_MOST_ROWS = 0.75
 
 
 class UpdatePacker:
@@ -57,12 +62,21 @@ class UpdatePacker:
         self._offsets = spec.offsets
         self._seed, self._number = seed[0], seed[-1]
         self._rng = np.random.default_rng(seed)
+        # Datagrams and the workers' own sums have no place for positions.
+        self._sends_rows = not method.router.channels and method.collective == THROUGH_PS
         self._codec_state = method.codec.init(spec, kernels)
         self._router_state = method.router.init(layouts)
         self._last_packet: Packet | None = None
         self.sent: list[tuple[Block, ...]] = []
 
-    def encode(self, values: Float32, step: int, learning_rate: float, epoch: float) -> Packet:
+    def encode(
+        self,
+        values: Float32,
+        step: int,
+        learning_rate: float,
+        epoch: float,
+        touched: Mapping[int, Int64] | None = None,
+    ) -> Packet:
         """Code a change of the whole model.
 
         Args:
@@ -71,6 +85,7 @@ class UpdatePacker:
             step: Of the exchange.
             learning_rate: In use now.
             epoch: Examples the whole run has consumed / examples of the training set.
+            touched: Tensor's number -> ascending rows that are not 0; left out: any may be.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: NaN or infinity in them; nothing has changed.
@@ -85,10 +100,25 @@ class UpdatePacker:
             rng=self._rng,
             kernels=self._kernels,
             epoch=epoch,
+            touched=self._few_rows(touched or {}),
         )
         packet, self._codec_state = self._method.codec.encode(tensors, self._codec_state, context)
         self._last_packet = dataclasses.replace(packet, kind=self._method.kind)
         return self._last_packet
+
+    def _few_rows(self, touched: Mapping[int, Int64]) -> dict[int, TouchedRows]:
+        """Return the touched rows of tensors that are smaller on the wire without the others."""
+        found = {}
+        for number, rows in touched.items() if self._sends_rows else ():
+            size, length = self._spec.tensors[number].size, self._spec.tensors[number].shape[0]
+            if rows.size <= _MOST_ROWS * length:
+                found[number] = TouchedRows(rows, size // length)
+        return found
+
+    def empty(self) -> Packet:
+        """Return the packet of an update that overflowed; there is nothing to take back of it."""
+        self._last_packet = None
+        return Packet((), self._method.kind)
 
     def route(self, packet: Packet, step: int, loss: float) -> list[Routed]:
         """Split a packet over the shards, and each shard's part by class of service."""
@@ -173,6 +203,7 @@ class WorkerCore:
         self.base = aligned(spec.num_parameters)  # the model as received from the shards
         # After the local steps; without local steps the base itself.
         self.weights = aligned(spec.num_parameters) if method.takes_local_steps else self.base
+        self.loss_scale = 0.0  # the factor of the loss for the next gradient; 0: none
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
         self.round = LocalRound(method.local, self.base, self.weights)
         self._num_examples = num_examples
@@ -193,50 +224,79 @@ class WorkerCore:
 
         Local steps are of the host, where the weights of the shards arrive.
         """
-        return self.kernels.name == "tf" and not self.method.takes_local_steps
+        on_host = self.method.takes_local_steps or self.method.steps_on_workers
+        return self.kernels.name == "tf" and not on_host
 
     def begin(
         self,
-        gradient: Float32,
+        values: Float32,
         samples: int,
         loss: float,
         statistics: Float32 | None = None,
         computed_at: Sequence[int] | None = None,
+        figures: ScriptFigures = NO_FIGURES,
     ) -> PushRequest | None:
-        """Process one mini-batch's gradient; return an exchange, or None for a local step.
+        """Process one mini-batch; return an exchange, or None for a local step.
 
         Args:
-            gradient: [num_parameters] float32 mean gradient at `weights`; where `on_device`, it
-                may be an `thinwire.ops.kernels.device.DeviceArray`.
+            values: [num_parameters] float32 mean gradient at `weights`; where the method
+                `steps_on_workers`, the weights that the script's step has made of `weights`. Where
+                `on_device`, it may be an `thinwire.ops.kernels.device.DeviceArray`.
             samples: Examples in the mini-batch.
             loss: Its mean loss.
             statistics: [m] the moving statistics after it, where they are averaged.
             computed_at: The shards' versions that the gradient was computed at; None: `versions`.
+            figures: What a script's optimizer adds.
 
         Raises:
-            thinwire.ops.codecs.base.NonFiniteUpdate: The gradient, the loss or the statistics hold
-                NaN or infinity; nothing has changed, and `statistics` are the last good ones.
+            thinwire.ops.codecs.base.NonFiniteUpdate: The values, the loss or the statistics hold
+                NaN or infinity; nothing has changed, and `weights` and `statistics` are the last
+                good ones.
         """
+        if figures.overflow:
+            return self._begin_overflow(samples, loss, statistics, computed_at, figures)
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and np.isfinite(loss)):
             # Let the codec's own check refuse it.
-            gradient = np.full(self.spec.num_parameters, np.nan, np.float32)
+            values = np.full(self.spec.num_parameters, np.nan, np.float32)
+        rate = self.learning_rate if figures.learning_rate is None else figures.learning_rate
         if self.method.takes_local_steps:
-            self.round.step(gradient, self.learning_rate)
+            self.round.step(values, rate)
         due = self.method.pacer.push_now(self.round.num_steps + 1)
-        packet = self._encode(self._change(gradient)) if due else None
+        packet = self._encode(*self._change(values, rate), figures) if due else None
         if statistics is not None:
             self.statistics[:] = statistics
         self.round.record(samples, loss)
-        return self._request(packet, computed_at) if packet is not None else None
+        return self._request(packet, computed_at, figures) if packet is not None else None
+
+    def _begin_overflow(
+        self,
+        samples: int,
+        loss: float,
+        statistics: Float32 | None,
+        computed_at: Sequence[int] | None,
+        figures: ScriptFigures,
+    ) -> PushRequest:
+        """Return the exchange of a mini-batch without an update; it takes part in its round."""
+        if self.method.kind is Kind.DELTA:
+            raise ValueError("an overflow of changes of weights; the script's optimizer skips it")
+        if statistics is not None and np.isfinite(statistics).all():
+            self.statistics[:] = statistics
+        self.round.record(samples, loss if np.isfinite(loss) else 0.0)
+        return self._request(self._packer.empty(), computed_at, figures)
 
     def end_round(self) -> PushRequest:
         """Return the exchange of the local steps taken so far (at least one)."""
-        return self._request(self._encode(self._change(self.weights)))
+        return self._request(self._encode(*self._change(self.weights, self.learning_rate)))
 
-    def _request(self, packet: Packet, computed_at: Sequence[int] | None = None) -> PushRequest:
+    def _request(
+        self,
+        packet: Packet,
+        computed_at: Sequence[int] | None = None,
+        figures: ScriptFigures = NO_FIGURES,
+    ) -> PushRequest:
         self.step += 1
-        loss = self.round.loss
+        loss, own_rate = self.round.loss, figures.learning_rate
         routed = self._packer.route(packet, self.step, loss)
         return PushRequest(
             step=self.step,
@@ -246,12 +306,15 @@ class WorkerCore:
             generations=list(self.generations),
             samples=self.round.samples,
             local_steps=self.round.num_steps,
-            learning_rate=self.learning_rate,
+            learning_rate=own_rate if own_rate is not None else self.learning_rate,
             loss=loss,
             aux=self._aux() if self.aux_size else None,
             base_checksums=self._checksums(),
             routed=routed,
             lags=self._lags(computed_at),
+            loss_scale=figures.loss_scale,
+            overflow=figures.overflow,
+            sets_rate=own_rate is not None,
         )
 
     def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
@@ -288,6 +351,7 @@ class WorkerCore:
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
         if shard == 0:
             self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
+            self.loss_scale = reply.loss_scale
             self.stopped = self.stopped or reply.stop
             self.stop_reason = self.stop_reason or reply.stop_reason
             if reply.aux is not None:
@@ -373,10 +437,12 @@ class WorkerCore:
         self.step = last_applied_step
         return fits
 
-    def _change(self, gradient: Float32) -> Float32:
-        """Return the values of an exchange: the weights' change since the base, or a gradient."""
-        return self.weights - self.base if self.method.takes_local_steps else gradient
+    def _change(self, values: Float32, rate: float) -> tuple[Float32, float]:
+        """Return what an exchange sends, and the learning rate that goes with it."""
+        if self.method.takes_local_steps:
+            return self.weights - self.base, rate
+        return self.method.local.as_gradient(self.base, values, rate)
 
-    def _encode(self, values: Float32) -> Packet:
+    def _encode(self, values: Float32, rate: float, figures: ScriptFigures = NO_FIGURES) -> Packet:
         epoch = self.samples_of_run / self._num_examples if self._num_examples else 0.0
-        return self._packer.encode(values, self.step + 1, self.learning_rate, epoch)
+        return self._packer.encode(values, self.step + 1, rate, epoch, figures.touched)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.optimizers.local import LocalUpdate
+from thinwire.ops.optimizers.base import LocalStep
 from thinwire.ops.types import State
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class LocalRound:
         weights: [n] float32 after the local steps; without local steps the base itself.
     """
 
-    def __init__(self, optimizer: LocalUpdate, base: Float32, weights: Float32) -> None:
+    def __init__(self, optimizer: LocalStep, base: Float32, weights: Float32) -> None:
         self._optimizer, self._base, self._weights = optimizer, base, weights
         self._moves = weights is not base
         self.slots: State = optimizer.init(len(base)) if self._moves else {}
@@ -44,18 +43,22 @@ class LocalRound:
         """The mean of the mini-batches' losses."""
         return float(np.mean(self._losses))
 
-    def step(self, gradient: Float32, learning_rate: float) -> None:
+    def step(self, values: Float32, learning_rate: float) -> None:
         """Take a step of the local optimizer on the local weights.
 
+        Args:
+            values: [n] float32 gradient; where the caller steps, the weights after its step.
+            learning_rate: The scheduled one.
+
         Raises:
-            NonFiniteUpdate: The gradient holds NaN or infinity.
+            NonFiniteUpdate: The values hold NaN or infinity.
         """
-        if not np.isfinite(gradient).all():  # the codec sees it only after all local steps
+        if not np.isfinite(values).all():  # the codec sees it only after all local steps
             raise NonFiniteUpdate(
-                "the gradient of a local step holds NaN or infinity; expected finite values. "
-                "Lower --learning_rate or set --clip_norm."
+                "a local step holds NaN or infinity; expected finite values. Lower the learning "
+                "rate, or clip gradients (--clip_norm, or clipnorm of a script's optimizer)."
             )
-        self.slots = self._optimizer.step(self._weights, gradient, learning_rate, self.slots)
+        self.slots = self._optimizer.step(self._weights, values, learning_rate, self.slots)
 
     def record(self, samples: int, loss: float) -> None:
         """Count a mini-batch."""
@@ -80,9 +83,7 @@ class LocalRound:
 
     def forget(self) -> None:
         """Reset the state that the optimizer accumulated from gradients."""
-        if self.slots:
-            resetting = dataclasses.replace(self._optimizer, opt_state="reset")
-            self.slots = resetting.restart(self._weights, self.slots)
+        self.slots = self._optimizer.forget(self._weights, self.slots)
 
     def save(self, versions: Sequence[int], statistics: Float32) -> State:
         """Return the state that survives this process, with the steps not yet pushed.

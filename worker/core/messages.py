@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from thinwire.ops.downlink.types import Operation
@@ -11,7 +11,30 @@ from thinwire.ops.routing.base import LostEntries, Routed
 from thinwire.ops.types import Block, Kind
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, Int64
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptFigures:
+    """What a script's optimizer adds to a mini-batch.
+
+    Attributes:
+        learning_rate: The rate that the script has set, which counts instead of the run's.
+        loss_scale: The factor of the loss; the gradient is unscaled. 0: none.
+        overflow: Whether the gradient overflowed at that scale; it is not looked at, and the push
+            has no blocks.
+        touched: Tensor's number -> ascending numbers of its rows that the gradient is not 0 in;
+            tensors left out are touched everywhere. A row is an index of the first axis.
+    """
+
+    learning_rate: float | None = None
+    loss_scale: float = 0.0
+    overflow: bool = False
+    touched: Mapping[int, Int64] = dataclasses.field(default_factory=dict)
+
+
+#: Of a mini-batch whose gradient is all.
+NO_FIGURES = ScriptFigures()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +54,7 @@ class ShardReply:
     held_seconds: float = 0.0  # by the synchronisation rule
     staleness: int = 0  # of the push
     refused: bool = False  # the push was too large; this is the model without it
+    loss_scale: float = 0.0  # the factor of the loss from now on; 0: none. Shard 0's counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +74,9 @@ class PushRequest:
     base_checksums: list[int] | None = None  # of each shard's weights at the base, at intervals
     routed: Sequence[Routed] = ()  # per shard: classes of service; empty: all on the stream
     lags: Sequence[int] = ()  # per shard: versions from the computing one to the base; empty: 0
+    loss_scale: float = 0.0  # that the gradient was computed with; 0: none
+    overflow: bool = False  # the gradient overflowed at that scale; there are no blocks
+    sets_rate: bool = False  # `learning_rate` is the script's
 
 
 def was_accepted(replies: Sequence[ShardReply | None]) -> bool:
