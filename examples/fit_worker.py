@@ -40,7 +40,7 @@ def main():
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    x, y = distribute(model, sys.argv[1:]).shard(x, y)
+    x, y = distribute(model, sys.argv[1:]).thinwire.shard(x, y)
     test = (data.test_images, data.test_labels)
     decay = keras.callbacks.LearningRateScheduler(rate_of)
     model.fit(

@@ -205,7 +205,7 @@ model.compile(
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
 )
 x, y = data.stripes(300)
-x, y = distribute(model, sys.argv[1:]).shard(x, y)
+x, y = distribute(model, sys.argv[1:]).thinwire.shard(x, y)
 model.fit(x, y, batch_size=10, epochs=50, verbose=0)
 trace("script")
 """

@@ -15,8 +15,8 @@ from thinwire.ops.types import ConfigurationError
 
 if TYPE_CHECKING:
     from thinwire.adacomp import PS, Worker
-    from thinwire.fit import distribute
     from thinwire.gradient_sgd import GradientSGD
+    from thinwire.keras.distribute import distribute
     from thinwire.server import ServerHandle, Snapshot, init_server
     from thinwire.session import RunOver, StepInfo
 
@@ -43,7 +43,7 @@ _MODULES = {
     "GradientSGD": "gradient_sgd",
     "RunOver": "session",
     "StepInfo": "session",
-    "distribute": "fit",
+    "distribute": "keras.distribute",
     "ServerHandle": "server",
     "Snapshot": "server",
     "init_server": "server",

@@ -41,7 +41,8 @@ class GradientSGD(LeavesOnExit):
         **settings: Further flags by name, such as ``id_worker=2``.
 
     Raises:
-        ConfigurationError: Settings that cannot work.
+        ConfigurationError: Settings that cannot work, or a model compiled with an optimizer that
+            does more, without lr or momentum here.
         Unreachable, Refused: No server, or one of another model or method.
 
     Source: the published program of DGS. Differences: the original throws its first gradient away.
@@ -59,6 +60,8 @@ class GradientSGD(LeavesOnExit):
         **settings: Any,
     ) -> None:
         keywords = settings | {"mode": mode, "worker_weight_decay": weight_decay}
+        if lr is None and momentum is None:
+            _check_compiled(getattr(model, "optimizer", None))
         chosen = read_settings(args, keywords, type_node="Worker", momentum=momentum)
         refuse_script_steps(chosen.run.method, "a script with GradientSGD")
         self._shared = SharedModel.of(model)
@@ -183,6 +186,33 @@ class _Momentum:
         else:
             logging.warning("skipping a mini-batch with a gradient that is not finite")
         return StepInfo(self._version, self.rate)
+
+
+def _check_compiled(optimizer: Any) -> None:
+    """Refuse a compiled optimizer that would be dropped: `GradientSGD` stands in its place.
+
+    Raises:
+        ConfigurationError: It does more than SGD without momentum.
+    """
+    if optimizer is None:
+        return
+    from keras.optimizers import SGD
+
+    plain, found = SGD().get_config(), optimizer.get_config()
+    differing = [
+        name
+        for name in found
+        if name not in ("name", "learning_rate") and found[name] != plain.get(name)
+    ]
+    if type(optimizer) is not SGD or differing:
+        what = type(optimizer).__name__ + (
+            f" with {differing[0]}" if type(optimizer) is SGD else ""
+        )
+        raise ConfigurationError(
+            f"the model is compiled with {what}, which GradientSGD would drop; expected plain "
+            "SGD. Give GradientSGD lr and momentum if plain steps are meant, or train by "
+            "thinwire.distribute(model) and model.fit(...), which keep the compiled optimizer."
+        )
 
 
 def warn_of_other_rate(name: str, rate: float | None, session: Session) -> None:

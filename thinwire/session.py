@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -164,20 +165,8 @@ class Session:
         return True
 
     def shard(self, *arrays: Any) -> Any:
-        """Return this worker's part of a training set, disjoint from the others'.
-
-        Args:
-            arrays: Each [N, ...], the same at all workers; the last are the labels, which some
-                values of the flag partition look at.
-
-        Returns:
-            The part of each, as a tuple; of one array, that part.
-        """
-        run = self.settings.run
-        rule = split_rule(run, run.nb_workers)
-        mine = shard(np.asarray(arrays[-1]), self.own.id_worker, rule)
-        parts = tuple(np.asarray(array)[mine] for array in arrays)
-        return parts[0] if len(parts) == 1 else parts
+        """Return this worker's part of a training set; see `part_of`."""
+        return part_of(self.settings, arrays)
 
     def assign(self) -> None:
         """Write weights and averaged statistics into the model."""
@@ -313,6 +302,24 @@ class Session:
             exchanged=bool(answers),
             stopped=self.stopped,
         )
+
+
+def part_of(settings: ScriptSettings, arrays: Sequence[Any]) -> Any:
+    """Return a worker's part of a training set, disjoint from the others'.
+
+    Args:
+        settings: Of the run and this worker.
+        arrays: Each [N, ...], the same at all workers; the last are the labels, which some values
+            of the flag partition look at.
+
+    Returns:
+        The part of each, as a tuple; of one array, that part.
+    """
+    run = settings.run
+    rule = split_rule(run, run.nb_workers)
+    mine = shard(np.asarray(arrays[-1]), settings.worker().id_worker, rule)
+    parts = tuple(np.asarray(array)[mine] for array in arrays)
+    return parts[0] if len(parts) == 1 else parts
 
 
 def needed_size(codec: Codec, num_train: int | None) -> int:

@@ -90,6 +90,11 @@ class ScriptSettings:
         return ps_flags.read(self.run.addresses, self.values)
 
 
+def are_given(args: Any, keywords: Mapping[str, Any]) -> bool:
+    """Return whether anything names a run; else a script trains alone."""
+    return args is not None or bool(keywords) or bool(os.environ.get("TF_CONFIG"))
+
+
 def read_settings(
     args: Any,
     keywords: Mapping[str, Any],

@@ -171,3 +171,14 @@ def test_what_a_server_refuses(settings, words):
 def test_what_a_worker_refuses(settings, words):
     with pytest.raises(ConfigurationError, match=words):
         GradientSGD(build(), **settings)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9)]
+)
+def test_a_compiled_optimizer_is_not_dropped_silently(optimizer):
+    model = build()
+    model.compile(optimizer, loss="mse")
+    with pytest.raises(ConfigurationError, match="GradientSGD would drop"):
+        GradientSGD(model, mode="asgd")
+    GradientSGD(model, lr=0.1, mode="msgd")

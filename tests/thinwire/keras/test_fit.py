@@ -7,6 +7,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.thinwire.toy import LOSS, X, Y, build, serving, trained
 from thinwire import GradientSGD, W_global, distribute
@@ -59,7 +60,7 @@ def test_one_worker_trains_as_keras_alone(steps_per_execution, tmp_path):
 def test_the_server_ends_fit_and_fit_joins_again():
     with serving(mode="asgd", iter_max=12) as (server, found):
         model = compiled()
-        worker = distribute(model, found)
+        worker = distribute(model, found).thinwire
         history = fit(model, epochs=1)
         assert not worker.stopped
         assert not server.snapshot().version - 7
@@ -73,8 +74,9 @@ def test_the_server_ends_fit_and_fit_joins_again():
 def test_a_server_that_is_gone_ends_fit_with_its_error():
     with serving(mode="asgd") as (_, found):
         model = compiled()
-        worker = distribute(model, found, reconnect_timeout_seconds=3)
+        distribute(model, found, reconnect_timeout_seconds=3)
         fit(model, epochs=1)
+        worker = model.thinwire
     before = trained(model)
     with pytest.raises(Unreachable):
         fit(model, epochs=3)
@@ -91,7 +93,7 @@ def test_ctrl_c_ends_a_wait_for_other_workers(monkeypatch):
             target=lambda: idle.append(GradientSGD(other, args=found, id_worker=2))
         )
         join.start()  # nobody gets the model before both are there
-        worker = distribute(model, found)
+        worker = distribute(model, found).thinwire
 
         def interrupt_the_wait():
             while not worker.num_exchanges:
@@ -190,21 +192,102 @@ def test_optimizers_that_would_have_no_effect_are_refused(optimizer, words):
 
 
 def test_models_that_cannot_be_distributed_are_refused():
-    with pytest.raises(ConfigurationError, match="not compiled"):
-        distribute(build(), mode="asgd")
+    with pytest.raises(ConfigurationError, match="a Dense"):
+        distribute(keras.layers.Dense(1), mode="asgd")
     model = compiled()
     model.layers[0].kernel.constraint = keras.constraints.MaxNorm(1.0)
     with pytest.raises(ConfigurationError, match="constraint"):
-        distribute(model, mode="asgd")
+        fit(distribute(model, mode="asgd", port=1))
 
 
-def test_compile_after_distribute_is_refused(caplog):
+def test_without_settings_a_model_trains_alone(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    expected = fit(compiled())
+    model = compiled()
+    assert distribute(model) is model
+    assert not model.thinwire.active
+    np.testing.assert_array_equal(model.thinwire.shard(X), X)
+    assert fit(model) == expected
+
+
+def test_compile_after_distribute_counts_at_the_next_fit(caplog):
     model = compiled(jit_compile=True)
-    with serving(mode="asgd") as (_, found), distribute(model, found):
+    with serving(mode="asgd") as (server, found):
+        assert distribute(model, found) is model
         assert "jit_compile is switched off" in caplog.text
         with pytest.raises(ConfigurationError, match="twice"):
             distribute(model, found)
         assert not model.jit_compile
-        model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
-        with pytest.raises(ConfigurationError, match="compiled again"):
+        fit(model)
+        model.compile(keras.optimizers.SGD(0.1), loss=LOSS, jit_compile=False)
+        fit(model)
+        assert server.snapshot().samples == 4 * len(X)
+        model.compile(keras.optimizers.Adam(), loss=LOSS)
+        with pytest.raises(ConfigurationError, match="Adam"):
             fit(model)
+
+
+def test_a_model_may_be_built_and_compiled_after_distribute():
+    keras.utils.set_random_seed(5)
+    W_global.clear()
+    model = keras.Sequential([keras.layers.Dense(8, name="hidden"), keras.layers.Dense(4)])
+    model.name = "toy"
+    with serving(shared=("hidden",), mode="asgd", bn_sync=False) as (server, found):
+        distribute(model, found)
+        model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+        model.build((None, 6))
+        W_global.clear()
+        W_global.extend(model.layers[0].trainable_variables)
+        fit(model, epochs=1)
+        assert server.snapshot().version == 7
+
+
+def test_run_eagerly_trains_as_a_graph_does():
+    weights = []
+    for eagerly in (False, True):
+        with serving(mode="asgd") as (_, found):
+            model = compiled(run_eagerly=eagerly)
+            fit(distribute(model, found), epochs=1)
+            weights.append(trained(model))
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_old_attributes_are_forwarded_with_a_warning():
+    with serving(mode="asgd") as (_, found):
+        model = distribute(compiled(), found)
+        fit(model, epochs=1)
+        with pytest.warns(DeprecationWarning, match="model.thinwire.last"):
+            assert model.last.version == 7
+    with pytest.raises(AttributeError):
+        build().last  # noqa: B018
+    model.last = "the model's own"
+    assert model.last == "the model's own"
+
+
+class Stranger(keras.Sequential):
+    """A model whose train_step does not step with the compiled optimizer."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if self.other is not None:
+            self.other.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("other", "words"), [(None, "does not step"), (keras.optimizers.Adam(), "Adam 'adam")]
+)
+def test_no_model_is_trained_alone_silently(other, words):
+    with serving(mode="asgd") as (_, found):
+        model = Stranger(build().layers, name="toy")
+        model.other = other
+        model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+        distribute(model, found)
+        with pytest.raises(ConfigurationError, match=words):
+            fit(model)
+        with pytest.raises(ConfigurationError, match="train_on_batch"):
+            model.train_on_batch(X[:8], Y[:8])

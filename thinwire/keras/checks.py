@@ -1,0 +1,138 @@
+"""What of a script's model cannot be trained by exchanges, refused before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.server import keras_optimizer
+from thinwire.ops.types import ConfigurationError
+from thinwire.ops.weighting.dc_asgd import DcAsgd
+
+#: Setting of a Keras optimizer -> what does the same here.
+_INSTEAD = {
+    "momentum": "mode dgs or dgc, whose momentum it then is; or `momentum` for all nodes",
+    "weight_decay": "`worker_weight_decay` for the worker",
+    "global_clipnorm": "`clip_norm` for the worker",
+    "clipnorm": "`clip_norm` for the worker, which clips all gradients together",
+}
+_FREE = ("name", "learning_rate")
+
+
+def check_model(model: Any) -> None:
+    """Refuse what cannot be trained by exchanges at all.
+
+    Raises:
+        ConfigurationError: Another backend, no Keras model, or several replicas.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigurationError(
+            f"Keras runs on {keras.backend.backend()}; expected KERAS_BACKEND=tensorflow."
+        )
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(
+            f"distribute() was given a {type(model).__name__}; expected a keras.Model."
+        )
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise ConfigurationError(
+            f"the model has {replicas} replicas by tf.distribute; expected one device a worker. "
+            "Start a worker for each."
+        )
+
+
+def momentum_of(optimizer: Any) -> float | None:
+    """Return the momentum of a compiled optimizer, if it is SGD and has one."""
+    if not isinstance(optimizer, keras.optimizers.SGD) or not optimizer.momentum:
+        return None
+    return float(optimizer.momentum)
+
+
+def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> None:
+    """Refuse an optimizer that does what neither the server nor the method will do.
+
+    Plain SGD stands for whatever they do; else it must be what the server steps with.
+
+    Args:
+        optimizer: Compiled.
+        method: Of the run.
+        takes_momentum: Whether the method has taken over the optimizer's momentum.
+
+    Raises:
+        ConfigurationError: A setting that would have no effect.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ConfigurationError(
+            "the model scales its loss, as mixed_float16 does, and this server's model comes from "
+            "flags; expected float32 or mixed_bfloat16. Start the script with `thinwire run`."
+        )
+    compiled = optimizer.get_config()
+    if not isinstance(compiled["learning_rate"], float):
+        raise ConfigurationError(
+            "the optimizer has a learning-rate schedule, which would count the steps of this "
+            "worker alone; expected a number. Start the script with `thinwire run`, give the "
+            "server --lr_schedule, or fit the callback LearningRateScheduler."
+        )
+    if takes_momentum:
+        compiled["momentum"] = 0.0
+    plain, server = keras.optimizers.SGD(), keras_optimizer(method.server)
+    for known in (plain, server):
+        if type(known) is type(optimizer) and not _differences(compiled, known.get_config()):
+            return
+    like = server if type(server) is type(optimizer) else plain
+    if type(like) is not type(optimizer):
+        raise ConfigurationError(
+            f"the model is compiled with {type(optimizer).__name__}, but the server steps with "
+            f"{type(server).__name__}. Start the script with `thinwire run`, whose server steps "
+            "with what the script compiles; or compile it with SGD, or give all nodes a "
+            "`server_optimizer`."
+        )
+    name = _differences(compiled, like.get_config())[0]
+    instead = f"; instead there is {_INSTEAD[name]}" if name in _INSTEAD else ""
+    raise ConfigurationError(
+        f"the optimizer's {name}={compiled[name]!r} would have no effect: the server steps. "
+        f"Expected {like.get_config()[name]!r} here{instead}. Or start the script with "
+        "`thinwire run`, whose server steps with what the script compiles."
+    )
+
+
+def check_rate_change(rate: float, method: Method) -> None:
+    """Refuse a learning rate that this worker's gradients cannot be scaled to.
+
+    Raises:
+        ConfigurationError: Not a rate, or the method does not step in proportion to gradients.
+    """
+    if not 0 <= rate < math.inf:
+        raise ConfigurationError(f"learning_rate={rate:g}: expected a finite number from 0 on.")
+    blind = (
+        (method.server.optimizer == "adam", "--server_optimizer=adam"),
+        (isinstance(method.weighting, DcAsgd), "--weighting=dc_asgd"),
+        (method.takes_local_steps and method.local.optimizer == "adam", "--local_optimizer=adam"),
+    )
+    for is_used, flag in blind:
+        if is_used:
+            raise ConfigurationError(
+                f"learning_rate={rate:g}: a worker changes its own rate by scaling its gradients, "
+                f"to which steps are not in proportion with {flag}; expected none of "
+                "LearningRateScheduler, ReduceLROnPlateau or the like. Give the server "
+                "--lr_schedule."
+            )
+
+
+def check_variables(variables: Iterable[Any]) -> None:
+    """Refuse constraints, which a server of flags does not know of. Raises ConfigurationError."""
+    for variable in variables:
+        if variable.constraint is not None:
+            raise ConfigurationError(
+                f"{variable.path} has a constraint, which the server would not keep; expected "
+                "none. Leave it out of the layer, or the variable out of W_global; or start the "
+                "script with `thinwire run`, whose server learns of it."
+            )
+
+
+def _differences(compiled: dict[str, Any], known: dict[str, Any]) -> list[str]:
+    return [name for name in compiled if name not in _FREE and compiled[name] != known.get(name)]

@@ -1,0 +1,51 @@
+"""`distribute(model)`: a Keras model whose `fit` trains together with others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from thinwire.keras.checks import check_model
+from thinwire.keras.fit import surround_fit
+from thinwire.keras.forwarding import forward_attributes
+from thinwire.keras.session import ModelSession
+from thinwire.ops.types import ConfigurationError
+from thinwire.settings import are_given, read_settings
+
+if TYPE_CHECKING:
+    import keras
+
+
+def distribute(
+    model: keras.Model, args: Any = None, *, num_train: int | None = None, **settings: Any
+) -> keras.Model:
+    """Let a model's `fit` train together with other workers'.
+
+    The model joins the run at the first step of `fit` and then has the server's weights. `fit`
+    ends when the run ends, or by itself; the next `fit` joins again. Where nothing names a run,
+    the model trains alone, exactly as before.
+
+    Args:
+        model: Compiled before or after this call; built or not.
+        args: See thinwire.settings.
+        num_train: Size of the whole training set, which dgc's warm-up needs.
+        **settings: Further flags by name, such as ``id_worker=2``.
+
+    Returns:
+        The same model. Its `thinwire` attribute is its `thinwire.keras.session.ModelSession`.
+
+    Raises:
+        ConfigurationError: Settings or a model that cannot work.
+    """
+    check_model(model)
+    if getattr(model, "thinwire", None) is not None:
+        raise ConfigurationError("distribute() was called twice on a model; expected once.")
+    if not are_given(args, settings):
+        model.thinwire = ModelSession(model)
+    else:
+        chosen = read_settings(args, settings, type_node="Worker")
+        if chosen.local:
+            raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
+        model.thinwire = ModelSession(model, chosen, args, settings, num_train)
+        surround_fit(model, model.thinwire)
+    forward_attributes()
+    return model

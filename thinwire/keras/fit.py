@@ -1,0 +1,102 @@
+"""Keras' `fit`, surrounded: this worker's part of the data in, joining and leaving around it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+if TYPE_CHECKING:
+    from thinwire.keras.session import ModelSession
+
+
+class FitCallback(keras.callbacks.Callback):
+    """The first of a `fit`'s callbacks: joins before the others begin, leaves before they end.
+
+    It overrides no `on_train_batch_end`, so Keras may still run the others' in another thread.
+    """
+
+    def __init__(self, session: ModelSession) -> None:
+        """Do nothing yet."""
+        super().__init__()
+        self._session = session
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Join, where that is possible before the first step."""
+        del logs
+        self._session.begin_fit()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Count, and end `fit` with what went wrong in the batch before."""
+        del batch, logs
+        self._session.begin_batch()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """End `fit` before it evaluates, if something went wrong."""
+        del logs
+        self._session.raise_failure()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """End `fit` with what went wrong in the last batch."""
+        del epoch, logs
+        self._session.raise_failure()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Leave; from here on the model has the final weights."""
+        del logs
+        self._session.end_fit()
+
+
+def surround_fit(model: keras.Model, session: ModelSession) -> None:
+    """Put `session` around a model's `fit`, and into its `train_step`.
+
+    Both are attributes of this one model; its class and its configuration stay as they are.
+    """
+    alone, train_step = model.fit, model.train_step
+    signature = _signature(alone)
+
+    @functools.wraps(alone)
+    def fit(*args: Any, **keywords: Any) -> Any:
+        arguments = _named(signature.bind(*args, **keywords))
+        with session.fitting():
+            arguments["callbacks"] = _first(FitCallback(session), arguments.get("callbacks"))
+            return alone(**arguments)
+
+    @functools.wraps(train_step)
+    def step(data: Any) -> Any:
+        return session.train_step(train_step, data)
+
+    model.fit, model.train_step = fit, step
+    model.train_function = None  # one of an earlier `fit` holds the old step
+
+
+def _signature(alone: Any) -> inspect.Signature:
+    """Return the signature by which arguments get their names: Keras' own if `alone`'s has none."""
+    found = inspect.signature(alone)
+    if any(each.kind is each.VAR_POSITIONAL for each in found.parameters.values()):
+        parameters = list(inspect.signature(keras.Model.fit).parameters.values())[1:]
+        return found.replace(parameters=parameters)
+    return found
+
+
+def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
+    arguments = dict(bound.arguments)
+    for name, parameter in bound.signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    return arguments
+
+
+def _first(callback: FitCallback, others: Any) -> Any:
+    """Return callbacks in the form that `fit` takes, `callback` first."""
+    if isinstance(others, keras.callbacks.CallbackList):
+        kept = [each for each in others.callbacks if not isinstance(each, FitCallback)]
+        others.callbacks[:] = [callback, *kept]
+        callback.set_model(others.model)
+        callback.set_params(others.params)
+        return others
+    if others is None:
+        return [callback]
+    return [callback, *(others if isinstance(others, list | tuple) else [others])]

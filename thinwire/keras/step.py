@@ -1,0 +1,200 @@
+"""What stands in the place of a compiled optimizer's `apply`, within the graph of Keras' step.
+
+Where the optimizer would step, the gradients go to the parameter server and its weights come back.
+The optimizer object stays the model's own, for callbacks and for saving; only two of its methods
+are replaced, on this one instance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from thinwire.ops.types import ConfigurationError
+
+if TYPE_CHECKING:
+    from thinwire.keras.session import ModelSession
+
+_Pairs = Sequence[tuple[Any, Any]]  # gradient or None, variable
+
+
+class WeightsChanged(Exception):
+    """Joining brought other weights than those that a gradient was computed at."""
+
+
+class ExchangeStep:
+    """Stands in for one compiled optimizer.
+
+    Trainable variables that are not shared are stepped by the optimizer itself.
+
+    Attributes:
+        optimizer: The compiled one; a LossScaleOptimizer where Keras put one around it.
+    """
+
+    def __init__(self, optimizer: Any, session: ModelSession) -> None:
+        """Take the place of `optimizer.apply` and of `optimizer.scale_loss`."""
+        self.optimizer = optimizer
+        self._session = session
+        self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
+        self._loss: Any = None  # of the mini-batch being traced, like the next
+        self._rows: Any = None
+        self._was_applied = False
+        optimizer.apply, optimizer.scale_loss = self._apply, self._scale_loss
+
+    @property
+    def rate(self) -> Any:
+        """The variable of the learning rate; None where a schedule or a function is in its place.
+
+        Callbacks and scripts assign to it.
+        """
+        rate = _inner(self.optimizer)._learning_rate
+        return rate if isinstance(rate, keras.Variable) else None
+
+    def run(self, train_step: Callable[[Any], Any], data: Any) -> Any:
+        """Call a model's `train_step`, and refuse one that would train alone.
+
+        Raises:
+            ConfigurationError: It does not step with the compiled optimizer, or with another one.
+        """
+        self._rows, self._loss, self._was_applied = count_rows(data), None, False
+        with self._guarding_others():
+            logs = train_step(data)
+        if not self._was_applied:
+            raise ConfigurationError(
+                f"the train_step of {self._session.model.name!r} does not step with the optimizer "
+                f"that the model is compiled with ({_named(self.optimizer)}), so each worker would "
+                "train alone; expected self.optimizer.apply_gradients(...) of all shared variables "
+                "there. Compile the model with the optimizer that train_step uses, or leave "
+                "thinwire.distribute() out."
+            )
+        return logs
+
+    def assign_rate(self, rate: float) -> None:
+        """Write a learning rate where callbacks read it."""
+        if self.rate is not None:
+            self.rate.assign(rate)
+
+    def _scale_loss(self, loss: Any) -> Any:
+        """Keep the loss of the mini-batch for reports."""
+        self._loss = loss
+        return self._scale_alone(loss)
+
+    def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Send the gradients, take over weights, statistics and learning rate."""
+        session = self._session
+        session.check_in_fit()
+        self._was_applied = True
+        variables = trainable_variables
+        if variables is None:
+            variables = _inner(self.optimizer)._trainable_variables
+        pairs = list(zip(grads, variables, strict=True))
+        with tf.init_scope():
+            is_eager = tf.executing_eagerly() and not _is_tracing(pairs)
+            if session.join(pairs) and is_eager:
+                raise WeightsChanged
+        by_variable = {id(variable): gradient for gradient, variable in pairs}
+        shared = session.variables
+        sent = [_flat(by_variable.pop(id(each), None), each) for each in shared]
+        own = [(g, v) for g, v in pairs if id(v) in by_variable and g is not None]
+        self._exchange(tf.concat(sent, 0))
+        if own:
+            self._apply_alone(*zip(*own, strict=True))
+        else:
+            _inner(self.optimizer)._iterations.assign_add(1)
+
+    def _exchange(self, gradient: Any) -> None:
+        session, rate = self._session, self.rate
+        loss, self._loss = self._loss, None
+        weights, means, new_rate = tf.numpy_function(
+            session.exchange,
+            [
+                gradient,
+                tf.cast(self._rows, tf.int64),
+                tf.constant(0.0) if loss is None else tf.cast(loss, tf.float32),
+                session.flat_statistics.joined(),
+                tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
+            ],
+            [tf.float32, tf.float32, tf.float32],
+        )
+        flat, statistics = session.flat_variables, session.flat_statistics
+        flat.assign(tf.ensure_shape(weights, [flat.size]))
+        statistics.assign(tf.ensure_shape(means, [statistics.size]))
+        if rate is not None:
+            rate.assign(tf.reshape(new_rate, []))
+
+    @contextlib.contextmanager
+    def _guarding_others(self) -> Iterator[None]:
+        """Refuse another optimizer that steps shared variables meanwhile."""
+        base, mine = keras.optimizers.Optimizer, (self.optimizer, _inner(self.optimizer))
+        apply = base.apply
+
+        def guarded(other: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            if not any(other is each for each in mine):
+                self._check_other(other, trainable_variables)
+            return apply(other, grads, trainable_variables)
+
+        base.apply = guarded
+        try:
+            yield
+        finally:
+            base.apply = apply
+
+    def _check_other(self, other: Any, variables: Any) -> None:
+        shared = {id(each) for each in self._session.shared_variables()}
+        touched = [v for v in variables or other._trainable_variables if id(v) in shared]
+        if touched:
+            self._refuse(other, touched)
+
+    def _refuse(self, other: Any, touched: Sequence[Any]) -> NoReturn:
+        raise ConfigurationError(
+            f"the train_step of {self._session.model.name!r} steps {touched[0].path} and "
+            f"{len(touched) - 1} more shared variables with {_named(other)}, but the model is "
+            f"compiled with {_named(self.optimizer)}: each worker would train them alone. Expected "
+            "one optimizer, the compiled one. Several, as in a GAN, are not supported yet; leave "
+            "thinwire.distribute() out, or put only the variables of the compiled optimizer into "
+            "thinwire.W_global."
+        )
+
+
+def count_rows(data: Any) -> Any:
+    """Return the number of examples in a mini-batch, a scalar tensor.
+
+    It is the first dimension of the first leaf that has one; ragged and sparse ones count too.
+    """
+    for leaf in tf.nest.flatten(data):
+        if isinstance(leaf, tf.RaggedTensor):
+            return leaf.nrows()
+        if isinstance(leaf, tf.SparseTensor):
+            return leaf.dense_shape[0]
+        if leaf is not None and len(getattr(leaf, "shape", ())):
+            return tf.shape(leaf)[0]
+    return tf.constant(1)
+
+
+def _inner(optimizer: Any) -> Any:
+    """Return the optimizer inside a LossScaleOptimizer, or the optimizer itself."""
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if is_scaled else optimizer
+
+
+def _named(optimizer: Any) -> str:
+    return f"{type(optimizer).__name__} {optimizer.name!r}"
+
+
+def _is_tracing(pairs: _Pairs) -> bool:
+    """Return whether the gradients are symbolic."""
+    tensors = (gradient for gradient, _ in pairs if gradient is not None)
+    first = next((getattr(each, "values", each) for each in tensors), None)
+    return first is not None and not hasattr(first, "numpy")
+
+
+def _flat(gradient: Any, variable: Any) -> Any:
+    """Return a gradient, or zeros for none, as one float32 vector."""
+    if gradient is None:
+        return tf.zeros([int(np.prod(variable.shape))], tf.float32)
+    return tf.reshape(tf.cast(tf.convert_to_tensor(gradient), tf.float32), [-1])
