@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import keras
 import numpy as np
@@ -18,9 +18,42 @@ import tensorflow as tf
 from thinwire.ops.types import ConfigurationError
 
 if TYPE_CHECKING:
-    from thinwire.keras.session import ModelSession
+    from thinwire.models.flat_model import FlatVariables
+    from thinwire.ops.types import Float32
 
 _Pairs = Sequence[tuple[Any, Any]]  # gradient or None, variable
+
+
+class StepOwner(Protocol):
+    """What a step needs of the worker behind the model; `thinwire.keras.session` has it."""
+
+    model: Any
+
+    @property
+    def variables(self) -> list[Any]:
+        """The shared variables, in order."""
+
+    @property
+    def flat_variables(self) -> FlatVariables:
+        """The same as one vector."""
+
+    @property
+    def flat_statistics(self) -> FlatVariables:
+        """The moving statistics that are averaged over the workers; may be empty."""
+
+    def shared_variables(self) -> list[Any]:
+        """Return the variables that are or will be shared."""
+
+    def check_in_fit(self) -> None:
+        """Refuse steps outside of `fit`."""
+
+    def join(self, pairs: _Pairs) -> bool:
+        """Join at the first step; return whether the model has other weights than before."""
+
+    def exchange(
+        self, gradient: Float32, rows: int, loss: float, statistics: Float32, rate: float
+    ) -> tuple[Float32, Float32, np.float32]:
+        """Step; return weights, statistics and learning rate to go on from."""
 
 
 class WeightsChanged(Exception):
@@ -36,7 +69,7 @@ class ExchangeStep:
         optimizer: The compiled one; a LossScaleOptimizer where Keras put one around it.
     """
 
-    def __init__(self, optimizer: Any, session: ModelSession) -> None:
+    def __init__(self, optimizer: Any, session: StepOwner) -> None:
         """Take the place of `optimizer.apply` and of `optimizer.scale_loss`."""
         self.optimizer = optimizer
         self._session = session
