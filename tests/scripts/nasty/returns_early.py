@@ -1,0 +1,24 @@
+"""The second worker leaves the script before the end, without an error."""
+
+import argparse
+
+import keras
+import numpy as np
+
+import thinwire
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int, default=1)
+options = parser.parse_args()
+keras.utils.set_random_seed(options.seed)
+
+x = np.random.default_rng(options.seed).normal(size=(2000, 10)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+model = thinwire.distribute(model)
+model.fit(x, y, batch_size=16, epochs=1, verbose=0)
+if thinwire.worker_id() == 2:
+    raise SystemExit(0)
+model.fit(x, y, batch_size=16, epochs=200, verbose=0)
+print("trained")

@@ -1,0 +1,23 @@
+"""Two models, distributed one after the other."""
+
+import argparse
+
+import keras
+import numpy as np
+
+import thinwire
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int, default=1)
+options = parser.parse_args()
+keras.utils.set_random_seed(options.seed)
+
+x = np.random.default_rng(options.seed).normal(size=(2000, 10)).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+other = keras.Sequential([keras.Input((10,)), keras.layers.Dense(1)])
+for each in (model, other):
+    each.compile("adam", "mse")
+    each = thinwire.distribute(each)
+    each.fit(x, y, batch_size=16, epochs=2, verbose=0)
+print("trained")
