@@ -33,7 +33,7 @@ model.compile(
     metrics=[keras.metrics.R2Score()],
 )
 model = thinwire.distribute(model)
-model.fit(x_train, y_train, batch_size=8, epochs=6, verbose=2)
+model.fit(x_train, y_train, batch_size=8, epochs=12, verbose=2)
 
 loss, r2 = model.evaluate(x_test, y_test, verbose=0)
 print(json.dumps({"metric": "r2", "value": float(r2)}))

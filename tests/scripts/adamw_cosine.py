@@ -1,4 +1,4 @@
-"""An image transformer with AdamW: warm-up, cosine decay, clipping, no decay of biases and norms."""
+"""An image transformer with AdamW: warm-up, cosine decay, clipping, biases without decay."""
 
 import argparse
 import json

@@ -63,7 +63,7 @@ with tempfile.TemporaryDirectory() as folder:
         y[:5500],
         validation_split=0.2,
         batch_size=32,
-        epochs=14,
+        epochs=40,
         callbacks=callbacks,
         verbose=2,
     )

@@ -66,7 +66,7 @@ class Autoencoder(keras.Model):
 model = Autoencoder()
 model.compile(optimizer=keras.optimizers.Adam())
 model = thinwire.distribute(model)
-model.fit(x_train, epochs=10, batch_size=32, verbose=2)
+model.fit(x_train, epochs=25, batch_size=32, verbose=2)
 
 error = np.mean((model.predict(x_test, verbose=0) - x_test) ** 2)
 print(json.dumps({"metric": "r2", "value": float(1 - error / x_test.var())}))

@@ -63,7 +63,7 @@ predictions = keras.layers.Dense(1, activation="sigmoid")(hidden)
 model = keras.Model(inputs=features, outputs=predictions)
 model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"])
 model = thinwire.distribute(model)
-model.fit(train, epochs=8, validation_data=test, verbose=2)
+model.fit(train, epochs=20, validation_data=test, verbose=2)
 
 _, accuracy = model.evaluate(test, verbose=0)
 print(json.dumps({"metric": "accuracy", "value": accuracy}))

@@ -11,7 +11,7 @@ import thinwire
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int, default=1)
-parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--epochs", type=int, default=20)
 options = parser.parse_args()
 keras.utils.set_random_seed(options.seed)
 rng = np.random.default_rng(options.seed)
@@ -24,7 +24,7 @@ def textures(number):
     phases = rng.uniform(0, 2 * np.pi, number)
     y, x = np.mgrid[:24, :24] * 0.9
     waves = np.cos(angles)[:, None, None] * x + np.sin(angles)[:, None, None] * y
-    images = np.sin(waves + phases[:, None, None]) + rng.normal(0, 1.6, (number, 24, 24))
+    images = np.sin(waves + phases[:, None, None]) + rng.normal(0, 2.2, (number, 24, 24))
     return np.clip(images * 40 + 128, 0, 255).astype("uint8")[..., None], labels
 
 

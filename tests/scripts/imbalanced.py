@@ -41,9 +41,9 @@ model.compile(
 model = thinwire.distribute(model)
 positive = float(y_train.mean())
 class_weight = {0: 0.5 / (1 - positive), 1: 0.5 / positive}
-model.fit(x_train, y_train, batch_size=64, epochs=6, class_weight=class_weight, verbose=2)
+model.fit(x_train, y_train, batch_size=64, epochs=15, class_weight=class_weight, verbose=2)
 weights = amounts[:6000] * np.where(y_train[:, 0] > 0, class_weight[1], class_weight[0])
-model.fit(x_train, y_train, batch_size=64, epochs=3, sample_weight=weights, verbose=2)
+model.fit(x_train, y_train, batch_size=64, epochs=5, sample_weight=weights, verbose=2)
 
 results = model.evaluate(x_test, y_test, verbose=0, return_dict=True)
 print(json.dumps({"metric": "auc", "value": results["auc"]}))

@@ -41,7 +41,7 @@ model.compile(
 )
 
 model = thinwire.distribute(model)
-model.fit(x[:4500], y[:4500], batch_size=32, epochs=8, verbose=2)
+model.fit(x[:4500], y[:4500], batch_size=32, epochs=16, verbose=2)
 
 loss, accuracy = model.evaluate(x[4500:], y[4500:], verbose=0)
 print(json.dumps({"metric": "accuracy", "value": accuracy}))

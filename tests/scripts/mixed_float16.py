@@ -31,7 +31,7 @@ model = keras.Model(inputs, outputs)
 model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 
 model = thinwire.distribute(model)
-model.fit(x_train, y_train, batch_size=32, epochs=5, validation_split=0.1, verbose=2)
+model.fit(x_train, y_train, batch_size=32, epochs=12, validation_split=0.1, verbose=2)
 
 loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
 print(json.dumps({"metric": "accuracy", "value": accuracy}))

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, used for validation and in the end; SGD, momentum."""
+"""A moving average of the weights, used for validation and in the end; SGD with momentum."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ model.fit(
     x[:5000],
     y[:5000],
     batch_size=32,
-    epochs=6,
+    epochs=12,
     validation_data=(x[5000:], y[5000:]),
     callbacks=[keras.callbacks.SwapEMAWeights()],
     verbose=2,

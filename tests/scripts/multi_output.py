@@ -49,7 +49,7 @@ split = 4500
 model.fit(
     {"words": words[:split], "tags": tags[:split]},
     {"department": departments[:split], "urgency": urgency[:split]},
-    epochs=6,
+    epochs=15,
     batch_size=32,
     verbose=2,
 )

@@ -51,7 +51,7 @@ class BasketModel(keras.Model):
 model = BasketModel()
 model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 model = thinwire.distribute(model)
-model.fit(x_train, y_train, batch_size=32, epochs=6, verbose=2)
+model.fit(x_train, y_train, batch_size=32, epochs=20, verbose=2)
 
 loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
 print(json.dumps({"metric": "accuracy", "value": accuracy}))

@@ -46,7 +46,7 @@ model.compile(
     metrics=[keras.metrics.BinaryAccuracy(name="accuracy")],
 )
 model = thinwire.distribute(model)
-model.fit(pairs[:split], liked[:split], batch_size=64, epochs=8, verbose=2)
+model.fit(pairs[:split], liked[:split], batch_size=64, epochs=12, verbose=2)
 
 loss, accuracy = model.evaluate(pairs[split:], liked[split:], batch_size=512, verbose=0)
 print(json.dumps({"metric": "accuracy", "value": accuracy}))

@@ -1,4 +1,4 @@
-"""What comes after fit: evaluate, predict, save, load with the optimizer's state, go on training."""
+"""After fit: evaluate, predict, save, load with the state of the optimizer, go on training."""
 
 import argparse
 import json
@@ -31,9 +31,9 @@ model = keras.Sequential(
 )
 model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"])
 model = thinwire.distribute(model)
-history = model.fit(x_train, y_train, batch_size=32, epochs=10, verbose=2)
+history = model.fit(x_train, y_train, batch_size=32, epochs=25, verbose=2)
 assert list(history.history) == ["accuracy", "loss"], history.history
-assert len(history.history["loss"]) == 10
+assert len(history.history["loss"]) == 25
 
 loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
 predicted = model.predict(x_test, verbose=0)

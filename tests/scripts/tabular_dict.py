@@ -55,7 +55,7 @@ model = keras.Model(inputs, outputs)
 model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"])
 
 model = thinwire.distribute(model)
-model.fit(x_train, y_train, batch_size=32, epochs=8, validation_split=0.1, verbose=2)
+model.fit(x_train, y_train, batch_size=32, epochs=20, validation_split=0.1, verbose=2)
 
 results = model.evaluate(x_test, y_test, verbose=0, return_dict=True)
 print(json.dumps({"metric": "accuracy", "value": results["accuracy"]}))

@@ -39,7 +39,7 @@ model.compile(
     metrics=["accuracy"],
 )
 model = thinwire.distribute(model)
-history = model.fit(train, epochs=10, validation_data=test, verbose=2)
+history = model.fit(train, epochs=20, validation_data=test, verbose=2)
 assert set(history.history) == {"accuracy", "loss", "val_accuracy", "val_loss"}
 
 results = model.evaluate(test, verbose=0, return_dict=True)

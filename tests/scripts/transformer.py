@@ -60,7 +60,7 @@ model.compile(
     "adam", "sparse_categorical_crossentropy", metrics=["accuracy"], steps_per_execution=4
 )
 model = thinwire.distribute(model)
-model.fit(x[:4500], y[:4500], batch_size=32, epochs=5, validation_split=0.1, verbose=2)
+model.fit(x[:4500], y[:4500], batch_size=32, epochs=8, validation_split=0.1, verbose=2)
 
 loss, accuracy = model.evaluate(x[4500:], y[4500:], verbose=0)
 print(json.dumps({"metric": "accuracy", "value": accuracy}))
