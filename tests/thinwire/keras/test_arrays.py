@@ -1,0 +1,219 @@
+"""Sharing arrays that `fit` is given."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+from thinwire.data.partition import PartitionRule
+from thinwire.keras.data import Place, share
+from thinwire.ops.types import ConfigurationError
+
+
+def places(num_workers, one_group=True, partition="iid", **more):
+    rule = PartitionRule(partition, num_workers, seed=7, dirichlet_alpha=0.5)
+    return [Place(w, num_workers, one_group, rule, **more) for w in range(1, num_workers + 1)]
+
+
+def shared_by_all(arguments, *args, **more):
+    return [share(arguments, place) for place in places(*args, **more)]
+
+
+def batches(arguments):
+    """Return the batches that Keras makes of arrays, as the first column of x."""
+    names = ("x", "y", "sample_weight", "batch_size", "shuffle", "class_weight")
+    adapter = ArrayDataAdapter(
+        **{name: arguments[name] for name in names if name in arguments},
+        steps=arguments.get("steps_per_epoch"),
+    )
+    return [np.asarray(batch[0]).ravel().tolist() for batch in adapter.get_numpy_iterator()]
+
+
+SIZES = st.tuples(st.integers(2, 70), st.integers(1, 5), st.integers(1, 40))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES)
+def test_one_groups_batches_are_together_the_scripts(sizes):
+    total, num_workers, batch_size = sizes
+    if total < num_workers or batch_size < num_workers:
+        return
+    x = np.arange(total)[:, None]
+    given_ = {"x": x, "y": x, "batch_size": batch_size, "shuffle": False}
+    alone = batches(given_)
+    everyone = [batches(shared.arguments) for shared in shared_by_all(given_, num_workers)]
+    for number, whole in enumerate(alone):
+        mine = [rows[number] for rows in everyone if number < len(rows)]
+        assert sorted(row for rows in mine for row in rows) == whole
+        assert max(map(len, mine)) - min(map(len, mine)) <= 1
+    longest = max(map(len, everyone))
+    assert longest == len(alone)
+    short = [shared.short_by for shared in shared_by_all(given_, num_workers)]
+    assert [longest - len(rows) for rows in everyone] == short
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    SIZES,
+    st.booleans(),
+    st.sampled_from(("iid", "contiguous", "class", "dirichlet")),
+    st.sampled_from(("global", "worker", None)),
+    st.sampled_from((True, False, "batch")),
+)
+def test_parts_are_disjoint_and_complete(sizes, one_group, partition, batch, shuffle):
+    total, num_workers, batch_size = sizes
+    y = np.arange(total) % 3
+    given_ = {"x": np.arange(total), "y": y, "batch_size": batch_size, "shuffle": shuffle}
+    try:
+        everyone = shared_by_all(given_, num_workers, one_group, partition, batch=batch)
+    except ConfigurationError as error:
+        assert str(num_workers) in str(error) or partition == "dirichlet"
+        return
+    rows = np.concatenate([shared.arguments["x"] for shared in everyone])
+    assert sorted(rows.tolist()) == list(range(total))
+    for shared in everyone:
+        assert len(shared.arguments["x"]), "a part is empty"
+        np.testing.assert_array_equal(shared.arguments["y"], y[shared.arguments["x"]])
+        assert (shared.batch_size, shared.num_examples) == (batch_size, total)
+
+
+def test_a_batch_is_cut_as_evenly_as_it_goes():
+    given_ = {"x": np.zeros((320, 2)), "y": np.zeros(320)}
+    everyone = shared_by_all(given_, 3)
+    assert [shared.arguments["batch_size"] for shared in everyone] == [11, 11, 10]
+    assert [shared.batch_size for shared in everyone] == [32, 32, 32]
+    assert [shared.short_by for shared in everyone] == [0, 0, 0]
+    own = shared_by_all(given_, 3, one_group=False)
+    assert [shared.arguments.get("batch_size") for shared in own] == [None] * 3
+    asked = shared_by_all(given_, 3, one_group=False, batch="global")
+    assert [shared.arguments["batch_size"] for shared in asked] == [11, 11, 10]
+    each = shared_by_all(given_, 3, batch="worker")
+    assert [shared.arguments.get("batch_size") for shared in each] == [None] * 3
+
+
+def test_batches_smaller_than_the_number_of_workers_are_refused():
+    given_ = {"x": np.zeros(8), "batch_size": 1}
+    with pytest.raises(ConfigurationError, match=r"batch of 1 .* 2 workers.*--batch=worker"):
+        shared_by_all(given_, 2)
+    rows = [shared.arguments["x"] for shared in shared_by_all(given_, 2, batch="worker")]
+    assert list(map(len, rows)) == [4, 4]
+
+
+def test_more_workers_than_rows_are_refused():
+    for one_group in (True, False):
+        with pytest.raises(ConfigurationError, match="3"):
+            shared_by_all({"x": np.zeros(3), "batch_size": 8}, 4, one_group)
+
+
+def test_one_worker_gets_what_the_script_gives():
+    given_ = {"x": np.zeros(8), "y": np.zeros(8), "batch_size": 4, "validation_split": 0.0}
+    (only,) = shared_by_all(given_, 1)
+    assert only.arguments == given_
+    assert (only.batch_size, only.num_examples, only.short_by) == (4, 8, 0)
+
+
+def test_without_sharing_everything_stays_with_the_script():
+    given_ = {"x": np.zeros(8), "y": np.zeros(8), "batch_size": 4}
+    for shared in shared_by_all(given_, 2, shard="off"):
+        assert shared.arguments == given_
+        assert shared.num_examples is None
+    for shared in shared_by_all(given_, 2, shard="off", batch="global"):
+        assert shared.arguments["batch_size"] == 2
+        assert len(shared.arguments["x"]) == 8
+
+
+def test_steps_per_epoch_are_divided_where_each_worker_has_batches_of_its_own():
+    given_ = {"x": np.zeros(320), "batch_size": 32, "steps_per_epoch": 7}
+    assert [s.arguments["steps_per_epoch"] for s in shared_by_all(given_, 3, False)] == [3, 2, 2]
+    each = shared_by_all(given_, 3, batch="worker")
+    assert [s.arguments["steps_per_epoch"] for s in each] == [3, 3, 3]
+    assert [s.arguments["steps_per_epoch"] for s in shared_by_all(given_, 3)] == [7, 7, 7]
+
+
+def test_keras_own_batch_size_is_found_from_the_steps():
+    shared = shared_by_all({"x": np.zeros(100), "steps_per_epoch": 9}, 2)
+    assert [s.batch_size for s in shared] == [12, 12]
+    assert [s.arguments["batch_size"] for s in shared] == [6, 6]
+    assert [len(batches(s.arguments)) for s in shared] == [9, 9]
+
+
+def test_validation_is_cut_off_before_sharing():
+    x = np.arange(100)
+    given_ = {"x": x, "y": x, "validation_split": 0.2, "batch_size": 10}
+    everyone = shared_by_all(given_, 2)
+    rows = np.concatenate([shared.arguments["x"] for shared in everyone])
+    assert sorted(rows.tolist()) == list(range(80))
+    for shared in everyone:
+        assert not shared.arguments["validation_split"]
+        assert shared.arguments["validation_batch_size"] == 10
+        np.testing.assert_array_equal(shared.arguments["validation_data"][0], x[80:])
+        assert shared.num_examples == 80
+
+
+class Frame:
+    """As a table of another library: known by `__array__` alone."""
+
+    def __init__(self, values):
+        self._values = values
+        self.shape = values.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values if dtype is None else self._values.astype(dtype)
+
+
+def test_every_form_that_keras_cuts_is_cut_by_rows():
+    rows = np.arange(12)
+    ragged = tf.ragged.constant([[row] * (row % 3) for row in rows])
+    x = {
+        "array": rows[:, None],
+        "nested": (tf.constant(rows), [Frame(rows.astype("float32"))]),
+        "ragged": ragged,
+        "sparse": tf.sparse.from_dense(np.diag(rows)),
+        "text": np.array([str(row) for row in rows], dtype=object),
+        "none": None,
+    }
+    given_ = {"x": x, "y": [rows, rows * 2], "sample_weight": [rows + 1.0, rows + 2.0]}
+    for shared in shared_by_all(given_ | {"batch_size": 4, "shuffle": False}, 2):
+        mine, arguments = shared.arguments["x"], shared.arguments
+        kept = mine["array"][:, 0]
+        assert len(kept) == 6
+        assert np.array(mine["nested"][0]).tolist() == kept.tolist()
+        assert np.array(mine["nested"][1][0]).tolist() == kept.tolist()
+        assert mine["ragged"].row_lengths().numpy().tolist() == (kept % 3).tolist()
+        dense = tf.sparse.to_dense(mine["sparse"]).numpy()
+        assert dense.sum(axis=1).tolist() == kept.tolist()
+        texts = [text.decode() for text in tf.convert_to_tensor(mine["text"]).numpy()]
+        assert texts == [str(row) for row in kept]
+        assert mine["none"] is None
+        assert arguments["y"][1].tolist() == (kept * 2).tolist()
+        assert arguments["sample_weight"][0].tolist() == (kept + 1).tolist()
+
+
+def test_partitions_by_label_take_one_class_per_row_in_any_usual_form():
+    labels = np.repeat(np.arange(4), 6)
+    for y in (labels, labels[:, None], keras.utils.to_categorical(labels), labels.astype(float)):
+        given_ = {"x": labels, "y": y, "batch_size": 4}
+        first, second = shared_by_all(given_, 2, False, "class")
+        assert set(first.arguments["x"]) == {0, 1}
+        assert set(second.arguments["x"]) == {2, 3}
+    for y in (None, [labels, labels], np.linspace(0, 1, 24)):
+        with pytest.raises(ConfigurationError, match="--partition=iid"):
+            shared_by_all({"x": labels, "y": y}, 2, False, "class")
+
+
+def test_what_is_no_data_of_keras_is_left_to_keras():
+    for x in (None, [1, 2, 3], "text"):
+        for shared in shared_by_all({"x": x, "y": None}, 2):
+            assert shared.arguments == {"x": x, "y": None}
+
+
+def test_uneven_parts_lose_nothing():
+    y = np.arange(60) % 3
+    everyone = shared_by_all({"x": y, "y": y, "batch_size": 8}, 3, True, "dirichlet")
+    steps = [math.ceil(len(s.arguments["x"]) / s.arguments["batch_size"]) for s in everyone]
+    assert [s.short_by for s in everyone] == [max(steps) - each for each in steps]

@@ -1,0 +1,174 @@
+"""Sharing arrays: whatever Keras cuts along the first axis, in any nesting."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays
+from numpy.typing import NDArray
+
+from thinwire.data.partition import split
+from thinwire.keras.place import Place, Shared, deal
+from thinwire.ops.types import ConfigurationError
+
+#: Keras' batch size where the script gives none.
+DEFAULT_BATCH_SIZE = 32
+#: The one --partition that looks at nothing but the number of rows.
+_EQUAL = "iid"
+#: Those that look at labels.
+_BY_LABEL = ("class", "dirichlet")
+
+
+def are_arrays(data: Any) -> bool:
+    """Return whether Keras would take a structure as arrays."""
+    return bool(can_convert_arrays(data))
+
+
+def num_rows(data: Any) -> int:
+    """Return the length of the first axis of a structure of arrays.
+
+    Raises:
+        ConfigurationError: The arrays are not equally long, or there is none.
+    """
+    lengths = [int(leaf.shape[0]) for leaf in keras.tree.flatten(data) if leaf is not None]
+    if not lengths or len(set(lengths)) > 1:
+        raise ConfigurationError(
+            f"the arrays of a training set have {lengths} rows; expected the same number in each."
+        )
+    return lengths[0]
+
+
+def take_rows(data: Any, positions: NDArray[np.int64]) -> Any:
+    """Return the rows at some positions of each array of a structure.
+
+    Arrays of NumPy stay such, with their dtype; others are cut as Keras cuts them.
+    """
+    return keras.tree.map_structure(lambda leaf: _take(leaf, positions), data)
+
+
+def _take(leaf: Any, positions: NDArray[np.int64]) -> Any:
+    if leaf is None or isinstance(leaf, np.ndarray):
+        return None if leaf is None else leaf[positions]
+    return array_slicing.convert_to_sliceable(leaf)[positions]
+
+
+def share_arrays(arguments: dict[str, Any], place: Place) -> Shared:
+    """Return this worker's part of arrays that `fit` was given.
+
+    `validation_split` is cut off first, as Keras does. Where one group's workers step together
+    their k-th batches are the k-th batch of the script, in its order or in one shuffle's.
+
+    Args:
+        arguments: Of Keras' fit, by name.
+        place: This worker's.
+
+    Raises:
+        ConfigurationError: A part would be empty, or the labels do not fit the partition.
+    """
+    given = dict(arguments)
+    _cut_off_validation(given)
+    data = given.get("x"), given.get("y"), given.get("sample_weight")
+    total, steps = num_rows(data), given.get("steps_per_epoch")
+    batch_size = given.get("batch_size")
+    if not batch_size:
+        batch_size = math.ceil(total / steps) if steps else DEFAULT_BATCH_SIZE
+    own = place.part_of_batch(batch_size)
+    short_by = 0
+    if place.is_shared:
+        parts = _parts(data, total, batch_size, bool(_reorders(given.get("shuffle", True))), place)
+        mine = take_rows(data, parts[place.worker - 1])
+        given["x"], given["y"], given["sample_weight"] = mine
+        if steps:
+            given["steps_per_epoch"] = place.steps(steps)
+        else:
+            short_by = _short_by([len(part) for part in parts], batch_size, place)
+    if own != batch_size or steps:
+        if given.get("validation_data") is not None and not given.get("validation_batch_size"):
+            given["validation_batch_size"] = batch_size
+        given["batch_size"] = own
+    return Shared(given, batch_size, total if place.shard == "auto" else None, short_by)
+
+
+def _reorders(shuffle: Any) -> bool:
+    """Return whether Keras shuffles across batches."""
+    return bool(shuffle) and shuffle != "batch"
+
+
+def _cut_off_validation(given: dict[str, Any]) -> None:
+    """Turn `validation_split` into validation data, in place, as Keras' fit does."""
+    fraction = given.get("validation_split")
+    if not fraction or given.get("validation_data") is not None:
+        return
+    data = given.get("x"), given.get("y"), given.get("sample_weight")
+    train, validation = array_slicing.train_validation_split(data, validation_split=fraction)
+    given["x"], given["y"], given["sample_weight"] = train
+    given["validation_data"], given["validation_split"] = validation, 0.0
+
+
+def _parts(
+    data: tuple[Any, Any, Any], total: int, batch_size: int, shuffled: bool, place: Place
+) -> list[NDArray[np.int64]]:
+    """Return the positions of every worker's rows."""
+    rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
+    if not (place.one_group and rule.partition == _EQUAL):
+        return split(labels_of(data[1], total, rule.partition), rule)
+    if total < place.num_workers:
+        raise ConfigurationError(
+            f"{total} rows cannot be shared by {place.num_workers} workers; expected at least one "
+            f"each. Use --nb_workers={total} at most, or give fit more rows."
+        )
+    order = np.arange(total, dtype=np.int64)
+    if shuffled:
+        order = np.random.default_rng([rule.seed, total]).permutation(total)
+    run_batch = place.run_batch(batch_size)
+    workers = range(1, place.num_workers + 1)
+    dealt = [order[deal(total, run_batch, worker, place.num_workers)] for worker in workers]
+    return [np.sort(part) for part in dealt] if shuffled else dealt
+
+
+def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
+    """Return one label per row, for partitions that look at them; else zeros.
+
+    Args:
+        targets: What `fit` was given as y: classes [N] or [N, 1], or one-hot [N, C].
+        total: N.
+        partition: A name of ``data.PARTITIONS``.
+
+    Raises:
+        ConfigurationError: There is not one class per row.
+    """
+    if partition not in _BY_LABEL:
+        return np.zeros(total, np.int64)
+    if targets is None or keras.tree.is_nested(targets):
+        raise ConfigurationError(
+            f"--partition={partition} deals rows out by their label, and fit was given "
+            f"{'no y' if targets is None else 'several'}; expected one class per row. Use "
+            "--partition=iid."
+        )
+    labels = np.asarray(targets)
+    if labels.ndim == 2:
+        labels = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
+    if labels.ndim != 1 or (labels.dtype.kind == "f" and np.any(labels != np.round(labels))):
+        raise ConfigurationError(
+            f"--partition={partition} deals rows out by their label, and y has shape "
+            f"{np.shape(targets)} and dtype {np.asarray(targets).dtype}; expected one class per "
+            "row. Use --partition=iid."
+        )
+    return labels.astype(np.int64) if labels.dtype.kind == "f" else labels
+
+
+def _short_by(sizes: list[int], batch_size: int, place: Place) -> int:
+    """Return by how many steps this worker's epoch is shorter than the longest."""
+    if not place.one_group:
+        return 0
+    numbers = range(1, place.num_workers + 1)
+    steps = [
+        math.ceil(size / place.part_of_batch(batch_size, number))
+        for size, number in zip(sizes, numbers, strict=True)
+    ]
+    return max(steps) - steps[place.worker - 1]
