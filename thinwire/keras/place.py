@@ -46,7 +46,7 @@ class Place:
     def divides_batch(self) -> bool:
         """Whether a worker takes a part of the script's batch size.
 
-        A script that shares its data itself has set its batch size for that, unless it says so.
+        A script that shares its data itself has set its batch size for that, unless --batch is given.
         """
         if self.num_workers == 1:
             return False
