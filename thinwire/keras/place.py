@@ -46,7 +46,8 @@ class Place:
     def divides_batch(self) -> bool:
         """Whether a worker takes a part of the script's batch size.
 
-        A script that shares its data itself has set its batch size for that, unless --batch is given.
+        Where a script shares its data itself, its batch size is for its part, unless --batch is
+        given.
         """
         if self.num_workers == 1:
             return False
@@ -128,4 +129,4 @@ def deal(total: int, run_batch: int, worker: int, num_workers: int) -> NDArray[n
     [[0, 2, 4, 5], [1, 3, 6]]
     """
     positions = np.arange(total, dtype=np.int64)
-    return positions[positions % run_batch % num_workers == worker - 1]
+    return np.flatnonzero(positions % run_batch % num_workers == worker - 1)
