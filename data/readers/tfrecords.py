@@ -25,6 +25,7 @@ import numpy as np
 from absl import logging
 from numpy.typing import NDArray
 
+from thinwire.ops.crc32c import masked_crc32c
 from thinwire.ops.types import ConfigurationError
 
 IMAGE, LABEL = b"image/encoded", b"image/class/label"
@@ -132,27 +133,6 @@ def _length(header: bytes) -> int:
     if checksum != masked_crc32c(header[:8]):
         raise _InvalidTfRecord("the checksum of its length is wrong")
     return int(length)
-
-
-def _table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-_CRC_TABLE = _table()
-
-
-def masked_crc32c(content: bytes) -> int:
-    """Return the checksum of TFRecords: Castagnoli's, turned by 15 bits, plus a constant."""
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _example(stream: BinaryIO, stop: int) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from tests.fuzz.target import FOLDER, Reader, Target, joined
 from thinwire.data.pipeline import decode
 from thinwire.data.readers import adacomp as readers_adacomp
 from thinwire.data.readers import cifar10, idx, tfrecords
+from thinwire.ops.crc32c import masked_crc32c
 from thinwire.ops.types import ConfigurationError
 
 _PIXELS = 3072
@@ -143,7 +144,7 @@ def tfrecord(data: bytes) -> None:
 
 def _framed(record: bytes) -> bytes:
     length = struct.pack("<Q", len(record))
-    return length + struct.pack("<I", tfrecords.masked_crc32c(length)) + record + bytes(4)
+    return length + struct.pack("<I", masked_crc32c(length)) + record + bytes(4)
 
 
 def _example() -> bytes:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.data.imagenet_files import encoded, example, write_records
 from thinwire.data.readers import tfrecords
+from thinwire.ops.crc32c import masked_crc32c
 from thinwire.ops.types import ConfigurationError
 
 
@@ -60,8 +61,8 @@ def test_labels_of_all_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"123456789", bytes(range(64))])
 def test_checksum_is_that_of_tensorflow(tmp_path: Path, content: bytes) -> None:
     written = write(tmp_path / "a", content).read_bytes()
-    assert tfrecords.masked_crc32c(content) == struct.unpack("<I", written[-4:])[0]
-    assert tfrecords.masked_crc32c(written[:8]) == struct.unpack("<I", written[8:12])[0]
+    assert masked_crc32c(content) == struct.unpack("<I", written[-4:])[0]
+    assert masked_crc32c(written[:8]) == struct.unpack("<I", written[8:12])[0]
 
 
 @pytest.mark.parametrize(
