@@ -20,6 +20,7 @@ from thinwire import node as command_line
 from thinwire.flags import run as run_flags
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
+from thinwire.ps.initial_model import model_of_flags
 from thinwire.ps.role import ShardProcess
 
 _WARM_UPDATES = 60  # both workers have traced their steps by then
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
     command_line.define_flags()
     flags.FLAGS(["main.py", *given])
     run = run_flags.read_run()
-    shard = ShardProcess(run, ps_flags.read(run.addresses))
+    shard = ShardProcess(run, ps_flags.read(run.addresses), model_of_flags(run, 0))
     turns = Turns(shard, float(seconds), int(count))
     if not shard.start():
         raise RuntimeError("this run is finished")

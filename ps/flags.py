@@ -70,6 +70,11 @@ class PsFlags:
     journal: str = "auto"
     max_model_bytes: int = 8 << 30
 
+    @property
+    def node(self) -> str:
+        """Name of the shard's folders in the run directory."""
+        return f"ps-{self.id_ps}"
+
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
     """Refuse what cannot work, before anything heavy is imported.

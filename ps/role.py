@@ -9,11 +9,8 @@ import signal
 import time
 from typing import Any
 
-import numpy as np
 from absl import logging
 
-from thinwire.data.loading import num_train
-from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.documents import write_json_atomically
@@ -29,11 +26,10 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.sharding import placement
-from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.base import SyncPolicy
 from thinwire.ops.telemetry import run_status
-from thinwire.ops.types import ConfigurationError, ShardLayout, State
+from thinwire.ops.types import ConfigurationError, State
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
 from thinwire.ps.core.averages import WorkerAverages
@@ -42,6 +38,7 @@ from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership, Membership
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.flags import PsFlags
+from thinwire.ps.initial_model import InitialModel, model_of_flags
 from thinwire.ps.persistence.journal import STOP_REASON
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.policy import JournalPolicy
@@ -71,30 +68,18 @@ class ShardInitials:
 
     Args:
         run: The run's settings.
-        leads: Whether this is shard 0.
-        shared: The model.
-        layout: Of this shard.
-        examples: Size of the training set; None: counted, where --epochs needs it.
+        id_ps: Of the shard.
+        model: Before the first update.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        leads: bool,
-        shared: SharedModel,
-        layout: ShardLayout,
-        examples: int | None,
-    ) -> None:
-        self.run, self.leads, self._shared, self._layout = run, leads, shared, layout
-        flat = shared.flat()
-        self.theta = np.concatenate([flat[at] for at in shard_positions(shared.spec, layout)])
-        num_train = _num_train(run, shared, examples)
+    def __init__(self, run: Run, id_ps: int, model: InitialModel) -> None:
+        self.run, self.leads, self.model = run, id_ps == 0, model
+        self._layout = model.layouts[id_ps]
         examples = None
-        if run.epochs is not None and num_train:
-            examples = max(1, round(run.epochs * num_train))
+        if run.epochs is not None and model.num_examples:
+            examples = max(1, round(run.epochs * model.num_examples))
         self._budget = Budget(run.iter_max, examples)
-        self.bounds = ClaimBounds.of(run.method, num_train)
-        has_gpu(run)  # refuses one that is not there
+        self.bounds = ClaimBounds.of(model.method, model.num_examples)
         # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.
         self.kernels = load_kernels(run.kernels)
 
@@ -102,9 +87,8 @@ class ShardInitials:
         """Return the means beside the weights: on shard 0 alone, if there are any."""
         if not self.leads:
             return WorkerAverages()
-        method, shared = self.run.method, self._shared
-        statistics = FlatVariables(shared.statistics if method.bn_sync else [])
-        return WorkerAverages(statistics.read(), method.num_averaged(shared.spec.num_parameters))
+        num_averaged = self.model.method.num_averaged(self.model.spec.num_parameters)
+        return WorkerAverages(self.model.statistics.copy(), num_averaged)
 
     def config(self, saved: SavedShard, start_timeout_seconds: float) -> CoreConfig:
         """Return the settings of the core that goes on from the saved state.
@@ -136,7 +120,8 @@ def build_core(initials: ShardInitials, config: CoreConfig, lease_seconds: float
         config: Of the core.
         lease_seconds: Of its workers.
     """
-    method = initials.run.method
+    model = initials.model
+    method = model.method
     rule: SyncPolicy = method.sync
     membership: Membership
     if initials.leads:
@@ -144,15 +129,8 @@ def build_core(initials: ShardInitials, config: CoreConfig, lease_seconds: float
     else:  # permission to proceed is shard 0's alone to give
         membership = FollowerMembership(config.nb_workers, lease_seconds)
         rule = rule.without_bound()
-    theta, averages = initials.theta.copy(), initials.averages()
+    theta, averages = model.weights.copy(), initials.averages()
     return PsCore(config, method, theta, initials.kernels, membership, rule, averages)
-
-
-def _num_train(run: Run, shared: SharedModel, examples: int | None) -> int | None:
-    """Return the size of the training set; None where no --epochs needs it."""
-    if run.epochs is None or examples is not None:
-        return None if run.epochs is None else examples
-    return num_train(run.data, run.model, shared.user_module, run.seed)
 
 
 def main(run: Run) -> int:
@@ -164,12 +142,8 @@ def main(run: Run) -> int:
     """
     own = ps_flags.read(run.addresses)
     if run.overwrite:
-        clear_node(run.run_dir, _name(own.id_ps))
-    return ShardProcess(run, own).serve()
-
-
-def _name(id_ps: int) -> str:
-    return f"ps-{id_ps}"
+        clear_node(run.run_dir, own.node)
+    return ShardProcess(run, own, model_of_flags(run, own.id_ps)).serve()
 
 
 class ShardProcess:
@@ -178,33 +152,28 @@ class ShardProcess:
     Args:
         run: The run's settings.
         own: This shard's.
-        shared: The model; built from the run's settings if not given.
-        examples: Size of the training set; counted, where --epochs needs it, if not given.
+        model: Before the first update.
+        saved: The shard's files, if they are read already.
     """
 
     def __init__(
-        self,
-        run: Run,
-        own: PsFlags,
-        shared: SharedModel | None = None,
-        examples: int | None = None,
+        self, run: Run, own: PsFlags, model: InitialModel, saved: SavedShard | None = None
     ) -> None:
         self.run, self.own = run, own
         self.leads = own.id_ps == 0
         self.interrupted = False
-        shared = shared or SharedModel(run.model, run.seed)
-        self.spec = shared.spec
-        layouts = run.method.placement.place(self.spec, run.nb_ps)
+        self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[own.id_ps]
         for number, layout in enumerate(layouts if self.leads and run.nb_ps > 1 else ()):
             logging.info("PS %d holds %s", number, placement.describe_shard(self.spec, layout))
-        self.saved = SavedShard(run, _name(own.id_ps), self.spec)
+        self.saved = saved or SavedShard(run, own.node)
+        self.saved.check(self.spec, self.offer)
         self.run_id = self.saved.run_id
         if not self.run_id and self.leads:
             self.run_id = secrets.token_hex(8)
-        initials = ShardInitials(run, self.leads, shared, self.layout, examples)
+        initials = ShardInitials(run, own.id_ps, model)
         num_averaged = initials.averages().size
-        coder = EventCoder(self.layout, run.method, initials.kernels, num_averaged)
+        coder = EventCoder(self.layout, model.method, initials.kernels, num_averaged)
         self.keeping = JournalPolicy(run, own.journal, self.saved, coder, self.spec)
         self.keeping.replay(functools.partial(build_core, initials))
         self.bounds = initials.bounds
@@ -237,7 +206,7 @@ class ShardProcess:
 
     def run_to_end(self) -> int:
         """Be the writer thread until the run has ended; return the exit code."""
-        folder = scalars_of(self.run.run_dir, _name(self.own.id_ps))
+        folder = scalars_of(self.run.run_dir, self.own.node)
         bytes_down = self.server.connections.bytes_down
         scalars = PsScalars(folder, self.core, bytes_down, self._received)
         scalars.start()
@@ -282,7 +251,7 @@ class ShardProcess:
         self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
         instruments = ShardInstruments(self.server, self.board, self._received)
-        self.metrics = instruments.open_port(self.run, _name(own.id_ps))
+        self.metrics = instruments.open_port(self.run, own.node)
         if (datagrams := self.server.datagrams) is not None:
             datagrams.receiver.restore(self.saved.datagrams)
             datagrams.open(self.run.transport, own.bind)
@@ -310,9 +279,9 @@ class ShardProcess:
             self.own.id_ps,
             self.run.nb_ps,
             self.core.config.generation,
-            fingerprint.fingerprint(self.run),
+            fingerprint.fingerprint(self.run, self.offer),
             self.spec,
-            fingerprint.shard_settings(self.run),
+            fingerprint.shard_settings(self.run, self.offer),
         )
 
     def _open(self) -> None:

@@ -62,6 +62,8 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+#: Roles that need no model of their own where workers bring it.
+_WITHOUT_MODEL = ("PS", "Supervisor")
 _CHATTY = ("matplotlib", "PIL", "h5py", "asyncio")
 #: --type_node value -> its own settings, checked before TensorFlow is imported.
 CHECKS = {
@@ -98,7 +100,8 @@ def main(arguments: list[str]) -> int:
         observability.check(run, FLAGS)
         if run.type_node in CHECKS:
             CHECKS[run.type_node](run)
-        _require_tensorflow()
+        if _needs_tensorflow(run):
+            _require_tensorflow()
         _lock(run)
         _keep_log(run)
         if run.type_node != "Supervisor" and not FLAGS.quiet:  # a Cluster logs them once for all
@@ -141,6 +144,15 @@ def _quieten_libraries() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+def _needs_tensorflow(run: Run) -> bool:
+    """Return whether a node needs it from the start; where workers bring the model, few do.
+
+    A PS imports it later if the worker's optimizer needs it.
+    """
+    has_model = run.type_node not in _WITHOUT_MODEL or not run.model_is_offered
+    return has_model or run.kernels == "tf"
+
+
 def _require_tensorflow() -> None:
     if importlib.util.find_spec("tensorflow") is None:
         raise ConfigurationError(
@@ -156,7 +168,7 @@ def _prepare_process(run: Run) -> None:
     keep_freed_memory()
     if run.device != "auto":
         os.environ["CUDA_VISIBLE_DEVICES"] = run.device.removeprefix("gpu:").replace("cpu", "-1")
-    if run.type_node != "Cluster":
+    if run.type_node != "Cluster" and _needs_tensorflow(run):
         _import_tensorflow_quietly()
 
 

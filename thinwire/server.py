@@ -21,6 +21,7 @@ from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc.common import host_and_port
+from thinwire.ps.initial_model import model_of_flags
 from thinwire.ps.role import ShardProcess
 from thinwire.settings import ScriptSettings, read_settings
 
@@ -68,6 +69,10 @@ def init_server(
     chosen = read_settings(args, settings, type_node="PS", defaults=defaults)
     if chosen.local:
         raise ConfigurationError("mode msgd trains without a server; leave init_server() out.")
+    if chosen.run.model_is_offered:
+        raise ConfigurationError(
+            "model_from=worker: init_server() has the model already; leave model_from out."
+        )
     if chosen.run.nb_ps > 1:
         raise ConfigurationError(
             f"nb_ps={chosen.run.nb_ps}: a script's server is one shard; expected 1. Start several "
@@ -102,7 +107,8 @@ class ServerHandle:
         weakref.finalize(self, lock.release).atexit = False
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(self._folder.close)
-            self._shard = ShardProcess(run, own, shared, num_train)
+            model = model_of_flags(run, own.id_ps, shared, num_train)
+            self._shard = ShardProcess(run, own, model)
             unless_made.pop_all()
         self._bind = own.bind
         self._thread: threading.Thread | None = None

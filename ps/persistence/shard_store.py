@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from absl import logging
 
+from thinwire.ops.offer import Offer
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.directory import checkpoints_of
@@ -84,15 +85,16 @@ class SavedShard:
     Args:
         run: The run's settings.
         name: Of the node, which its folder in the run directory bears.
-        spec: Of the whole model.
 
     Raises:
-        ConfigurationError: The run directory holds another run, or one whose checkpoints are all
-            damaged.
+        ConfigurationError: All checkpoints in the run directory are damaged, or are of another
+            version.
     """
 
-    def __init__(self, run: Run, name: str, spec: ModelSpec) -> None:
-        self._run, self._spec = run, spec
+    def __init__(self, run: Run, name: str) -> None:
+        self._run = run
+        self._spec = ModelSpec(())  # see `check`
+        self._offer: Offer | None = None
         self.folder = checkpoints_of(run.run_dir, name)
         self._checkpoints = Checkpoints(self.folder, keep=run.keep_checkpoints)
         self._found = self._load()
@@ -102,6 +104,36 @@ class SavedShard:
         # earlier generations may need any of the files found.
         files = journal.numbers(self.folder)
         self._needed: list[int | None] = [min(files, default=None)] * run.keep_checkpoints
+
+    @property
+    def offer(self) -> str | None:
+        """The document of the model, where a worker offered it; None: nothing was saved."""
+        return self._found.get("offer") if self._found else None
+
+    def check(self, spec: ModelSpec, offer: Offer | None = None) -> None:
+        """Compare what was found with this run, and save the run's identity from now on.
+
+        Args:
+            spec: Of the whole model.
+            offer: That a worker made, if one did.
+
+        Raises:
+            ConfigurationError: The run directory holds another run.
+        """
+        self._spec, self._offer = spec, offer
+        if self._found is None:
+            return
+        mine = messages.settings_of(self._settings)
+        theirs = [pb.Setting(name=name, value=value) for name, value in self._found["fingerprint"]]
+        difference = messages.first_difference(mine, theirs) or messages.first_difference(
+            messages.tensors_of(spec),
+            [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in self._found["model"]],
+        )
+        if difference:
+            raise ConfigurationError(
+                f"--run_dir={self._run.run_dir} holds another run ({difference}); give this one "
+                "another --run_dir, or --overwrite the old one."
+            )
 
     @property
     def core(self) -> State | None:
@@ -242,6 +274,7 @@ class SavedShard:
                 "bytes_down": {str(worker): count for worker, count in bytes_down.items()},
                 "reports": {f"{role}:{who}": text for (role, who), text in reports.items()},
                 "datagrams": datagrams.to_dict(),
+                **({"offer": self._offer.to_json()} if self._offer is not None else {}),
                 **(begun or {}),
             },
         )
@@ -274,23 +307,13 @@ class SavedShard:
                 f"this version of Thinwire reads format {FORMAT}: go on with the version that "
                 "wrote them, or give this run another --run_dir, or --overwrite the old one."
             )
-        mine = messages.settings_of(self._settings)
-        theirs = [pb.Setting(name=name, value=value) for name, value in state["fingerprint"]]
-        difference = messages.first_difference(mine, theirs) or messages.first_difference(
-            messages.tensors_of(self._spec),
-            [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in state["model"]],
-        )
-        if difference:
-            raise ConfigurationError(
-                f"--run_dir={self._run.run_dir} holds another run ({difference}); give this one "
-                "another --run_dir, or --overwrite the old one."
-            )
         return state
 
     @property
     def _settings(self) -> list[tuple[str, str]]:
         """What a resumed run must have in common: its fingerprint, and the number of shards."""
-        return [*fingerprint.fingerprint(self._run), ("nb_ps", str(self._run.nb_ps))]
+        rows = fingerprint.fingerprint(self._run, self._offer)
+        return [*rows, ("nb_ps", str(self._run.nb_ps))]
 
     def _all_damaged(self) -> str:
         count = self._checkpoints.num_skipped

@@ -7,8 +7,9 @@ import pytest
 
 from tests.command_line import run_of
 from tests.harness import SPEC
-from thinwire.ps import role as ps_role
+from thinwire.models import flat_model
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
+from thinwire.ps.initial_model import model_of_flags
 from thinwire.ps.role import ShardInitials, build_core
 
 TWO = ("--nb_workers=3", "--nb_ps=2", "--ps_hosts=localhost:1,localhost:2", "--kernels=numpy")
@@ -23,8 +24,8 @@ class Numbers:
 
 @pytest.fixture(autouse=True)
 def _without_tensorflow(monkeypatch):
-    monkeypatch.setattr(ps_role, "has_gpu", lambda run: False)
-    monkeypatch.setattr(ps_role, "FlatVariables", Numbers)
+    monkeypatch.setattr(flat_model, "has_gpu", lambda run: False)
+    monkeypatch.setattr(flat_model, "FlatVariables", Numbers)
 
 
 def model():
@@ -34,8 +35,7 @@ def model():
 
 def initials_of(number, *flags, examples=None):
     run = run_of(*TWO, *flags)
-    layouts = run.method.placement.place(SPEC, 2)
-    return ShardInitials(run, number == 0, model(), layouts[number], examples)
+    return ShardInitials(run, number, model_of_flags(run, number, model(), examples))
 
 
 def saved(core=None):
@@ -66,7 +66,7 @@ def test_leave_to_go_on_and_the_time_limit_are_shard_0_s_alone():
 
 
 def test_weights_of_the_host_are_changed_there_whatever_the_machine_has(monkeypatch):
-    monkeypatch.setattr(ps_role, "has_gpu", lambda run: True)
+    monkeypatch.setattr(flat_model, "has_gpu", lambda run: True)
     assert initials_of(0, "--kernels=auto").kernels.name == "numpy"
 
 

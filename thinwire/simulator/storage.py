@@ -108,7 +108,8 @@ class SimulatedShardStore(SavedShard):
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
         """Read what is there; see SavedShard."""
-        super().__init__(run, name, spec)
+        super().__init__(run, name)
+        self.check(spec)
         self._disk, self._later = disk, later
 
     def open(self) -> None:

@@ -27,7 +27,9 @@ RECEIVED = DatagramCounts({2: ReassemblyCounters.zero(3)}, {"unknown session": 4
 def shard(folder, *flags, spec=SPEC):
     with given("--nb_workers=2", f"--run_dir={folder}", *flags):
         run = read_run()
-    return SavedShard(run, "ps-0", spec)
+    saved = SavedShard(run, "ps-0")
+    saved.check(spec)
+    return saved
 
 
 def save(folder, stop_reason=None, *flags):
