@@ -20,6 +20,7 @@ from thinwire.ops.telemetry.run_status import Evaluation, RunStatus, WorkerMetri
 _BAR_CELLS = 20  # as wide as Keras draws it
 _RATE_WINDOW = 20  # statuses behind the rate that the ETA is made of
 _MOST_WORKERS_SHOWN = 32
+_LARGEST_PLAIN_LOSS = 1e4  # a larger one is shown by its power of ten
 _COLUMNS = ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited")
 _DATAGRAM_COLUMNS = ("fresh", "fill")
 _STATE_STYLES = {
@@ -87,6 +88,15 @@ def format_bytes(num_bytes: float) -> str:
     return f"{_three_digits(num_bytes)} TB"
 
 
+def format_loss(loss: float) -> str:
+    """Return a loss: ``0.3125``, or ``1.23e+05`` of many digits.
+
+    >>> format_loss(123456.7)
+    '1.23e+05'
+    """
+    return f"{loss:.4f}" if abs(loss) < _LARGEST_PLAIN_LOSS else f"{loss:.2e}"
+
+
 def progress_line(progress: Progress) -> str:
     """Return a line as Keras prints it: count, bar, ETA, metrics."""
     status = progress.status
@@ -125,6 +135,21 @@ def worker_rows(status: RunStatus) -> list[tuple[str, ...]]:
         (*row, *(_ratio(of_worker.get(name)) for name in _DATAGRAM_COLUMNS))
         for row, of_worker in zip(rows, found, strict=False)
     ]
+
+
+def worker_table(status: RunStatus) -> list[str]:
+    """Return the workers' table as plain lines, the head first; empty without workers."""
+    rows = worker_rows(status)
+    if not rows:
+        return []
+    names = _COLUMNS + (_DATAGRAM_COLUMNS if _datagrams(status) else ())
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    aligned = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (names, *rows)
+    ]
+    hidden = len(status.workers) - len(rows)
+    return [*aligned, *([f"... and {hidden} more"] if hidden else [])]
 
 
 def render(progress: Progress) -> Any:
@@ -233,9 +258,9 @@ def _measures(progress: Progress) -> list[str]:
     if evaluation is not None:
         parts.append(f"accuracy: {evaluation.accuracy:.4f}")
         if evaluation.loss is not None:
-            parts.append(f"test loss: {evaluation.loss:.4f}")
+            parts.append(f"test loss: {format_loss(evaluation.loss)}")
     if loss is not None:
-        parts.append(f"loss: {loss:.4f}")
+        parts.append(f"loss: {format_loss(loss)}")
     if progress.updates_per_second is not None:
         parts.append(f"{_three_digits(progress.updates_per_second)} updates/s")
     return parts
@@ -248,7 +273,7 @@ def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
         str(worker.clock),
         str(worker.lag),
         _three_digits(worker.steps_per_second),
-        "-" if worker.loss is None else f"{worker.loss:.4f}",
+        "-" if worker.loss is None else format_loss(worker.loss),
         format_bytes(worker.bytes_up),
         format_bytes(worker.bytes_down),
         format_duration(worker.wait_seconds),

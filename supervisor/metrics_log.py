@@ -16,13 +16,12 @@ from typing import Any, Protocol, TextIO
 from absl import logging
 
 from thinwire.ops.persistence.documents import parse_json
-from thinwire.ops.run.directory import rounds_of, scalars_of
+from thinwire.ops.run.directory import METRICS_FILE, rounds_of, scalars_of
 from thinwire.ops.telemetry.round_trace import Round, line_of, unpack
 from thinwire.ops.telemetry.run_status import Evaluation, RunStatus, WorkerMetrics
 from thinwire.ops.telemetry.tensorboard import ScalarFile
 from thinwire.ops.types import ConfigurationError
 
-METRICS_FILE = "metrics.jsonl"
 EVALUATION_KIND = "eval"
 STATUS_KIND = "status"
 

@@ -14,6 +14,7 @@ from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run.directory import clear_records
 from thinwire.ops.run.settings import Run
 from thinwire.ops.telemetry import predictions, run_status
+from thinwire.supervisor.dashboard import format_loss
 from thinwire.supervisor.evaluator import Evaluator
 from thinwire.supervisor.metrics_log import MetricsLog, RoundsLog
 from thinwire.supervisor.report.writer import write_report
@@ -64,6 +65,14 @@ class Recorder:
     def latest(self) -> run_status.Evaluation | None:
         """The newest evaluation."""
         return self.evaluations[-1] if self.evaluations else None
+
+    def latest_of(self, status: run_status.RunStatus) -> run_status.Evaluation | None:
+        """Return the newest evaluation that the run, as far as it is, can have had.
+
+        Those that a former run left are of later versions.
+        """
+        latest = self.latest
+        return latest if latest is not None and latest.version <= status.version else None
 
     def status(self, status: run_status.RunStatus) -> None:
         """Log a status document."""
@@ -119,7 +128,7 @@ class Recorder:
             evaluation.version,
             accuracy,
             "" if top5_accuracy is None else f", top-5 {top5_accuracy:.4f}",
-            "not finite" if loss is None else f"{loss:.4f}",
+            "not finite" if loss is None else format_loss(loss),
             " (final)" if final else "",
         )
         return evaluation

@@ -26,8 +26,10 @@ ROLES = {
 TOOLS = {
     "report": ("thinwire.supervisor.report.__main__", "compare finished runs on one page"),
     "certificates": ("thinwire.proto.security.certificates", "make the certificates of a run"),
-    "health": ("thinwire.health", "show whether a PS accepts work"),
-    "version": ("thinwire.versions", "show the versions of everything that matters"),
+    "status": ("thinwire.tools.status", "show how far a run is, and who of it lives"),
+    "stop": ("thinwire.tools.stop", "end a run gracefully"),
+    "health": ("thinwire.tools.health", "show whether a PS accepts work"),
+    "version": ("thinwire.tools.versions", "show the versions of everything that matters"),
 }
 COMMANDS = ROLES | TOOLS
 _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
@@ -36,9 +38,13 @@ _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
 def run_command() -> NoReturn:
     """Run the subcommand that the command line names, and exit with its code."""
     command, *rest = sys.argv[1:] or ["help"]
-    if command in ("help", "-h", "--help"):
+    if command in ("help", "-h", "--help") and not rest:
         sys.stdout.write(overview())
         sys.exit(_EXIT_DONE)
+    if command == "help":
+        command, rest = rest[0], ["--help"]
+    if command == "--version":
+        command = "version"
     if command.startswith("-"):  # a role by --type_node, as a Cluster starts its nodes
         run_role()
     if command in ROLES:

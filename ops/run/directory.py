@@ -12,8 +12,10 @@ import sys
 
 from thinwire.ops.run.lock import DirectoryLock
 
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
 #: The Supervisor's records, or Standalone's.
-_RECORDS = ("metrics.jsonl", "summary.json", "best.keras", "report", "measure")
+_RECORDS = (METRICS_FILE, SUMMARY_FILE, "best.keras", "report", "measure")
 #: Folders with one folder for each node.
 _NODE_FOLDERS = ("checkpoints", "tb")
 
@@ -52,6 +54,11 @@ def node_locks(run_dir: pathlib.Path) -> list[DirectoryLock]:
     names = ("records", "ps-*", "worker-*")
     found = [path for name in names for path in (run_dir / _LOCKS).glob(f"{name}.lock")]
     return [DirectoryLock(path, run_dir) for path in sorted(found)]
+
+
+def lock_files(run_dir: pathlib.Path) -> list[pathlib.Path]:
+    """Return the lock files of everything that has ever written here, launchers too."""
+    return sorted((run_dir / _LOCKS).glob("*.lock"))
 
 
 def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:

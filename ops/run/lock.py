@@ -24,6 +24,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import pathlib
 import time
@@ -61,6 +62,17 @@ class LockOwner:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(role, number, os.getpid(), os.uname().nodename, now, address)
 
+    def age_seconds(self, now: float) -> float:
+        """Return how long it has held the lock; infinity where `since` cannot be read.
+
+        Args:
+            now: Seconds since the epoch.
+        """
+        try:
+            return now - datetime.datetime.fromisoformat(self.since).timestamp()
+        except ValueError:
+            return math.inf
+
     def __str__(self) -> str:
         at = f", at {self.address}" if self.address else ""
         return (
@@ -80,6 +92,30 @@ def owner_of(path: pathlib.Path) -> LockOwner | None:
         return LockOwner(texts[0], int(found["number"]), int(found["pid"]), *texts[1:])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def is_held(path: pathlib.Path) -> bool | None:
+    """Return whether a process holds a lock now; None where the file system has no locks.
+
+    The look shares the lock for an instant, which a process that takes it just then waits out.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:  # another user's, or a disk that is read-only
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class DirectoryLock:

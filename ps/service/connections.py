@@ -239,6 +239,8 @@ class Observers:
             newcomer.send(pb.ToClient(membership=self._epoch))
         if newcomer.evaluates:
             self._rounds.repeat(newcomer)
+        elif newcomer.role == pb.ROLE_SUPERVISOR and self.on_status is not None:
+            newcomer.send(pb.ToClient(report=pb.Report(document=self.on_status())))
         if stop_reason is not None:
             newcomer.send(pb.ToClient(halt=pb.Halt(cause=stop_reason)))
 

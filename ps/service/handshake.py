@@ -68,7 +68,9 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     """Return (reason, message) of a refusal, or None for a Hello of our version that fits."""
     if hello.role not in (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR, pb.ROLE_SHARD):
         return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
-    if (hello.shard, hello.num_shards) != (mine.shard, mine.num_shards):
+    looks_only = hello.role == pb.ROLE_SUPERVISOR and not hello.model
+    any_number = looks_only and hello.num_shards == 0  # one that only looks need not know it
+    if (hello.shard, hello.num_shards) != (mine.shard, mine.num_shards) and not any_number:
         return pb.REASON_TOPOLOGY, (
             f"shard: this is PS {mine.shard} of {mine.num_shards}, the client looks for PS "
             f"{hello.shard} of {hello.num_shards}; give all nodes the same --nb_ps and --ps_hosts "
@@ -84,7 +86,6 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             f"run_id: this PS runs {mine.run_id}, the client belongs to {hello.run_id!r}; "
             "restart the client, or point it to its own PS."
         )
-    looks_only = hello.role == pb.ROLE_SUPERVISOR and not hello.model
     difference = messages.first_difference(mine.model, list(hello.model))
     if difference and not looks_only:
         return pb.REASON_MODEL, (

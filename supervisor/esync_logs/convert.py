@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire.ops.persistence.documents import parse_json, write_json_atomically
-from thinwire.ops.run.directory import rounds_of
+from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE, rounds_of
 from thinwire.ops.telemetry.round_trace import line_of
 from thinwire.ops.telemetry.run_status import (
     Evaluation,
@@ -31,7 +31,6 @@ from thinwire.supervisor.esync_logs import runs as measured_runs
 from thinwire.supervisor.esync_logs.format import DeviceLog
 from thinwire.supervisor.metrics_log import (
     EVALUATION_KIND,
-    METRICS_FILE,
     evaluations_in,
     read_lines,
 )
@@ -48,7 +47,7 @@ def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
         ConfigurationError: The run has no rounds, or its files are damaged.
     """
     try:
-        summary = parse_json((run_dir / measured_runs.SUMMARY_FILE).read_bytes())
+        summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
         mode = log_files.mode_of(summary["method"], measured_runs.is_non_iid(run_dir, summary))
         network = pathlib.PurePath(str(summary.get("network") or "unknown")).stem
         lines, _ = read_lines(run_dir / METRICS_FILE)
@@ -101,7 +100,7 @@ def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
         "imported": True,
     }
     summary = summarise(_status(run, logged), evaluations) | unknown | about
-    write_json_atomically(run_dir / measured_runs.SUMMARY_FILE, summary)
+    write_json_atomically(run_dir / SUMMARY_FILE, summary)
     return run_dir
 
 

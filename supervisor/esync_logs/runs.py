@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire.ops.persistence.documents import parse_json
+from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE
 from thinwire.ops.telemetry.round_trace import Round
 from thinwire.ops.telemetry.run_status import standing
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import format as log_files
 from thinwire.supervisor.esync_logs.format import DeviceLog
-from thinwire.supervisor.metrics_log import METRICS_FILE, evaluations_in, read_lines, read_rounds
+from thinwire.supervisor.metrics_log import evaluations_in, read_lines, read_rounds
 
-SUMMARY_FILE = "summary.json"
 _EVEN_PARTITIONS = ("iid", "contiguous", "file")
 #: Trainable values of the networks that ESync's logs may be of.
 NUM_PARAMETERS = {

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire.ops.persistence.documents import parse_json
+from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE
 from thinwire.ops.telemetry.run_status import (
     SUMMARY_SCHEMA,
     Evaluation,
@@ -22,10 +23,9 @@ from thinwire.ops.telemetry.run_status import (
     standing,
 )
 from thinwire.ops.types import ConfigurationError
-from thinwire.supervisor.metrics_log import METRICS_FILE, STATUS_KIND, evaluations_in, read_lines
+from thinwire.supervisor.metrics_log import STATUS_KIND, evaluations_in, read_lines
 from thinwire.supervisor.report import figures, page
 
-SUMMARY_FILE = "summary.json"
 _OBJECTS = ("seams", "time_to_accuracy", "staleness", "rejected_pushes", "membership")
 
 

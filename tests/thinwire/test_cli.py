@@ -293,3 +293,19 @@ def test_version_names_what_matters():
     for name in ("python", "platform", "processors", "tensorflow", "keras", "numpy", "grpcio"):
         assert rows[name][0].isalnum(), name
     assert {"protobuf", "ray", "cryptography", "ml_dtypes"} <= rows.keys()
+
+
+# -- short forms --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("short", "whole"), [(("--version",), "version"), (("help", "ps"), None)])
+def test_short_forms(short, whole):
+    done = thinwire(*short)
+    assert done.returncode == 0
+    expected = thinwire(whole) if whole else thinwire("ps", "--help")
+    assert done.stdout == expected.stdout
+
+
+def test_help_on_what_is_no_command_names_the_commands():
+    done = thinwire("help", "suprvisor")
+    assert done.returncode == 1 and "Did you mean supervisor?" in done.stderr

@@ -1,0 +1,87 @@
+"""`thinwire stop`: ends a run by its launcher or by shard 0, waits, and may be repeated."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.supervisor.samples import write_run
+from tests.thinwire.tools.test_status import living, server
+from thinwire.tools import stop
+
+#: A process that holds a launcher's lock until it is interrupted, as a Cluster does.
+LAUNCHER = """
+import pathlib, signal, sys
+from thinwire.ops.run.directory import lock_of
+from thinwire.ops.run.lock import LockOwner
+lock_of(pathlib.Path(sys.argv[1]), "Cluster", 0).take(LockOwner.here("Cluster", 0))
+print("ready", flush=True)
+try:
+    signal.pause()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@contextlib.contextmanager
+def launcher(folder):
+    command = [sys.executable, "-c", LAUNCHER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_launcher_is_interrupted_and_awaited(tmp_path, capsys):
+    with launcher(tmp_path) as process:
+        assert stop.main([str(tmp_path)]) == 0
+        assert process.wait(10) == 130
+    out = capsys.readouterr().out
+    assert "interrupted Cluster 0, pid" in out and "has ended" in out
+
+
+def test_one_that_does_not_end_in_time_is_named(tmp_path, capsys):
+    with launcher(tmp_path) as process:
+        process.send_signal(signal.SIGSTOP)
+        assert stop.main([str(tmp_path), "--seconds=0.3"]) == 3
+        assert f"pid {process.pid}" in capsys.readouterr().err
+        process.send_signal(signal.SIGCONT)
+
+
+def test_without_a_launcher_shard_0_ends_the_run(tmp_path, capsys):
+    with server(tmp_path) as handle:
+        assert stop.main([str(tmp_path)]) == 0
+        assert handle.join(timeout_seconds=10) == "interrupted"
+    assert "ends the run (interrupted)" in capsys.readouterr().out
+
+
+def test_an_address_is_enough(tmp_path, capsys):
+    with server(tmp_path) as handle:
+        assert stop.main([handle.address]) == 0
+        assert handle.join(timeout_seconds=10) == "interrupted"
+    assert "the run has ended (interrupted)" in capsys.readouterr().out
+
+
+def test_it_may_be_repeated(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    assert stop.main([str(folder)]) == 0
+    assert "nothing of this run lives" in capsys.readouterr().out
+
+
+def test_what_is_no_run_or_does_not_answer_is_refused(tmp_path, capsys):
+    assert stop.main([str(tmp_path)]) == 2
+    assert stop.main(["127.0.0.1:9", "--seconds=0.2"]) == 3
+    assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["Worker", "Supervisor"])
+def test_of_a_run_elsewhere_nothing_here_is_interrupted(tmp_path, capsys, monkeypatch, role):
+    monkeypatch.setattr(stop.os, "kill", lambda *unused: pytest.fail("not this host's"))
+    with living(tmp_path, role, 1):
+        monkeypatch.setattr("thinwire.tools.recorded.NodeProcess.is_here", False)
+        assert stop.main([str(tmp_path), "--seconds=0.2"]) == 3
+    assert "stop it there" in capsys.readouterr().err
