@@ -66,14 +66,6 @@ class Recorder:
         """The newest evaluation."""
         return self.evaluations[-1] if self.evaluations else None
 
-    def latest_of(self, status: run_status.RunStatus) -> run_status.Evaluation | None:
-        """Return the newest evaluation that the run, as far as it is, can have had.
-
-        Those that a former run left are of later versions.
-        """
-        latest = self.latest
-        return latest if latest is not None and latest.version <= status.version else None
-
     def status(self, status: run_status.RunStatus) -> None:
         """Log a status document."""
         self._log.add_status(status)

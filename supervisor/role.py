@@ -177,7 +177,8 @@ class _Watcher:
             return
         self._shown = status
         if now >= self._due["show"]:
-            self.dashboard.update(status, self.recorder.latest_of(status))
+            evaluation = run_status.latest_of(status, self.recorder.evaluations)
+            self.dashboard.update(status, evaluation)
             self._due["show"] = now + (0.0 if self.dashboard.live else _PLAIN_LINE_SECONDS)
         if now >= self._due["record"]:
             self.recorder.status(status)

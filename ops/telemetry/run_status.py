@@ -22,6 +22,7 @@ __all__ = [
     "MembershipCounts",
     "RunStatus",
     "WorkerMetrics",
+    "latest_of",
     "parse_json",
     "standing",
     "summarise",
@@ -199,6 +200,15 @@ def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
             kept.pop()
         kept.append(evaluation)
     return kept
+
+
+def latest_of(status: RunStatus, evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """Return the newest evaluation that a run as far as this can have had; None: there is none.
+
+    What a former run left in the same directory is of a later version.
+    """
+    latest = evaluations[-1] if evaluations else None
+    return latest if latest is not None and latest.version <= status.version else None
 
 
 def summarise(

@@ -14,9 +14,11 @@ from thinwire.supervisor.dashboard import (
     RateMeter,
     format_bytes,
     format_duration,
+    format_loss,
     plain_line,
     progress_line,
     render,
+    worker_table,
 )
 
 
@@ -153,3 +155,19 @@ def test_durations(seconds, text):
 )
 def test_bytes(num_bytes, text):
     assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [(0.3125, "0.3125"), (9999.0, "9999.0000"), (1e4, "1.00e+04"), (-3.5e30, "-3.50e+30")],
+)
+def test_a_huge_loss_is_shown_by_its_power_of_ten(loss, text):
+    assert format_loss(loss) == text
+
+
+def test_the_workers_table_is_aligned_and_cut():
+    workers = [make_worker(number, 800) for number in range(1, 41)]
+    table = worker_table(make_status(800, workers=workers))
+    assert len(table) == 34 and table[-1] == "... and 8 more"
+    assert len({len(line) for line in table[:-1]}) == 1
+    assert worker_table(make_status(0, workers=[])) == []

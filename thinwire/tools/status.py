@@ -80,7 +80,9 @@ def parser() -> argparse.ArgumentParser:
         default=_PATIENCE_SECONDS,
         help="Time for shard 0 to answer. [seconds; default %(default)g]",
     )
-    made.add_argument("--json", action="store_true", help="Write one JSON object. [switch; default text]")
+    made.add_argument(
+        "--json", action="store_true", help="Write one JSON object. [switch; default text]"
+    )
     return made
 
 

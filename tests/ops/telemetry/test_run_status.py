@@ -16,6 +16,7 @@ from thinwire.ops.telemetry.run_status import (
     MembershipCounts,
     RunStatus,
     WorkerMetrics,
+    latest_of,
     standing,
     summarise,
 )
@@ -220,3 +221,12 @@ def test_the_best_five_answers_are_told_where_they_were_counted():
     assert summary["test_top5_accuracy"] == 0.8 and summary["best_test_top5_accuracy"] == 0.9
     assert "test_top5_accuracy" not in summarise(STATUS, [evaluation(10, 0.5)])
     assert Evaluation.from_dict(told[0].to_dict()) == told[0]
+
+
+def test_evaluations_of_a_former_run_are_not_shown():
+    now = dataclasses.replace(STATUS, version=3)
+    former = Evaluation(40, 400, 4.0, 0.9, 0.1, 2000, 8000)
+    assert latest_of(now, []) is None
+    assert latest_of(now, [former]) is None
+    ours = dataclasses.replace(former, version=2)
+    assert latest_of(now, [former, ours]) is ours
