@@ -17,8 +17,8 @@ import pathlib, signal, sys
 from thinwire.ops.run.directory import lock_of
 from thinwire.ops.run.lock import LockOwner
 lock_of(pathlib.Path(sys.argv[1]), "Cluster", 0).take(LockOwner.here("Cluster", 0))
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     signal.pause()
 except KeyboardInterrupt:
     sys.exit(130)
