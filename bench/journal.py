@@ -149,7 +149,7 @@ class JournaledShard:
 
     def __init__(self, method: str, spec: ModelSpec, folder: pathlib.Path | None) -> None:
         self.method, bodies = _method(method), load_kernels("numpy")
-        (self.layout,) = self.method.placement.place(spec, 1)
+        (self.layout,) = self.method.place(spec, 1)
         config = CoreConfig(Budget(1 << 40), Schedule(0.01), _WORKERS, offsets=self.layout.offsets)
         theta = np.random.default_rng(1).normal(size=self.layout.size).astype(np.float32)
         membership = Coordinator(_WORKERS, 1e9)

@@ -47,12 +47,16 @@ class OptimizerOffer:
         without_decay: Paths that its weight decay leaves alone (`exclude_from_weight_decay`).
         batch_size: Examples of one step of the script alone, by which schedules count; 0: unknown.
         clock: "examples": schedules are read at examples / batch_size; "steps": at its own count.
+        by_adamw: Paths that a Muon leaves to AdamW, by its rules about paths.
+        iterations: Steps that it had taken before the run.
     """
 
     optimizer: Described
     without_decay: tuple[str, ...] = ()
     batch_size: int = 0
     clock: str = "examples"
+    by_adamw: tuple[str, ...] = ()
+    iterations: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,8 +166,10 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
             _words(given["without_decay"]),
             _count(given["batch_size"]),
             _one_of(given["clock"], ("examples", "steps")),
+            _words(given["by_adamw"]),
+            _count(given["iterations"]),
         )
-        named |= set(optimizer.without_decay)
+        named |= {*optimizer.without_decay, *optimizer.by_adamw}
     if unknown := sorted(named - paths):
         raise ValueError(f"{unknown[0]!r:.100} is no variable of the model")
     scale = found["loss_scale"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thinwire.ops.methods.builder import adopt
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import Offer
 from thinwire.ops.run.settings import Run
@@ -63,7 +64,7 @@ def model_of_flags(
 
     has_gpu(run)  # refuses one that is not there
     shared = shared or SharedModel(run.model, run.seed)
-    layouts = run.method.placement.place(shared.spec, run.nb_ps)
+    layouts = run.method.place(shared.spec, run.nb_ps)
     flat = shared.flat()
     positions = shard_positions(shared.spec, layouts[id_ps])
     if run.epochs is None:
@@ -86,7 +87,7 @@ def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
     Raises:
         ConfigurationError: It cannot be spread over the run's shards.
     """
-    return run.method.placement.place(offer.spec, run.nb_ps)
+    return adopt(run.method, offer).place(offer.spec, run.nb_ps)
 
 
 def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
@@ -140,7 +141,7 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
         layouts=layouts,
         weights=values[:size],
         statistics=values[size:],
-        method=run.method,
+        method=adopt(run.method, offer),
         num_examples=offer.num_examples if run.epochs is not None else None,
         offer=offer,
     )

@@ -26,6 +26,7 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.sharding import placement
+from thinwire.ops.sharding.split import shard_spec
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.base import SyncPolicy
 from thinwire.ops.telemetry import run_status
@@ -107,7 +108,7 @@ class ShardInitials:
             max_seconds=run.max_seconds if self.leads else None,
             start_timeout_seconds=patience,
             snapshot_interval_seconds=run.checkpoint_interval_seconds,
-            offsets=self._layout.offsets,
+            spec=shard_spec(self.model.spec, self._layout),
             guards=run.guards,
         )
 

@@ -81,7 +81,7 @@ class _Watcher:
         self.num_statistics = num_statistics
         self.run, self.spec, self.recorder = run, spec, recorder
         self.own = supervisor_flags.read()
-        self.layouts = run.method.placement.place(spec, run.nb_ps)
+        self.layouts = run.method.place(spec, run.nb_ps)
         in_step = len(run.method.sync.groups) == 1
         self._viewer = ModelFetcher(spec, self.layouts, num_statistics, in_step)
         self.shards: list[ShardStream] = []

@@ -30,7 +30,7 @@ class InProcessCluster:
         self.method, self.nb_ps, self.iter_max = method, nb_ps, iter_max
         self.lease_seconds, self.config = lease_seconds, config
         self.nb_workers = sum(len(group) for group in method.sync.groups)
-        self.layouts = method.placement.place(SPEC, nb_ps)
+        self.layouts = method.place(SPEC, nb_ps)
         self.run = types.SimpleNamespace(
             method=method,
             nb_workers=self.nb_workers,

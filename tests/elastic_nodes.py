@@ -12,6 +12,7 @@ import numpy as np
 from tests.harness import KERNELS, SPEC, Softmax
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.run import fingerprint
+from thinwire.ops.sharding.split import shard_spec
 from thinwire.ops.types import Link
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected
@@ -64,7 +65,7 @@ class ElasticShard:
             Schedule(0.1),
             cluster.nb_workers,
             self.generation,
-            offsets=layout.offsets,
+            spec=shard_spec(SPEC, layout),
             **cluster.config,
         )
         if number == 0:

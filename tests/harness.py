@@ -12,6 +12,7 @@ from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.sharding.split import shard_spec
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.ps.core import events
@@ -157,7 +158,7 @@ class MiniRun:
         self.kernels = bodies
         self.method, self.seed, self.batch, self.nb_ps = chosen, seed, batch, nb_ps
         self.problem = Softmax()
-        self.layouts = chosen.placement.place(SPEC, nb_ps)
+        self.layouts = chosen.place(SPEC, nb_ps)
         self.now = 0.0
         self.rng = random.Random(seed)
         self.log: list[tuple[int, np.ndarray]] = []
@@ -182,7 +183,7 @@ class MiniRun:
         member = Coordinator(nb_workers, 10.0) if number == 0 else FollowerMembership(nb_workers)
         rule = rule if number == 0 else rule.without_bound()
         aux = WorkerAverages(num_slots=self.method.num_averaged(28)) if number == 0 else None
-        settings = dataclasses.replace(self.settings, offsets=layout.offsets)
+        settings = dataclasses.replace(self.settings, spec=shard_spec(SPEC, layout))
         return PsCore(settings, self.method, theta, self.kernels, member, rule, aux)
 
     def feed(self, shard: int, event: events.Event) -> list[events.Action]:

@@ -63,11 +63,12 @@ def test_they_train(name, value_dtype):
 
 def test_keras_momentum_is_momentum_sgd_at_a_constant_rate():
     """Standalone's optimizer; Keras has the rate inside the velocity: a drop tells them apart."""
-    from thinwire.ops.optimizers.server import FlatKerasOptimizer, OptimizerUpdate, keras_optimizer
+    from thinwire.ops.optimizers.server import OptimizerUpdate
+    from thinwire.ops.optimizers.variables import VariablesOptimizer
     from thinwire.ops.types import Update
 
     theta = np.zeros(3, np.float32)
-    flat = FlatKerasOptimizer(keras_optimizer(OptimizerUpdate("momentum", 0.9)), theta)
+    flat = VariablesOptimizer(OptimizerUpdate("momentum", 0.9).described, theta)
     wanted, velocity = np.zeros(3), np.zeros(3)
     rng = np.random.default_rng(0)
     for _ in range(30):

@@ -143,7 +143,7 @@ class WorkerSession:
         self.closing = threading.Event()
         self.core = WorkerCore(
             spec,
-            run.method.placement.place(spec, run.nb_ps),
+            run.method.place(spec, run.nb_ps),
             run.method.with_momentum(momentum),
             load_kernels(run.kernels, on_gpu=on_gpu),
             [run.seed, own.id_worker],

@@ -14,9 +14,11 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS, refuse_idle
 from thinwire.ops.methods.method import METHODS, Method
 from thinwire.ops.methods.validation import rule_for, validate
-from thinwire.ops.optimizers.base import LocalStep
+from thinwire.ops.offer import Offer
+from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
 from thinwire.ops.optimizers.local import LOCAL_FLAGS, LOCAL_OPTIMIZERS, LocalUpdate
-from thinwire.ops.optimizers.server import OptimizerUpdate
+from thinwire.ops.optimizers.script import AwaitedUpdate, server_update
+from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate
 from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.registry import ROUTERS
@@ -184,7 +186,9 @@ def _local(choices: Choices) -> LocalStep:
     return made
 
 
-def _server(name: str, choices: Choices, feeds_deltas: bool) -> OptimizerUpdate:
+def _server(name: str, choices: Choices, feeds_deltas: bool) -> ServerUpdate:
+    if name == SCRIPT:
+        return _awaited(choices)
     default_momentum = 0.9 if name == "momentum" else 0.0
     return OptimizerUpdate(
         optimizer=name,
@@ -193,3 +197,28 @@ def _server(name: str, choices: Choices, feeds_deltas: bool) -> OptimizerUpdate:
         global_lr=choices.global_lr,
         feeds_deltas=feeds_deltas,
     )
+
+
+def _awaited(choices: Choices) -> AwaitedUpdate:
+    """Refuse what the script's optimizer brings itself."""
+    for flag, value in (("momentum", choices.momentum), ("weight_decay", choices.weight_decay)):
+        if value:
+            raise ConfigurationError(
+                f"--{flag}={value:g}: the script's compiled optimizer steps on the PS, with its "
+                f"own {flag}. Leave --{flag} out, and give it to the optimizer."
+            )
+    return AwaitedUpdate()
+
+
+def adopt(method: Method, offer: Offer) -> Method:
+    """Return the method with the optimizer of a script, if the PS steps with it.
+
+    Both sides place the model with it: `adopt(method, offer).place(spec, num_shards)`. The
+    fingerprint that nodes compare is that of the method without it.
+
+    Raises:
+        ConfigurationError: The offer names what is not on the allow-list, or lacks an optimizer.
+    """
+    if not method.server.awaits_offer:
+        return method
+    return dataclasses.replace(method, server=server_update(offer))

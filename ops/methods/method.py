@@ -20,7 +20,7 @@ from thinwire.ops.pacing.base import Pacer
 from thinwire.ops.routing.base import Router
 from thinwire.ops.sharding.placement import Placement
 from thinwire.ops.sync.base import SyncPolicy
-from thinwire.ops.types import Kind, describe
+from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, ShardLayout, describe
 from thinwire.ops.weighting.base import Weighting
 
 #: Names of the policy interfaces, in the order of the fingerprint; each is also a flag.
@@ -116,6 +116,20 @@ class Method:
         Only the worker needs it, so that the fingerprint is that of the method without it.
         """
         return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
+
+    def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
+        """Return what each shard holds; every node finds the same.
+
+        Raises:
+            ConfigurationError: One would hold nothing, or the optimizer needs one shard.
+        """
+        if num_shards > 1 and self.server.needs_one_shard:
+            raise ConfigurationError(
+                f"--nb_ps={num_shards}: the optimizer clips by the norm of all gradients together "
+                "(global_clipnorm), which no shard alone knows. Take --nb_ps=1, or compile the "
+                "model with clipnorm or clipvalue instead."
+            )
+        return self.placement.place(spec, num_shards, not self.server.needs_whole_variables)
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return how many values of the local optimizer's state are averaged by shard 0."""

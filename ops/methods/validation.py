@@ -97,6 +97,12 @@ def _check_collective(method: Method) -> None:
                 f"--{interface}={method.choices[interface]}; leave --{interface} out, or take "
                 "--collective=ps."
             )
+    if method.server.awaits_offer or method.server.needs_whole_variables:
+        raise ConfigurationError(
+            f"{here} steps one flat vector on each worker, and "
+            f"--server_optimizer={method.server.optimizer} needs variables with their names and "
+            "shapes. Take --collective=ps, or another --server_optimizer."
+        )
     if method.codec.value_dtype != "float32":
         raise ConfigurationError(
             f"{here} sums float32, and this is --value_dtype={method.codec.value_dtype}; leave it "
@@ -137,7 +143,15 @@ def _check_overlap(method: Method) -> None:
 
 def _check_server(method: Method) -> None:
     """Refuse an optimizer on the PS where changes of weights are simply added."""
-    if method.kind is Kind.GRADIENT or method.server.feeds_deltas or method.server.keeps_sparse:
+    if method.kind is Kind.GRADIENT or method.server.feeds_deltas:
+        return
+    if method.server.awaits_offer:
+        raise ConfigurationError(
+            f"--server_optimizer=script steps with gradients, and --pacer="
+            f"{method.choices['pacer']} with --codec={method.choices['codec']} sends changes of "
+            "weights. Leave --server_optimizer out: the workers step with the script's optimizer."
+        )
+    if method.server.keeps_sparse:
         return
     if method.takes_local_steps:
         way_out = "give --server_optimizer too, or take --local_momentum"
@@ -236,7 +250,9 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
             "--down_codec=delta with dense updates: every entry changes, replies are dense.",
         ),
         (
-            delta_down and not dense_up and not method.server.keeps_sparse,
+            delta_down
+            and not dense_up
+            and not (method.server.keeps_sparse or method.server.awaits_offer),
             "--down_codec=delta with momentum, adam or weight decay on the PS: every entry "
             "changes, replies are dense.",
         ),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.offer import Described
 from thinwire.ops.types import Kind, Policy, State, Update
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
+    from thinwire.ops.types import Float32, Int64, ModelSpec
 
 
 class ServerUpdate(Policy, Protocol):
@@ -17,6 +18,10 @@ class ServerUpdate(Policy, Protocol):
     @property
     def optimizer(self) -> str:
         """Its value of --server_optimizer."""
+
+    @property
+    def described(self) -> Described:
+        """The Keras optimizer; raises ConfigurationError where it has not come yet."""
 
     @property
     def momentum(self) -> float:
@@ -34,11 +39,41 @@ class ServerUpdate(Policy, Protocol):
     def feeds_deltas(self) -> bool:
         """Whether changes of weights are given to an optimizer instead of being added."""
 
+    @property
+    def awaits_offer(self) -> bool:
+        """Whether it stands for the optimizer of a script that has not come yet."""
+
+    @property
+    def needs_whole_variables(self) -> bool:
+        """Whether no shard may hold a part of a variable."""
+
+    @property
+    def needs_one_shard(self) -> bool:
+        """Whether a step depends on all variables of the model together."""
+
     def adds(self, kind: Kind) -> bool:
         """Return whether updates of this kind are simply added."""
 
-    def init(self, theta: Float32) -> State:
-        """Return the state for the shard's flat weights [n] float32."""
+    def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
+        """Return the state for the shard's flat weights.
+
+        Args:
+            theta: [n] float32.
+            spec: What they are, slice by slice: path and shape, flat where a slice is a part of a
+                variable; not given: one slice.
+        """
+
+    def rate(self, scheduled: float, samples: int, state: State) -> float:
+        """Return the learning rate of the next update.
+
+        Args:
+            scheduled: By the run's own schedule.
+            samples: Examples consumed before it.
+            state: From `init`.
+        """
+
+    def set_rate(self, rate: float, state: State) -> State:
+        """Step with this rate from now on: a script has set it."""
 
     def apply(
         self,
@@ -55,13 +90,19 @@ class ServerUpdate(Policy, Protocol):
             theta: [n] float32.
             update: The released, weighted mean.
             kind: What its values mean.
-            rate: Scheduled learning rate, used for gradients.
+            rate: What `rate` has returned, used for gradients.
             kernels: That apply it.
             state: From `init`.
 
         Returns:
             The entries that changed (None: all), and the state.
         """
+
+    def save(self, state: State) -> State:
+        """Return copies of the state as plain data."""
+
+    def restore(self, saved: State, theta: Float32, state: State) -> State:
+        """Load what `save` returned; the weights are `theta`."""
 
 
 class LocalStep(Policy, Protocol):

@@ -14,15 +14,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.ops.optimizers.base import LocalStep
-from thinwire.ops.optimizers.server import (
-    OPTIMIZERS,
-    FlatKerasOptimizer,
-    OptimizerUpdate,
-    keras_optimizer,
-)
+from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.types import ConfigurationError, State, Update
 
 if TYPE_CHECKING:
+    from thinwire.ops.optimizers.variables import VariablesOptimizer
     from thinwire.ops.types import Float32
 
 #: --local_opt_state values: what an exchange does to the optimizer's slots.
@@ -58,7 +54,7 @@ class LocalUpdate:
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
         for flag, value, legal in (
-            ("local_optimizer", self.optimizer, tuple(OPTIMIZERS)),
+            ("local_optimizer", self.optimizer, tuple(_NUM_SLOTS)),
             ("local_opt_state", self.opt_state, SLOT_FATES),
         ):
             if value not in legal:
@@ -99,12 +95,12 @@ class LocalUpdate:
         """Return the optimizer's state at zero weights; `restart` brings the right ones."""
         import numpy as np
 
+        from thinwire.ops.optimizers.variables import VariablesOptimizer
+
         if not self.has_slots:
             return {}
         zeros = np.zeros(num_parameters, np.float32)
-        flat = FlatKerasOptimizer(
-            keras_optimizer(OptimizerUpdate(self.optimizer, self.momentum)), zeros
-        )
+        flat = VariablesOptimizer(OptimizerUpdate(self.optimizer, self.momentum).described, zeros)
         # Compile now, not in the first step, whose time other workers may wait by.
         flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)
         _clear(flat)
@@ -131,7 +127,7 @@ class LocalUpdate:
     def restart(self, weights: Float32, state: State) -> State:
         """Begin a round at `weights` [n]."""
         if self.has_slots:
-            state["keras"].variable.assign(weights)
+            state["keras"].set_weights(weights)
             if self.opt_state == "reset":
                 _clear(state["keras"])
         return state
@@ -239,19 +235,19 @@ class ScriptStep:
 
 #: --local_optimizer value -> the policy.
 LOCAL_OPTIMIZERS: dict[str, type[LocalStep]] = {
-    **dict.fromkeys(OPTIMIZERS, LocalUpdate),
+    **dict.fromkeys(_NUM_SLOTS, LocalUpdate),
     "script": ScriptStep,
 }
 
 
-def _slots(flat: FlatKerasOptimizer) -> list[Any]:
+def _slots(flat: VariablesOptimizer) -> list[Any]:
     """Return the step count and the arrays of the model's size: all but the learning rate."""
     optimizer = flat.optimizer
-    arrays = [each for each in optimizer.variables if each.shape == flat.variable.shape]
+    arrays = [each for each in optimizer.variables if each.shape == flat.variables[0].shape]
     return [optimizer.iterations, *arrays]
 
 
-def _clear(flat: FlatKerasOptimizer) -> None:
+def _clear(flat: VariablesOptimizer) -> None:
     import numpy as np
 
     for variable in _slots(flat):

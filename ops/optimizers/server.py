@@ -1,25 +1,32 @@
 """The server update: a released update becomes new weights, through a Keras optimizer.
 
 Plain SGD touches only the entries of a sparse update and is done by the apply kernels, which equal
-Keras's SGD; so does momentum (`ops/optimizers/momentum_sgd`). Everything else runs Keras itself on
-the shard's flat buffer.
+Keras's SGD; so does momentum (`ops/optimizers/momentum_sgd`). Everything else runs Keras itself
+(`ops/optimizers/variables`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.offer import Described
+from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.base import ServerUpdate
 from thinwire.ops.types import ConfigurationError, Kind, State, Update
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
+    from thinwire.ops.types import Float32, Int64, ModelSpec
 
-#: --server_optimizer value -> name in keras.optimizers.
-OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD", "adam": "Adam"}
+#: --server_optimizer value of whatever the script has compiled.
+SCRIPT = "script"
+#: Other values of --server_optimizer -> class of keras.optimizers.
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "momentum": "SGD",
+    **{name.lower(): name for name in allow_list.OPTIMIZERS if name != "SGD"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +34,9 @@ class OptimizerUpdate:
     """How the PS steps.
 
     Attributes:
-        optimizer: sgd, momentum or adam.
+        optimizer: A value of --server_optimizer other than "script".
         momentum: For sgd and momentum.
-        weight_decay: Decoupled, as Keras does it; 0 is off.
+        weight_decay: Decoupled, as Keras does it; 0: as the optimizer has it by default.
         global_lr: Factor on updates of kind ``delta`` that plain SGD adds.
         feeds_deltas: Give -mean of deltas to the optimizer instead of adding them.
     """
@@ -51,29 +58,70 @@ class OptimizerUpdate:
         for name in ("weight_decay", "global_lr"):
             if not getattr(self, name) >= 0:  # refuses NaN too
                 raise ConfigurationError(f"--{name}={getattr(self, name)}: expected 0 or more.")
-        if self.momentum and self.optimizer == "adam":
+        if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                "--momentum belongs to sgd; --server_optimizer=adam has betas."
+                f"--momentum belongs to sgd; --server_optimizer={self.optimizer} has its own."
             )
+
+    @property
+    def _is_sgd(self) -> bool:
+        return OPTIMIZERS[self.optimizer] == "SGD"
+
+    @property
+    def described(self) -> Described:
+        """The Keras optimizer that it stands for, with a learning rate to be assigned."""
+        options: dict[str, Any] = {"learning_rate": 0.0}
+        if self.weight_decay:
+            options["weight_decay"] = self.weight_decay
+        if self._is_sgd:
+            options["momentum"] = self.momentum
+        return Described(OPTIMIZERS[self.optimizer], options)
 
     @property
     def keeps_sparse(self) -> bool:
         """Whether a sparse update changes only its own entries."""
-        return OPTIMIZERS[self.optimizer] == "SGD" and not self.momentum and not self.weight_decay
+        return self._is_sgd and not self.momentum and not self.weight_decay
+
+    @property
+    def awaits_offer(self) -> bool:
+        """Never: the flags name it."""
+        return False
+
+    @property
+    def needs_whole_variables(self) -> bool:
+        """Whether no shard may hold a part of a variable."""
+        return OPTIMIZERS[self.optimizer] not in allow_list.ELEMENTWISE
+
+    @property
+    def needs_one_shard(self) -> bool:
+        """Never: nothing is clipped by a norm of all variables."""
+        return False
 
     def adds(self, kind: Kind) -> bool:
         """Return whether updates of this kind are added, times `global_lr`."""
         return kind is Kind.DELTA and not self.feeds_deltas
 
-    def init(self, theta: Float32) -> State:
-        """Return the optimizer's state for the shard's flat weights [n] float32."""
+    def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
+        """Return the optimizer's state for the shard's flat weights; see ServerUpdate."""
         if self.keeps_sparse:
             return {}
-        if OPTIMIZERS[self.optimizer] == "SGD" and not self.weight_decay:
+        if self._is_sgd and not self.weight_decay:
             from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
 
             return {"optimizer": MomentumSGD(self.momentum, theta)}
-        return {"optimizer": FlatKerasOptimizer(keras_optimizer(self), theta)}
+        from thinwire.ops.optimizers.variables import VariablesOptimizer
+
+        return {"optimizer": VariablesOptimizer(self.described, theta, spec)}
+
+    def rate(self, scheduled: float, samples: int, state: State) -> float:
+        """Return the rate of the run's own schedule."""
+        del samples, state
+        return scheduled
+
+    def set_rate(self, rate: float, state: State) -> State:
+        """Leave the rate to the run's own schedule."""
+        del rate
+        return state
 
     def apply(
         self,
@@ -108,70 +156,20 @@ class OptimizerUpdate:
             kernels.apply_sparse(theta, update.indices, update.values, factor)
         return update.indices, state
 
+    def save(self, state: State) -> State:
+        """Return copies of the slots, as plain data."""
+        saved: State = state["optimizer"].save() if "optimizer" in state else {}
+        return saved
+
+    def restore(self, saved: State, theta: Float32, state: State) -> State:
+        """Load what `save` returned; the weights are `theta`."""
+        if "optimizer" in state:
+            state["optimizer"].restore(saved, theta)
+        return state
+
 
 def keras_optimizer(choice: ServerUpdate) -> Any:
-    """Build the Keras optimizer that the choice names."""
-    import keras
+    """Build the Keras optimizer that a policy of the flags names, at a rate to be assigned."""
+    from thinwire.ops.optimizers.described import build_optimizer
 
-    options: dict[str, Any] = {"weight_decay": choice.weight_decay or None}
-    if OPTIMIZERS[choice.optimizer] == "SGD":
-        options["momentum"] = choice.momentum
-    return getattr(keras.optimizers, OPTIMIZERS[choice.optimizer])(**options)
-
-
-class FlatKerasOptimizer:
-    """A Keras optimizer that owns a flat copy of the shard and writes each step back."""
-
-    def __init__(self, optimizer: Any, theta: Float32) -> None:
-        """Build the slots for `theta` [n] float32."""
-        import keras
-        import tensorflow as tf
-
-        self.optimizer = optimizer
-        self.variable = keras.Variable(theta, name="shard")
-        optimizer.build([self.variable])
-
-        # One fused pass over the slots: XLA takes half the time of op by op here (BUILD_NOTES).
-        traced: Callable[[Callable[[Any], None]], Callable[[Any], None]] = tf.function(
-            input_signature=[tf.TensorSpec(theta.shape, tf.float32)], jit_compile=True
-        )
-        self._step = traced(lambda gradient: optimizer.apply([gradient], [self.variable]))
-        self._rate: float | None = None  # what the optimizer's variable holds
-
-    def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
-        """Apply one gradient [n] or sparse update; `theta` gets the result."""
-        import numpy as np
-
-        gradient = update.values
-        if update.indices is not None:
-            gradient = np.zeros_like(theta)
-            gradient[update.indices] = update.values
-        if rate != self._rate:  # setting a variable costs half as much as the whole step
-            self.optimizer.learning_rate.assign(rate)
-            self._rate = rate
-        self._step(_as_tensor(-gradient if negate else gradient))
-        # A view of the tensor behind the variable: one copy, into theta, instead of two.
-        np.copyto(theta, np.asarray(memoryview(self.variable.value.value())))
-
-    def save(self) -> State:
-        """Return every slot, the step counter included."""
-        return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
-
-    def restore(self, slots: State, theta: Float32) -> None:
-        """Load what `save` returned, at weights `theta`."""
-        self._rate = None
-        self.variable.assign(theta)
-        for number, variable in enumerate(self.optimizer.variables):
-            variable.assign(slots[str(number)])
-
-
-def _as_tensor(values: Float32) -> Any:
-    """Return a tensor [n] of a buffer [n], without a copy where it lies on a 64-byte border.
-
-    The tensor may share the buffer's memory: neither may change while it is in use.
-    """
-    import tensorflow as tf
-
-    if values.ctypes.data % 64 or not values.flags.writeable:
-        return tf.convert_to_tensor(values)
-    return tf.experimental.dlpack.from_dlpack(values.__dlpack__())
+    return build_optimizer(choice.described)

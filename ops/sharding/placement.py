@@ -32,8 +32,17 @@ class Placement(Policy, Protocol):
     def name(self) -> str:
         """Its value of --placement."""
 
-    def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
-        """Return one layout per shard; raises ConfigurationError where one would be empty."""
+    def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
+        """Return one layout per shard.
+
+        Args:
+            spec: The model.
+            num_shards: S >= 1.
+            cuts: Whether a shard may hold a part of a variable.
+
+        Raises:
+            ConfigurationError: One would be empty.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +51,9 @@ class ByHash:
 
     name: ClassVar[str] = "hash"
 
-    def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
-        """Return one layout per shard; raises ConfigurationError where one would be empty."""
-        return place_tensors(spec, num_shards)
+    def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
+        """Return one layout per shard; see Placement."""
+        return place_tensors(spec, num_shards, cuts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,18 +88,14 @@ class BySpeed:
                 "shards fast to slow (--ps_hosts), the first one holds the layers near the input."
             )
 
-    def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
-        """Return one layout per shard.
-
-        Args:
-            spec: The model.
-            num_shards: S >= 1.
+    def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
+        """Return one layout per shard; see Placement.
 
         Raises:
             ConfigurationError: Another number of speeds than shards, or more shards than pieces.
         """
         speeds = self.speeds(num_shards)
-        points = _cut_points(spec)
+        points = _cut_points(spec, cuts)
         if len(points) - 1 < num_shards:
             raise ConfigurationError(
                 f"--nb_ps={num_shards}: this model has only {len(points) - 1} pieces to spread; "
@@ -165,12 +170,12 @@ def _cheapest(
     return float(least[-1]), cuts[::-1]
 
 
-def _cut_points(spec: ModelSpec) -> list[int]:
+def _cut_points(spec: ModelSpec, cuts: bool) -> list[int]:
     """Return where the flat model may be cut: between tensors, and within large ones."""
     points = [0]
     step = max(1, MAX_SLICE_ENTRIES // _CUTS_PER_SLICE, spec.num_parameters // _MOST_CUTS)
     for start, tensor in zip(spec.offsets, spec.tensors, strict=False):
-        if tensor.size > MAX_SLICE_ENTRIES:
+        if cuts and tensor.size > MAX_SLICE_ENTRIES:
             points += range(start + step, start + tensor.size, step)
         points.append(start + tensor.size)
     return sorted(set(points))  # a tensor without entries has no place of its own

@@ -19,6 +19,7 @@ from thinwire.ops.types import (
     Packet,
     ShardLayout,
     Slice,
+    TensorSpec,
 )
 from thinwire.ops.wire import low_rank
 
@@ -26,7 +27,7 @@ from thinwire.ops.wire import low_rank
 MAX_SLICE_ENTRIES = 1_000_000
 
 
-def place_tensors(spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
+def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
     """Spread tensors over shards: large ones in equal slices, the rest to the least loaded.
 
     Deterministic, so every node computes the same placement by itself. Largest first keeps the
@@ -35,6 +36,7 @@ def place_tensors(spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
     Args:
         spec: The model.
         num_shards: S >= 1.
+        cuts: Whether a shard may hold a part of a variable.
 
     Returns:
         One layout per shard, slices in tensor order.
@@ -42,9 +44,8 @@ def place_tensors(spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
     Raises:
         ConfigurationError: More shards than pieces: one would be empty.
     """
-    pieces = [
-        piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, num_shards)
-    ]
+    parts = num_shards if cuts else 1
+    pieces = [piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, parts)]
     if len(pieces) < num_shards:
         raise ConfigurationError(
             f"--nb_ps={num_shards}: this model has only {len(pieces)} tensors to spread; expected "
@@ -62,9 +63,9 @@ def place_tensors(spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
     )
 
 
-def _cut(spec: ModelSpec, number: int, num_shards: int) -> list[Slice]:
+def _cut(spec: ModelSpec, number: int, parts: int) -> list[Slice]:
     size = spec.tensors[number].size
-    parts = num_shards if size > MAX_SLICE_ENTRIES else 1
+    parts = parts if size > MAX_SLICE_ENTRIES else 1
     edges = [size * part // parts for part in range(parts + 1)]
     return [Slice(number, start, stop) for start, stop in itertools.pairwise(edges)]
 
@@ -76,6 +77,16 @@ def shard_positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
         slice(starts[piece.tensor] + piece.start, starts[piece.tensor] + piece.stop)
         for piece in layout.slices
     ]
+
+
+def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
+    """Return what a shard holds, slice by slice; a part of a variable is flat, under its path."""
+    pieces = []
+    for piece in layout.slices:
+        tensor = spec.tensors[piece.tensor]
+        whole = piece.size == tensor.size
+        pieces.append(tensor if whole else TensorSpec(tensor.path, (piece.size,)))
+    return ModelSpec(tuple(pieces))
 
 
 def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.sync.base import ArrivalToken
-from thinwire.ops.types import State
+from thinwire.ops.types import ModelSpec, State
 from thinwire.ps.core import events
 
 
@@ -25,7 +25,7 @@ class CoreConfig:
     max_seconds: float | None = None  # from the first pull
     start_timeout_seconds: float = 600.0  # then a synchronous run starts with those present
     snapshot_interval_seconds: float = 10.0
-    offsets: tuple[int, ...] = ()  # where each slice begins in the shard; none: it is one slice
+    spec: ModelSpec | None = None  # what the shard holds, slice by slice; None: one slice
     guards: Guards = dataclasses.field(default_factory=Guards)
 
 

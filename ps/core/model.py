@@ -20,7 +20,7 @@ from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import OptimizerUpdate
-from thinwire.ops.types import Kind, State, Update
+from thinwire.ops.types import Kind, ModelSpec, State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
 from thinwire.ps.core.members import CoreConfig
 
@@ -49,7 +49,7 @@ class ShardModel:
         kernels: Kernels,
         budget: Budget,
         schedule: Schedule,
-        offsets: tuple[int, ...] = (),
+        spec: ModelSpec | None = None,
     ) -> None:
         """Start at version 0.
 
@@ -59,16 +59,16 @@ class ShardModel:
             kernels: The array work.
             budget: Of the run.
             schedule: Of the learning rate.
-            offsets: Where each slice begins in theta, and n at the end; not given: one slice.
+            spec: What it holds, slice by slice; not given: one slice.
         """
         self.method, self.theta, self.kernels = method, theta, kernels
-        self._offsets = offsets or (0, len(theta))
+        self._offsets = spec.offsets if spec else (0, len(theta))
         self.budget, self.schedule = budget, schedule
         self.version = 0
         self.samples = 0
         self._weighting = method.weighting.init(len(theta))
         self._down = method.down_codec.init(len(theta))
-        self._server = method.server.init(theta)
+        self._server = method.server.init(theta, spec)
         self._backups = BackupWeights()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._seen = theta.view()  # for policies, which only read it
@@ -91,8 +91,9 @@ class ShardModel:
 
     @property
     def learning_rate(self) -> float:
-        """The scheduled rate of the next update."""
-        return self.schedule.rate(self.budget.fraction(self.version, self.samples))
+        """The rate of the next update, of the run's own schedule or of a script's optimizer."""
+        scheduled = self.schedule.rate(self.budget.fraction(self.version, self.samples))
+        return self.method.server.rate(scheduled, self.samples, self._server)
 
     def apply(self, arrivals: Sequence[Arrival], oldest_base: int) -> list[Arrival]:
         """Weigh, merge and apply one release; version + 1 unless nothing was kept.
@@ -212,12 +213,11 @@ class ShardModel:
         """
         if soft:
             return _of_workers(self._down)
-        optimizer = self._server.get("optimizer")
         return {
             "version": self.version,
             "samples": self.samples,
             "theta": self.theta.copy(),
-            "optimizer": optimizer.save() if optimizer is not None else {},
+            "optimizer": self.method.server.save(self._server),
             "weighting": copy.deepcopy(_durable(self._weighting)),
             "backups": self._backups.save(),
             "down_codec": copy.deepcopy(_durable(self._down)),
@@ -231,8 +231,8 @@ class ShardModel:
             return
         self.version, self.samples = state["version"], state["samples"]
         np.copyto(self.theta, state["theta"])
-        if "optimizer" in self._server:
-            self._server["optimizer"].restore(state["optimizer"], self.theta)
+        saved = state["optimizer"]
+        self._server = self.method.server.restore(saved, self.theta, self._server)
         self._weighting.update(state["weighting"])
         _take_back(self._down, state["down_codec"])
         self._counts.update(state["down_counts"])
@@ -290,11 +290,11 @@ class CollectiveShardModel(ShardModel):
         kernels: Kernels,
         budget: Budget,
         schedule: Schedule,
-        offsets: tuple[int, ...] = (),
+        spec: ModelSpec | None = None,
     ) -> None:
         """Start at version 0; see ShardModel."""
         idle = dataclasses.replace(method, server=OptimizerUpdate())  # the workers' steps, not ours
-        super().__init__(idle, theta, kernels, budget, schedule, offsets)
+        super().__init__(idle, theta, kernels, budget, schedule, spec)
         self._copied_version = 0
 
     @property
@@ -348,4 +348,4 @@ class CollectiveShardModel(ShardModel):
 def model_for(method: Method, theta: Float32, kernels: Kernels, config: CoreConfig) -> ShardModel:
     """Return the model of a shard that steps itself, or of one whose workers do."""
     made = ShardModel if method.collective == THROUGH_PS else CollectiveShardModel
-    return made(method, theta, kernels, config.budget, config.schedule, config.offsets)
+    return made(method, theta, kernels, config.budget, config.schedule, config.spec)

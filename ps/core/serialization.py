@@ -20,7 +20,7 @@ from thinwire.ops.downlink.replicas import LastReply
 from thinwire.ops.downlink.types import ModelReply, Operation
 from thinwire.ops.failure_detector import MeanDeviation, RtoEstimator
 from thinwire.ops.optimizers import schedule
-from thinwire.ops.types import Block, CodedValues, Update
+from thinwire.ops.types import Block, CodedValues, ModelSpec, TensorSpec, Update
 from thinwire.ps.core import events, members, membership
 
 _TYPE, _OF = "type", "of"
@@ -88,6 +88,8 @@ _RECORDS = (
     _Record("WorkerIncarnation", events.WorkerIncarnation, "worker incarnation"),
     _Record("WorkerUnreachable", events.WorkerUnreachable, "member"),
     _Record("Failed", events.Failed, "worker incarnation step is_hello cause"),
+    _Record("ModelSpec", ModelSpec, "tensors"),
+    _Record("TensorSpec", TensorSpec, "path shape dtype"),
     _Record("Update", Update, "indices values"),
     _Record("Block", Block, "slot size indices values"),
     _Record("CodedValues", CodedValues, "dtype data scale"),
@@ -104,7 +106,7 @@ _RECORDS = (
         "CoreConfig",
         members.CoreConfig,
         "budget schedule nb_workers generation generations_undone max_seconds "
-        "start_timeout_seconds snapshot_interval_seconds offsets guards",
+        "start_timeout_seconds snapshot_interval_seconds spec guards",
     ),
     _Record(
         "Member",

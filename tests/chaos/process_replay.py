@@ -155,7 +155,7 @@ class Witness:
     def _layout(self, state: State) -> ShardLayout:
         tensors = (TensorSpec(path, tuple(shape), dtype) for path, shape, dtype in state["model"])
         method, nb_ps = self._run.method, self._run.nb_ps
-        return method.placement.place(ModelSpec(tuple(tensors)), nb_ps)[self.number]
+        return method.place(ModelSpec(tuple(tensors)), nb_ps)[self.number]
 
     def _core(self, state: State, config: CoreConfig, lease_seconds: float) -> PsCore:
         method, layout = self._run.method, self._layout(state)

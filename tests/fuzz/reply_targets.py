@@ -52,7 +52,7 @@ def _exchange(chosen: int) -> Exchange:
     flags, aux_size = WORKERS[chosen]
     with given("--nb_workers=1", *flags):
         run = read_run()
-    layouts = run.method.placement.place(SPEC, 1)
+    layouts = run.method.place(SPEC, 1)
     made = Exchange(run, 1, SPEC, layouts, Link(), threading.Event(), aux_size)
     channel = made.channels[0]
     if channel is not None:

@@ -67,7 +67,7 @@ def _decoders() -> list[tuple[PushDecoder, EventCoder, Kind, int]]:
     made = []
     for name, aux in SHARDS:
         chosen = method(name, compression_rate=0.25)
-        (layout,) = chosen.placement.place(SPEC, 1)
+        (layout,) = chosen.place(SPEC, 1)
         decoder = PushDecoder(layout, chosen.kind, KERNELS, aux)
         decoder.keeps_coded = True
         made.append((decoder, EventCoder(layout, chosen, KERNELS, aux), chosen.kind, aux))
@@ -76,7 +76,7 @@ def _decoders() -> list[tuple[PushDecoder, EventCoder, Kind, int]]:
 
 DECODERS = _decoders()
 _WIRE_KINDS = {Kind.GRADIENT: pb.UPDATE_KIND_GRADIENT, Kind.DELTA: pb.UPDATE_KIND_DELTA}
-LAYOUT: ShardLayout = method("asgd").placement.place(SPEC, 1)[0]
+LAYOUT: ShardLayout = method("asgd").place(SPEC, 1)[0]
 
 
 def push(data: bytes) -> None:

@@ -12,7 +12,7 @@ from tests.harness import KERNELS, method
 from thinwire.ops.downlink.sparse import DownAuto
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.optimizers.schedule import Budget, Schedule
-from thinwire.ops.sharding.split import place_tensors
+from thinwire.ops.sharding.split import place_tensors, shard_spec
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages
@@ -79,7 +79,7 @@ class World:
             Schedule(0.1),
             self.nb_workers,
             self.generation,
-            offsets=self.layouts[0].offsets,
+            spec=shard_spec(SPEC, self.layouts[0]),
         )
         lead = Coordinator(self.nb_workers, LEASE_SECONDS)
         return PsCore(config, self.method, self.initial.copy(), KERNELS, lead, self.method.sync)

@@ -61,6 +61,7 @@ class Shard:
             nb_workers=self.nb_workers,
             nb_ps=1,
             seed=1,
+            model_is_offered=False,
             iter_max=iter_max,
             addresses=(f"127.0.0.1:{self.port}",),
             reconnect_timeout_seconds=20.0,

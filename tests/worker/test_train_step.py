@@ -48,14 +48,14 @@ def test_it_is_the_same_gradient(step, weight_decay, norm):
 )
 def test_it_stays_where_the_codec_works_and_no_local_steps_are_taken(step, name, bodies, stays):
     made = method(name)
-    layouts = made.placement.place(step.spec, 1)
+    layouts = made.place(step.spec, 1)
     core = WorkerCore(step.spec, layouts, made, load_kernels(bodies), [1, 1])
     assert core.on_device is stays
 
 
 def test_a_loss_that_is_not_finite_is_refused_there_too(step):
     made = method("dgs", compression_rate=0.2)
-    layouts = made.placement.place(step.spec, 1)
+    layouts = made.place(step.spec, 1)
     core = WorkerCore(step.spec, layouts, made, load_kernels("tf"), [1, 1])
     core.learning_rate = 0.1
     gradient, _ = step.gradients_on_device(ROWS, LABELS)

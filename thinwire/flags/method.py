@@ -12,7 +12,7 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import METHODS
 from thinwire.ops.optimizers.local import LOCAL_OPTIMIZERS, SLOT_FATES
-from thinwire.ops.optimizers.server import OPTIMIZERS
+from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT
 from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.run.flags import (
@@ -258,7 +258,7 @@ POLICIES = Topic(
             "server_optimizer",
             None,
             "How a released update becomes weights.",
-            OPTIMIZERS,
+            (*OPTIMIZERS, SCRIPT),
             unset=_OF_METHOD,
         ),
     ),

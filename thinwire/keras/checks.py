@@ -109,7 +109,10 @@ def check_rate_change(rate: float, method: Method) -> None:
     if not 0 <= rate < math.inf:
         raise ConfigurationError(f"learning_rate={rate:g}: expected a finite number from 0 on.")
     blind = (
-        (method.server.optimizer == "adam", "--server_optimizer=adam"),
+        (
+            method.server.optimizer not in ("sgd", "momentum"),
+            f"--server_optimizer={method.server.optimizer}",
+        ),
         (isinstance(method.weighting, DcAsgd), "--weighting=dc_asgd"),
         (method.takes_local_steps and method.local.optimizer == "adam", "--local_optimizer=adam"),
     )

@@ -13,7 +13,7 @@ from absl import logging
 from thinwire.data.loading import TrainingShard, take_shards
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.run.settings import Run
-from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.sharding.split import shard_positions, shard_spec
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.groups import format_groups
 from thinwire.ps.core import events
@@ -79,7 +79,7 @@ class Simulation:
         self.clock = Clock()
         self.end: str | None = None
         self._initial, self._keeps_state = trainer.weights.copy(), keeps is not None
-        self._layouts = run.method.placement.place(self.spec, run.nb_ps)
+        self._layouts = run.method.place(self.spec, run.nb_ps)
         examples = run.epochs and max(1, round(run.epochs * len(dataset.train_labels)))
         budget = Budget(run.iter_max, examples or None)
         self._budget = budget
@@ -221,7 +221,7 @@ class Simulation:
             snapshot_interval_seconds=run.checkpoint_interval_seconds
             if self._keeps_state
             else math.inf,
-            offsets=self._layouts[number].offsets,
+            spec=shard_spec(self.spec, self._layouts[number]),
             guards=run.guards,
         )
 

@@ -110,12 +110,10 @@ class Replica:
         self._saved = state
 
     def _slots(self) -> State:
-        optimizer = self._server.get("optimizer")
-        return optimizer.save() if optimizer is not None else {}
+        return self._method.server.save(self._server)
 
     def _set(self, slots: State) -> None:
-        if "optimizer" in self._server:
-            self._server["optimizer"].restore(slots, self.theta)
+        self._server = self._method.server.restore(slots, self.theta, self._server)
 
     def _arrays(self) -> list[Any]:
         return [self.theta, *(np.asarray(slot) for slot in self._slots().values())]

@@ -165,7 +165,7 @@ def test_what_is_not_finite_changes_nothing(name, bad):
 
 def packing(bodies, name):
     made = method("asgd", nb_workers=4, compression_rate=RATE, overrides={"codec": name})
-    return UpdatePacker(SPEC, made.placement.place(SPEC, 2), made, bodies, [5, 1])
+    return UpdatePacker(SPEC, made.place(SPEC, 2), made, bodies, [5, 1])
 
 
 def pack(packer, numbers):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from thinwire.ops.optimizers.momentum_sgd import _PIECE, MomentumSGD
-from thinwire.ops.optimizers.server import FlatKerasOptimizer, OptimizerUpdate, keras_optimizer
+from thinwire.ops.optimizers.server import OptimizerUpdate
+from thinwire.ops.optimizers.variables import VariablesOptimizer
 from thinwire.ops.types import Kind, Update
 
 SIZE = 2 * _PIECE + 17
@@ -59,7 +60,7 @@ def test_the_opposite_of_a_gradient_goes_the_other_way():
 def test_what_keras_saved_is_taken_up_and_the_other_way_round():
     ours, theirs = start(100), start(100)
     choice = OptimizerUpdate("momentum", 0.9)
-    ball, flat = MomentumSGD(0.9, ours), FlatKerasOptimizer(keras_optimizer(choice), theirs)
+    ball, flat = MomentumSGD(0.9, ours), VariablesOptimizer(choice.described, theirs)
     first, second, third = gradients(3, 100)
     flat.step(theirs, Update(None, first), 0.1, negate=False)
     np.copyto(ours, theirs)
@@ -78,8 +79,8 @@ def test_who_steps_with_what():
     for choice, expected in (
         (OptimizerUpdate("momentum", 0.9), MomentumSGD),
         (OptimizerUpdate("sgd", 0.9), MomentumSGD),
-        (OptimizerUpdate("momentum", 0.9, weight_decay=0.1), FlatKerasOptimizer),
-        (OptimizerUpdate("adam"), FlatKerasOptimizer),
+        (OptimizerUpdate("momentum", 0.9, weight_decay=0.1), VariablesOptimizer),
+        (OptimizerUpdate("adam"), VariablesOptimizer),
     ):
         state = choice.init(theta)
         assert type(state["optimizer"]) is expected

@@ -18,7 +18,7 @@ def hello_of(*flags):
     """Return what a worker with these flags says to shard 0."""
     with given("--nb_workers=2", *flags):
         run = read_run()
-    layouts = run.method.placement.place(SPEC, 1)
+    layouts = run.method.place(SPEC, 1)
     return Exchange(run, 1, SPEC, layouts, Link(), threading.Event()).shards[0].hello
 
 

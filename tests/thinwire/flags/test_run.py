@@ -12,7 +12,7 @@ from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.codecs.top_k import TopK
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import INTERFACES, METHODS
-from thinwire.ops.optimizers.server import OPTIMIZERS
+from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT
 from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.rule import SYNC_RULES, GroupSync
@@ -23,7 +23,7 @@ from thinwire.worker import flags as worker_flags
 
 REGISTRIES = (
     *(PACERS, CODECS, DOWN_CODECS, ROUTERS),
-    *(SYNC_RULES, WEIGHTINGS, OPTIMIZERS),
+    *(SYNC_RULES, WEIGHTINGS, (*OPTIMIZERS, SCRIPT)),
 )
 
 

@@ -264,4 +264,4 @@ def test_settings_reach_the_cores():
     simulation = simulated("asgd", 2, nb_ps=2, max_seconds=9.0)
     first, second = (shard.core.config for shard in simulation.shards)
     assert (first.max_seconds, second.max_seconds) == (9.0, None)
-    assert dataclasses.replace(first, max_seconds=None, offsets=second.offsets) == second
+    assert dataclasses.replace(first, max_seconds=None, spec=second.spec) == second

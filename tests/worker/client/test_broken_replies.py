@@ -42,7 +42,7 @@ def test_a_worker_says_who_sent_what_it_cannot_use(name):
 
 def view_of(reply):
     """Return what a Supervisor makes of one shard's reply."""
-    layouts = method("asgd").placement.place(SPEC, 1)
+    layouts = method("asgd").place(SPEC, 1)
     viewer = ModelFetcher(SPEC, layouts, 0, in_step=False)
     replies = queue.SimpleQueue()
     answer = reply, memoryview(reply.payload)

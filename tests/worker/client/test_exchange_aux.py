@@ -19,7 +19,7 @@ from thinwire.worker.client.messages import push_messages
 def exchange(nb_ps=1, aux_size=3):
     with given("--nb_workers=1", f"--nb_ps={nb_ps}"):
         run = read_run()
-    layouts = run.method.placement.place(SPEC, nb_ps)
+    layouts = run.method.place(SPEC, nb_ps)
     return Exchange(run, 1, SPEC, layouts, Link(), threading.Event(), aux_size)
 
 

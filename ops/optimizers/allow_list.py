@@ -1,0 +1,285 @@
+"""What a PS builds for a script: classes of Keras by name, with plain arguments in range.
+
+A document of anybody names them, so nothing here imports, evaluates or allocates by what it says:
+a name is looked up in these tables, a value is a number, a flag or a short list of numbers.
+
+Source: `keras.optimizers`, `keras.optimizers.schedules`, `keras.constraints` of Keras 3.15.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from thinwire.ops.offer import Described
+from thinwire.ops.types import ConfigurationError
+
+#: The longest list of numbers, such as the boundaries of a schedule.
+_LONGEST_LIST = 1000
+_MOST_AXES = 32
+_MOST_STEPS = float(1 << 62)
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """What an argument may be.
+
+    Attributes:
+        kind: float (any finite number), int, bool, list (of finite numbers), or tuple (whole
+            numbers, or one).
+        low: The least number.
+        high: The largest number.
+        optional: Whether None is legal.
+    """
+
+    kind: type = float
+    low: float = -math.inf
+    high: float = math.inf
+    optional: bool = False
+
+    def allows(self, value: Any) -> bool:
+        """Return whether a plain value is legal."""
+        if value is None:
+            return self.optional
+        if self.kind is bool:
+            return isinstance(value, bool)
+        if self.kind is list:
+            numbers = isinstance(value, list) and len(value) <= _LONGEST_LIST
+            return numbers and all(NUMBER.allows(each) for each in value)
+        if self.kind is tuple:
+            one = dataclasses.replace(self, kind=int)
+            several = isinstance(value, list) and 0 < len(value) <= _MOST_AXES
+            return all(map(one.allows, value)) if several else one.allows(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        whole = self.kind is float or isinstance(value, int)
+        return whole and abs(value) < _MOST_STEPS and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        """Name it for people."""
+        if self.kind in (bool, list):
+            text = "true or false" if self.kind is bool else f"up to {_LONGEST_LIST} numbers"
+        else:
+            text = "a finite number" if self.kind is float else "a whole number"
+            if self.kind is tuple:
+                text = "whole numbers, or one,"
+            if math.isfinite(self.low):
+                text += f" from {self.low:g}"
+            if math.isfinite(self.high):
+                text += f" to {self.high:g}"
+        return f"{text}, or null" if self.optional else text
+
+
+NUMBER = Argument()
+_SHARE = Argument(low=0.0, high=1.0)
+_FLAG = Argument(bool)
+_NOT_NEGATIVE = Argument(low=0.0)
+_OPTIONAL = Argument(low=0.0, optional=True)
+_STEPS = Argument(low=1e-9)
+
+#: Of every optimizer.
+_COMMON: dict[str, Argument] = {
+    "weight_decay": Argument(optional=True),
+    "clipnorm": _OPTIONAL,
+    "clipvalue": _OPTIONAL,
+    "global_clipnorm": _OPTIONAL,
+    "use_ema": _FLAG,
+    "ema_momentum": _SHARE,
+    "ema_overwrite_frequency": Argument(int, 0, optional=True),
+    "loss_scale_factor": Argument(low=1e-30, optional=True),
+    "gradient_accumulation_steps": Argument(int, 0, optional=True),
+}
+_BETAS = {"beta_1": _SHARE, "beta_2": _SHARE, "epsilon": _NOT_NEGATIVE}
+
+#: Class of keras.optimizers -> its arguments besides `name` and `learning_rate`.
+OPTIMIZERS: dict[str, dict[str, Argument]] = {
+    "SGD": {"momentum": _SHARE, "nesterov": _FLAG},
+    "RMSprop": {
+        "rho": _SHARE,
+        "momentum": _SHARE,
+        "epsilon": _NOT_NEGATIVE,
+        "centered": _FLAG,
+    },
+    "Adam": {**_BETAS, "amsgrad": _FLAG},
+    "AdamW": {**_BETAS, "amsgrad": _FLAG},
+    "Adadelta": {"rho": _SHARE, "epsilon": _NOT_NEGATIVE},
+    "Adagrad": {"initial_accumulator_value": _NOT_NEGATIVE, "epsilon": _NOT_NEGATIVE},
+    "Adamax": _BETAS,
+    "Adafactor": {
+        "beta_2_decay": NUMBER,
+        "epsilon_1": _NOT_NEGATIVE,
+        "epsilon_2": _NOT_NEGATIVE,
+        "clip_threshold": _STEPS,
+        "relative_step": _FLAG,
+    },
+    "Nadam": _BETAS,
+    "Ftrl": {
+        "learning_rate_power": Argument(high=0.0),
+        "initial_accumulator_value": _NOT_NEGATIVE,
+        "l1_regularization_strength": _NOT_NEGATIVE,
+        "l2_regularization_strength": _NOT_NEGATIVE,
+        "l2_shrinkage_regularization_strength": _NOT_NEGATIVE,
+        "beta": NUMBER,
+    },
+    "Lion": {"beta_1": Argument(low=1e-30, high=1.0), "beta_2": _SHARE},
+    "Lamb": _BETAS,
+    # Which variables AdamW steps is decided by the paths that only the worker has.
+    "Muon": {
+        "adam_beta_1": _SHARE,
+        "adam_beta_2": _SHARE,
+        "adam_weight_decay": Argument(optional=True),
+        "epsilon": _NOT_NEGATIVE,
+        "muon_a": NUMBER,
+        "muon_b": NUMBER,
+        "muon_c": NUMBER,
+        "adam_lr_ratio": NUMBER,
+        "momentum": _SHARE,
+        "ns_steps": Argument(int, 0, 100),
+        "nesterov": _FLAG,
+        "rms_rate": Argument(optional=True),
+    },
+    "ScheduleFreeAdamW": {**_BETAS, "warmup_steps": _NOT_NEGATIVE},
+}
+#: Those whose step of an entry depends on that entry alone; they may step any part of a variable.
+ELEMENTWISE = frozenset(OPTIMIZERS) - {"Adafactor", "Lamb", "Muon"}
+
+_INITIAL = {"initial_learning_rate": NUMBER}
+_DECAY = {**_INITIAL, "decay_steps": _STEPS, "decay_rate": NUMBER, "staircase": _FLAG}
+
+#: Class of keras.optimizers.schedules -> its arguments besides `name`.
+SCHEDULES: dict[str, dict[str, Argument]] = {
+    "ExponentialDecay": _DECAY,
+    "InverseTimeDecay": _DECAY,
+    "PiecewiseConstantDecay": {"boundaries": Argument(list), "values": Argument(list)},
+    "PolynomialDecay": {
+        **_INITIAL,
+        "decay_steps": _STEPS,
+        "end_learning_rate": NUMBER,
+        "power": NUMBER,
+        "cycle": _FLAG,
+    },
+    "CosineDecay": {
+        **_INITIAL,
+        "decay_steps": _STEPS,
+        "alpha": NUMBER,
+        "warmup_target": Argument(optional=True),
+        "warmup_steps": _NOT_NEGATIVE,
+    },
+    "CosineDecayRestarts": {
+        **_INITIAL,
+        "first_decay_steps": _STEPS,
+        "t_mul": NUMBER,
+        "m_mul": NUMBER,
+        "alpha": NUMBER,
+    },
+}
+
+_AXIS = Argument(tuple, -_MOST_AXES, _MOST_AXES - 1)
+
+#: Class of keras.constraints -> its arguments.
+CONSTRAINTS: dict[str, dict[str, Argument]] = {
+    "MaxNorm": {"max_value": NUMBER, "axis": _AXIS},
+    "MinMaxNorm": {
+        "min_value": NUMBER,
+        "max_value": NUMBER,
+        "rate": NUMBER,
+        "axis": _AXIS,
+    },
+    "NonNeg": {},
+    "UnitNorm": {"axis": _AXIS},
+}
+
+
+def arguments(name: str) -> tuple[str, ...]:
+    """Return the arguments of an optimizer of the list, without its learning rate."""
+    return (*_COMMON, *OPTIMIZERS[name])
+
+
+def check_optimizer(described: Described) -> None:
+    """Refuse an optimizer that is not on the list, or has an argument that is not.
+
+    Raises:
+        ConfigurationError: It names class, argument and what was expected.
+    """
+    config = dict(described.config)
+    rate = config.pop("learning_rate", None)
+    legal = OPTIMIZERS.get(described.name) if isinstance(described.name, str) else None
+    if legal is None:
+        raise ConfigurationError(_unknown("optimizer", described.name, OPTIMIZERS))
+    if isinstance(rate, Mapping):
+        check_schedule(schedule_of(rate))
+    elif not NUMBER.allows(rate):
+        raise ConfigurationError(
+            f"{described.name}(learning_rate={rate!r:.100}): expected a finite number, or a "
+            "schedule by name and config."
+        )
+    _check("optimizer", described.name, config, {**_COMMON, **legal})
+    clips = [name for name in ("clipnorm", "clipvalue", "global_clipnorm") if config.get(name)]
+    if len(clips) > 1:
+        raise ConfigurationError(
+            f"{described.name}({', '.join(clips)}): expected one kind of clipping at most."
+        )
+
+
+def check_schedule(described: Described) -> None:
+    """Refuse a schedule that is not on the list, or has an argument that is not.
+
+    Raises:
+        ConfigurationError: It names class, argument and what was expected.
+    """
+    legal = SCHEDULES.get(described.name) if isinstance(described.name, str) else None
+    if legal is None:
+        raise ConfigurationError(_unknown("schedule", described.name, SCHEDULES))
+    _check("schedule", described.name, described.config, legal)
+    if "boundaries" in legal:
+        boundaries = described.config.get("boundaries", [])
+        values = described.config.get("values", [])
+        if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
+            raise ConfigurationError(
+                f"{described.name}: {len(boundaries)} boundaries and {len(values)} values; "
+                "expected ascending boundaries, and one value more."
+            )
+
+
+def check_constraint(described: Described) -> None:
+    """Refuse a constraint that is not on the list, or has an argument that is not.
+
+    Raises:
+        ConfigurationError: It names class, argument and what was expected.
+    """
+    legal = CONSTRAINTS.get(described.name) if isinstance(described.name, str) else None
+    if legal is None:
+        raise ConfigurationError(_unknown("constraint", described.name, CONSTRAINTS))
+    _check("constraint", described.name, described.config, legal)
+
+
+def schedule_of(row: Mapping[str, Any]) -> Described:
+    """Return the schedule that stands in the place of a learning rate, unchecked.
+
+    Raises:
+        ConfigurationError: It is not a name and a config.
+    """
+    if set(row) != {"name", "config"} or not isinstance(row["config"], Mapping):
+        raise ConfigurationError(
+            f"learning_rate={dict(row)!r:.100}: expected a schedule by name and config."
+        )
+    return Described(row["name"], row["config"])
+
+
+def _check(what: str, name: str, config: Mapping[str, Any], legal: Mapping[str, Argument]) -> None:
+    for argument, value in config.items():
+        if argument not in legal:
+            raise ConfigurationError(
+                f"{what} {name} has no argument {argument!r:.100}; expected some of "
+                f"{', '.join(sorted(legal)) or 'none'}."
+            )
+        if not legal[argument].allows(value):
+            raise ConfigurationError(
+                f"{what} {name}({argument}={value!r:.100}): expected {legal[argument]}."
+            )
+
+
+def _unknown(what: str, name: object, known: Mapping[str, Any]) -> str:
+    return f"{what} {name!r:.100} is not known; expected one of {', '.join(sorted(known))}."

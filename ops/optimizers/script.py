@@ -1,0 +1,268 @@
+"""The optimizer of a script as a policy: it waits for the offer, and then steps with its own rate.
+
+Plain SGD and SGD with momentum take the paths that --server_optimizer has; any other steps whole
+variables (`thinwire.ops.optimizers.variables`).
+
+Source: design, section 11.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.offer import Described, Offer, OptimizerOffer
+from thinwire.ops.optimizers import allow_list
+from thinwire.ops.optimizers.described import WAYS_OUT, build_schedule
+from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate
+from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer, is_elementwise
+from thinwire.ops.types import ConfigurationError, Kind, State, Update
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32, Int64, ModelSpec
+
+#: Arguments of SGD that only Keras' own step has.
+_ONLY_KERAS = (
+    *("nesterov", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema"),
+    *("loss_scale_factor", "gradient_accumulation_steps"),
+)
+
+
+class GradientsOnly:
+    """What all optimizers of scripts have in common: they step with gradients alone."""
+
+    optimizer = SCRIPT
+    momentum = 0.0
+    weight_decay = 0.0
+    keeps_sparse = False
+    feeds_deltas = False
+    awaits_offer = False
+    needs_whole_variables = False
+    needs_one_shard = False
+
+    def adds(self, kind: Kind) -> bool:
+        """Return False: no changes of weights come here."""
+        del kind
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class AwaitedUpdate(GradientsOnly):
+    """Stands for the optimizer of a script until its offer is there."""
+
+    awaits_offer = True
+
+    @property
+    def described(self) -> Described:
+        """Refuse: it has not come.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            "--server_optimizer=script: there is no offer of a script's optimizer here; expected "
+            "one of the first worker. Start the PS with --model_from=worker, or name an optimizer."
+        )
+
+    def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
+        """Refuse as `described` does."""
+        del theta, spec
+        return {"described": self.described}
+
+    def rate(self, scheduled: float, samples: int, state: State) -> float:
+        """Return the run's own rate."""
+        del samples, state
+        return scheduled
+
+    def set_rate(self, rate: float, state: State) -> State:
+        """Leave everything as it is."""
+        del rate
+        return state
+
+    def apply(
+        self,
+        theta: Float32,
+        update: Update,
+        kind: Kind,
+        rate: float,
+        kernels: Kernels,
+        state: State,
+    ) -> tuple[Int64 | None, State]:
+        """Refuse as `init` does."""
+        del update, kind, rate, kernels, state
+        return None, self.init(theta)
+
+    def save(self, state: State) -> State:
+        """Return nothing."""
+        del state
+        return {}
+
+    def restore(self, saved: State, theta: Float32, state: State) -> State:
+        """Change nothing."""
+        del saved, theta
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptUpdate(GradientsOnly):
+    """Steps as the script's compiled optimizer does.
+
+    Attributes:
+        offer: The optimizer.
+        rules: About some of the variables.
+        num_examples: Of an epoch of the script; 0: not known.
+    """
+
+    offer: OptimizerOffer
+    rules: VariableRules = dataclasses.field(default_factory=VariableRules)
+    num_examples: int = 0
+
+    @property
+    def described(self) -> Described:
+        """The Keras optimizer."""
+        return self.offer.optimizer
+
+    @property
+    def keeps_sparse(self) -> bool:  # type: ignore[override]
+        """Whether a sparse update changes only its own entries."""
+        return self._is_flat and not self.described.config.get("momentum")
+
+    @property
+    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+        """Whether no shard may hold a part of a variable."""
+        return not is_elementwise(self.described) or bool(self.rules.constraints)
+
+    @property
+    def needs_one_shard(self) -> bool:  # type: ignore[override]
+        """Whether gradients are clipped by the norm of them all."""
+        return bool(self.described.config.get("global_clipnorm"))
+
+    @property
+    def _is_flat(self) -> bool:
+        """Whether Thinwire's own steps equal those of Keras."""
+        config = self.described.config
+        plain = self.described.name == "SGD" and not any(config.get(each) for each in _ONLY_KERAS)
+        return plain and not self.rules.constraints
+
+    @property
+    def _flat(self) -> OptimizerUpdate:
+        momentum = self.described.config.get("momentum") or 0.0
+        return OptimizerUpdate("momentum" if momentum else "sgd", momentum)
+
+    def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
+        """Return the state for the shard's flat weights; see ServerUpdate.
+
+        Raises:
+            ConfigurationError: The optimizer is not on the allow-list.
+        """
+        allow_list.check_optimizer(self.described)
+        state: State = {"set_rate": None, "steps": self.offer.iterations}
+        rate = self.described.config["learning_rate"]
+        if not isinstance(rate, int | float):
+            state["schedule"] = _Schedule(build_schedule(allow_list.schedule_of(rate)))
+        if self._is_flat:
+            state["inner"] = self._flat.init(theta, spec)
+        else:
+            optimizer = VariablesOptimizer(self.described, theta, spec, self.rules)
+            optimizer.set_iterations(self.offer.iterations)
+            state["inner"] = {"optimizer": optimizer}
+        return state
+
+    def rate(self, scheduled: float, samples: int, state: State) -> float:
+        """Return the script's own rate: as it was set last, of its schedule, or as compiled."""
+        del scheduled
+        if state["set_rate"] is not None:
+            return float(state["set_rate"])
+        if "schedule" in state:
+            return float(state["schedule"](self._schedule_step(samples, state["steps"])))
+        return float(self.described.config["learning_rate"])
+
+    def _schedule_step(self, samples: int, steps: int) -> int:
+        """Return the step that a schedule is read at: as the script alone would count it.
+
+        An epoch whose last batch is smaller has as many steps as the script's alone.
+        """
+        batch = self.offer.batch_size
+        if self.offer.clock == "steps" or not batch:
+            return steps
+        epochs, rest = divmod(samples, self.num_examples) if self.num_examples else (0, samples)
+        return self.offer.iterations + epochs * -(-self.num_examples // batch) + rest // batch
+
+    def set_rate(self, rate: float, state: State) -> State:
+        """Step with this rate from now on: a script has set it."""
+        state["set_rate"] = rate
+        return state
+
+    def apply(
+        self,
+        theta: Float32,
+        update: Update,
+        kind: Kind,
+        rate: float,
+        kernels: Kernels,
+        state: State,
+    ) -> tuple[Int64 | None, State]:
+        """Step `theta` in place; see ServerUpdate."""
+        state["steps"] += 1
+        touched = None
+        if self._is_flat:
+            touched, state["inner"] = self._flat.apply(
+                theta, update, kind, rate, kernels, state["inner"]
+            )
+        else:
+            state["inner"]["optimizer"].step(theta, update, rate, negate=False)
+        return touched, state
+
+    def save(self, state: State) -> State:
+        """Return copies of slots, count and rate."""
+        inner = state["inner"].get("optimizer")
+        return {
+            "steps": state["steps"],
+            "set_rate": state["set_rate"],
+            "slots": {} if inner is None else inner.save(),
+        }
+
+    def restore(self, saved: State, theta: Float32, state: State) -> State:
+        """Load what `save` returned; the weights are `theta`."""
+        state["steps"], state["set_rate"] = saved["steps"], saved["set_rate"]
+        if "optimizer" in state["inner"]:
+            state["inner"]["optimizer"].restore(saved["slots"], theta)
+        return state
+
+
+class _Schedule:
+    """A schedule of Keras that is computed once for each step."""
+
+    def __init__(self, schedule: Any) -> None:
+        self._schedule = schedule
+        self._step, self._rate = -1, 0.0
+
+    def __call__(self, step: int) -> float:
+        """Return the rate at a step."""
+        if step != self._step:
+            self._step, self._rate = step, float(self._schedule(step))
+        return self._rate
+
+
+def server_update(offer: Offer) -> ScriptUpdate:
+    """Return how the PS steps for a script.
+
+    Raises:
+        ConfigurationError: The offer names what is not on the allow-list, or no optimizer.
+    """
+    if offer.optimizer is None:
+        raise ConfigurationError(
+            "the offer has no optimizer, so the workers step; expected a method that sends changes "
+            f"of weights. {WAYS_OUT}"
+        )
+    allow_list.check_optimizer(offer.optimizer.optimizer)
+    for constraint in offer.constraints.values():
+        allow_list.check_constraint(constraint)
+    rules = VariableRules(
+        offer.optimizer.without_decay,
+        offer.optimizer.by_adamw,
+        offer.constraints,
+        offer.unused,
+    )
+    return ScriptUpdate(offer.optimizer, rules, offer.num_examples)
