@@ -1,6 +1,6 @@
 """What a PS builds for a script: classes of Keras by name, with plain arguments in range.
 
-A document of anybody names them, so nothing here imports, evaluates or allocates by what it says:
+A document of anybody names them, so nothing here imports, evaluates or allocates what it names:
 a name is looked up in these tables, a value is a number, a flag or a short list of numbers.
 
 Source: `keras.optimizers`, `keras.optimizers.schedules`, `keras.constraints` of Keras 3.15.

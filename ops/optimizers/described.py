@@ -59,7 +59,7 @@ def describe(
         paths: Of the variables as they are shared; not given: their own.
 
     Raises:
-        ConfigurationError: A PS cannot build it; the message says what, and which methods can.
+        ConfigurationError: A PS cannot build it; the message names it, and methods that can.
     """
     import keras
 
