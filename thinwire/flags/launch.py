@@ -6,7 +6,16 @@ import sys
 
 from absl import flags
 
-from thinwire.ops.run.flags import FlagRule, Topic, advanced, choice, integer, number, words
+from thinwire.ops.run.flags import (
+    FlagRule,
+    Topic,
+    advanced,
+    choice,
+    integer,
+    number,
+    switch,
+    words,
+)
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
@@ -14,7 +23,22 @@ FLAGS = flags.FLAGS
 
 _IS_NAME = FlagRule(lambda text: bool(text.strip()), "must not be empty")
 
+_SCRIPT = Topic(
+    "Scripts (thinwire run)",
+    (
+        switch("dry_run", "Show the nodes' commands, the method and what travels; start nothing."),
+        words(
+            "like",
+            None,
+            "Repeat a run: its flags, seed, script and arguments, where no others are given.",
+            "run directory",
+            rule=_IS_NAME,
+            unset="no run",
+        ),
+    ),
+)
 TOPICS = (
+    _SCRIPT,
     Topic(
         "Cluster: where nodes run",
         (
@@ -115,14 +139,24 @@ _HEEDED_BY = {
     "remote_python": ("ssh", "ray"),
     "ray_address": ("ray",),
 }
+_OF_SCRIPTS = tuple(option.name for option in _SCRIPT.options)
 
 
-def check() -> str:
+def check(runs_script: bool = False) -> str:
     """Return the launcher's name.
+
+    Args:
+        runs_script: Whether workers run a script, and do not play their role.
 
     Raises:
         ConfigurationError: A flag that this launcher would not heed, or one that it lacks.
     """
+    for name in () if runs_script else _OF_SCRIPTS:
+        if _is_set(name):
+            raise ConfigurationError(
+                f"--{name} is for `thinwire run`, which runs a script, and this is "
+                "--type_node=Cluster; leave it out."
+            )
     launcher = FLAGS.launcher or ("ssh" if FLAGS.hosts_file else "local")
     for name, heeding in _HEEDED_BY.items():
         if _is_set(name) and launcher not in heeding:

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import math
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -17,12 +18,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import IO
 
 from absl import flags
 
 from thinwire.launcher import watchdog
-from thinwire.launcher.program import NODE, WATCHDOG
-from thinwire.launcher.role import Node, environment, threads_of
+from thinwire.launcher.output import each_line
+from thinwire.launcher.program import NODE, SCRIPT, WATCHDOG
+from thinwire.launcher.role import LineSink, Node, environment, threads_of
 from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
 
 FLAGS = flags.FLAGS
@@ -68,41 +71,49 @@ def exit_code(code: int) -> int:
 
 
 def start_here(node: Node, *more_flags: str) -> SupervisedProcess:
-    """Start a node on the launching host; it writes to this terminal itself."""
-    command = [sys.executable, *NODE, *node.flags, *more_flags]
+    """Start a node on the launching host; without an `output` it writes to this terminal itself."""
+    command = [sys.executable, *node.words(NODE, SCRIPT, more_flags)]
     supervised = watchdog_command(
         sys.executable, WATCHDOG, command, announce=False, silence_seconds=_NO_SILENCE_SECONDS
     )
-    return SupervisedProcess(supervised, None)
+    return SupervisedProcess(supervised, node.output, announced=False)
 
 
 class SupervisedProcess:
     """A command under a watchdog, reached through a pipe or ssh; see `launcher.role.Process`."""
 
-    def __init__(self, command: Sequence[str], label: str | None) -> None:
+    def __init__(
+        self, command: Sequence[str], output: LineSink | None, announced: bool = True
+    ) -> None:
         """Start it.
 
         Args:
             command: The watchdog's command line, or that of the ssh that runs it.
-            label: Begins each line that the command writes; None lets it write by itself.
+            output: Takes each line that the command writes; None lets it write by itself.
+            announced: Whether the watchdog reports the start.
         """
-        self._label = label
+        self._output = output
         self._was_started = threading.Event()
         self._last_beat = time.monotonic()
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        pipe = None if output is None else subprocess.PIPE
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=None if label is None else subprocess.PIPE,
-            stderr=None if label is None else subprocess.STDOUT,
+            stdout=pipe,
+            stderr=pipe,
             start_new_session=True,  # a terminal's Ctrl-C reaches it through the cluster alone
             env=environment(),
         )
         os.set_blocking(self._pipe(), False)  # nobody waits for a host that does not read
-        if label is None:
+        if not announced or output is None:
             self._was_started.set()
-        self._reader = threading.Thread(target=self._follow, name=f"follow-{label}", daemon=True)
-        self._reader.start()
+        self._readers = [
+            threading.Thread(target=self._follow, args=args, name="node-output", daemon=True)
+            for args in ((self._process.stdout, False), (self._process.stderr, True))
+        ]
+        for reader in self._readers:
+            reader.start()
 
     @property
     def started(self) -> bool:
@@ -121,7 +132,7 @@ class SupervisedProcess:
             if self._was_started.wait(0.05):
                 break
         if self._process.poll() is not None:
-            self._reader.join(_PATIENCE_SECONDS)
+            self._join_readers()
         return self.started
 
     def poll(self) -> int | None:
@@ -153,9 +164,13 @@ class SupervisedProcess:
     def wait(self) -> int:
         """Wait for the end; return what `poll` returns."""
         self._process.wait()
-        self._reader.join(_PATIENCE_SECONDS)
+        self._join_readers()
         code = self.poll()
         return 0 if code is None else code
+
+    def _join_readers(self) -> None:
+        for reader in self._readers:
+            reader.join(_PATIENCE_SECONDS)
 
     def _pipe(self) -> int:
         if self._process.stdin is None:  # not so with the arguments above
@@ -166,16 +181,16 @@ class SupervisedProcess:
         with contextlib.suppress(OSError):  # it has ended, or does not read: `poll` will show it
             os.write(self._pipe(), message)
 
-    def _follow(self) -> None:
-        """Repeat what the command writes, line by line."""
-        for raw in self._process.stdout or ():
-            line = raw.decode(errors="replace").rstrip("\r\n")
+    def _follow(self, stream: IO[bytes] | None, is_error: bool) -> None:
+        """Pass on what the command writes, line by line."""
+        if stream is None or self._output is None:
+            return
+        for line in each_line(stream.fileno()):
             if line == watchdog.STARTED:
                 self._was_started.set()
                 continue
             self._lines.append(line)
-            sys.stderr.write(f"[{self._label}] {line}\n")
-            sys.stderr.flush()
+            self._output.on_line(line, is_error)
 
 
 class LocalLauncher:
@@ -199,8 +214,9 @@ class LocalLauncher:
         """Do nothing: there is nothing to give back."""
 
 
-def prepare(run: Run) -> LocalLauncher:
-    """Return the launcher of a run."""
+def prepare(run: Run, script: pathlib.Path | None = None) -> LocalLauncher:
+    """Return the launcher of a run; a script needs nothing more on this machine."""
+    del script
     return LocalLauncher(run)
 
 

@@ -3,7 +3,9 @@
 From a checkout nodes run `main.py` by its path. Installed from a wheel there is none, and they run
 ``-m thinwire``, with ``-P``: the current folder may hold modules of any name, even another
 `thinwire`. `thinwire/__main__.py` never runs by its path, which would put `thinwire/` itself on the
-module path, and then ``import ops`` would find a second copy of `thinwire.ops`.
+module path, and then ``import ops`` would find a second copy of `thinwire.ops`. What runs a
+script does run by its path, but with ``-P``, and finds the package by itself: the module path is
+the script's.
 """
 
 from __future__ import annotations
@@ -19,10 +21,17 @@ _WATCHDOG = "thinwire.launcher.watchdog"
 
 #: A node on this host, or on one with the same files.
 NODE = ("-P", "-m", "thinwire") if CHECKOUT is None else (str(CHECKOUT / "main.py"),)
+#: What runs a script as a worker, likewise.
+SCRIPT = (
+    ("-P", "-m", "thinwire.launcher.script")
+    if CHECKOUT is None
+    else ("-P", str(PACKAGE / "launcher" / "script.py"))
+)
 #: The watchdog on this host: a file of its own, which needs no packages.
 WATCHDOG = ("-I", str(PACKAGE / "launcher" / "watchdog.py"))
 #: The watchdog on a host that has the same packages, or the same checkout at the same path.
 REMOTE_WATCHDOG = ("-P", "-m", _WATCHDOG) if CHECKOUT is None else WATCHDOG
-#: Both in a folder that holds a copy of the package, and is the current one.
+#: All in a folder that holds a copy of the package, and is the current one.
 COPIED_NODE = ("-m", "thinwire")
+COPIED_SCRIPT = ("-P", "thinwire/launcher/script.py")
 COPIED_WATCHDOG = ("-I", f"{_WATCHDOG.replace('.', '/')}.py")

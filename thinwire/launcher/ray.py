@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import importlib
 import os
+import pathlib
 import signal
 import time
 from collections.abc import Sequence
@@ -153,8 +154,12 @@ class RayProcess:
 class RayLauncher:
     """Starts nodes in actors."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, script: pathlib.Path | None = None) -> None:
         """Make the actors, find out where they are, and copy the code.
+
+        Args:
+            run: The run's settings.
+            script: What workers run; None: they play their role.
 
         Raises:
             ConfigurationError: No ray here, or an address beyond one machine without --insecure.
@@ -164,14 +169,14 @@ class RayLauncher:
             launch.refuse_chosen_addresses()
         self._ray = _connect()
         try:
-            self._prepare(run)
+            self._prepare(run, script)
         except BaseException:
             self.close()
             raise
 
-    def _prepare(self, run: Run) -> None:
+    def _prepare(self, run: Run, script: pathlib.Path | None) -> None:
         self._overwrite = ["--overwrite"] if run.overwrite else []
-        self._code, self._python = code_deployment(), launch.remote_python()
+        self._code, self._python = code_deployment(script), launch.remote_python()
         roles = [("PS", shard) for shard in range(run.nb_ps)]
         roles += [("Worker", worker) for worker in range(1, run.nb_workers + 1)]
         make = self._ray.remote(_actor_class()).options(
@@ -215,16 +220,10 @@ class RayLauncher:
         found = self._found[node.role, node.number]
         threads = threads_of(found.num_cpus, self._workers[found.ray_node])
         own = [f"--ip_PS={found.address}"] if node.role == "PS" else []
-        command = [
-            self._python,
-            *self._code.node,
-            *node.flags,
-            *self._code.flags,
-            *own,
-            f"--worker_threads={threads}",
-        ]
+        own.append(f"--worker_threads={threads}")
         if not node.num_restarts:  # a restarted worker resumes
-            command += self._overwrite
+            own += self._overwrite
+        command = [self._python, *self._code.words(node, own)]
         supervised = watchdog_command(self._python, self._code.watchdog, command, announce=False)
         actor = self._actors[node.role, node.number]
         process = RayProcess(self._ray, actor, self._code.folder, supervised)
@@ -257,9 +256,9 @@ class RayLauncher:
             ) from error
 
 
-def prepare(run: Run) -> RayLauncher:
+def prepare(run: Run, script: pathlib.Path | None = None) -> RayLauncher:
     """Return the launcher of a run; raises as `RayLauncher` does."""
-    return RayLauncher(run)
+    return RayLauncher(run, script)
 
 
 def demand_token(found: Sequence[ActorLocation]) -> None:

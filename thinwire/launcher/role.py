@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from absl import flags, logging
@@ -59,7 +59,6 @@ _OWN_FLAGS = (
     "worker_threads",
     "metrics_port",
 )
-_KILL_AFTER_SECONDS = 20.0
 _TURN_SECONDS = 0.1
 #: Children have a session of their own: what ends us must be passed on, a closed terminal too.
 _END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
@@ -76,12 +75,18 @@ class Restarts:
         most: Starts of one worker beyond the first, within the window; 0: none.
         window_seconds: After so long without one, counting begins anew.
         clock: For tests.
+        mendable: Exit codes of a worker that another start may mend.
     """
 
     def __init__(
-        self, most: int, window_seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        most: int,
+        window_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        mendable: Sequence[int] = _MENDABLE,
     ) -> None:
         self._most, self._window_seconds, self._clock = most, window_seconds, clock
+        self._mendable = mendable
         self._recent: dict[int, collections.deque[float]] = {}
         self._num: collections.Counter[int] = collections.Counter()
 
@@ -103,7 +108,7 @@ class Restarts:
         # Where a host was cut off, the earlier incarnation may still hold the worker's id, or the
         # lock of its directory, for a while.
         held = code in (EXIT_REFUSED, EXIT_CONFIGURATION) and bool(recent)
-        if not (code < 0 or code in _MENDABLE or held) or len(recent) >= self._most:
+        if not (code < 0 or code in self._mendable or held) or len(recent) >= self._most:
             return None
         return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** len(recent))
 
@@ -112,6 +117,13 @@ class Restarts:
         self._recent.setdefault(worker, collections.deque()).append(self._clock())
         self._num[worker] += 1
         return self._num[worker]
+
+
+class LineSink(Protocol):
+    """Takes what a node writes."""
+
+    def on_line(self, line: str, is_error: bool) -> None:
+        """Take one line, without its end, of stdout or stderr."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +135,44 @@ class Node:
     number: int  # its id
     flags: tuple[str, ...]  # of its command line
     num_restarts: int = 0  # how often it has been started before
+    script: tuple[str, ...] = ()  # a worker's script and its arguments; none: it plays its role
+    output: LineSink | None = None  # None: it writes to the launcher's terminal itself
+
+    def words(
+        self, node: Sequence[str], script: Sequence[str], own_flags: Sequence[str]
+    ) -> list[str]:
+        """Return what follows Python on its command line.
+
+        Args:
+            node: What runs a node there, such as `program.NODE`.
+            script: What runs a script there, such as `program.SCRIPT`.
+            own_flags: What the place adds.
+        """
+        if self.script:
+            return [*script, *self.flags, *own_flags, "--", *self.script]
+        return [*node, *self.flags, *own_flags]
+
+
+@dataclasses.dataclass(frozen=True)
+class EndRules:
+    """What the end of a node means to the others.
+
+    Attributes:
+        one_failure_is_all: The first worker that fails ends the run, and not only the last one.
+        mendable: Exit codes of a worker that another start may mend.
+        workers_first_seconds: Once a worker has failed, PS and Supervisor may end by themselves
+            for so long.
+        kill_after_seconds: After a failure, an interruption, or the end of all PS.
+    """
+
+    one_failure_is_all: bool = False
+    mendable: tuple[int, ...] = _MENDABLE
+    workers_first_seconds: float = 0.0
+    kill_after_seconds: float = 20.0
+
+
+#: Of nodes that play roles.
+RULES = EndRules()
 
 
 class Process(Protocol):
@@ -195,9 +245,34 @@ def main(run: Run) -> int:
         return EXIT_DONE
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
     try:
-        return _Cluster(run, launcher).run()
+        return Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES).run()
     finally:
         launcher.close()
+
+
+def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
+    """Return every node of a cluster, in the order of their starts."""
+    nodes = [
+        _node(run, addresses, "PS", shard, [f"--id_ps={shard}", "--linger_seconds=60"])
+        for shard in range(run.nb_ps)
+    ]
+    nodes += [
+        _node(run, addresses, "Worker", worker, [f"--id_worker={worker}"])
+        for worker in range(1, run.nb_workers + 1)
+    ]
+    return [*nodes, _node(run, addresses, "Supervisor", 0, ["--batch_size=1000"])]
+
+
+def _node(run: Run, addresses: Sequence[str], role: str, number: int, own: list[str]) -> Node:
+    given = [f"--type_node={role}", *given_flags((*_OWN_FLAGS, *launch.NAMES))]
+    given.append(f"--run_dir={run.run_dir}")
+    if role != "Supervisor":  # it alone writes to the terminal; the others' logs are in files
+        given += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
+    given.append(f"--ps_hosts={','.join(addresses)}")
+    if base := FLAGS.metrics_port:
+        port = observability.port_of(base, role, number, run.nb_ps, run.nb_workers)
+        given.append(f"--metrics_port={port}")
+    return Node(f"{role.lower()}-{number}", role, number, (*given, *own))
 
 
 def threads_of(num_cpus: int, num_workers: int) -> int:
@@ -218,51 +293,45 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
 
 
-class _Cluster:
-    """The children of one run."""
+class Cluster:
+    """The children of one run.
 
-    def __init__(self, run: Run, launcher: Launcher) -> None:
-        self.run_settings = run
-        self.launcher = launcher
+    Args:
+        run: The run's settings.
+        launcher: Where they run.
+        nodes: What is started, in this order.
+        rules: What their ends mean.
+    """
+
+    def __init__(
+        self, run: Run, launcher: Launcher, nodes: Sequence[Node], rules: EndRules
+    ) -> None:
+        self.run_settings, self.rules = run, rules
+        self.launcher, self.nodes = launcher, nodes
         self.children: list[Child] = []
         self.interrupted = threading.Event()
         self.impatient = threading.Event()  # a second signal: no more patience
-        self.restarts = Restarts(FLAGS.restart_workers, FLAGS.restart_window_seconds)
+        self.restarts = Restarts(
+            FLAGS.restart_workers, FLAGS.restart_window_seconds, mendable=rules.mendable
+        )
         self.root_cause: int | None = None  # exit code of the failure that ended the run
-        self.common = self._common_flags()
 
     def run(self) -> int:
         """Start every node, wait for the end, reap every process."""
         with handle_signals(self._interrupt, _END_SIGNALS, self._insist):
             try:
-                self._start()
+                for node in self.nodes:
+                    self._spawn(node)
+                if not self.interrupted.is_set():
+                    self.launcher.settle()
                 self._wait()
             finally:
                 self._reap()
         return self._code()
 
-    def _start(self) -> None:
-        run = self.run_settings
-        for shard in range(run.nb_ps):
-            self._spawn("PS", shard, [f"--id_ps={shard}", "--linger_seconds=60"])
-        for worker in range(1, run.nb_workers + 1):
-            self._spawn("Worker", worker, [f"--id_worker={worker}"])
-        self._spawn("Supervisor", 0, ["--batch_size=1000"])
-        if not self.interrupted.is_set():
-            self.launcher.settle()
-
-    def _spawn(self, role: str, number: int, own: list[str]) -> None:
+    def _spawn(self, node: Node) -> None:
         if self.interrupted.is_set():
             return
-        given = [f"--type_node={role}", *self.common]
-        if role != "Supervisor":  # it alone writes to the terminal; the others' logs are in files
-            given += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
-        given.append(f"--ps_hosts={','.join(self.launcher.addresses)}")
-        if base := FLAGS.metrics_port:
-            run = self.run_settings
-            port = observability.port_of(base, role, number, run.nb_ps, run.nb_workers)
-            given.append(f"--metrics_port={port}")
-        node = Node(f"{role.lower()}-{number}", role, number, (*given, *own))
         logging.debug("starting %s: %s", node.name, " ".join(node.flags))
         child = Child(node, self.launcher.start(node))
         self.children.append(child)
@@ -271,19 +340,26 @@ class _Cluster:
 
     def _wait(self) -> None:
         """Wait until every node has ended; once one has failed for good, end the others."""
-        deadline: float | None = None
+        ending_since, patient = None, False  # patient: PS and Supervisor may end by themselves
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
             self._restart_workers()
+            now = time.monotonic()
             if self.root_cause is None:
                 self.root_cause = self._failure()
                 if self.root_cause is not None:
-                    self._signal(signal.SIGTERM)
+                    self._signal(signal.SIGTERM, self._of("Worker"))
+                    patient = True
             ps_gone = all(child.poll() is not None for child in self._of("PS"))
             if ps_gone or self.root_cause is not None or self.interrupted.is_set():
-                deadline = deadline or time.monotonic() + _KILL_AFTER_SECONDS
-            if self.impatient.is_set() or (deadline is not None and time.monotonic() >= deadline):
+                ending_since = now if ending_since is None else ending_since
+            lasting = 0.0 if ending_since is None else now - ending_since
+            if patient and lasting >= self.rules.workers_first_seconds:
+                patient = False
+                self._signal(signal.SIGTERM, self._of("PS") + self._of("Supervisor"))
+            too_long = ending_since is not None and lasting >= self.rules.kill_after_seconds
+            if self.impatient.is_set() or too_long:
                 return
 
     def _restart_workers(self) -> None:
@@ -321,29 +397,37 @@ class _Cluster:
             logging.warning("%s cannot be started: %s", child.node.name, error)
 
     def _failure(self) -> int | None:
-        """Return the exit code that dooms the run: a PS's, or the first worker's of all."""
+        """Return the exit code that dooms the run: a PS's, or that of the first worker.
+
+        Of one worker, or of all: `EndRules.one_failure_is_all`.
+        """
         for child in self._of("PS"):
             code = child.poll()
             if code not in (None, EXIT_DONE):
                 return EXIT_UNREACHABLE if code < 0 else code
         codes = [child.poll() for child in self._of("Worker")]
+        own_fault = [code for code in codes if code and code > 0]  # the others were killed
+        if self.rules.one_failure_is_all:
+            failed = [code for code in own_fault if code != EXIT_UNREACHABLE]  # that one is lost
+            if failed:
+                return failed[0]
         if all(code not in (None, EXIT_DONE) for code in codes):
-            return next((code for code in codes if code and code > 0), EXIT_UNREACHABLE)
+            return next(iter(own_fault), EXIT_UNREACHABLE)
         return None
 
     def _interrupt(self, number: int, frame: Any) -> None:
         del frame
         logging.info("%s: ending the cluster", signal.Signals(number).name)
         self.interrupted.set()
-        self._signal(signal.SIGINT)
+        self._signal(signal.SIGINT, self.children)
 
     def _insist(self, number: int, frame: Any) -> None:
         del frame
         logging.info("%s again: killing the cluster", signal.Signals(number).name)
         self.impatient.set()
 
-    def _signal(self, number: int) -> None:
-        for child in self.children:
+    def _signal(self, number: int, children: Sequence[Child]) -> None:
+        for child in children:
             if child.poll() is None:
                 child.process.send_signal(number)
 
@@ -367,8 +451,3 @@ class _Cluster:
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         return self.root_cause or max(0, *codes.values())
-
-    def _common_flags(self) -> list[str]:
-        """Return every flag that was given here, for the children."""
-        left_out = (*_OWN_FLAGS, *launch.NAMES)
-        return [*given_flags(left_out), f"--run_dir={self.run_settings.run_dir}"]

@@ -29,7 +29,9 @@ from thinwire.flags import launch, security
 from thinwire.launcher import program
 from thinwire.launcher.hosts import Host, parse_hosts, place
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
+from thinwire.launcher.output import NamedLines
 from thinwire.launcher.role import Node, threads_of
+from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
@@ -62,8 +64,9 @@ _START_SECONDS = 30.0
 _ANY = ("0.0.0.0", "::")
 #: Flags that name files which stay here: no node reads the one, the other holds a secret.
 _NOT_SENT = ("hosts_file", "token_file")
-#: Folder of the files that flags name, beside the code.
-_SENT = "sent"
+#: Folder of the files that flags name, beside the code, and in it that of the script.
+_SENT, _SCRIPT = "sent", "script"
+_LARGEST_ARCHIVE_BYTES = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,19 +214,39 @@ class CodeDeployment:
 
     folder: str  # where nodes run; relative: to the home directory
     node: tuple[str, ...]  # the arguments of Python that run a node there
+    script: tuple[str, ...]  # ... a script
     watchdog: tuple[str, ...]  # ... and the watchdog
     flags: tuple[str, ...]  # that name files, with their paths there
     archive: bytes | None  # .tar.gz to unpack in `folder`; None: it is there already
 
+    def words(self, node: Node, own_flags: Sequence[str]) -> list[str]:
+        """Return what follows Python on a node's command line there.
 
-def code_deployment() -> CodeDeployment:
+        Args:
+            node: Which.
+            own_flags: What the host adds.
+        """
+        if node.script and self.archive is not None:
+            path, arguments = pathlib.Path(node.script[0]).resolve(), node.script[1:]
+            there = f"{_place(_SCRIPT, path.parent)}/{path.name}"
+            node = dataclasses.replace(node, script=(there, *arguments))
+            own_flags = [*own_flags, IN_SCRIPT_FOLDER]
+        return node.words(self.node, self.script, [*self.flags, *own_flags])
+
+
+def code_deployment(script: pathlib.Path | None = None) -> CodeDeployment:
     """Return where hosts have the code: this folder, or that of --sync_dst_dir.
+
+    Args:
+        script: What workers run; its folder is copied with the code.
 
     Raises:
         ConfigurationError: A folder that a host would not find, or a file that is missing here.
     """
     if FLAGS.sync_dst_dir is None:
-        return CodeDeployment(os.getcwd(), program.NODE, program.REMOTE_WATCHDOG, (), None)
+        return CodeDeployment(
+            os.getcwd(), program.NODE, program.SCRIPT, program.REMOTE_WATCHDOG, (), None
+        )
     folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
     if not folder or folder.startswith(("~", "-")):
         raise ConfigurationError(
@@ -232,8 +255,15 @@ def code_deployment() -> CodeDeployment:
         )
     files = _named_files()
     flags_there = tuple(f"--{name}={_place(name, path)}" for name, path in files.items())
+    if script is not None:
+        files[_SCRIPT] = script.resolve().parent
     return CodeDeployment(
-        folder, program.COPIED_NODE, program.COPIED_WATCHDOG, flags_there, pack(files)
+        folder,
+        program.COPIED_NODE,
+        program.COPIED_SCRIPT,
+        program.COPIED_WATCHDOG,
+        flags_there,
+        pack(files),
     )
 
 
@@ -258,7 +288,7 @@ def _place(name: str, path: pathlib.Path) -> str:
 
 
 def pack(files: dict[str, pathlib.Path]) -> bytes:
-    """Return the package, and the files that flags name, as a .tar.gz.
+    """Return the package, and files and folders that nodes need, as a .tar.gz.
 
     The links of a checkout's package stay links; what they point to lies beside it.
     """
@@ -268,7 +298,13 @@ def pack(files: dict[str, pathlib.Path]) -> bytes:
         for link in sorted(path for path in program.PACKAGE.iterdir() if path.is_symlink()):
             archive.add(link.resolve(), link.name, filter=_member)
         for name, path in files.items():
-            archive.add(path, _place(name, path), filter=_strip_owner)
+            archive.add(path, _place(name, path), filter=_member if path.is_dir() else _strip_owner)
+            if buffer.tell() > _LARGEST_ARCHIVE_BYTES:
+                raise ConfigurationError(
+                    f"{path} is too large to be copied to every host (more than "
+                    f"{_LARGEST_ARCHIVE_BYTES >> 20} MiB packed); put the script into a folder "
+                    "without data, or leave --sync_dst_dir out and use a shared disk."
+                )
     return buffer.getvalue()
 
 
@@ -290,8 +326,12 @@ def _strip_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
 class SshLauncher:
     """Starts nodes on the hosts of a file."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, script: pathlib.Path | None = None) -> None:
         """Probe every host and copy the code.
+
+        Args:
+            run: The run's settings.
+            script: What workers run; None: they play their role.
 
         Raises:
             ConfigurationError: Flags or a hosts file that cannot be used.
@@ -301,7 +341,7 @@ class SshLauncher:
         self._overwrite = ["--overwrite"] if run.overwrite else []
         self._ssh = Ssh(_ssh_options())
         self._placement = place(_read_hosts(), run.nb_ps, run.nb_workers)
-        self._code = code_deployment()
+        self._code = code_deployment(script)
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
         hosts = self._placement.hosts
@@ -336,9 +376,8 @@ class SshLauncher:
         for earlier, process in self._started:  # sshd drops connections that come all together
             if earlier == host:
                 _demand_start(earlier, process)
-        process = SupervisedProcess(
-            self._ssh.command(host, self._line(node, host)), f"{node.name}@{host}"
-        )
+        output = node.output or NamedLines(f"{node.name}@{host}")
+        process = SupervisedProcess(self._ssh.command(host, self._line(node, host)), output)
         self._started.append((host, process))
         return process
 
@@ -369,16 +408,10 @@ class SshLauncher:
         workers = sum(each == host for each in self._placement.workers)
         threads = threads_of(self._probed[host].num_cpus, workers)
         own = [f"--ip_PS={self._binds[node.number]}"] if node.role == "PS" else []
-        command = [
-            self._python,
-            *self._code.node,
-            *node.flags,
-            *self._code.flags,
-            *own,
-            f"--worker_threads={threads}",
-        ]
+        own.append(f"--worker_threads={threads}")
         if not node.num_restarts:  # a restarted worker resumes
-            command += self._overwrite
+            own += self._overwrite
+        command = [self._python, *self._code.words(node, own)]
         supervised = watchdog_command(self._python, self._code.watchdog, command)
         return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(supervised)}"
 
@@ -442,9 +475,9 @@ class SshLauncher:
             check_bind(bind, FLAGS.insecure, security.protection(FLAGS))
 
 
-def prepare(run: Run) -> SshLauncher:
+def prepare(run: Run, script: pathlib.Path | None = None) -> SshLauncher:
     """Return the launcher of a run; raises as `SshLauncher` does."""
-    return SshLauncher(run)
+    return SshLauncher(run, script)
 
 
 def _read_hosts() -> tuple[Host, ...]:

@@ -88,11 +88,11 @@ class FakeLauncher:
 def pretending(monkeypatch, tmp_path):
     """Return a function (scripts, *flags, ...) -> (exit code, launcher)."""
     monkeypatch.setattr(role, "_TURN_SECONDS", 0)
-    monkeypatch.setattr(role, "_KILL_AFTER_SECONDS", 0.02)
+    monkeypatch.setattr(role, "RULES", role.EndRules(kill_after_seconds=0.02))
 
     def run(scripts=(), *flags, **behaviour):
         launcher = FakeLauncher(dict(scripts), **behaviour)
-        module = types.SimpleNamespace(prepare=lambda run: launcher)
+        module = types.SimpleNamespace(prepare=lambda run, script=None: launcher)
         monkeypatch.setitem(sys.modules, "fake_launcher", module)
         monkeypatch.setitem(role.LAUNCHERS, "local", "fake_launcher")
         usual = ("--type_node=Cluster", "--nb_workers=2", "--nb_ps=2", f"--run_dir={tmp_path}")

@@ -1,0 +1,77 @@
+"""The file by which a launcher hands a run's settings to a script's worker.
+
+It lies in the run directory of the worker's own host, is named by an environment variable, and only
+its user can read it. Secrets are named in it by their files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import stat
+from collections.abc import Mapping, Sequence
+
+from thinwire.ops.types import ConfigurationError
+
+#: Names the file.
+SETTINGS_VARIABLE = "THINWIRE_SETTINGS"
+#: A word among a worker's flags: the script's own folder becomes the current one.
+IN_SCRIPT_FOLDER = "--in_script_folder"
+_FOLDER = "settings"
+_MOST_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchedScript:
+    """A worker's settings as its launcher has them."""
+
+    flags: tuple[str, ...]  # words such as --nb_workers=2
+    script: tuple[str, ...]  # its path and its arguments
+
+
+def write_settings(
+    run_dir: pathlib.Path, worker: int, flags: Sequence[str], script: Sequence[str]
+) -> pathlib.Path:
+    """Write a worker's file; return its absolute path."""
+    folder = run_dir.resolve() / _FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"worker-{worker}.json"
+    path.unlink(missing_ok=True)  # of a worker that was killed
+    document = {"flags": list(flags), "script": list(script)}
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(document, file)
+    return path
+
+
+def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
+    """Return what the launcher has left for this process; None where there was no launcher.
+
+    Raises:
+        ConfigurationError: A file that is missing, that others may read, or of another form.
+    """
+    name = environment.get(SETTINGS_VARIABLE, "")
+    if not name:
+        return None
+    path = pathlib.Path(name)
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise ConfigurationError(
+                f"{SETTINGS_VARIABLE}={path}: others may read it; expected mode 0600. Run "
+                f"`chmod 600 {path}`, or unset the variable."
+            )
+        found = json.loads(path.read_bytes()[:_MOST_BYTES])
+        return LaunchedScript(_words(found["flags"]), _words(found["script"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{SETTINGS_VARIABLE}={path} cannot be read ({error}); expected the file that "
+            "`thinwire run` writes. Unset the variable to train alone."
+        ) from error
+
+
+def _words(found: object) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise TypeError(f"{found!r:.50} is no list of words")
+    return tuple(found)

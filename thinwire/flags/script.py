@@ -1,0 +1,55 @@
+"""Flags that a script has other ways for, and which: for those who run scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from thinwire.flags import run as run_flags
+from thinwire.ops.types import ConfigurationError, Kind
+
+_MODEL_AND_DATA = next(each for each in run_flags.TOPICS if each.title == "Model and data")
+#: Flags of the model and the data, which a script brings.
+OWN_MODEL_AND_DATA = {
+    option.name: "the script brings its own model and data"
+    for option in _MODEL_AND_DATA.options
+    if option.name not in ("model_from", "partition", "data_sharding_file", "dirichlet_alpha")
+}
+_COMPUTES = "the script itself computes the gradients"
+_EVALUATES = "a script evaluates by its own fit(validation_data=...)"
+_COMPILED = "the optimizer is the one that the script compiles"
+#: Flags that no script's run heeds.
+NEVER = OWN_MODEL_AND_DATA | {
+    "batch_size": "it is that of the script's own fit",
+    "slowdown": _COMPUTES,
+    "step_seconds": _COMPUTES,
+    "target_accuracy": _EVALUATES,
+    "top5": _EVALUATES,
+    "eval_interval_seconds": _EVALUATES,
+    "eval_interval_updates": _EVALUATES,
+    "id_worker": "`thinwire run` numbers the workers",
+    "id_ps": "`thinwire run` numbers the shards",
+    "num_restarts": "`thinwire run` counts the restarts",
+}
+#: Flags of the optimizers, by what workers send.
+OPTIMIZER = {
+    Kind.GRADIENT: ("server_optimizer", "momentum", "weight_decay", "learning_rate", "lr_schedule"),
+    Kind.DELTA: ("local_optimizer", "local_momentum", "local_lr"),
+}
+
+
+def refuse(given: Iterable[str], kind: Kind) -> None:
+    """Refuse flags of a script's run that nothing would heed.
+
+    Args:
+        given: Names of the flags that were given.
+        kind: What the method's workers send.
+
+    Raises:
+        ConfigurationError: One of them; the message names it, and what does the same.
+    """
+    reasons: Mapping[str, str] = NEVER | dict.fromkeys(OPTIMIZER[kind], _COMPILED)
+    for name in given:
+        if name in reasons:
+            raise ConfigurationError(
+                f"--{name} is not for `thinwire run`: {reasons[name]}. Leave it out."
+            )

@@ -1,0 +1,162 @@
+"""What nodes write, line by line: named, coloured, in files, and beside one line of progress."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from thinwire.launcher.failures import Failure
+
+_READ_BYTES = 65_536
+_LONGEST_LINE = 1 << 20
+_COLOURS = (36, 33, 35, 32, 34, 31)  # of workers 1, 2, ...: cyan, yellow, magenta, green ...
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def each_line(descriptor: int) -> Iterator[str]:
+    """Yield the lines of a pipe as a terminal would leave them: of a progress bar, its last state.
+
+    Args:
+        descriptor: Read until its end.
+    """
+    pending = b""
+    while data := os.read(descriptor, _READ_BYTES):
+        *whole, pending = (pending + data).split(b"\n")
+        for line in whole:
+            yield _last_state(line)
+        if len(pending) > _READ_BYTES:  # a bar that is never ended, or no text at all
+            pending = pending[pending.rfind(b"\r", 0, -1) + 1 :]
+        if len(pending) > _LONGEST_LINE:
+            yield _last_state(pending)
+            pending = b""
+    if pending:
+        yield _last_state(pending)
+
+
+def _last_state(line: bytes) -> str:
+    text = line.decode(errors="replace").replace("\b", "")
+    return next((each for each in reversed(text.split("\r")) if each), "")
+
+
+class NamedLines:
+    """Repeats a node's lines on stderr with its name before them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def on_line(self, line: str, is_error: bool) -> None:
+        """Repeat one line."""
+        del is_error
+        sys.stderr.write(f"[{self._name}] {line}\n")
+        sys.stderr.flush()
+
+
+class Screen:
+    """The launcher's stdout and stderr, shared by all nodes, with one line of progress below.
+
+    Args:
+        out: Replaces stdout, for tests.
+        error: Replaces stderr, for tests.
+    """
+
+    def __init__(self, out: TextIO | None = None, error: TextIO | None = None) -> None:
+        self._out, self._error = out or sys.stdout, error or sys.stderr
+        self._lock = threading.Lock()
+        self.is_terminal = self._out.isatty()
+        self._progress = ""
+
+    def write(self, line: str, is_error: bool = False) -> None:
+        """Write a line above the progress."""
+        stream = self._error if is_error else self._out
+        if not stream.isatty():
+            line = _ESCAPES.sub("", line)
+        with self._lock:
+            self._erase()
+            stream.write(f"{line}\n")
+            stream.flush()
+            self._draw()
+
+    def show(self, progress: str) -> None:
+        """Replace the line of progress; on what is no terminal, write it."""
+        if not self.is_terminal:
+            self.write(progress)
+            return
+        with self._lock:
+            self._erase()
+            self._progress = progress
+            self._draw()
+
+    def close(self) -> None:
+        """Leave the line of progress standing."""
+        with self._lock:
+            if self._progress:
+                self._out.write("\n")
+                self._out.flush()
+            self._progress = ""
+
+    def _erase(self) -> None:
+        if self._progress:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+
+    def _draw(self) -> None:
+        if self._progress:
+            width = max(20, os.get_terminal_size(self._out.fileno()).columns - 1)
+            self._out.write(self._progress[:width])
+            self._out.flush()
+
+
+class WorkerOutput:
+    """Repeats a worker's lines on the screen, with its name, and in a file of the run.
+
+    Args:
+        worker: Its id.
+        screen: Of the launcher.
+        path: The file; what it held is replaced.
+        on_failure: Called with the worker and its failure, in place of a line.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        screen: Screen,
+        path: pathlib.Path,
+        on_failure: Callable[[int, Failure], None],
+    ) -> None:
+        self._worker, self._screen, self._on_failure = worker, screen, on_failure
+        self._name = f"[worker {worker}]"
+        if screen.is_terminal:
+            self._name = f"\x1b[{_COLOURS[(worker - 1) % len(_COLOURS)]}m{self._name}\x1b[0m"
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - until `close`
+        self._lock = threading.Lock()
+
+    def on_line(self, line: str, is_error: bool) -> None:
+        """Repeat one line, or pass a failure on."""
+        failure = Failure.read(line) if is_error else None
+        if failure is not None:
+            self._keep(failure.text)
+            self._on_failure(self._worker, failure)
+        else:
+            self._keep(_ESCAPES.sub("", line))
+            self._screen.write(f"{self._name} {line}", is_error)
+
+    def show(self, text: str) -> None:
+        """Show some lines that are not the worker's own."""
+        for line in text.splitlines():
+            self._screen.write(f"{self._name} {line}", is_error=True)
+
+    def close(self) -> None:
+        """Finish the file; later lines are not kept."""
+        with self._lock:
+            self._file.close()
+
+    def _keep(self, text: str) -> None:
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(f"{text}\n")
+                self._file.flush()

@@ -1,0 +1,284 @@
+"""Runs a user's script as one worker of a run, as ``python script.py`` would run it.
+
+``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by its path or as a module; `thinwire
+run` starts it. The flags go to a file that only this user can read, where `thinwire.settings` finds
+them; seeds and threads are set as soon as the script imports what they concern. A script that fails
+leaves one line for the launcher (`failures`), which shows it once, and the run is ended.
+
+This module may be the program itself, so it holds nothing that others import from it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+if not __package__:  # run by its path, without a module path of ours: see `program`
+    _ROOT = str(pathlib.Path(__file__).resolve().parents[2])
+    sys.path.insert(0, _ROOT)
+    importlib.import_module("thinwire")  # found by its own path from here on
+    sys.path.remove(_ROOT)
+
+from thinwire.launcher.failures import Failure
+from thinwire.ops.run.settings import (
+    EXIT_BAD_FLAG,
+    EXIT_CONFIGURATION,
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    Diverged,
+)
+from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER, SETTINGS_VARIABLE, write_settings
+from thinwire.ops.types import ConfigurationError
+from thinwire.worker.script import RECORD
+
+_SEPARATOR = "--"
+_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
+_HASH_SEED = "PYTHONHASHSEED"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the script that the arguments name; return its exit code."""
+    arguments = list(arguments)
+    at = arguments.index(_SEPARATOR)
+    words, script = [_absolute(word) for word in arguments[:at]], arguments[at + 1 :]
+    given = _values(words)
+    _fix_hashes(int(given["seed"]))
+    _prepare_process(given)
+    path = pathlib.Path(script[0]).resolve()
+    if IN_SCRIPT_FOLDER in words:
+        words.remove(IN_SCRIPT_FOLDER)
+        script[0] = path.name
+        os.chdir(path.parent)
+    settings = write_settings(
+        pathlib.Path(given["run_dir"]), int(given["id_worker"]), words, script
+    )
+    os.environ[SETTINGS_VARIABLE] = str(settings)
+    try:
+        return _run(path, script)
+    finally:
+        settings.unlink(missing_ok=True)
+
+
+def _absolute(word: str) -> str:
+    """Return a flag that names a file with its whole path: the script may go elsewhere."""
+    name, equals, value = word.partition("=")
+    is_path = name == "--run_dir" or name.endswith("_file")
+    return f"{name}={os.path.abspath(value)}" if is_path and equals else word
+
+
+def _values(words: Sequence[str]) -> dict[str, str]:
+    """Return flag -> value of words such as --seed=1; the last one counts."""
+    pairs = (word.removeprefix("--").partition("=") for word in words)
+    return {name: value for name, _, value in pairs}
+
+
+def _fix_hashes(seed: int) -> None:
+    """Begin again with the run's seed of hashes, unless one is set: sets of words have an order.
+
+    Every worker would otherwise number the words of a vocabulary by itself.
+    """
+    if os.environ.get(_HASH_SEED, "random") != "random":
+        return
+    os.environ[_HASH_SEED] = str(seed % 2**32)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _prepare_process(given: Mapping[str, str]) -> None:
+    """Set seeds, threads, device and signals; what concerns TensorFlow, when it is imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else its greeting comes once per worker
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    device = given.get("device", "auto")
+    if device != "auto":
+        os.environ["CUDA_VISIBLE_DEVICES"] = device.removeprefix("gpu:").replace("cpu", "-1")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)  # it is a pipe, and somebody looks
+    seed, threads = int(given["seed"]), int(given.get("worker_threads", "0"))
+    random.seed(seed)
+    sys.meta_path.insert(
+        0,
+        _AfterImport(
+            {
+                "numpy": lambda numpy: numpy.random.seed(seed % 2**32),
+                "tensorflow": lambda tensorflow: _prepare_tensorflow(tensorflow, seed, threads),
+            }
+        ),
+    )
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int) -> None:
+    tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
+    tensorflow.config.threading.set_inter_op_parallelism_threads(threads)
+    tensorflow.random.set_seed(seed)
+
+
+def _end(number: int, frame: Any) -> None:
+    """End the script from outside, so that it cleans up what it has opened."""
+    del frame
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Does something as soon as a module has been imported, whoever imports it.
+
+    Args:
+        actions: Name of the module -> what is done with it, once.
+    """
+
+    def __init__(self, actions: dict[str, Callable[[Any], None]]) -> None:
+        self._actions = actions
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's own spec, with the action added to what executes it."""
+        action = self._actions.pop(fullname, None)
+        if action is None:
+            return None
+        spec = importlib.util.find_spec(fullname)  # by the other finders
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def execute_and_act(module: types.ModuleType) -> None:
+                del loader.exec_module  # the class has it still
+                execute(module)
+                action(module)
+
+            loader.exec_module = execute_and_act
+        return spec
+
+
+# -- the script ---------------------------------------------------------------------------------
+
+
+def _run(path: pathlib.Path, words: Sequence[str]) -> int:
+    """Run the script to its end, report a failure, and return the exit code."""
+    code, failure = EXIT_DONE, None
+    try:
+        _execute(path, words)
+        failure = _idleness(path)
+    except SystemExit as error:
+        code = _code_of(error)
+        if code == EXIT_DONE:
+            failure = _idleness(path)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BaseException as error:  # noqa: BLE001 - the script's own
+        failure = _failure(error, path)
+    if failure is not None:
+        code = failure.code
+        failure.report()
+    message = failure.headline if failure is not None else f"exit code {code}" if code else ""
+    with contextlib.suppress(Exception):  # the launcher ends the run anyway
+        RECORD.end(code != EXIT_DONE, message)
+    return code
+
+
+def _execute(path: pathlib.Path, words: Sequence[str]) -> None:
+    """Run the file as the main module, which it then stays."""
+    source = path.read_bytes()
+    main_module: Any = types.ModuleType("__main__")
+    main_module.__file__ = words[0]
+    main_module.__builtins__ = builtins
+    main_module.__cached__ = None
+    main_module.__spec__ = None
+    main_module.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(path))
+    sys.argv[:] = list(words)
+    if not sys.flags.safe_path:  # -m puts the current folder there
+        del sys.path[0]
+    sys.path.insert(0, str(path.parent))
+    sys.modules["__main__"] = main_module
+    exec(compile(source, words[0], "exec"), main_module.__dict__)
+
+
+def _code_of(error: SystemExit) -> int:
+    """Return the exit code as the interpreter finds it, writing what is none to stderr."""
+    if error.code is None:
+        return EXIT_DONE
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return EXIT_BAD_FLAG
+
+
+def _idleness(path: pathlib.Path) -> Failure | None:
+    """Return what is wrong with a script that has ended well and trained with nobody."""
+    if not RECORD.is_distributed:
+        return Failure(
+            EXIT_CONFIGURATION,
+            f"{path.name} ended without a call of thinwire.distribute(): this worker exchanged "
+            "nothing. Add `model = thinwire.distribute(model)` between compile and fit, or start "
+            f"it alone: python {path.name}.",
+        )
+    if not RECORD.has_exchanged:
+        return Failure(
+            EXIT_CONFIGURATION,
+            f"{path.name} called thinwire.distribute() and ended without an exchange: what it "
+            "trained, if anything, this worker trained alone. Expected fit of the model that "
+            "distribute() was given; a training loop of its own exchanges by "
+            "thinwire.GradientSGD.",
+        )
+    return None
+
+
+def _failure(error: BaseException, path: pathlib.Path) -> Failure:
+    """Return what a script that raised leaves behind."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # of this module
+    code = _expected_code(error)
+    if code is None:
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        return Failure(EXIT_BAD_FLAG, text.rstrip())
+    frames = list(_outside(traceback.extract_tb(trace)))
+    where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    return Failure(code, f"{where}{error}")
+
+
+def _expected_code(error: BaseException) -> int | None:
+    """Return the documented exit code of what Thinwire itself raises."""
+    if isinstance(error, ConfigurationError):
+        return EXIT_CONFIGURATION
+    if isinstance(error, Diverged):
+        return EXIT_DIVERGED
+    if "grpc" not in sys.modules:
+        return None
+    from thinwire.proto.grpc import Unreachable
+    from thinwire.proto.grpc.session import RequestRejected
+
+    codes = ((Unreachable, EXIT_UNREACHABLE), (RequestRejected, EXIT_REFUSED))
+    return next((code for kind, code in codes if isinstance(error, kind)), None)
+
+
+def _outside(frames: Sequence[traceback.FrameSummary]) -> Iterator[traceback.FrameSummary]:
+    """Yield the frames before the first one of this package."""
+    for frame in frames:
+        if frame.filename.startswith(_PACKAGE):
+            return
+        yield frame
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""What the script of this process, a worker, has done with Thinwire so far.
+
+The script's sessions record themselves here; whoever runs the script reads it at the script's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class ScriptSession(Protocol):
+    """A model's place in the run, as far as the script's end concerns it."""
+
+    @property
+    def num_exchanges(self) -> int:
+        """Exchanges begun so far."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has ended, so that nothing is left to exchange."""
+
+
+class ScriptRecord:
+    """The sessions of one script, and what is to be done when it ends."""
+
+    def __init__(self) -> None:
+        self._sessions: list[ScriptSession] = []
+        self._endings: list[Callable[[bool, str], None]] = []
+
+    def add(self, session: ScriptSession) -> None:
+        """Record a session, once the script has called `distribute`."""
+        self._sessions.append(session)
+
+    def at_end(self, ending: Callable[[bool, str], None]) -> None:
+        """Call `ending` once with (whether the script failed, why), when the script has ended."""
+        self._endings.append(ending)
+
+    def end(self, failed: bool, message: str) -> None:
+        """Call what `at_end` was given, the newest first; nothing when repeated."""
+        while self._endings:
+            self._endings.pop()(failed, message)
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the script has called `distribute`."""
+        return bool(self._sessions)
+
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether anything was exchanged, or the run had ended before."""
+        return any(each.num_exchanges or each.stopped for each in self._sessions)
+
+
+#: The script of this process.
+RECORD = ScriptRecord()
