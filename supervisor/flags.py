@@ -6,7 +6,7 @@ import dataclasses
 
 from absl import flags
 
-from thinwire.ops.run.flags import Topic, integer, number, words
+from thinwire.ops.run.flags import Topic, advanced, integer, number, words
 
 FLAGS = flags.FLAGS
 
@@ -31,6 +31,15 @@ TOPICS = (
                 "file",
                 unset="that in --run_dir, if there is one",
             ),
+            *advanced(
+                number(
+                    "status_interval_seconds",
+                    10.0,
+                    "Time between two lines of progress where there is no terminal.",
+                    "seconds",
+                    low=0.1,
+                ),
+            ),
         ),
     ),
 )
@@ -38,12 +47,15 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class SupervisorFlags:
-    """How often the central model is evaluated."""
+    """How often the central model is evaluated, and the run shown."""
 
     eval_interval_seconds: float
     eval_interval_updates: int
+    status_interval_seconds: float
 
 
 def read() -> SupervisorFlags:
     """Return the Supervisor's settings."""
-    return SupervisorFlags(FLAGS.eval_interval_seconds, FLAGS.eval_interval_updates)
+    return SupervisorFlags(
+        FLAGS.eval_interval_seconds, FLAGS.eval_interval_updates, FLAGS.status_interval_seconds
+    )

@@ -31,7 +31,9 @@ TOOLS = {
     "health": ("thinwire.tools.health", "show whether a PS accepts work"),
     "version": ("thinwire.tools.versions", "show the versions of everything that matters"),
 }
-COMMANDS = ROLES | TOOLS
+#: What runs a user's script, and what it does.
+RUN = {"run": ("Cluster", "run a Keras script on several workers, here or over ssh or Ray")}
+COMMANDS = RUN | ROLES | TOOLS
 _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
 
 
@@ -45,6 +47,8 @@ def run_command() -> NoReturn:
         command, rest = rest[0], ["--help"]
     if command == "--version":
         command = "version"
+    if command in RUN:
+        _play(f"thinwire {command}", rest, RUN[command][0], runs_script=True)
     if command.startswith("-"):  # a role by --type_node, as a Cluster starts its nodes
         run_role()
     if command in ROLES:
@@ -70,10 +74,12 @@ def overview() -> str:
     )
 
 
-def _play(program: str, arguments: list[str], role: str | None = None) -> NoReturn:
+def _play(
+    program: str, arguments: list[str], role: str | None = None, runs_script: bool = False
+) -> NoReturn:
     from thinwire import node
 
-    node.run(program, arguments, role)
+    node.run(program, arguments, role, runs_script)
 
 
 def _unknown(command: str) -> str:

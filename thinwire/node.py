@@ -55,6 +55,8 @@ ROLES = {
     "Simulator": "thinwire.simulator.role",
     "Advisor": "thinwire.advisor.role",
 }
+#: The module that runs a script on every worker.
+_RUN = "thinwire.launcher.run"
 #: Name in --log_level -> absl's number.
 LEVELS = {
     "debug": logging.DEBUG,
@@ -75,8 +77,13 @@ CHECKS = {
 }
 
 
-def main(arguments: list[str]) -> int:
-    """Play one role; return the exit code."""
+def main(arguments: list[str], runs_script: bool = False) -> int:
+    """Play one role; return the exit code.
+
+    Args:
+        arguments: The program, and what follows its flags.
+        runs_script: Whether that is a script, which all workers then run.
+    """
     if FLAGS.help or FLAGS.helpfull:
         role = FLAGS.type_node if FLAGS["type_node"].present else None
         program = arguments[0]
@@ -85,12 +92,13 @@ def main(arguments: list[str]) -> int:
         )
         sys.stdout.write(text)
         return EXIT_DONE
-    if len(arguments) > 1:
+    if len(arguments) > 1 and not runs_script:
         sys.stderr.write(f"unexpected argument {arguments[1]!r}: every setting is a --flag\n")
         return EXIT_BAD_FLAG
     _start_log()
     _quieten_libraries()  # before gRPC reads certificates
     try:
+        script = _complete_flags(arguments[1:]) if runs_script else []
         tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
         logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new ...
         _set_level()  # ... and its level with it
@@ -108,6 +116,8 @@ def main(arguments: list[str]) -> int:
             for warning in run.method.warnings:
                 logging.warning("%s", warning)
         _prepare_process(run)
+        if runs_script:
+            return int(importlib.import_module(_RUN).main(run, script))
         return int(importlib.import_module(ROLES[run.type_node]).main(run))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -117,6 +127,11 @@ def main(arguments: list[str]) -> int:
             raise
         logging.error("%s", error)
         return code
+
+
+def _complete_flags(script: list[str]) -> list[str]:
+    """Return the script and its arguments; see `thinwire.launcher.run`."""
+    return list(importlib.import_module(_RUN).complete_flags(script))
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -247,25 +262,31 @@ def define_flags() -> None:
     flags.DEFINE_boolean("helpfull", False, "Show every flag.", module_name="Help")
 
 
-def run(program: str, arguments: list[str], role: str | None = None) -> NoReturn:
+def run(
+    program: str, arguments: list[str], role: str | None = None, runs_script: bool = False
+) -> NoReturn:
     """Play a role, and exit with its code.
 
     Args:
         program: What was run, such as ``thinwire ps``.
-        arguments: The flags.
+        arguments: The flags; with `runs_script`, then the script and its arguments.
         role: A value of --type_node; None: the flags name it.
+        runs_script: Whether workers run a script.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a role handles it
     define_flags()
-    code = main(_parse(program, arguments, role))
+    own = [] if role is None else [f"--type_node={role}"]
+    if runs_script:
+        FLAGS.set_gnu_getopt(False)  # what follows the script is the script's own
+        own = list(importlib.import_module(_RUN).DEFAULTS)
+    code = main(_parse(program, own, arguments, role), runs_script)
     for end_signal in END_SIGNALS:  # there is nothing left to interrupt, and the code is known
         signal.signal(end_signal, signal.SIG_IGN)
     sys.exit(code)
 
 
-def _parse(program: str, arguments: list[str], role: str | None) -> list[str]:
+def _parse(program: str, own: list[str], arguments: list[str], role: str | None) -> list[str]:
     """Parse the flags; a bad one ends the process with one clear line and code 1."""
-    own = [] if role is None else [f"--type_node={role}"]
     try:
         rest = list(FLAGS([program, *own, *arguments]))
         if role not in (None, FLAGS.type_node):

@@ -1,31 +1,39 @@
 """What user scripts give as settings: the names and rules of main.py's flags, in any shape.
 
 ``args`` may be a namespace (argparse's, absl's FLAGS, any object with attributes), a mapping, or a
-list of ``--flag=value`` words; keyword arguments win over it. TF_CONFIG fills in what neither has.
+list of ``--flag=value`` words; keyword arguments win over it. What neither has comes from the file
+that `thinwire run` leaves for each worker, or else from TF_CONFIG or another cluster manager's
+variables. A script that none of these gives a place trains alone (`source_of`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags, logging
 
+from thinwire.flags import observability, security
 from thinwire.flags import run as run_flags
-from thinwire.flags import security
+from thinwire.flags import script as script_flags
 from thinwire.flags.registration import define
 from thinwire.flags.run import TOPICS
-from thinwire.launcher import tf_config
+from thinwire.launcher import schedulers, tf_config
+from thinwire.launcher.tf_config import ClusterPosition
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.method import METHODS
-from thinwire.ops.run.flags import Option
+from thinwire.ops.offer import FROM_WORKER
+from thinwire.ops.run.flags import Option, Topic
+from thinwire.ops.run.script_settings import LaunchedScript, read_settings_file
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.flags import PsFlags
+from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.flags import WorkerFlags
 
@@ -44,7 +52,13 @@ _TOPICS = (
     *worker_flags.TOPICS,
 )
 _OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
-_PREPARED = {topic.title: [option.name for option in topic.options] for topic in _TOPICS}
+#: Beside these a launcher's file has what only nodes heed.
+_LAUNCHED_TOPICS = (*_TOPICS, *observability.TOPICS, *supervisor_flags.TOPICS)
+#: Flags that a script under a launcher may set by itself: they concern this worker alone.
+_OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_worker"}
+#: Names by which a script gives itself a place in a run.
+_PLACES = frozenset({"id_worker", "nb_workers", "ip_PS", "port", "ps_hosts", "method", "mode"})
+LAUNCHER, ARGUMENTS, TF_CONFIG = "thinwire run", "arguments", "TF_CONFIG"
 
 #: Flags that a script has other ways for -> what those are.
 _ELSEWHERE = {
@@ -56,11 +70,13 @@ _ELSEWHERE = {
     "target_accuracy": "it is the Supervisor's; give it to main.py --type_node=Supervisor",
 }
 #: The same of scripts that bring model and data themselves.
-_OWN_MODEL_AND_DATA = {
-    name: "the script brings its own model and data"
-    for name in _PREPARED["Model and data"]
-    if name not in ("model_from", "partition", "data_sharding_file", "dirichlet_alpha")
-}
+_OWN_MODEL_AND_DATA = script_flags.OWN_MODEL_AND_DATA
+#: The same of scripts that a launcher has started.
+_OF_SCRIPTS = script_flags.NEVER | dict.fromkeys(
+    itertools.chain(*script_flags.OPTIMIZER.values()), script_flags.COMPILED
+)
+#: Names that a namespace of a script's own arguments often has, and then they are not ours.
+_OFTEN_OF_SCRIPTS = dict.fromkeys(("epochs", "seed", "iter_max", "max_seconds"), "")
 _SIMILAR = 0.8
 
 
@@ -73,12 +89,20 @@ class ScriptSettings:
         values: All of them, as flags.
         given: Names that the script itself gave.
         local: Whether this is mode msgd: no server.
+        source: What gave this process its place: "thinwire run", "arguments", "TF_CONFIG", "Slurm",
+            "torchrun" or "Kubernetes".
     """
 
     run: Run
     values: flags.FlagValues
     given: frozenset[str]
     local: bool = False
+    source: str = ARGUMENTS
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether `thinwire run` has started this process."""
+        return self.source == LAUNCHER
 
     def worker(self) -> WorkerFlags:
         """Return those of a worker. Raises ConfigurationError."""
@@ -90,9 +114,31 @@ class ScriptSettings:
         return ps_flags.read(self.run.addresses, self.values)
 
 
-def are_given(args: Any, keywords: Mapping[str, Any]) -> bool:
-    """Return whether anything names a run; else a script trains alone."""
-    return args is not None or bool(keywords) or bool(os.environ.get("TF_CONFIG"))
+def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
+    """Return what gives this process a place in a run; None: it trains alone.
+
+    Args:
+        args: As `read_settings` takes them; whoever gives any has a place.
+        keywords: Likewise.
+
+    Raises:
+        ConfigurationError: A settings file or variables that cannot be read.
+    """
+    if read_settings_file(os.environ) is not None:
+        return LAUNCHER
+    is_given = args is not None and not (isinstance(args, Mapping | Sequence) and not args)
+    if is_given or any(keywords.get(name) is not None for name in _PLACES):
+        return ARGUMENTS
+    found = _position()
+    return None if found is None else found[0]
+
+
+def _position() -> tuple[str, ClusterPosition] | None:
+    """Return the place that a cluster manager's variables give this process, and which."""
+    place = tf_config.parse(os.environ.get("TF_CONFIG", ""))
+    if place is not None:
+        return TF_CONFIG, place
+    return schedulers.position(os.environ)
 
 
 def read_settings(
@@ -115,17 +161,24 @@ def read_settings(
         momentum: Of the worker, whatever the method calls it.
 
     Raises:
-        ConfigurationError: An unknown name, an illegal value, or values that exclude each other.
+        ConfigurationError: An unknown name, an illegal value, values that exclude each other, or
+            that contradict the launcher's.
     """
     from thinwire.proto.malloc import keep_freed_memory
 
     keep_freed_memory()
+    launched = read_settings_file(os.environ) if type_node == "Worker" else None
     elsewhere = _ELSEWHERE if builds_model else _ELSEWHERE | _OWN_MODEL_AND_DATA
-    named, words = _as_names(args, elsewhere)
+    if launched is not None:
+        elsewhere |= _OF_SCRIPTS
+    own_names = elsewhere if launched is None else elsewhere | _OFTEN_OF_SCRIPTS
+    named, words = _as_names(args, own_names)
     named = named | {name: value for name, value in keywords.items() if value is not None}
     for name in named:
         _check_name(name, elsewhere)
     local = _translate_mode(named)
+    if launched is not None and not local:
+        return _launched_settings(launched, [*words, *itertools.starmap(_word, named.items())])
     values = _new_values(type_node)
     for name, value in (defaults or {}).items():
         values.set_default(name, value)
@@ -135,7 +188,12 @@ def read_settings(
     given = frozenset(name for name in _OPTIONS if values[name].present)
     for name in given:
         _check_name(name, elsewhere)
-    tf_config.fill(values, os.environ.get("TF_CONFIG", ""))
+    found = _position()
+    if found is not None and (type_node == "Worker" or found[0] == TF_CONFIG):
+        tf_config.fill_position(values, found[1], found[0])
+    is_placed = bool(given & _PLACES) or args is not None
+    if not is_placed and type_node == "Worker":
+        values.set_default("model_from", FROM_WORKER)
     run = run_flags.read_run(values)
     if not builds_model and run.method.collective != THROUGH_PS:
         raise ConfigurationError(
@@ -149,7 +207,32 @@ def read_settings(
         )
     for warning in run.method.warnings:
         logging.warning("%s", warning)
-    return ScriptSettings(run, values, given, local)
+    source = ARGUMENTS if is_placed or found is None else found[0]
+    return ScriptSettings(run, values, given, local, source)
+
+
+def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> ScriptSettings:
+    """Return the launcher's settings, with those of the script's own words that go with them.
+
+    Raises:
+        ConfigurationError: A word that contradicts the launcher's flags.
+    """
+    values, own = _new_values("Worker", _LAUNCHED_TOPICS), _new_values("Worker")
+    _parse(values, launched.flags)
+    _parse(own, words)
+    given = frozenset(name for name in _OPTIONS if own[name].present)
+    for name in given:
+        theirs, ours = values[name], own[name]
+        if theirs.value == ours.value:
+            continue
+        if name not in _OWN or theirs.present:
+            raise ConfigurationError(
+                f"the script gives distribute() {name}={ours.value}, and `thinwire run` has "
+                f"--{name}={theirs.value}; leave it out of the script, or give `thinwire run` "
+                f"--{name}={ours.value}."
+            )
+        values[name].value = ours.value
+    return ScriptSettings(run_flags.read_run(values), values, given, source=LAUNCHER)
 
 
 def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
@@ -252,14 +335,14 @@ def _word(name: str, value: Any) -> str:
     return f"--{name}={value}"
 
 
-def _new_values(type_node: str) -> flags.FlagValues:
+def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.FlagValues:
     """Return all flags with their defaults, apart from those of the process."""
     values = flags.FlagValues()
     flags.DEFINE_enum(
         "type_node", type_node, ["PS", "Worker"], "", flag_values=values, module_name="Run"
     )
     values["type_node"].present = 1  # TF_CONFIG may number this node, not choose its role
-    define(*_TOPICS, flag_values=values)
+    define(*topics, flag_values=values)
     return values
 
 

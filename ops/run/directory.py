@@ -19,6 +19,8 @@ _RECORDS = (METRICS_FILE, SUMMARY_FILE, "best.keras", "report", "measure")
 #: Folders with one folder for each node.
 _NODE_FOLDERS = ("checkpoints", "tb")
 
+#: What `thinwire run` was given.
+LAUNCH_FILE = "launch.json"
 _LOCKS = "locks"
 #: Roles that write records ...
 _RECORDERS = ("Supervisor", "Standalone", "Simulator")

@@ -139,7 +139,8 @@ _HEEDED_BY = {
     "remote_python": ("ssh", "ray"),
     "ray_address": ("ray",),
 }
-_OF_SCRIPTS = tuple(option.name for option in _SCRIPT.options)
+#: What `thinwire run` alone heeds.
+SCRIPT_NAMES = tuple(option.name for option in _SCRIPT.options)
 
 
 def check(runs_script: bool = False) -> str:
@@ -151,7 +152,7 @@ def check(runs_script: bool = False) -> str:
     Raises:
         ConfigurationError: A flag that this launcher would not heed, or one that it lacks.
     """
-    for name in () if runs_script else _OF_SCRIPTS:
+    for name in () if runs_script else SCRIPT_NAMES:
         if _is_set(name):
             raise ConfigurationError(
                 f"--{name} is for `thinwire run`, which runs a script, and this is "

@@ -16,7 +16,7 @@ OWN_MODEL_AND_DATA = {
 }
 _COMPUTES = "the script itself computes the gradients"
 _EVALUATES = "a script evaluates by its own fit(validation_data=...)"
-_COMPILED = "the optimizer is the one that the script compiles"
+COMPILED = "the optimizer is the one that the script compiles"
 #: Flags that no script's run heeds.
 NEVER = OWN_MODEL_AND_DATA | {
     "batch_size": "it is that of the script's own fit",
@@ -37,17 +37,25 @@ OPTIMIZER = {
 }
 
 
-def refuse(given: Iterable[str], kind: Kind) -> None:
-    """Refuse flags of a script's run that nothing would heed.
+def refuse(given: Iterable[str]) -> None:
+    """Refuse flags that no script's run heeds; raises ConfigurationError, naming one."""
+    _refuse(given, NEVER)
+
+
+def refuse_optimizer(given: Iterable[str], kind: Kind) -> None:
+    """Refuse flags of the optimizer that the script brings.
 
     Args:
         given: Names of the flags that were given.
         kind: What the method's workers send.
 
     Raises:
-        ConfigurationError: One of them; the message names it, and what does the same.
+        ConfigurationError: One of them; the message names it.
     """
-    reasons: Mapping[str, str] = NEVER | dict.fromkeys(OPTIMIZER[kind], _COMPILED)
+    _refuse(given, dict.fromkeys(OPTIMIZER[kind], COMPILED))
+
+
+def _refuse(given: Iterable[str], reasons: Mapping[str, str]) -> None:
     for name in given:
         if name in reasons:
             raise ConfigurationError(

@@ -9,7 +9,7 @@ from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
 from thinwire.keras.session import ModelSession
 from thinwire.ops.types import ConfigurationError
-from thinwire.settings import are_given, read_settings
+from thinwire.settings import read_settings, source_of
 
 if TYPE_CHECKING:
     import keras
@@ -39,7 +39,7 @@ def distribute(
     check_model(model)
     if getattr(model, "thinwire", None) is not None:
         raise ConfigurationError("distribute() was called twice on a model; expected once.")
-    if not are_given(args, settings):
+    if source_of(args, settings) is None:
         model.thinwire = ModelSession(model)
     else:
         chosen = read_settings(args, settings, type_node="Worker")

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 
-#: Begins the line, on stderr, that is for the launcher.
+#: Begins what is for the launcher, on stderr; it goes on to the end of the line.
 FAILURE = "thinwire-failure "
 
 
@@ -25,16 +25,17 @@ class Failure:
     def report(self) -> None:
         """Write it to stderr, for `read`."""
         sys.stderr.flush()
-        sys.stderr.write(f"\n{FAILURE}{json.dumps(dataclasses.asdict(self))}\n")
+        sys.stderr.write(f"{FAILURE}{json.dumps(dataclasses.asdict(self))}\n")
         sys.stderr.flush()
 
     @classmethod
-    def read(cls, line: str) -> Failure | None:
-        """Return what a line reports; None for any other line."""
-        if not line.startswith(FAILURE):
-            return None
+    def read(cls, line: str) -> tuple[str, Failure | None]:
+        """Return what stands before a failure in a line, and the failure; None: there is none."""
+        before, mark, text = line.partition(FAILURE)
+        if not mark:
+            return line, None
         try:
-            found = json.loads(line.removeprefix(FAILURE))
-            return cls(int(found["code"]), str(found["text"]))
+            found = json.loads(text)
+            return before, cls(int(found["code"]), str(found["text"]))
         except (ValueError, KeyError, TypeError):
-            return None
+            return line, None

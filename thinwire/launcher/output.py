@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import pathlib
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
@@ -14,6 +17,7 @@ from thinwire.launcher.failures import Failure
 
 _READ_BYTES = 65_536
 _LONGEST_LINE = 1 << 20
+_PLAIN_LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of workers 1, 2, ...: cyan, yellow, magenta, green ...
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -91,6 +95,10 @@ class Screen:
             self._progress = progress
             self._draw()
 
+    def error_stream(self) -> TextIO:
+        """Return a stream of whole lines that writes them like `write`, to stderr."""
+        return _ScreenStream(self)
+
     def close(self) -> None:
         """Leave the line of progress standing."""
         with self._lock:
@@ -109,6 +117,54 @@ class Screen:
             width = max(20, os.get_terminal_size(self._out.fileno()).columns - 1)
             self._out.write(self._progress[:width])
             self._out.flush()
+
+
+class _ScreenStream(io.StringIO):
+    """Writes whole lines to a screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def write(self, text: str) -> int:
+        """Write text that ends a line."""
+        for line in text.splitlines():
+            self._screen.write(line, is_error=True)
+        return len(text)
+
+
+class NodeOutput:
+    """Repeats a node's lines on the screen, with its name.
+
+    Args:
+        name: Of the node.
+        screen: Of the launcher.
+    """
+
+    def __init__(self, name: str, screen: Screen) -> None:
+        self._name, self._screen = name, screen
+
+    def on_line(self, line: str, is_error: bool) -> None:
+        """Repeat one line."""
+        self._screen.write(f"[{self._name}] {line}", is_error)
+
+
+class SupervisorOutput(NodeOutput):
+    """Makes the Supervisor's lines on stdout, each a status, the screen's progress."""
+
+    def __init__(
+        self, name: str, screen: Screen, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(name, screen)
+        self._clock, self._shown_at = clock, -math.inf
+
+    def on_line(self, line: str, is_error: bool) -> None:
+        """Show a status, where there is no terminal from time to time; repeat another line."""
+        if is_error:
+            super().on_line(line, is_error)
+        elif self._screen.is_terminal or self._clock() - self._shown_at >= _PLAIN_LINE_SECONDS:
+            self._shown_at = self._clock()
+            self._screen.show(line)
 
 
 class WorkerOutput:
@@ -137,13 +193,13 @@ class WorkerOutput:
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line, or pass a failure on."""
-        failure = Failure.read(line) if is_error else None
+        line, failure = Failure.read(line) if is_error else (line, None)
+        if line or failure is None:
+            self._keep(_ESCAPES.sub("", line))
+            self._screen.write(f"{self._name} {line}", is_error)
         if failure is not None:
             self._keep(failure.text)
             self._on_failure(self._worker, failure)
-        else:
-            self._keep(_ESCAPES.sub("", line))
-            self._screen.write(f"{self._name} {line}", is_error)
 
     def show(self, text: str) -> None:
         """Show some lines that are not the worker's own."""

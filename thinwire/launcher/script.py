@@ -15,7 +15,6 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import json
 import os
 import pathlib
 import random
@@ -33,6 +32,7 @@ if not __package__:  # run by its path, without a module path of ours: see `prog
     sys.path.remove(_ROOT)
 
 from thinwire.launcher.failures import Failure
+from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER, SETTINGS_VARIABLE, write_settings
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -43,7 +43,6 @@ from thinwire.ops.run.settings import (
     EXIT_UNREACHABLE,
     Diverged,
 )
-from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER, SETTINGS_VARIABLE, write_settings
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.script import RECORD
 

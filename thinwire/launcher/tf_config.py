@@ -139,18 +139,31 @@ def fill(values: flags.FlagValues, text: str) -> None:
             logging.info("--type_node=%s does not read TF_CONFIG", values["type_node"].value)
         return
     place = parse(text)
-    if place is None:
-        return
-    for name, value in _settings(values, place).items():
+    if place is not None:
+        fill_position(values, place, "TF_CONFIG")
+
+
+def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str) -> None:
+    """Set the flags that were not given to a place in a cluster.
+
+    Args:
+        values: The parsed flags.
+        place: This node's.
+        source: Who gives it, for messages.
+
+    Raises:
+        ConfigurationError: No PS is named where one must be dialled.
+    """
+    for name, value in _settings(values, place, source).items():
         if values[name].present:
-            logging.info("--%s=%s wins over TF_CONFIG's %s", name, values[name].value, value)
+            logging.info("--%s=%s wins over %s's %s", name, values[name].value, source, value)
         else:
             values.set_default(name, value)
-            logging.info("--%s=%s, from TF_CONFIG", name, value)
+            logging.info("--%s=%s, from %s", name, value, source)
 
 
-def _settings(values: flags.FlagValues, place: ClusterPosition) -> dict[str, Any]:
-    """Return flag -> value as TF_CONFIG has it."""
+def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> dict[str, Any]:
+    """Return flag -> value as the place has it."""
     found: dict[str, Any] = {}
     if place.role is not None:
         found["type_node"] = place.role
@@ -161,7 +174,7 @@ def _settings(values: flags.FlagValues, place: ClusterPosition) -> dict[str, Any
         found["nb_workers"] = place.nb_workers
     dialled = ("port",) if role == "PS" else ("ip_PS", "port")  # on a PS --ip_PS is its own
     if any(values[name].present for name in dialled) or values["ps_hosts"].present:
-        logging.info("the addresses of flags win over TF_CONFIG's")
+        logging.info("the addresses of flags win over %s's", source)
         return found
     if not place.shards:
         raise _bad("its cluster has no ps, and no flag gives the address of one")

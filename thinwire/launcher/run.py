@@ -1,0 +1,186 @@
+"""``thinwire run``: a script as every worker of a run, with its PS and a Supervisor that looks on.
+
+The PS have no model: the first worker offers it. Where nodes run is the launchers' affair, as for a
+Cluster (`role`); here is what differs: workers run the script (`script`), what they write is
+repeated with their names, a failure is shown once, and one that fails ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import pathlib
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+
+from absl import flags, logging
+
+from thinwire.flags import launch
+from thinwire.flags import script as script_flags
+from thinwire.launcher import launch_document
+from thinwire.launcher.failures import Failure
+from thinwire.launcher.output import NodeOutput, Screen, SupervisorOutput, WorkerOutput
+from thinwire.launcher.role import LAUNCHERS, Cluster, EndRules, Launcher, Node, nodes_of
+from thinwire.launcher.run_locks import claim_run_directory
+from thinwire.ops.run.settings import EXIT_DONE, EXIT_INTERRUPTED, Run, finished_summary
+from thinwire.ops.types import ConfigurationError
+from thinwire.worker.flags import devices
+
+FLAGS = flags.FLAGS
+#: A script that raises is not mended by another start; a process that was killed is.
+RULES = EndRules(
+    one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
+)
+#: Flags of a node that a script's worker does not have.
+_OF_ROLES = ("--quiet", "--batch_size=")
+#: Words before the user's own.
+DEFAULTS = ("--type_node=Cluster", "--model_from=worker", "--nb_workers=2")
+
+
+def complete_flags(script: Sequence[str]) -> list[str]:
+    """Set what follows from the script, before the flags are read; return script and arguments.
+
+    Args:
+        script: Its path and its arguments, as the command line has them.
+
+    Raises:
+        ConfigurationError: No script, or flags that a script's run does not heed.
+    """
+    if not script:
+        raise ConfigurationError(
+            "`thinwire run` was given no script; expected thinwire run [--flag=value ...] "
+            "SCRIPT.py [arguments of the script]."
+        )
+    path = pathlib.Path(script[0])
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{path} is no file; expected the Python script that every worker runs. Flags of "
+            "Thinwire stand before it, the script's own arguments after it."
+        )
+    if FLAGS.model_from != "worker":
+        raise ConfigurationError(
+            f"--model_from={FLAGS.model_from}: the script brings the model; leave it out."
+        )
+    script_flags.refuse(name for name in FLAGS if FLAGS[name].present)
+    if not (FLAGS["port"].present or FLAGS.hosts_file or FLAGS.launcher == "ssh"):
+        FLAGS["port"].value = 0  # any free one
+    if FLAGS.run_dir is None:
+        FLAGS["run_dir"].value = f"runs/{path.stem}"
+    return list(script)
+
+
+def main(run: Run, script: Sequence[str]) -> int:
+    """Run the script on every worker; return the exit code.
+
+    Args:
+        run: The run's settings.
+        script: Its path and its arguments.
+
+    Raises:
+        ConfigurationError: Flags that do not fit the launcher, or a used run directory.
+        Unreachable: A host that cannot be used; nothing is left running.
+    """
+    devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
+    script_flags.refuse_optimizer((name for name in FLAGS if FLAGS[name].present), run.method.kind)
+    name = launch.check(runs_script=True)
+    claim_run_directory(run)
+    report = run.run_dir / "report" / "index.html"
+    if finished := finished_summary(run):
+        logging.info("this run is finished (%s); see %s, or --overwrite it", finished, report)
+        return EXIT_DONE
+    path = pathlib.Path(script[0])
+    launch_document.write(run, script)
+    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, path)
+    try:
+        return _ScriptRun(run, launcher, script).run()
+    finally:
+        launcher.close()
+        shutil.rmtree(run.run_dir / "settings", ignore_errors=True)  # of workers that were killed
+
+
+class _ScriptRun:
+    """One run of a script, and what is shown of it."""
+
+    def __init__(self, run: Run, launcher: Launcher, script: Sequence[str]) -> None:
+        self._run, self._script = run, tuple(script)
+        self._screen = Screen()
+        self._failures: dict[int, Failure] = {}  # by worker, in the order of arrival
+        self._lock = threading.Lock()
+        self._workers: dict[int, WorkerOutput] = {}
+        nodes = [self._node(node) for node in nodes_of(run, launcher.addresses)]
+        self._cluster = Cluster(run, launcher, nodes, RULES)
+
+    def run(self) -> int:
+        """Run everything to its end; return the exit code."""
+        with self._shown():
+            code = self._cluster.run()
+        self._report(code)
+        return code
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Write this process' log above the progress, too."""
+        handler = logging.get_absl_handler().python_handler
+        before = handler.stream
+        handler.setStream(self._screen.error_stream())
+        try:
+            yield
+        finally:
+            handler.setStream(before)
+            self._screen.close()
+            for output in self._workers.values():
+                output.close()
+
+    def _node(self, node: Node) -> Node:
+        """Return a cluster's node with what is this run's own."""
+        if node.role == "PS":
+            return dataclasses.replace(node, output=NodeOutput(node.name, self._screen))
+        if node.role == "Supervisor":
+            return dataclasses.replace(
+                node,
+                flags=(*node.flags, "--quiet", "--status_interval_seconds=1"),
+                output=SupervisorOutput(node.name, self._screen),
+            )
+        folder = self._run.run_dir / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{node.name}.out"
+        output = WorkerOutput(node.number, self._screen, path, self._on_failure)
+        self._workers[node.number] = output
+        words = tuple(each for each in node.flags if not each.startswith(_OF_ROLES))
+        seed = f"--seed={self._run.seed}"
+        return dataclasses.replace(node, flags=(*words, seed), script=self._script, output=output)
+
+    def _on_failure(self, worker: int, failure: Failure) -> None:
+        """Show the first failure; the others are in their workers' files."""
+        with self._lock:
+            is_first = not self._failures
+            self._failures[worker] = failure
+        if is_first:
+            self._workers[worker].show(failure.text)
+
+    def _report(self, code: int) -> None:
+        """Log how the run ended, and where its report is."""
+        first = next(iter(self._failures.values()), None)
+        others = [worker for worker, each in self._failures.items() if each != first]
+        if others:
+            names = ", ".join(map(str, others))
+            logging.error("failed too: worker %s; see %s", names, self._run.run_dir / "logs")
+        try:
+            summary = json.loads((self._run.run_dir / "summary.json").read_text())
+        except (OSError, ValueError):
+            summary = {}
+        if code == EXIT_INTERRUPTED:
+            logging.info("interrupted; the same command resumes the run")
+        elif code == EXIT_DONE and summary:
+            logging.info(
+                "finished (%s): %d updates in %.1f s",
+                summary["stop_reason"],
+                summary["updates"],
+                summary["seconds"],
+            )
+        page = self._run.run_dir / "report" / "index.html"
+        if page.exists():
+            logging.info("report: %s", page)

@@ -1,0 +1,108 @@
+"""A worker's place as cluster managers give it in the environment: Slurm, torchrun, Kubernetes.
+
+Each process of the job is a worker; its rank, from 0, is its id - 1. The PS runs beside them, at
+the addresses of ``THINWIRE_PS`` (host:port, with commas between shards); where a manager names a
+first host, at its default port unless that variable is set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from thinwire.launcher.tf_config import ClusterPosition
+from thinwire.ops.types import ConfigurationError
+
+#: Names the PS.
+PS_VARIABLE = "THINWIRE_PS"
+#: How many workers a Kubernetes Job has, which its pods do not know.
+WORKERS_VARIABLE = "THINWIRE_NB_WORKERS"
+_DEFAULT_PORT = 2223
+_PREFIX = re.compile(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\])?")
+
+Environment = Mapping[str, str]
+
+
+def position(environment: Environment) -> tuple[str, ClusterPosition] | None:
+    """Return who gives this process a place, and the place; None: nobody does.
+
+    Raises:
+        ConfigurationError: Variables that are no numbers, or a PS that none of them names.
+    """
+    for name, read in _SCHEDULERS.items():
+        found = read(environment)
+        if found is not None:
+            return name, found
+    return None
+
+
+def _slurm(environment: Environment) -> ClusterPosition | None:
+    if _number(environment, "SLURM_NTASKS", 1) < 2 or "SLURM_PROCID" not in environment:
+        return None
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    rank, count = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_NTASKS")
+    return _worker(rank, count, _shards(environment, first_host(nodes), "SLURM_JOB_NODELIST"))
+
+
+def _torchrun(environment: Environment) -> ClusterPosition | None:
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
+        return None
+    rank, count = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    return _worker(rank, count, _shards(environment, environment["MASTER_ADDR"], "MASTER_ADDR"))
+
+
+def _kubernetes(environment: Environment) -> ClusterPosition | None:
+    if "JOB_COMPLETION_INDEX" not in environment or not environment.get(PS_VARIABLE):
+        return None
+    rank = _number(environment, "JOB_COMPLETION_INDEX")
+    if WORKERS_VARIABLE not in environment:
+        raise ConfigurationError(
+            f"JOB_COMPLETION_INDEX={rank} and {PS_VARIABLE} are set, and the number of workers is "
+            f"not known; set {WORKERS_VARIABLE} to the Job's completions."
+        )
+    return _worker(rank, _number(environment, WORKERS_VARIABLE), _shards(environment, "", ""))
+
+
+_SCHEDULERS: dict[str, Callable[[Environment], ClusterPosition | None]] = {
+    "Slurm": _slurm,
+    "torchrun": _torchrun,
+    "Kubernetes": _kubernetes,
+}
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of Slurm's list.
+
+    >>> first_host("gpu[07-09,12],login1")
+    'gpu07'
+    """
+    match = _PREFIX.match(nodes.strip())
+    return match[1] + (match[2] or "") if match else ""
+
+
+def _worker(rank: int, count: int, shards: tuple[str, ...]) -> ClusterPosition:
+    if not 0 <= rank < count:
+        raise ConfigurationError(
+            f"this process has rank {rank} of {count}; expected 0 to {count - 1}. Mend the "
+            "scheduler's variables, or give distribute() id_worker and nb_workers."
+        )
+    return ClusterPosition("Worker", rank + 1, shards, count)
+
+
+def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ...]:
+    """Return the addresses of the PS."""
+    given = environment.get(PS_VARIABLE, "")
+    if given:
+        return tuple(each.strip() for each in given.split(","))
+    if not host:
+        raise ConfigurationError(
+            f"{variable} names no host, so the PS is not known; set {PS_VARIABLE}=host:port."
+        )
+    return (f"{host}:{_DEFAULT_PORT}",)
+
+
+def _number(environment: Environment, name: str, default: int = 0) -> int:
+    text = environment.get(name, str(default))
+    if not text.isdecimal():
+        raise ConfigurationError(f"{name}={text!r}: expected a number from 0.")
+    return int(text)
