@@ -278,7 +278,7 @@ def run(
     own = [] if role is None else [f"--type_node={role}"]
     if runs_script:
         FLAGS.set_gnu_getopt(False)  # what follows the script is the script's own
-        own = list(importlib.import_module(_RUN).DEFAULTS)
+        own = list(launch.SCRIPT_DEFAULTS)
     code = main(_parse(program, own, arguments, role), runs_script)
     for end_signal in END_SIGNALS:  # there is nothing left to interrupt, and the code is known
         signal.signal(end_signal, signal.SIG_IGN)

@@ -10,6 +10,7 @@ from thinwire.keras.forwarding import forward_attributes
 from thinwire.keras.session import ModelSession
 from thinwire.ops.types import ConfigurationError
 from thinwire.settings import read_settings, source_of
+from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
     import keras
@@ -47,5 +48,6 @@ def distribute(
             raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
         model.thinwire = ModelSession(model, chosen, args, settings, num_train)
         surround_fit(model, model.thinwire)
+        RECORD.add(model.thinwire)
     forward_attributes()
     return model

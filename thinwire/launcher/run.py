@@ -36,8 +36,6 @@ RULES = EndRules(
 )
 #: Flags of a node that a script's worker does not have.
 _OF_ROLES = ("--quiet", "--batch_size=")
-#: Words before the user's own.
-DEFAULTS = ("--type_node=Cluster", "--model_from=worker", "--nb_workers=2")
 
 
 def complete_flags(script: Sequence[str]) -> list[str]:
