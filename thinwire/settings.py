@@ -52,7 +52,7 @@ _TOPICS = (
     *worker_flags.TOPICS,
 )
 _OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
-#: Beside these a launcher's file has what only nodes heed.
+#: More than these: a launcher's file has what only nodes heed.
 _LAUNCHED_TOPICS = (*_TOPICS, *observability.TOPICS, *supervisor_flags.TOPICS)
 #: Flags that a script under a launcher may set by itself: they concern this worker alone.
 _OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_worker"}

@@ -299,7 +299,7 @@ def pack(files: dict[str, pathlib.Path]) -> bytes:
             archive.add(link.resolve(), link.name, filter=_member)
         for name, path in files.items():
             archive.add(path, _place(name, path), filter=_member if path.is_dir() else _strip_owner)
-            if buffer.tell() > _LARGEST_ARCHIVE_BYTES:
+            if buffer.getbuffer().nbytes > _LARGEST_ARCHIVE_BYTES:
                 raise ConfigurationError(
                     f"{path} is too large to be copied to every host (more than "
                     f"{_LARGEST_ARCHIVE_BYTES >> 20} MiB packed); put the script into a folder "
