@@ -28,6 +28,7 @@ TOOLS = {
     "certificates": ("thinwire.proto.security.certificates", "make the certificates of a run"),
     "status": ("thinwire.tools.status", "show how far a run is, and who of it lives"),
     "stop": ("thinwire.tools.stop", "end a run gracefully"),
+    "doctor": ("thinwire.tools.doctor", "examine this machine, hosts and links before a run"),
     "health": ("thinwire.tools.health", "show whether a PS accepts work"),
     "version": ("thinwire.tools.versions", "show the versions of everything that matters"),
 }

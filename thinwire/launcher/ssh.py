@@ -150,8 +150,7 @@ class Ssh:
         Raises:
             HostFailed: It cannot be reached, or lacks Python, packages or that interface.
         """
-        line = f"exec {shlex.join([python, '-I', '-', interface, *needed])}"
-        found = _answer(self.run(host, line, _PROBE.read_bytes(), _PROBE_SECONDS))
+        found = self.run_probe(host, python, _PROBE, [interface, *needed], _PROBE_SECONDS)
         if found["missing"]:
             raise HostFailed(
                 f"{python} lacks {', '.join(found['missing'])} there; install the requirements, "
@@ -163,6 +162,29 @@ class Ssh:
                 f"{', '.join(found['interfaces'])}"
             )
         return ProbedHost(found["cpus"], found["address"])
+
+    def run_probe(
+        self,
+        host: Host,
+        python: str,
+        program: pathlib.Path,
+        arguments: Sequence[str],
+        seconds: float,
+    ) -> dict[str, Any]:
+        """Run a program of the standard library alone on a host; return what it reports.
+
+        Args:
+            host: Where.
+            python: Its Python.
+            program: A file of this host, which writes a line of `_PROBE_MARK` and a JSON object.
+            arguments: Of the program.
+            seconds: Patience.
+
+        Raises:
+            HostFailed: The host cannot be reached, or the program does not end well.
+        """
+        line = f"exec {shlex.join([python, '-I', '-', *arguments])}"
+        return probe_answer(self.run(host, line, program.read_bytes(), seconds))
 
     def unpack(self, host: Host, archive: bytes, folder: str) -> None:
         """Unpack a .tar.gz into a folder of a host, which is made; raises HostFailed."""
@@ -200,8 +222,8 @@ def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Re
     return results
 
 
-def _answer(written: str) -> dict[str, Any]:
-    """Return the probe's result; a shell's greetings may stand around it."""
+def probe_answer(written: str) -> dict[str, Any]:
+    """Return what a probe reports; a shell's greetings may stand around it."""
     for line in written.splitlines():
         if line.startswith(_PROBE_MARK):
             return dict(json.loads(line.removeprefix(_PROBE_MARK)))

@@ -20,8 +20,10 @@ from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.proto.security import credentials as trust
 from thinwire.tools.arguments import CREDENTIAL_FLAGS
 
-#: A status has no payload, and an observer pulls nothing.
-_MOST_PAYLOAD_BYTES = 0
+#: A status has no payload.
+_NO_PAYLOAD = 0
+#: Of a model that is pulled to measure the link.
+_MOST_PULLED_BYTES = 1 << 28
 _NODE = "supervisor-0"
 
 
@@ -99,10 +101,34 @@ def end_run(contact: Contact, cause: str) -> str:
     raise Unreachable(f"{contact.address} announced no end within {contact.seconds:g} s")
 
 
-def _open(contact: Contact) -> ClientSession:
+def measure_downlink(contact: Contact) -> float | None:
+    """Return the Mbit/s at which this shard's part of the model comes; None: it is too large.
+
+    Raises:
+        Unreachable: It did not come in time.
+        RequestRejected: The shard rejects this observer.
+    """
+    if 4 * read_status(contact).num_parameters > _MOST_PULLED_BYTES:
+        return None
+    session, deadline = _open(contact, _MOST_PULLED_BYTES), time.monotonic() + contact.seconds
+    began = time.monotonic()
+    try:
+        session.send_control(pb.ToServer(pull=pb.Pull(observe=True)))
+        while (left := deadline - time.monotonic()) > 0:
+            message, payload = session.receive(left)
+            if message.WhichOneof("body") == "reply":
+                return 8e-6 * len(payload) / (time.monotonic() - began)
+    except StreamLost as error:
+        raise Unreachable(f"{contact.address}: {error}") from error
+    finally:
+        session.close(0.0)
+    raise Unreachable(f"{contact.address} sent no model within {contact.seconds:g} s")
+
+
+def _open(contact: Contact, most_payload_bytes: int = _NO_PAYLOAD) -> ClientSession:
     hello = pb.Hello(protocol_version=messages.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR)
     session = ClientSession(
-        contact.address, hello, _MOST_PAYLOAD_BYTES, credentials=contact.credentials
+        contact.address, hello, most_payload_bytes, credentials=contact.credentials
     )
     try:
         session.open(contact.seconds)
