@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from thinwire.models.flat_model import FlatVariables, SharedModel
-from thinwire.models.loss import ensure_compiled_loss
 from thinwire.ops.persistence.documents import write_json_atomically
-from thinwire.ops.run.directory import clear_records
+from thinwire.ops.run.directory import clear_records, launched_with
 from thinwire.ops.run.settings import Run
 from thinwire.ops.telemetry import predictions, run_status
 from thinwire.supervisor.dashboard import format_loss
-from thinwire.supervisor.evaluator import Evaluator
 from thinwire.supervisor.metrics_log import MetricsLog, RoundsLog
 from thinwire.supervisor.report.writer import write_report
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
+    from thinwire.supervisor.scorer import ModelScorer
 
 
 def about(run: Run) -> dict[str, Any]:
     """Return the settings that summary.json has besides a run's figures."""
+    if run.model_is_offered:
+        return launched_with(run.run_dir)
     return {
         "network": run.model.path or run.model.network,
         "dataset": run.data.dataset,
@@ -35,27 +34,20 @@ def about(run: Run) -> dict[str, Any]:
 class Recorder:
     """Writes the records of one run directory."""
 
-    def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:
+    def __init__(self, run: Run, scorer: ModelScorer | None) -> None:
         """Open the records, continuing those of an earlier process.
 
         Args:
             run: The run's settings.
-            shared: The model to evaluate.
-            images: [N, ...] float32 test images.
-            labels: [N] int32.
+            scorer: Evaluates the model; None: nobody does, and `evaluate` is never called.
 
         Raises:
             ConfigurationError: Records, or an Advisor's file, that are none of this version.
         """
-        self._run, self._shared = run, shared
+        self._run, self._scorer = run, scorer
         self._advice = predictions.of_run(run)
-        self._statistics = FlatVariables(shared.statistics)
         if run.overwrite:
             clear_records(run.run_dir)
-        loss = ensure_compiled_loss(shared.model)
-        self._evaluator = Evaluator(
-            shared.model, loss, images, labels, run.batch_size, top5=run.top5
-        )
         self._log = MetricsLog(run.run_dir, resume=not run.overwrite)
         self.evaluations = self._log.evaluations
         self._rounds = RoundsLog(run.run_dir)
@@ -91,13 +83,9 @@ class Recorder:
             final: The run is over.
             statistics: [m] float32 moving statistics; None leaves the model's as they are.
         """
-
-        def assign() -> None:
-            self._shared.assign(weights)
-            if statistics is not None:
-                self._statistics.assign(statistics)
-
-        accuracy, raw_loss, top5_accuracy = self._evaluator.evaluate(assign)
+        if self._scorer is None:
+            raise RuntimeError("this run has no model to evaluate")
+        accuracy, raw_loss, top5_accuracy = self._scorer.score(weights, statistics)
         loss = raw_loss if math.isfinite(raw_loss) else None
         evaluation = run_status.Evaluation(
             version=versions[0],
@@ -114,7 +102,7 @@ class Recorder:
         self._log.add_evaluation(evaluation)
         if accuracy > self._best:
             self._best = accuracy
-            self._keep_best()
+            self._scorer.save(self._run.run_dir / "best.keras")
         logging.info(
             "version %d: test accuracy %.4f%s, loss %s%s",
             evaluation.version,
@@ -143,9 +131,3 @@ class Recorder:
         """Flush the logs."""
         self._log.close()
         self._rounds.close()
-
-    def _keep_best(self) -> None:
-        path = self._run.run_dir / "best.keras"
-        temporary = self._run.run_dir / "best.tmp.keras"
-        self._shared.model.save(temporary)
-        os.replace(temporary, path)

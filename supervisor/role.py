@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import queue
 import signal
+import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
@@ -46,10 +47,21 @@ from thinwire.supervisor.instruments import collect
 from thinwire.supervisor.recorder import Recorder
 from thinwire.supervisor.shard_stream import Batches, ShardStream
 
-_PLAIN_LINE_SECONDS = 10.0  # between two lines where there is no terminal
+if TYPE_CHECKING:
+    from thinwire.supervisor.scorer import ModelScorer
+
+_NO_MODEL_BYTES = 1 << 16  # of a stream that no model comes by
 _RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
 #: How long to wait for the last reports of a run that has ended.
 _END_SECONDS = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedModel:
+    """The model that a Supervisor evaluates."""
+
+    spec: ModelSpec
+    num_statistics: int  # numbers in the moving statistics
 
 
 def main(run: Run) -> int:
@@ -58,6 +70,18 @@ def main(run: Run) -> int:
     Raises:
         ConfigurationError, Unreachable, RequestRejected: See their exit codes.
     """
+    model, scorer = (None, None) if run.model_is_offered else _model_of(run)
+    recorder = Recorder(run, scorer)
+    if finished := finished_summary(run):
+        logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
+        return EXIT_DONE
+    return _Watcher(run, model, recorder).watch()
+
+
+def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
+    """Return the model that the flags name, and what evaluates it on the whole test set."""
+    from thinwire.supervisor.scorer import ModelScorer  # not where nothing is evaluated
+
     shared = SharedModel(run.model, run.seed)
     if shared.statistics and not run.method.bn_sync:
         logging.warning(
@@ -66,32 +90,43 @@ def main(run: Run) -> int:
             "--nobn_sync to evaluate it as it is trained."
         )
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed, parts=("test",))
-    recorder = Recorder(run, shared, dataset.test_images, dataset.test_labels)
-    if finished := finished_summary(run):
-        logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
-        return EXIT_DONE
-    num_statistics = FlatVariables(shared.statistics).size
-    return _Watcher(run, shared.spec, num_statistics, recorder).watch()
+    model = WatchedModel(shared.spec, FlatVariables(shared.statistics).size)
+    return model, ModelScorer(run, shared, dataset.test_images, dataset.test_labels)
 
 
 class _Watcher:
-    """One Supervisor process."""
+    """One Supervisor process.
 
-    def __init__(self, run: Run, spec: ModelSpec, num_statistics: int, recorder: Recorder) -> None:
-        self.num_statistics = num_statistics
-        self.run, self.spec, self.recorder = run, spec, recorder
+    Args:
+        run: The run's settings.
+        model: What it evaluates; None: it looks at shard 0 alone, and evaluates nothing.
+        recorder: Of the run.
+    """
+
+    def __init__(self, run: Run, model: WatchedModel | None, recorder: Recorder) -> None:
+        self.run, self.recorder = run, recorder
         self.own = supervisor_flags.read()
-        self.layouts = run.method.place(spec, run.nb_ps)
-        in_step = len(run.method.sync.groups) == 1
-        self._viewer = ModelFetcher(spec, self.layouts, num_statistics, in_step)
+        self._fetcher: ModelFetcher | None = None
+        limits, self._tensors = [_NO_MODEL_BYTES], messages.tensors_of(ModelSpec(()))
+        if model is not None:
+            layouts = run.method.placement.place(model.spec, run.nb_ps)
+            in_step = len(run.method.sync.groups) == 1
+            self._fetcher = ModelFetcher(model.spec, layouts, model.num_statistics, in_step)
+            limits = [payload_limit(layout, model.num_statistics) for layout in layouts]
+            self._tensors = messages.tensors_of(model.spec)
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
-        self._diallers = [self._dialler(number) for number in range(len(self.layouts))]
-        self.dashboard = Dashboard()
+        self._diallers = [self._dialler(number, limit) for number, limit in enumerate(limits)]
+        # A launcher that follows this process shows its progress, and nobody else does.
+        self.dashboard = Dashboard(_write_line) if self._is_followed else Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
         self._shown: run_status.RunStatus | None = None  # the newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}
+
+    @property
+    def _is_followed(self) -> bool:
+        return self._fetcher is None and not sys.stdout.isatty()
 
     def watch(self) -> int:
         """Connect, evaluate until the end, write the records."""
@@ -132,9 +167,8 @@ class _Watcher:
             shards.append(ShardStream(session, self.rounds))
         self.shards = shards
 
-    def _dialler(self, number: int) -> Dialler:
+    def _dialler(self, number: int, limit: int) -> Dialler:
         address, arrivals = self.run.addresses[number], rhythm()
-        limit = payload_limit(self.layouts[number], self.num_statistics)
 
         def make() -> ClientSession:
             hello, credentials = self._hello(number), self.run.credentials
@@ -147,7 +181,7 @@ class _Watcher:
             protocol_version=messages.PROTOCOL_VERSION,
             role=pb.ROLE_SUPERVISOR,
             run_id=self.run_id,
-            model=messages.tensors_of(self.spec),
+            model=self._tensors,
             shard=shard,
             num_shards=self.run.nb_ps,
         )
@@ -165,7 +199,7 @@ class _Watcher:
             if status is not None:
                 self._show(status)
                 due = time.monotonic() >= next_at or self._due_by_updates(status, last_version)
-                if due and status.version != last_version:
+                if self._fetcher is not None and due and status.version != last_version:
                     last_version = self._evaluate(status)
                     next_at = time.monotonic() + self.own.eval_interval_seconds
             self.interrupted.wait(0.1)
@@ -179,7 +213,8 @@ class _Watcher:
         if now >= self._due["show"]:
             evaluation = run_status.latest_of(status, self.recorder.evaluations)
             self.dashboard.update(status, evaluation)
-            self._due["show"] = now + (0.0 if self.dashboard.live else _PLAIN_LINE_SECONDS)
+            pause = 0.0 if self.dashboard.live else self.own.status_interval_seconds
+            self._due["show"] = now + pause
         if now >= self._due["record"]:
             self.recorder.status(status)
             self._due["record"] = now + _RECORD_SECONDS
@@ -221,7 +256,7 @@ class _Watcher:
 
     def _evaluate(self, status: run_status.RunStatus, final: bool = False) -> int:
         """Pull and evaluate; return the version, or the last one if the pull failed."""
-        view = self._viewer.fetch(self.shards)
+        view = None if self._fetcher is None else self._fetcher.fetch(self.shards)
         if view is None:
             logging.warning(
                 "no answer to an evaluation pull; version %d is skipped", status.version
@@ -248,7 +283,8 @@ class _Watcher:
         self._record_rounds()
         status = self.shards[0].status
         if status is not None:
-            if cause or not self.shards[0].lost.is_set():
+            is_there = bool(cause) or not self.shards[0].lost.is_set()
+            if self._fetcher is not None and is_there:
                 self._evaluate(status, final=bool(cause))
             status = dataclasses.replace(status, stop_reason=cause or "interrupted")
             self.recorder.finish(status)
@@ -279,3 +315,8 @@ class _Watcher:
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.interrupted.set()
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

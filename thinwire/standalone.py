@@ -27,6 +27,7 @@ from thinwire.supervisor import flags as supervisor_flags
 from thinwire.supervisor.dashboard import Dashboard
 from thinwire.supervisor.instruments import collect
 from thinwire.supervisor.recorder import Recorder
+from thinwire.supervisor.scorer import ModelScorer
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.role import limit_threads
 from thinwire.worker.standalone import LocalTrainer
@@ -50,7 +51,8 @@ def main(run: Run) -> int:
     shared = SharedModel(run.model, run.seed)
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)
     evaluated = dataclasses.replace(run, batch_size=max(run.batch_size, 500))
-    recorder = Recorder(evaluated, shared, dataset.test_images, dataset.test_labels)
+    scorer = ModelScorer(evaluated, shared, dataset.test_images, dataset.test_labels)
+    recorder = Recorder(evaluated, scorer)
     if finished := finished_summary(run):
         logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
         return EXIT_DONE

@@ -5,10 +5,12 @@ A node's log on disk; a full disk must not fill the screen.
 
 from __future__ import annotations
 
+import json
 import logging
 import pathlib
 import shutil
 import sys
+from typing import Any
 
 from thinwire.ops.run.lock import DirectoryLock
 
@@ -61,6 +63,15 @@ def node_locks(run_dir: pathlib.Path) -> list[DirectoryLock]:
 def lock_files(run_dir: pathlib.Path) -> list[pathlib.Path]:
     """Return the lock files of everything that has ever written here, launchers too."""
     return sorted((run_dir / _LOCKS).glob("*.lock"))
+
+
+def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
+    """Return what `thinwire run` was given, as its document has it; empty if there is none."""
+    try:
+        found = json.loads((run_dir / LAUNCH_FILE).read_text())
+        return dict(found)
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:

@@ -131,7 +131,12 @@ NOT_AGAIN = (
 #: What only a Cluster heeds; nodes do not need it.
 NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
 #: What `thinwire run` is given before the user's own flags.
-SCRIPT_DEFAULTS = ("--type_node=Cluster", "--model_from=worker", "--nb_workers=2")
+SCRIPT_DEFAULTS = (
+    "--type_node=Cluster",
+    "--model_from=worker",
+    "--nb_workers=2",
+    "--method=bsp",  # of all methods the one that trains as the script does alone
+)
 #: Flag -> the launchers that heed it.
 _HEEDED_BY = {
     "hosts_file": ("ssh",),

@@ -26,6 +26,7 @@ from thinwire.ops.methods.method import INTERFACES, METHODS, Method
 from thinwire.ops.methods.validation import check_shards
 from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import MOST_UPDATES, Schedule, parse_drops
+from thinwire.ops.optimizers.server import SCRIPT
 from thinwire.ops.run.flags import (
     ARE_NUMBERS_OR_NONE,
     FlagRule,
@@ -44,7 +45,7 @@ from thinwire.ops.sharding import placement
 from thinwire.ops.sharding.placement import BySpeed
 from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
 from thinwire.ops.telemetry import predictions
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.types import ConfigurationError, Kind
 
 FLAGS = flags.FLAGS
 #: Roles that deal out the training set; elsewhere the data-sharding file may be missing.
@@ -407,10 +408,26 @@ def _method(given: flags.FlagValues, nb_ps: int) -> Method:
         "ps_speeds": tuple(float(speed) for speed in given.ps_speeds),
     }
     method = compose(Choices(**choices))
+    if given.model_from == FROM_WORKER:
+        method = compose(_with_script_optimizer(Choices(**choices), method.kind, given))
     if isinstance(method.placement, BySpeed):
         method.placement.speeds(nb_ps)
     _check_collective(given, method, nb_ps)
     return method
+
+
+def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues) -> Choices:
+    """Return the choices with the script's compiled optimizer where none is given.
+
+    It steps on the PS where gradients travel, and on the workers where changes of weights do.
+    """
+    if kind is Kind.GRADIENT and choices.overrides["server_optimizer"] is None:
+        return dataclasses.replace(
+            choices, overrides={**choices.overrides, "server_optimizer": SCRIPT}
+        )
+    if kind is Kind.DELTA and not given["local_optimizer"].present:
+        return dataclasses.replace(choices, local_optimizer=SCRIPT)
+    return choices
 
 
 def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> None:

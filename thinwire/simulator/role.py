@@ -28,6 +28,7 @@ from thinwire.simulator.simulation import Simulation
 from thinwire.simulator.trainer import Trainer
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.supervisor.recorder import Recorder
+from thinwire.supervisor.scorer import ModelScorer
 from thinwire.worker.role import limit_threads
 
 
@@ -55,7 +56,8 @@ def main(run: Run) -> int:
     # A simulation that was cut short is played again from its start: it comes out the same.
     anew = dataclasses.replace(run, batch_size=max(run.batch_size, 500), overwrite=True)
     evaluated = SharedModel(run.model, run.seed)  # apart: batch statistics stay as on a Supervisor
-    recorder = Recorder(anew, evaluated, dataset.test_images, dataset.test_labels)
+    scorer = ModelScorer(anew, evaluated, dataset.test_images, dataset.test_labels)
+    recorder = Recorder(anew, scorer)
     records = SimulationRecords(run, supervisor_flags.read(), recorder, simulation)
     return _play(simulation, records)
 

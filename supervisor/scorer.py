@@ -1,0 +1,55 @@
+"""Scores of a run's model, whose weights come from elsewhere, and a file of the best."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.loss import ensure_compiled_loss
+from thinwire.ops.run.settings import Run
+from thinwire.supervisor.evaluator import Evaluator, Scores
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+
+class ModelScorer:
+    """Evaluates a model on a test set.
+
+    Args:
+        run: The run's settings.
+        shared: The model.
+        images: [N, ...] float32 test images.
+        labels: [N] int32.
+    """
+
+    def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:
+        self._shared = shared
+        self._statistics = FlatVariables(shared.statistics)
+        loss = ensure_compiled_loss(shared.model)
+        self._evaluator = Evaluator(
+            shared.model, loss, images, labels, run.batch_size, top5=run.top5
+        )
+
+    def score(self, weights: Float32, statistics: Float32 | None) -> Scores:
+        """Return the scores on the whole test set.
+
+        Args:
+            weights: [num_parameters] float32.
+            statistics: [m] float32 moving statistics; None leaves the model's as they are.
+        """
+
+        def assign() -> None:
+            self._shared.assign(weights)
+            if statistics is not None:
+                self._statistics.assign(statistics)
+
+        return self._evaluator.evaluate(assign)
+
+    def save(self, path: pathlib.Path) -> None:
+        """Write the model, as it was scored last, to a .keras file, which is never half written."""
+        temporary = path.with_suffix(".tmp.keras")
+        self._shared.model.save(temporary)
+        os.replace(temporary, path)
