@@ -159,7 +159,7 @@ class ToServer(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots")
+    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots", "finished")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class ToClient(_message.Message):
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     reply: Reply
@@ -182,7 +183,8 @@ class ToClient(_message.Message):
     answer: Answer
     barrier: Barrier
     slots: Slots
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ...) -> None: ...
+    finished: Finished
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("path", "shape", "dtype")
@@ -565,12 +567,14 @@ class Offer(_message.Message):
     def __init__(self, document: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class Barrier(_message.Message):
-    __slots__ = ("name", "cause")
+    __slots__ = ("name", "cause", "passed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     cause: str
-    def __init__(self, name: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+    passed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., cause: _Optional[str] = ..., passed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("failed", "message")
@@ -593,7 +597,9 @@ class Slots(_message.Message):
     def __init__(self, document: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class Halt(_message.Message):
-    __slots__ = ("cause",)
+    __slots__ = ("cause", "message")
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     cause: str
-    def __init__(self, cause: _Optional[str] = ...) -> None: ...
+    message: str
+    def __init__(self, cause: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

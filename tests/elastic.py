@@ -44,6 +44,7 @@ class InProcessCluster:
             data=DataChoice("toy", None, "unit", "iid", None),
             transport=Transport(),
             credentials=NO_CREDENTIALS,
+            model_is_offered=False,
         )
         self.shards = [ElasticShard(self, number) for number in range(nb_ps)]
         targets = [f"127.0.0.1:{shard.port}" for shard in self.shards]

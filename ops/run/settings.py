@@ -18,6 +18,7 @@ from thinwire.ops.types import ConfigurationError, Link
 #: Exit codes of every role (docs/OPERATIONS.md).
 EXIT_DONE = 0
 EXIT_BAD_FLAG = 1
+EXIT_SCRIPT = 1
 EXIT_CONFIGURATION = 2
 EXIT_UNREACHABLE = 3
 EXIT_REFUSED = 4
@@ -27,15 +28,23 @@ EXIT_INTERRUPTED = 130
 #: How long an interrupted run waits for pushes that are on their way.
 DRAIN_SECONDS = 5.0
 
+#: Stop reasons that the scripts of a run bring about: all have ended; one has raised an error; one
+#: has ended while another trains on.
+FINISHED, SCRIPT_FAILED, RETURNED_EARLY = "finished", "script_failed", "returned_early"
+
 #: Why a run stopped -> the exit code of its nodes; every other reason is a run that is done.
 EXIT_OF_STOP = {
     "interrupted": EXIT_INTERRUPTED,
     "diverged": EXIT_DIVERGED,
+    SCRIPT_FAILED: EXIT_SCRIPT,
+    RETURNED_EARLY: EXIT_SCRIPT,
     "journal_failed": EXIT_CONFIGURATION,  # a PS's disk does not take what is to be kept
 }
 
+#: Stop reasons of a run that reached one of its limits, which each is named after.
+LIMIT_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
 #: Stop reasons of a run that reached an end of its own.
-END_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
+END_REASONS = (*LIMIT_REASONS, FINISHED)
 
 
 class Diverged(Exception):
@@ -148,7 +157,7 @@ def links(columns: Mapping[str, Sequence[float]], nb_workers: int) -> tuple[Link
 
 def limit_of(run: Run, reason: str | None) -> float | None:
     """Return the limit that a stop reason is named after, if it has one and it was given."""
-    return getattr(run, reason) if reason in END_REASONS else None
+    return getattr(run, reason) if reason in LIMIT_REASONS else None
 
 
 def is_finished(run: Run, reason: str | None, reached: float | None) -> bool:
@@ -159,6 +168,8 @@ def is_finished(run: Run, reason: str | None, reached: float | None) -> bool:
         reason: Why it ended then.
         reached: How far it had come by the measure of that reason.
     """
+    if reason == FINISHED:
+        return True
     limit = limit_of(run, reason)
     return limit is not None and reached is not None and limit <= reached
 

@@ -63,7 +63,7 @@ def is_part(name: str) -> bool:
 
 def part_of(hello: pb.Hello) -> str:
     """Return the URI of the part that a Hello claims."""
-    if hello.role == pb.ROLE_WORKER:
+    if hello.role in (pb.ROLE_WORKER, pb.ROLE_SCRIPT):
         return part_of_worker(hello.id)
     return part_of_shard(hello.id) if hello.role == pb.ROLE_SHARD else PART_OF_SUPERVISOR
 

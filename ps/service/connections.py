@@ -224,13 +224,13 @@ class Observers:
         self._rounds = RoundsRelay()
         self._epoch: pb.Membership | None = None  # the newest
 
-    def welcome(self, newcomer: Connection, welcome: pb.ToClient, stop_reason: str | None) -> None:
+    def welcome(self, newcomer: Connection, welcome: pb.ToClient, halt: pb.Halt | None) -> None:
         """Admit an observer that has sent its Hello.
 
         Args:
             newcomer: Its connection.
             welcome: The first message to it.
-            stop_reason: Why the run has ended, if it has.
+            halt: The end of the run, if it has ended.
         """
         if newcomer.evaluates:
             self._replace_supervisor(newcomer)
@@ -241,8 +241,8 @@ class Observers:
             self._rounds.repeat(newcomer)
         elif newcomer.role == pb.ROLE_SUPERVISOR and self.on_status is not None:
             newcomer.send(pb.ToClient(report=pb.Report(document=self.on_status())))
-        if stop_reason is not None:
-            newcomer.send(pb.ToClient(halt=pb.Halt(cause=stop_reason)))
+        if halt is not None:
+            newcomer.send(pb.ToClient(halt=halt))
 
     def _replace_supervisor(self, newcomer: Connection) -> None:
         """End the stream of a Supervisor whose place another takes: it may be long dead."""

@@ -66,15 +66,21 @@ def hello_to_leader(mine: Identity) -> pb.Hello:
 
 def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     """Return (reason, message) of a refusal, or None for a Hello of our version that fits."""
-    if hello.role not in (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR, pb.ROLE_SHARD):
+    if hello.role not in (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR, pb.ROLE_SHARD, pb.ROLE_SCRIPT):
         return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
-    looks_only = hello.role == pb.ROLE_SUPERVISOR and not hello.model
-    any_number = looks_only and hello.num_shards == 0  # one that only looks need not know it
+    looks_only = hello.role in (pb.ROLE_SUPERVISOR, pb.ROLE_SCRIPT) and not hello.model
+    # A Supervisor that only looks need not know it.
+    any_number = hello.role == pb.ROLE_SUPERVISOR and looks_only and hello.num_shards == 0
     if (hello.shard, hello.num_shards) != (mine.shard, mine.num_shards) and not any_number:
         return pb.REASON_TOPOLOGY, (
             f"shard: this is PS {mine.shard} of {mine.num_shards}, the client looks for PS "
             f"{hello.shard} of {hello.num_shards}; give all nodes the same --nb_ps and --ps_hosts "
             "and this PS its --id_ps."
+        )
+    if hello.role == pb.ROLE_SCRIPT and mine.shard:
+        return pb.REASON_TOPOLOGY, (
+            f"shard: this is PS {mine.shard}, and scripts meet at PS 0; give all nodes the same "
+            "--ps_hosts."
         )
     if hello.role == pb.ROLE_SHARD and not 1 <= hello.id < mine.num_shards:
         return pb.REASON_TOPOLOGY, (
@@ -91,7 +97,7 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
         return pb.REASON_MODEL, (
             f"model differs: {difference}; give all nodes the same --network or --model."
         )
-    if hello.role == pb.ROLE_SUPERVISOR:
+    if hello.role in (pb.ROLE_SUPERVISOR, pb.ROLE_SCRIPT):
         return None
     expected = list(mine.fingerprint)
     if hello.role == pb.ROLE_SHARD:
@@ -105,7 +111,7 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     return None
 
 
-#: Streams beyond one of each worker and shard: of supervisors, and of clients that come back
+#: Streams beyond those of each worker and shard: of supervisors, and of clients that come back
 #: before their old stream has been missed.
 _SPARE_STREAMS = 16
 #: Streams that one address cannot take, however many it opens.
@@ -127,7 +133,7 @@ def most_streams(run: Run) -> int:
 
 
 def _streams_of(run: Run) -> int:
-    return run.nb_workers + run.nb_ps + _SPARE_STREAMS
+    return 2 * run.nb_workers + run.nb_ps + _SPARE_STREAMS  # a worker's script has a stream too
 
 
 def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | None:

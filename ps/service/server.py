@@ -20,8 +20,10 @@ from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.port import DatagramPort
 from thinwire.ps.persistence.journal import JournaledCore
+from thinwire.ps.service.barriers import Barriers
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
 from thinwire.ps.service.handshake import Identity
+from thinwire.ps.service.run_control import RunControl
 from thinwire.ps.service.stream_reader import StreamReader
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.epochs import encode_epoch
@@ -79,6 +81,10 @@ class ShardServer:
         self.document = "{}"  # of the run, for supervisors and shards, in Welcome
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
         self.observers = Observers(self.connections)
+        barriers = Barriers(
+            core.config.nb_workers, lease_seconds, core.config.start_timeout_seconds
+        )
+        self.scripts = RunControl(barriers, self.queue.put)
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
@@ -132,9 +138,16 @@ class ShardServer:
         """Admit a supervisor or a following shard (reader threads)."""
 
         def welcome() -> None:
-            self.observers.welcome(connection, self._welcome_message(None), self.core.stop_reason)
+            self.observers.welcome(connection, self._welcome_message(None), self._halt())
 
         self.queue.put(welcome)
+
+    def welcome_script(self, connection: Connection) -> None:
+        """Admit the script of a worker (writer thread)."""
+        connection.send(self._welcome_message(None))
+        if (halt := self._halt()) is not None:
+            connection.send(pb.ToClient(halt=halt))
+        self.scripts.begin(connection)
 
     # -- the writer thread ------------------------------------------------------------------
 
@@ -151,6 +164,7 @@ class ShardServer:
             now = time.monotonic()
             if now - before > _STALL_SECONDS:  # messages of meanwhile still are in the queue
                 self._dispatch(self.journaled.handle(events.ProcessStalled(now - before), now))
+                self.scripts.excuse(now - before)
             before = now
             if callable(item):
                 item()
@@ -159,8 +173,8 @@ class ShardServer:
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:
-        """Return when the core, and pushes that wait for datagrams, are due."""
-        deadlines = [self.core.next_deadline()]
+        """Return when the core, scripts, and pushes that wait for datagrams, are due."""
+        deadlines = [self.core.next_deadline(), self.scripts.next_deadline()]
         if self.datagrams is not None:
             deadlines.append(self.datagrams.receiver.next_deadline())
         return [when for when in deadlines if when is not None]
@@ -168,6 +182,7 @@ class ShardServer:
     def _do_regular_work(self, now: float) -> None:
         if self.datagrams is not None:
             self.datagrams.poll()
+        self.scripts.tick()
         if now >= self._due[0]:
             self._due[0] = now + _STATUS_INTERVAL_SECONDS
             self.observers.publish_status()
@@ -279,11 +294,16 @@ class ShardServer:
     def _snapshot(self, action: events.SaveSnapshot) -> None:
         self.save(action.version, action.state)
 
+    def _halt(self) -> pb.Halt | None:
+        """Return what notifies others of the end of the run; None: it has not ended."""
+        reason = self.core.stop_reason
+        return pb.Halt(cause=reason, message=self.scripts.why(reason)) if reason else None
+
     def _ended(self, action: events.RunEnded) -> None:
         logging.info("run ended at version %d: %s", self.core.version, action.reason)
         self.observers.publish_status()
         for connection in self.connections.everyone():
-            connection.send(pb.ToClient(halt=pb.Halt(cause=action.reason)))
+            connection.send(pb.ToClient(halt=self._halt()))
         if self.server is not None:
             self.server.set_serving(False)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from thinwire.proto.security.connection_guard import ConnectionGuard
     from thinwire.ps.datagrams.port import DatagramPort
     from thinwire.ps.service.connections import Connections, Observers
+    from thinwire.ps.service.run_control import RunControl
     from thinwire.ps.wire.claims import ClaimBounds
 
 #: A longer metrics document is not believed.
@@ -35,6 +36,8 @@ _MAX_DOCUMENT_BYTES = 256 << 10
 #: A refusal quotes the client's message; that may be long.
 _LONGEST_MESSAGE = 2000
 _RENEWALS_PER_LEASE = 10
+#: Barriers of one message, and characters of the name of one.
+_MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
 #: What a supervisor may end a run for.
 _HALT_CAUSES = ("iter_max", "epochs", "max_seconds", "target_accuracy", "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
@@ -99,8 +102,15 @@ class StreamOwner(Protocol):
     def lose(self, connection: Connection) -> None:
         """Note that a worker's stream has ended."""
 
+    @property
+    def scripts(self) -> RunControl:
+        """The control streams of the workers' scripts."""
+
     def welcome_observer(self, connection: Connection) -> None:
         """Admit a supervisor or a following shard."""
+
+    def welcome_script(self, connection: Connection) -> None:
+        """Admit the script of a worker (writer thread)."""
 
 
 class StreamReader:
@@ -184,6 +194,8 @@ class StreamReader:
         guard.hello_received(self.stream)
         if hello.role == pb.ROLE_WORKER:
             self._join_worker(hello, mine.shard)
+        elif hello.role == pb.ROLE_SCRIPT:
+            self._begin_script(hello)
         else:
             checked_link(hello.link)
             self.connection = Connection(self.stream, hello, 0)
@@ -201,6 +213,14 @@ class StreamReader:
                 hello.id, incarnation, bool(hello.incarnation), self.stream.peer, hello.epoch
             )
         )
+
+    def _begin_script(self, hello: pb.Hello) -> None:
+        scripts = self.server.scripts
+        if not scripts.is_worker(hello.id):
+            self._reject_stream("hello", (pb.REASON_ID_RANGE, scripts.range_refusal(hello.id)))
+        self.connection = Connection(self.stream, hello, hello.incarnation)
+        self.number = self.server.connections.add_observer(self.connection)
+        self.server.queue.put(functools.partial(self.server.welcome_script, self.connection))
 
     # -- workers ----------------------------------------------------------------------------
 
@@ -292,6 +312,25 @@ class StreamReader:
             raise Malformed(f"halt for {halt.cause!r:.80}; known: {known}")
         self.server.queue.put(events.Stop(halt.cause))
 
+    # -- scripts ----------------------------------------------------------------------------
+
+    def _arrive(self, barrier: pb.Barrier, payload: memoryview) -> None:
+        del payload
+        names = [*barrier.passed, barrier.name]
+        if len(names) > _MOST_BARRIERS or max(map(len, names)) > _LONGEST_BARRIER:
+            raise Malformed(f"{len(names)} barriers, or names longer than {_LONGEST_BARRIER}")
+        arrive, passed = self.server.scripts.arrive, list(barrier.passed)
+        self.server.queue.put(functools.partial(arrive, self._worker, barrier.name, passed))
+
+    def _script_finished(self, finished: pb.Finished, payload: memoryview) -> None:
+        del payload
+        finish, message = self.server.scripts.finish, finished.message[:_LONGEST_MESSAGE]
+        self.server.queue.put(functools.partial(finish, self._worker, finished.failed, message))
+
+    def _script_alive(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
+        del heartbeat, payload
+        self.server.queue.put(functools.partial(self.server.scripts.alive, self._worker))
+
     @property
     def _worker(self) -> Connection:
         if self.connection is None:
@@ -331,6 +370,8 @@ class StreamReader:
             return
         if connection.role != pb.ROLE_WORKER:
             self.server.connections.drop_observer(self.number)
+            if connection.role == pb.ROLE_SCRIPT:
+                self.server.queue.put(functools.partial(self.server.scripts.lost, connection))
             return
         self.server.lose(connection)
 
@@ -348,6 +389,10 @@ class StreamReader:
         (pb.ROLE_SUPERVISOR, "heartbeat"): _heartbeat,
         (pb.ROLE_SUPERVISOR, "leave"): _observer_leaves,
         (pb.ROLE_SUPERVISOR, "report"): _report,
+        (pb.ROLE_SCRIPT, "barrier"): _arrive,
+        (pb.ROLE_SCRIPT, "finished"): _script_finished,
+        (pb.ROLE_SCRIPT, "heartbeat"): _script_alive,
+        (pb.ROLE_SCRIPT, "leave"): _observer_leaves,
         (pb.ROLE_SHARD, "heartbeat"): _shard_heartbeat,
         (pb.ROLE_SHARD, "halt"): _halt,
         (pb.ROLE_SHARD, "report"): _report,

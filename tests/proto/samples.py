@@ -47,6 +47,13 @@ def _of_scripts() -> dict[str, Message]:
         "to_server_hello_script": pb.ToServer(hello=pb.Hello(role=pb.ROLE_SCRIPT, id=3)),
         "to_server_offer": pb.ToServer(offer=offer),
         "to_server_barrier": pb.ToServer(barrier=pb.Barrier(name="fit-2-end")),
+        "to_server_barrier_passed": pb.ToServer(
+            barrier=pb.Barrier(name="fit-2-end", passed=["fit-1-begin", "fit-1-end"])
+        ),
+        "to_client_finished": pb.ToClient(finished=pb.Finished()),
+        "to_client_halt_message": pb.ToClient(
+            halt=pb.Halt(cause="script_failed", message="worker 2 failed: KeyError: 'x'")
+        ),
         "to_server_finished": pb.ToServer(finished=pb.Finished(failed=True, message="KeyError")),
         "to_server_slots": pb.ToServer(slots=pb.SlotsRequest()),
         "to_server_push_scaled": pb.ToServer(push=scaled),

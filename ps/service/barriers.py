@@ -1,0 +1,224 @@
+"""Barriers of the scripts of a run, and how the run ends with them: a plain object, no threads.
+
+A script comes to a barrier at the beginning and at the end of each of its fits, and reports its
+own end. A barrier opens when every script that is in the run has come to it, or to a later one. In
+the run is every worker that has not finished; one whose stream has been away for a lease counts as
+lost, and one that never came as absent after a time of its own. What has opened stays open, so that
+a worker which comes late, or again, catches up.
+
+All state is soft: a shard that is started again learns it from its scripts, which report once more
+what they wait for, what they have passed, and that they have finished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
+
+#: Names that order barriers and count fits. Others count as the last ones.
+_OF_FIT = re.compile(r"fit-(\d{1,9})-(begin|end)")
+_LAST = (math.inf, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BarrierOpening:
+    """A script may go on."""
+
+    worker: int
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptsEnd:
+    """The run is over; `message` is for people, and empty where there is nothing to explain."""
+
+    cause: str
+    message: str = ""
+
+
+Outcome = BarrierOpening | ScriptsEnd
+
+
+def position_of(name: str) -> tuple[float, int]:
+    """Return where a barrier stands among the others.
+
+    >>> position_of("fit-2-begin") < position_of("fit-2-end") < position_of("fit-10-begin")
+    True
+    """
+    found = _OF_FIT.fullmatch(name)
+    return (int(found[1]), int(found[2] == "end")) if found else _LAST
+
+
+@dataclasses.dataclass
+class _Script:
+    """One incarnation of a worker's script.
+
+    Attributes:
+        incarnation: Which.
+        seen_at: When anything came of it last.
+        waits_at: The barrier that it waits at; None: it is on its way.
+        fit: The newest fit that it has begun, from 1.
+        has_finished: It will do no more.
+    """
+
+    incarnation: int
+    seen_at: float
+    waits_at: str | None = None
+    fit: float = 0
+    has_finished: bool = False
+
+
+class Barriers:
+    """The scripts of a run, as shard 0 knows them.
+
+    Attributes:
+        ended: Why the run is over; None: it is not, as far as scripts are concerned.
+
+    Args:
+        nb_workers: Of the run; their scripts have the ids from 1 on.
+        lease_seconds: Silence after which a script counts as lost.
+        patience_seconds: From the first script's appearance, after which those that never came
+            count as absent.
+    """
+
+    def __init__(self, nb_workers: int, lease_seconds: float, patience_seconds: float) -> None:
+        self._nb_workers, self._lease_seconds = nb_workers, lease_seconds
+        self._patience_seconds = patience_seconds
+        self._scripts: dict[int, _Script] = {}
+        self._opened: set[str] = set()
+        self._absent_at = math.inf  # when those who never came count as absent
+        self.ended: ScriptsEnd | None = None
+
+    def is_worker(self, worker: int) -> bool:
+        """Return whether there is a worker of this id."""
+        return 1 <= worker <= self._nb_workers
+
+    def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
+        """Note a script's stream; another incarnation begins anew."""
+        self._absent_at = min(self._absent_at, now + self._patience_seconds)
+        known = self._scripts.get(worker)
+        if known is None or known.incarnation != incarnation:
+            self._scripts[worker] = _Script(incarnation, now)
+        return self._seen(worker, now)
+
+    def arrive(
+        self, worker: int, name: str, now: float, passed: Sequence[str] = ()
+    ) -> list[Outcome]:
+        """Note that a script has come to a barrier, once or again.
+
+        Args:
+            worker: Whose.
+            name: Of the barrier; empty: none, it only reports what it has passed.
+            now: By this shard's clock.
+            passed: Those that it has passed already.
+        """
+        script = self._scripts[worker]
+        if passed:  # the shard was started again in the middle of the run: all had come once
+            self._opened.update(passed)
+            self._absent_at = min(self._absent_at, now + 2 * self._lease_seconds)
+        fits = [position_of(each)[0] for each in (*passed, name)]
+        script.fit = max([script.fit, *(fit for fit in fits if fit < math.inf)])
+        script.waits_at = name or None
+        return self._seen(worker, now)
+
+    def finish(self, worker: int, failed: bool, message: str, now: float) -> list[Outcome]:
+        """Note that a script has ended, once or again; one that failed ends the run."""
+        script = self._scripts[worker]
+        script.has_finished, script.waits_at = True, None
+        if failed:
+            return self._end(SCRIPT_FAILED, f"worker {worker} failed: {message}")
+        return self._seen(worker, now)
+
+    def alive(self, worker: int, now: float) -> list[Outcome]:
+        """Note a sign of life."""
+        return self._seen(worker, now)
+
+    def lost(self, worker: int, incarnation: int, now: float) -> None:
+        """Note that a script's stream has ended; it may come back within a lease."""
+        script = self._scripts.get(worker)
+        if script is not None and script.incarnation == incarnation:
+            script.seen_at = now
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count a time in which this process stood still and received nothing."""
+        for script in self._scripts.values():
+            script.seen_at += seconds
+        self._absent_at += seconds
+
+    def tick(self, now: float) -> list[Outcome]:
+        """Return what has become due by time alone."""
+        return self._settle(now)
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `tick` may have an effect; None: not before something else happens."""
+        if self.ended is not None or not self._scripts:
+            return None
+        moments = [self._gone_at(worker) for worker in range(1, self._nb_workers + 1)]
+        return min((when for when in moments if now < when < math.inf), default=None)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _seen(self, worker: int, now: float) -> list[Outcome]:
+        self._scripts[worker].seen_at = now
+        return self._settle(now)
+
+    def _settle(self, now: float) -> list[Outcome]:
+        if self.ended is not None:
+            return []
+        if (early := self._returned_early()) is not None:
+            return self._end(RETURNED_EARLY, early)
+        present = [w for w in range(1, self._nb_workers + 1) if now < self._gone_at(w)]
+        if not present and any(script.has_finished for script in self._scripts.values()):
+            return self._end(FINISHED)
+        reached = min((self._position(worker) for worker in present), default=_LAST)
+        self._opened.update(name for _, name in self._waiting() if position_of(name) <= reached)
+        openings: list[Outcome] = []
+        for worker, name in list(self._waiting()):
+            if name in self._opened:
+                self._scripts[worker].waits_at = None
+                openings.append(BarrierOpening(worker, name))
+        return openings
+
+    def _waiting(self) -> Iterator[tuple[int, str]]:
+        for worker, script in sorted(self._scripts.items()):
+            if script.waits_at is not None:
+                yield worker, script.waits_at
+
+    def _position(self, worker: int) -> tuple[float, int]:
+        """Return the barrier up to which a worker lets the others pass."""
+        script = self._scripts.get(worker)
+        if script is None or script.waits_at is None:
+            return (-1, 0)
+        return position_of(script.waits_at)
+
+    def _gone_at(self, worker: int) -> float:
+        """Return from when on nobody waits for a worker, if nothing more comes of it."""
+        script = self._scripts.get(worker)
+        if script is None:
+            return self._absent_at
+        return -math.inf if script.has_finished else script.seen_at + self._lease_seconds
+
+    def _returned_early(self) -> str | None:
+        """Return whose script has ended while another is in a later fit; None: nobody's."""
+        ahead = max(self._scripts, key=lambda worker: self._scripts[worker].fit, default=None)
+        if ahead is None:
+            return None
+        newest = self._scripts[ahead].fit
+        for worker, script in sorted(self._scripts.items()):
+            if script.has_finished and script.fit < newest:
+                return (
+                    f"worker {worker} returned early: its script ended after {script.fit:.0f} "
+                    f"calls of fit, and that of worker {ahead} has begun call {newest:.0f}; let "
+                    "all scripts make the same calls."
+                )
+        return None
+
+    def _end(self, cause: str, message: str = "") -> list[Outcome]:
+        if self.ended is None:
+            self.ended = ScriptsEnd(cause, message)
+            return [self.ended]
+        return []

@@ -1,0 +1,118 @@
+"""The control streams of scripts at a real server: who may open one, and what comes of it."""
+
+import pytest
+
+from tests.ps.streams import Shard, Stream, frame
+from thinwire.ops.run.settings import FINISHED, SCRIPT_FAILED
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.security.credentials import part_of, part_of_worker
+from thinwire.ps.service.stream_reader import StreamReader
+
+
+def hello(worker, **fields):
+    given = {"role": pb.ROLE_SCRIPT, "id": worker, "num_shards": 1, "incarnation": worker}
+    return pb.Hello(protocol_version=messages.PROTOCOL_VERSION, **{**given, **fields})
+
+
+class Script:
+    """An open control stream."""
+
+    def __init__(self, server, worker, **fields):
+        self.shard, self.stream = server, Stream(server.server)
+        self.reader = StreamReader(server.server, server.server.decoder, self.stream)
+        self.send(hello=hello(worker, **fields))
+
+    def send(self, **body):
+        self.is_open = self.reader.receive(frame(**body))
+        self.shard.server.run_until(self.shard.server.queue.empty)
+        return self
+
+    def last(self, body):
+        return self.stream.last(body)[0]
+
+
+def test_scripts_meet_and_finish():
+    shard = Shard()
+    one, two = Script(shard, 1), Script(shard, 2)
+    assert one.last("welcome").run_id == "run"
+    one.send(barrier=pb.Barrier(name="fit-1-begin"))
+    assert one.last("barrier") is None
+    two.send(barrier=pb.Barrier(name="fit-1-begin"))
+    assert one.last("barrier") == two.last("barrier") == pb.Barrier(name="fit-1-begin")
+    one.send(finished=pb.Finished())
+    assert one.last("finished") == pb.Finished()
+    assert shard.core.stop_reason is None
+    two.send(finished=pb.Finished())
+    assert shard.core.stop_reason == FINISHED
+    assert one.last("halt") == two.last("halt") == pb.Halt(cause=FINISHED)
+
+
+def test_the_error_of_a_script_reaches_everybody_with_its_worker():
+    shard = Shard()
+    one, two = Script(shard, 1), Script(shard, 2)
+    one.send(barrier=pb.Barrier(name="fit-1-end"))
+    two.send(finished=pb.Finished(failed=True, message="KeyError: 'x'"))
+    halt = pb.Halt(cause=SCRIPT_FAILED, message="worker 2 failed: KeyError: 'x'")
+    assert one.last("halt") == halt
+    assert shard.core.stop_reason == SCRIPT_FAILED
+    late = Script(shard, 1, incarnation=7)
+    assert late.last("halt") == halt, "one that comes later learns it, too"
+
+
+@pytest.mark.parametrize(
+    ("worker", "fields", "reason"),
+    [
+        (3, {}, pb.REASON_ID_RANGE),
+        (0, {}, pb.REASON_ID_RANGE),
+        (1, {"run_id": "another"}, pb.REASON_RUN),
+        (1, {"shard": 1, "num_shards": 2}, pb.REASON_TOPOLOGY),
+        (1, {"num_shards": 2}, pb.REASON_TOPOLOGY),
+    ],
+)
+def test_who_is_not_let_in(worker, fields, reason):
+    script = Script(Shard(), worker, **fields)
+    assert script.last("refusal").reason == reason
+    assert not script.is_open
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"barrier": pb.Barrier(name="x" * 101)},
+        {"barrier": pb.Barrier(passed=["x"] * 20_001)},
+        {"barrier": pb.Barrier(name="a", passed=["x" * 101])},
+        {"pull": pb.Pull()},
+        {"halt": pb.Halt(cause="finished")},
+        {"push": pb.Push()},
+    ],
+)
+def test_what_a_script_must_not_send(body):
+    shard = Shard()
+    script = Script(shard, 1).send(**body)
+    assert script.last("refusal").reason == pb.REASON_MALFORMED
+    assert not script.is_open
+    assert shard.core.stop_reason is None
+
+
+def test_other_roles_have_no_barriers():
+    for body in ({"barrier": pb.Barrier(name="a")}, {"finished": pb.Finished()}):
+        assert Shard().say(body, id=1).last("refusal")[0].reason == pb.REASON_MALFORMED
+
+
+def test_a_new_stream_of_a_script_takes_the_place_of_the_old_one():
+    shard = Shard()
+    old, other = Script(shard, 1), Script(shard, 2)
+    new = Script(shard, 1)
+    assert old.stream.closed
+    old.reader.forget()
+    shard.server.run_until(shard.server.queue.empty)
+    old.send(finished=pb.Finished(failed=True))  # what is still under way of it
+    assert shard.core.stop_reason is None
+    new.send(barrier=pb.Barrier(name="fit-1-begin"))
+    other.send(barrier=pb.Barrier(name="fit-1-begin"))
+    assert new.last("barrier") is not None
+
+
+def test_a_script_needs_the_certificate_of_its_worker():
+    assert part_of(hello(3)) == part_of_worker(3)

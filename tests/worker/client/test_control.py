@@ -1,0 +1,163 @@
+"""Scripts' controls against a real shard over loopback, with its restarts."""
+
+import contextlib
+import threading
+
+import pytest
+
+from tests.elastic import InProcessCluster
+from tests.elastic_nodes import wait_for
+from tests.harness import method
+from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
+from thinwire.proto.grpc import Unreachable
+from thinwire.proto.grpc.session import RequestRejected
+from thinwire.worker.client.control import Control, RunEnded
+
+#: Of scripts that are alive; those that die are few.
+LEASE = 1.5
+
+
+class Caller(threading.Thread):
+    """A script that does a few calls of its control, one after the other."""
+
+    def __init__(self, *calls):
+        super().__init__(daemon=True)
+        self.calls, self.done, self.error = calls, 0, None
+        self.start()
+
+    def run(self):
+        try:
+            for call in self.calls:
+                call()
+                self.done += 1
+        except (RunEnded, InterruptedError, Unreachable) as error:
+            self.error = error
+
+    def end(self, seconds=20.0):
+        self.join(seconds)
+        assert not self.is_alive(), "it still waits"
+        return self
+
+
+def passes(control, *names):
+    return Caller(*(lambda name=name: control.barrier(name) for name in names))
+
+
+@contextlib.contextmanager
+def scripts(nb_workers=2, **config):
+    """Yield a cluster without training, and the control of each worker's script."""
+    with InProcessCluster(method("asgd", nb_workers), 1, lease_seconds=LEASE, **config) as cluster:
+        ends, controls = [], []
+        try:
+            for worker in range(1, nb_workers + 1):
+                end = lambda *what, worker=worker: ends.append((worker, *what))  # noqa: E731
+                address = f"127.0.0.1:{cluster.shards[0].port}"
+                control = Control(address, worker, 1, "run", patience_seconds=20.0, on_end=end)
+                controls.append(control)
+            yield cluster, controls, ends
+        finally:
+            for control in controls:
+                control.close()
+
+
+def test_barriers_and_the_end_of_all():
+    with scripts() as (cluster, (one, two), ends):
+        first = passes(one, "fit-1-begin", "fit-1-end")
+        passes(two, "fit-1-begin").end()
+        wait_for(lambda: first.done == 1)
+        two.barrier("fit-1-begin")  # passed already
+        two.barrier("fit-1-end")
+        assert first.end().error is None
+        assert one.finish()
+        assert two.finish()
+        wait_for(lambda: cluster.first.stop_reason == FINISHED)
+        assert ends == [], "they have ended by themselves"
+
+
+def test_a_shard_that_is_started_again_goes_on_with_the_scripts():
+    with scripts() as (cluster, (one, two), _):
+        both = [passes(control, "fit-1-begin") for control in (one, two)]
+        assert [caller.end().error for caller in both] == [None, None]
+        waiting = passes(one, "fit-1-end", "fit-2-begin")
+        cluster.shards[0].kill()
+        cluster.shards[0].come_back()
+        two.barrier("fit-1-end")
+        wait_for(lambda: waiting.done == 1)
+        cluster.shards[0].kill()
+        finishing = Caller(lambda: two.barrier("fit-2-begin"), two.finish)
+        cluster.shards[0].come_back()
+        assert waiting.end().error is None
+        assert finishing.end().error is None
+        cluster.shards[0].kill()
+        last = Caller(one.finish)  # reported to the next one
+        cluster.shards[0].come_back()
+        assert last.end().error is None
+        wait_for(lambda: cluster.first.stop_reason == FINISHED, what="a script that is gone")
+
+
+def test_an_error_ends_everybody_who_waits():
+    with scripts(3) as (cluster, (one, two, three), ends):
+        waiting = passes(one, "fit-1-begin")
+        assert two.finish(failed=True, message="ValueError: no such column")
+        error = waiting.end().error
+        assert isinstance(error, RunEnded)
+        assert error.cause == SCRIPT_FAILED
+        assert str(error) == (
+            "the run has ended (script_failed): worker 2 failed: ValueError: no such column"
+        )
+        wait_for(lambda: len(ends) == 2)
+        assert sorted(ends) == [(worker, SCRIPT_FAILED, error.message) for worker in (1, 3)]
+        assert three.ended.cause == SCRIPT_FAILED
+        with pytest.raises(RunEnded):
+            three.barrier("fit-1-begin")
+        assert not three.finish(), "there is nobody to report to"
+        assert cluster.first.stop_reason == SCRIPT_FAILED
+
+
+def test_a_limit_of_the_run_ends_the_wait():
+    with scripts() as (cluster, (one, two), ends):
+        del two
+        waiting = passes(one, "fit-1-end")
+        wait_for(lambda: cluster.shards[0].server.scripts.next_deadline() is not None)
+        cluster.stop("iter_max")
+        assert waiting.end().error.cause == "iter_max"
+        wait_for(lambda: (1, "iter_max", "") in ends)
+
+
+def test_one_that_returns_early():
+    with scripts() as (_, (one, two), _ends):
+        callers = [passes(control, "fit-1-begin", "fit-1-end") for control in (one, two)]
+        assert [caller.end().error for caller in callers] == [None, None]
+        assert one.finish()
+        with pytest.raises(RunEnded, match="worker 1 returned early") as raised:
+            two.barrier("fit-2-begin")
+        assert raised.value.cause == RETURNED_EARLY
+
+
+def test_one_that_dies_is_waited_for_a_lease():
+    with scripts() as (_, (one, two), _ends):
+        passes(one, "fit-1-begin")
+        two.barrier("fit-1-begin")
+        two.close()  # without a word
+        one.barrier("fit-1-end")
+
+
+def test_a_wait_can_be_interrupted():
+    with scripts() as (_, (one, _two), _ends):
+        waiting = passes(one, "fit-1-begin")
+        one.interrupt()
+        assert isinstance(waiting.end().error, InterruptedError)
+
+
+def test_a_script_of_another_run_is_refused():
+    with scripts() as (cluster, _, _ends):
+        stranger = Control(f"127.0.0.1:{cluster.shards[0].port}", 1, 1, "another run")
+        with pytest.raises(RequestRejected, match="run_id"):
+            stranger.barrier("fit-1-begin")
+
+
+def test_nobody_at_the_address():
+    control = Control("127.0.0.1:9", 1, patience_seconds=0.5)
+    with pytest.raises(Unreachable):
+        control.barrier("fit-1-begin")
+    assert not control.finish()

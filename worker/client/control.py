@@ -1,0 +1,267 @@
+"""A script's control stream to shard 0: barriers with the other scripts, and the end of the run.
+
+A thread keeps the stream, from the script's first fit to its end and through restarts of the PS,
+which learns from it anew what this script waits for, has passed and has finished.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from absl import logging
+
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.ops.run.settings import Run
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import (
+    ClientSession,
+    Dialler,
+    RequestRejected,
+    beat_seconds,
+    rhythm,
+)
+
+#: Nothing large comes on this stream.
+_MAX_PAYLOAD_BYTES = 1 << 16
+#: A signal of the operating system is handled between two waits.
+_WAIT_SECONDS = 0.25
+#: Passed barriers that are reported to a PS that was started again.
+_MOST_PASSED = 10_000
+_LONGEST_MESSAGE = 1000
+#: How long the thread may take to end; it is a daemon.
+_CLOSE_SECONDS = 5.0
+
+
+class RunEnded(Exception):
+    """The run is over; `cause` is its stop reason, `message` says more where there is more."""
+
+    def __init__(self, cause: str, message: str = "") -> None:
+        super().__init__(f"the run has ended ({cause}){f': {message}' if message else ''}")
+        self.cause, self.message = cause, message
+
+
+class Control:
+    """A worker's script beside its training stream.
+
+    `barrier` and `finish` are for one thread; `interrupt` may be called from any.
+
+    Args:
+        address: ``host:port`` of shard 0.
+        id_worker: Of this worker.
+        num_shards: Of the run.
+        run_id: Of the run, as the training stream has it; empty: of any run at that address.
+        credentials: Of this worker.
+        patience_seconds: How long shard 0 may be away.
+        on_end: Called once with (cause, message), in this object's thread, when the run ends before
+            this script does.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        id_worker: int,
+        num_shards: int = 1,
+        run_id: str = "",
+        credentials: Credentials = NO_CREDENTIALS,
+        patience_seconds: float = 60.0,
+        on_end: Callable[[str, str], None] = lambda cause, message: None,
+    ) -> None:
+        self._patience_seconds, self._on_end = patience_seconds, on_end
+        hello = pb.Hello(
+            protocol_version=messages.PROTOCOL_VERSION,
+            role=pb.ROLE_SCRIPT,
+            id=id_worker,
+            run_id=run_id,
+            incarnation=secrets.randbits(63) + 1,
+            num_shards=num_shards,
+        )
+        arrivals = rhythm()
+        self._closing = threading.Event()
+        self._dialler = Dialler(
+            f"the PS at {address}",
+            lambda: ClientSession(
+                address, hello, _MAX_PAYLOAD_BYTES, credentials=credentials, arrivals=arrivals
+            ),
+            self._closing,
+        )
+        self._changed = threading.Condition()
+        # Guarded by `_changed`:
+        self._session: ClientSession | None = None
+        self._passed: dict[str, None] = {}  # in order
+        self._waits_for = ""
+        self._finished: pb.Finished | None = None
+        self._is_confirmed = self._is_interrupted = False
+        self._error: Exception | None = None  # why nothing comes any more
+        self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(
+        cls, run: Run, id_worker: int, run_id: str, on_end: Callable[[str, str], None]
+    ) -> Control:
+        """Return the control of a worker of a run."""
+        return cls(
+            run.addresses[0],
+            id_worker,
+            run.nb_ps,
+            run_id,
+            run.credentials,
+            run.reconnect_timeout_seconds,
+            on_end,
+        )
+
+    @property
+    def ended(self) -> RunEnded | None:
+        """The end of the run, as far as it is known here."""
+        error = self._error
+        return error if isinstance(error, RunEnded) else None
+
+    def barrier(self, name: str) -> None:
+        """Wait until the scripts of all workers have come to a barrier; no time if it has opened.
+
+        Args:
+            name: The same in all scripts, and used once; "fit-3-begin" and "fit-3-end" are those of
+                the third fit. Coming again to one that was passed is nothing.
+
+        Raises:
+            RunEnded: The run is over.
+            Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this script.
+            InterruptedError: `interrupt` was called.
+        """
+        with self._changed:
+            if name in self._passed:
+                return
+            self._waits_for = name
+            self._send(pb.ToServer(barrier=pb.Barrier(name=name)))
+            try:
+                while name not in self._passed:
+                    if self._error is not None:
+                        raise self._error
+                    if self._is_interrupted:
+                        raise InterruptedError(f"interrupted at the barrier {name}")
+                    self._changed.wait(_WAIT_SECONDS)
+            finally:
+                self._waits_for = ""
+
+    def finish(self, failed: bool = False, message: str = "", wait_seconds: float = 10.0) -> bool:
+        """Report that this script has ended, and end the stream.
+
+        Args:
+            failed: It raised an error: the run ends, with every other script.
+            message: The error, in one line.
+            wait_seconds: How long to wait for shard 0 to confirm it.
+
+        Returns:
+            Whether shard 0 knows; False if it is away, or the run has ended before.
+        """
+        finished = pb.Finished(failed=failed, message=message[:_LONGEST_MESSAGE])
+        deadline = time.monotonic() + wait_seconds
+        with self._changed:
+            self._finished = finished
+            self._send(pb.ToServer(finished=finished))
+            while not self._is_confirmed and self._error is None:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._is_interrupted:
+                    break
+                self._changed.wait(min(_WAIT_SECONDS, left))
+        self.close()
+        return self._is_confirmed
+
+    def interrupt(self) -> None:
+        """Let a call that waits return (any thread)."""
+        with self._changed:
+            self._is_interrupted = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the stream. A script that has not finished is missed by the others for a lease."""
+        self._closing.set()
+        self.interrupt()
+        with self._changed:
+            session = self._session
+        if session is not None:
+            session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
+            session.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _send(self, message: pb.ToServer) -> None:
+        """Send on the present stream; on the next one `_report_again` does."""
+        if self._session is not None:
+            self._session.send_control(message)
+
+    # -- the thread --------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        try:
+            while not self._closing.is_set() and self._error is None:
+                session, welcome = self._dialler.dial(self._patience_seconds)
+                try:
+                    self._listen(session, welcome)
+                except (StreamLost, Malformed) as error:
+                    if not self._closing.is_set():
+                        logging.warning("lost the control stream: %s", error)
+                finally:
+                    with self._changed:
+                        self._session = None
+                    session.close(0.0)
+        except (Unreachable, RequestRejected) as error:
+            self._fail(error)
+
+    def _listen(self, session: ClientSession, welcome: pb.Welcome) -> None:
+        """Receive until the stream or the run ends."""
+        self._report_again(session)
+        beat, beat_at = beat_seconds(welcome.lease_seconds), time.monotonic()
+        while not self._closing.is_set() and self._error is None:
+            received = session.listen_for(max(0.0, beat_at - time.monotonic()))
+            if received is not None:
+                self._receive(received[0])
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + beat
+                session.send_control(pb.ToServer(heartbeat=pb.Heartbeat()))
+        session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
+        session.close()
+
+    def _report_again(self, session: ClientSession) -> None:
+        """Let a shard know what it may have forgotten, or has never received."""
+        with self._changed:
+            passed = list(self._passed)[-_MOST_PASSED:]
+            if passed or self._waits_for:
+                barrier = pb.Barrier(name=self._waits_for, passed=passed)
+                session.send_control(pb.ToServer(barrier=barrier))
+            if self._finished is not None:
+                session.send_control(pb.ToServer(finished=self._finished))
+            self._session = session
+
+    def _receive(self, message: pb.ToClient) -> None:
+        body = message.WhichOneof("body")
+        if body == "halt":
+            self._fail(RunEnded(message.halt.cause, message.halt.message))
+        elif body == "refusal":
+            self._fail(RequestRejected(message.refusal))
+        elif body in ("barrier", "finished"):
+            with self._changed:
+                if body == "barrier":
+                    self._passed[message.barrier.name] = None
+                else:
+                    self._is_confirmed = True
+                self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        """Note why nothing comes any more, once."""
+        with self._changed:
+            if self._error is not None or self._closing.is_set():
+                return
+            self._error, has_finished = error, self._finished is not None
+            self._changed.notify_all()
+        if isinstance(error, RunEnded):
+            if not has_finished:
+                self._on_end(error.cause, error.message)
+        else:
+            logging.error("the control stream is gone: %s", error)
