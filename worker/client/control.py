@@ -39,7 +39,7 @@ _CLOSE_SECONDS = 5.0
 
 
 class RunEnded(Exception):
-    """The run is over; `cause` is its stop reason, `message` says more where there is more."""
+    """The run is over: `cause` is its stop reason, `message` an explanation where there is one."""
 
     def __init__(self, cause: str, message: str = "") -> None:
         super().__init__(f"the run has ended ({cause}){f': {message}' if message else ''}")
