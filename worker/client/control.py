@@ -38,7 +38,7 @@ _LONGEST_MESSAGE = 1000
 _CLOSE_SECONDS = 5.0
 
 
-class RunEnded(Exception):
+class RunHalted(Exception):
     """The run is over: `cause` is its stop reason, `message` an explanation where there is one."""
 
     def __init__(self, cause: str, message: str = "") -> None:
@@ -117,10 +117,10 @@ class Control:
         )
 
     @property
-    def ended(self) -> RunEnded | None:
+    def ended(self) -> RunHalted | None:
         """The end of the run, as far as it is known here."""
         error = self._error
-        return error if isinstance(error, RunEnded) else None
+        return error if isinstance(error, RunHalted) else None
 
     def barrier(self, name: str) -> None:
         """Wait until the scripts of all workers have come to a barrier; no time if it has opened.
@@ -130,7 +130,7 @@ class Control:
                 the third fit. Coming again to one that was passed is nothing.
 
         Raises:
-            RunEnded: The run is over.
+            RunHalted: The run is over.
             Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this script.
             InterruptedError: `interrupt` was called.
         """
@@ -242,7 +242,7 @@ class Control:
     def _receive(self, message: pb.ToClient) -> None:
         body = message.WhichOneof("body")
         if body == "halt":
-            self._fail(RunEnded(message.halt.cause, message.halt.message))
+            self._fail(RunHalted(message.halt.cause, message.halt.message))
         elif body == "refusal":
             self._fail(RequestRejected(message.refusal))
         elif body in ("barrier", "finished"):
@@ -260,7 +260,7 @@ class Control:
                 return
             self._error, has_finished = error, self._finished is not None
             self._changed.notify_all()
-        if isinstance(error, RunEnded):
+        if isinstance(error, RunHalted):
             if not has_finished:
                 self._on_end(error.cause, error.message)
         else:

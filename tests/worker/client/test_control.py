@@ -11,7 +11,7 @@ from tests.harness import method
 from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected
-from thinwire.worker.client.control import Control, RunEnded
+from thinwire.worker.client.control import Control, RunHalted
 
 #: Of scripts that are alive; those that die are few.
 LEASE = 1.5
@@ -30,7 +30,7 @@ class Caller(threading.Thread):
             for call in self.calls:
                 call()
                 self.done += 1
-        except (RunEnded, InterruptedError, Unreachable) as error:
+        except (RunHalted, InterruptedError, Unreachable) as error:
             self.error = error
 
     def end(self, seconds=20.0):
@@ -100,7 +100,7 @@ def test_an_error_ends_everybody_who_waits():
         waiting = passes(one, "fit-1-begin")
         assert two.finish(failed=True, message="ValueError: no such column")
         error = waiting.end().error
-        assert isinstance(error, RunEnded)
+        assert isinstance(error, RunHalted)
         assert error.cause == SCRIPT_FAILED
         assert str(error) == (
             "the run has ended (script_failed): worker 2 failed: ValueError: no such column"
@@ -108,7 +108,7 @@ def test_an_error_ends_everybody_who_waits():
         wait_for(lambda: len(ends) == 2)
         assert sorted(ends) == [(worker, SCRIPT_FAILED, error.message) for worker in (1, 3)]
         assert three.ended.cause == SCRIPT_FAILED
-        with pytest.raises(RunEnded):
+        with pytest.raises(RunHalted):
             three.barrier("fit-1-begin")
         assert not three.finish(), "there is nobody to report to"
         assert cluster.first.stop_reason == SCRIPT_FAILED
@@ -129,7 +129,7 @@ def test_one_that_returns_early():
         callers = [passes(control, "fit-1-begin", "fit-1-end") for control in (one, two)]
         assert [caller.end().error for caller in callers] == [None, None]
         assert one.finish()
-        with pytest.raises(RunEnded, match="worker 1 returned early") as raised:
+        with pytest.raises(RunHalted, match="worker 1 returned early") as raised:
             two.barrier("fit-2-begin")
         assert raised.value.cause == RETURNED_EARLY
 
