@@ -14,3 +14,7 @@ AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
 INPUT_PIPELINES = ("tfdata", "dali")
 PARTITIONS = ("iid", "contiguous", "class", "dirichlet", "file")
 PARTS = ("train", "test")
+#: --batch: of scripts, whose the batch size is: the whole run's, or each worker's.
+BATCHES = ("global", "worker")
+#: --shard: of scripts, whether the workers share what each of them gives to `fit`.
+SHARDS = ("auto", "off")

@@ -76,6 +76,8 @@ class DataChoice:
     no_block_shuffle: bool = False  # every epoch of partition class in the order by label
     augment: str | None = None  # of training images; None: the data set's usual one
     input_pipeline: str = "tfdata"  # who decodes images that do not lie in memory
+    batch: str | None = None  # whose a script's batch size is; None: as the method's workers step
+    shard: str = "auto"  # whether scripts share what each of them gives to `fit`
 
 
 @dataclasses.dataclass(frozen=True)

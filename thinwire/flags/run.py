@@ -13,7 +13,15 @@ from typing import Any
 
 from absl import flags
 
-from thinwire.data.choices import AUGMENTATIONS, DATASETS, INPUT_PIPELINES, PARTITIONS, SCALINGS
+from thinwire.data.choices import (
+    AUGMENTATIONS,
+    BATCHES,
+    DATASETS,
+    INPUT_PIPELINES,
+    PARTITIONS,
+    SCALINGS,
+    SHARDS,
+)
 from thinwire.data.defaults import check_preprocessing, reports_top5
 from thinwire.data.fractions import read_fractions
 from thinwire.flags import dgt, security
@@ -175,6 +183,19 @@ _MODEL_AND_DATA = Topic(
         ),
         choice("partition", "iid", "Which worker gets which examples.", PARTITIONS),
         *advanced(
+            choice(
+                "batch",
+                None,
+                "Whose a script's batch size is: the whole run's, or each worker's.",
+                BATCHES,
+                unset="global where all workers step together, else worker",
+            ),
+            choice(
+                "shard",
+                "auto",
+                "auto: a script's workers share what each gives to fit; off: each brings its own.",
+                SHARDS,
+            ),
             integer("image_size", 28, "Height and width of an image.", "pixels", low=1),
             integer("image_depth", 1, "Channels of an image.", "count", low=1),
             integer("nb_classes", 10, "Number of classes.", "count", low=2),

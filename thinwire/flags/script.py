@@ -12,7 +12,8 @@ _MODEL_AND_DATA = next(each for each in run_flags.TOPICS if each.title == "Model
 OWN_MODEL_AND_DATA = {
     option.name: "the script brings its own model and data"
     for option in _MODEL_AND_DATA.options
-    if option.name not in ("model_from", "partition", "data_sharding_file", "dirichlet_alpha")
+    if option.name
+    not in ("batch", "data_sharding_file", "dirichlet_alpha", "model_from", "partition", "shard")
 }
 _COMPUTES = "the script itself computes the gradients"
 _EVALUATES = "a script evaluates by its own fit(validation_data=...)"

@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 from thinwire.data.partition import PartitionRule
 from thinwire.ops.types import ConfigurationError
 
-#: Values of --batch and of --shard.
-BATCHES = ("global", "worker")
-SHARDS = ("auto", "off")
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:
