@@ -13,7 +13,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arra
 from numpy.typing import NDArray
 
 from thinwire.data.partition import split
-from thinwire.keras.place import Place, Shared, deal
+from thinwire.keras.place import Shared, WorkerPlace, deal
 from thinwire.ops.types import ConfigurationError
 
 #: Keras' batch size where the script gives none.
@@ -57,7 +57,7 @@ def _take(leaf: Any, positions: NDArray[np.int64]) -> Any:
     return array_slicing.convert_to_sliceable(leaf)[positions]
 
 
-def share_arrays(arguments: dict[str, Any], place: Place) -> Shared:
+def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of arrays that `fit` was given.
 
     `validation_split` is cut off first, as Keras does. Where one group's workers step together
@@ -111,7 +111,7 @@ def _cut_off_validation(given: dict[str, Any]) -> None:
 
 
 def _parts(
-    data: tuple[Any, Any, Any], total: int, batch_size: int, shuffled: bool, place: Place
+    data: tuple[Any, Any, Any], total: int, batch_size: int, shuffled: bool, place: WorkerPlace
 ) -> list[NDArray[np.int64]]:
     """Return the positions of every worker's rows."""
     rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
@@ -162,7 +162,7 @@ def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
     return labels.astype(np.int64) if labels.dtype.kind == "f" else labels
 
 
-def _short_by(sizes: list[int], batch_size: int, place: Place) -> int:
+def _short_by(sizes: list[int], batch_size: int, place: WorkerPlace) -> int:
     """Return by how many steps this worker's epoch is shorter than the longest."""
     if not place.one_group:
         return 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.keras.arrays import are_arrays, share_arrays
-from thinwire.keras.place import Place, Shared
+from thinwire.keras.datasets import is_dataset, share_dataset
+from thinwire.keras.place import Shared, WorkerPlace
 
-__all__ = ["Place", "Shared", "share"]
+__all__ = ["Shared", "WorkerPlace", "share"]
 
 
-def share(arguments: dict[str, Any], place: Place) -> Shared:
+def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return the arguments of Keras' fit for this worker.
 
     Args:
@@ -28,4 +29,6 @@ def share(arguments: dict[str, Any], place: Place) -> Shared:
     data = arguments.get("x"), arguments.get("y"), arguments.get("sample_weight")
     if arguments.get("x") is not None and are_arrays(data):
         return share_arrays(arguments, place)
+    if is_dataset(arguments.get("x")):
+        return share_dataset(arguments, place)
     return Shared(dict(arguments))

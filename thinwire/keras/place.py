@@ -13,7 +13,7 @@ from thinwire.ops.types import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class WorkerPlace:
     """Who shares data with how many others, and how.
 
     Args:
@@ -57,7 +57,7 @@ class Place:
             ConfigurationError: There are fewer rows than workers.
 
         >>> rule = PartitionRule("iid", 3, seed=1)
-        >>> [Place(i, 3, True, rule).part_of_batch(32) for i in (1, 2, 3)]
+        >>> [WorkerPlace(i, 3, True, rule).part_of_batch(32) for i in (1, 2, 3)]
         [11, 11, 10]
         """
         if not self.divides_batch:

@@ -10,18 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from thinwire.data.partition import PartitionRule
-from thinwire.keras.data import Place, share
+from tests.thinwire.keras.places import shared_by_all
 from thinwire.ops.types import ConfigurationError
-
-
-def places(num_workers, one_group=True, partition="iid", **more):
-    rule = PartitionRule(partition, num_workers, seed=7, dirichlet_alpha=0.5)
-    return [Place(w, num_workers, one_group, rule, **more) for w in range(1, num_workers + 1)]
-
-
-def shared_by_all(arguments, *args, **more):
-    return [share(arguments, place) for place in places(*args, **more)]
 
 
 def batches(arguments):

@@ -1,0 +1,398 @@
+"""What the transformations of a tf.data pipeline do to the order and number of elements.
+
+TensorFlow keeps a dataset's transformations as objects of private classes, each with its input and
+arguments (tensorflow 2.21, which this package requires). They are known here by their names. What
+is not known here counts as unknown: its elements cannot be shown to be the same on every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.data.ops import dataset_ops, ragged_batch_op, unbatch_op
+from tensorflow.python.data.util import structure
+from tensorflow.python.framework import op_def_registry
+
+Pipeline = Any  # a tf.data.Dataset: TensorFlow has no types
+
+_DETERMINISTIC: Mapping[str, bool | None] = {"default": None, "true": True, "false": False}
+
+
+def name_of(dataset: Pipeline) -> str:
+    """Return the name of a dataset's last transformation."""
+    return type(dataset).__name__
+
+
+def inputs_of(dataset: Pipeline) -> list[Pipeline]:
+    """Return what a dataset's last transformation reads from."""
+    return list(dataset._inputs())
+
+
+def _again(wrapper: Any) -> Callable[..., Any]:
+    """Return a traced function as one that another dataset of the same elements can take.
+
+    The function is called as it was traced. Tracing the script's own anew would see what its
+    variables have become since.
+    """
+    takes_tuple = type(wrapper._input_structure) is tuple
+
+    def call(*element: Any) -> Any:
+        whole = element if takes_tuple else element[0]
+        tensors = structure.to_tensor_list(wrapper._input_structure, whole)
+        results = wrapper.function(*tensors)
+        return structure.from_compatible_tensor_list(wrapper.output_structure, list(results))
+
+    converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(call)
+    return converted
+
+
+def _deterministic(node: Pipeline) -> bool | None:
+    return _DETERMINISTIC[node._deterministic]
+
+
+def _interleaved(node: Pipeline, source: Pipeline) -> Pipeline:
+    return source.interleave(
+        _again(node._map_func),
+        cycle_length=node._cycle_length,
+        block_length=node._block_length,
+        num_parallel_calls=getattr(node, "_num_parallel_calls", None),
+        deterministic=_attribute(node, "deterministic"),
+    )
+
+
+def _attribute(node: Pipeline, name: str) -> bool | None:
+    """Return an attribute of the last transformation's op that its object does not keep."""
+    if not hasattr(node, "_num_parallel_calls"):
+        return None
+    try:
+        graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
+    except tf.errors.OpError:  # something in it cannot be written down
+        return False
+    last = [entry for entry in graph.node if name in entry.attr][-1]
+    return _DETERMINISTIC[last.attr[name].s.decode()]
+
+
+#: Transformation -> (its object, another input) -> the same on that input. All of them give the
+#: same elements, in whatever order, where each worker's input is a part of the whole.
+_REBUILD: dict[str, Callable[[Pipeline, Pipeline], Pipeline]] = {
+    "_MapDataset": lambda node, source: source.map(_again(node._map_func)),
+    "_ParallelMapDataset": lambda node, source: source.map(
+        _again(node._map_func),
+        num_parallel_calls=node._num_parallel_calls,
+        deterministic=_deterministic(node),
+    ),
+    "_FilterDataset": lambda node, source: source.filter(_again(node._predicate)),
+    "_FlatMapDataset": lambda node, source: source.flat_map(_again(node._map_func)),
+    "_InterleaveDataset": _interleaved,
+    "_ParallelInterleaveDataset": _interleaved,
+    "_PrefetchDataset": lambda node, source: source.prefetch(int(node._buffer_size)),
+    "_OptionsDataset": lambda node, source: source.with_options(node.options()),
+    "_RepeatDataset": lambda node, source: source.repeat(node._count),
+    "_IgnoreErrorsDataset": lambda node, source: source.ignore_errors(),
+    "_AssertCardinalityDataset": lambda node, source: source,  # a part has fewer elements
+    "ParallelInterleaveDataset": lambda node, source: source.apply(
+        tf.data.experimental.parallel_interleave(
+            _again(node._map_func), node._cycle_length, node._block_length
+        )
+    ),
+    "_RestructuredDataset": lambda node, source: dataset_ops._RestructuredDataset(
+        source, node.element_spec
+    ),
+    "_UnbatchDataset": lambda node, source: unbatch_op._UnbatchDataset(source),
+    "_DenseToRaggedDataset": lambda node, source: ragged_batch_op._DenseToRaggedDataset(
+        source, tf.int64
+    ),
+}
+#: Of these, each element of the input becomes one of the output, in the same order.
+_ONE_TO_ONE = (
+    "_MapDataset",
+    "_ParallelMapDataset",
+    "_PrefetchDataset",
+    "_OptionsDataset",
+    "_RestructuredDataset",
+    "_DenseToRaggedDataset",
+    "CacheDataset",
+)
+#: They take other batch sizes, seeds or files on each worker.
+SHUFFLE, CACHE, ZIP = "_ShuffleDataset", "CacheDataset", "_ZipDataset"
+BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
+REPEAT = "_RepeatDataset"
+#: After these an element is no longer a batch of the batching before.
+_OTHER_ELEMENTS = (
+    "_UnbatchDataset",
+    "_FlatMapDataset",
+    "_InterleaveDataset",
+    "_ParallelInterleaveDataset",
+    "ParallelInterleaveDataset",
+)
+#: They hold functions that were traced for a certain shape of the elements.
+_WITH_FUNCTIONS = ("_MapDataset", "_ParallelMapDataset", "_FilterDataset")
+
+
+def is_one_to_one(node: Pipeline) -> bool:
+    """Return whether the k-th element is made of the k-th of its input, and of nothing else."""
+    return name_of(node) in _ONE_TO_ONE
+
+
+def changes_elements(node: Pipeline) -> bool:
+    """Return whether an element is something else than one of the input's."""
+    return name_of(node) in _OTHER_ELEMENTS
+
+
+def has_functions(node: Pipeline) -> bool:
+    """Return whether there is a function that was traced for the shape of the elements."""
+    return name_of(node) in _WITH_FUNCTIONS
+
+
+def commutes(node: Pipeline) -> bool:
+    """Return whether parts of the input give parts of the output."""
+    return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, CACHE, *BATCHES)
+
+
+def rebuild(node: Pipeline, source: Pipeline, worker: int, batch_size: int | None) -> Pipeline:
+    """Return a transformation on another input.
+
+    Args:
+        node: The transformation; `commutes` is true of it.
+        source: Its input.
+        worker: Whose; others than worker 1 shuffle with seeds of their own.
+        batch_size: Another than its own, of a batching.
+    """
+    name = name_of(node)
+    if name == SHUFFLE:
+        return source.shuffle(
+            node._buffer_size,
+            seed=_seed_of(node, worker),
+            reshuffle_each_iteration=node._reshuffle_each_iteration,
+        )
+    if name == CACHE:
+        file = node._filename.numpy().decode()
+        return source.cache(f"{file}-worker-{worker}" if file else "")
+    if name in BATCHES:
+        return _batched(node, source, batch_size or size_of_batch(node))
+    return _REBUILD[name](node, source)
+
+
+def size_of_batch(node: Pipeline) -> int:
+    """Return the rows of a full batch of a batching."""
+    return int(node._batch_size.numpy())
+
+
+def drops_remainder(node: Pipeline) -> bool:
+    """Return whether a batching leaves out a last, short batch."""
+    return bool(node._drop_remainder.numpy())
+
+
+def _batched(node: Pipeline, source: Pipeline, batch_size: int) -> Pipeline:
+    drop = node._drop_remainder
+    if name_of(node) == "_PaddedBatchDataset":
+        return source.padded_batch(batch_size, node._padded_shapes, node._padding_values, drop)
+    if name_of(node) == "_ParallelBatchDataset":
+        return source.batch(
+            batch_size,
+            drop_remainder=drops_remainder(node),
+            num_parallel_calls=node._num_parallel_calls,
+            deterministic=_deterministic(node),
+        )
+    return source.batch(batch_size, drop_remainder=drops_remainder(node))
+
+
+def _seed_of(node: Pipeline, worker: int) -> int | None:
+    """Return the seed for a worker's shuffle; None where the script's has none."""
+    if not _is_seeded(node):
+        return None
+    return (int(node._seed2) + (worker - 1) * 1_000_003) % (2**31 - 1)
+
+
+def _is_seeded(node: Pipeline) -> bool:
+    return bool(int(node._seed) or int(node._seed2))
+
+
+# -- whether every worker gets the same elements in the same order --------------------------------
+
+#: Transformations that keep the order of their inputs, or change it always alike.
+_KEEP_ORDER = (
+    "_TensorSliceDataset",
+    "_TensorDataset",
+    "_SparseTensorSliceDataset",
+    "_RangeDataset",
+    "TextLineDatasetV2",
+    "FixedLengthRecordDatasetV2",
+    "CsvDatasetV2",
+    "_MapDataset",
+    "_PrefetchDataset",
+    "_OptionsDataset",
+    "_RepeatDataset",
+    "_RestructuredDataset",
+    "_UnbatchDataset",
+    "_DenseToRaggedDataset",
+    "_IgnoreErrorsDataset",
+    "CacheDataset",
+    "_BatchDataset",
+    "_PaddedBatchDataset",
+    "_RebatchDataset",
+    "_LegacyRebatchDataset",
+    "_ZipDataset",
+    "_ConcatenateDataset",
+    "_TakeDataset",
+    "_SkipDataset",
+    "_ShardDataset",
+    "_WindowDataset",
+    "_UniqueDataset",
+    "_AssertCardinalityDataset",
+    "_DirectedInterleaveDataset",
+)
+#: Transformations that do so if their functions do.
+_FUNCTIONS_OF: Mapping[str, tuple[str, ...]] = {
+    "_FilterDataset": ("_predicate",),
+    "_TakeWhileDataset": ("_predicate",),
+    "_FlatMapDataset": ("_map_func",),
+    "_InterleaveDataset": ("_map_func",),
+    "_ParallelInterleaveDataset": ("_map_func",),
+    "ParallelInterleaveDataset": ("_map_func",),
+    "_ScanDataset": ("_scan_func",),
+    "_GroupByWindowDataset": ("_key_func", "_reduce_func", "_window_size_func"),
+}
+#: Stateful ops whose result depends on their inputs only.
+_PURE_OPS = (
+    "Assert",
+    "PrintV2",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "If",
+    "While",
+    "Case",
+    "ReadVariableOp",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "TensorDataset",
+    "TensorSliceDataset",
+    "SparseTensorSliceDataset",
+    "RangeDataset",
+    "TFRecordDataset",
+    "TFRecordDatasetV2",
+    "TextLineDataset",
+    "FixedLengthRecordDatasetV2",
+    "CSVDatasetV2",
+    "DummyMemoryCache",
+    "_Retval",
+)
+
+
+def why_unsure(node: Pipeline, whole: Pipeline) -> str:
+    """Return why workers may get other elements, or another order of them; "" if they do not.
+
+    The contents of sources are the script's: the arrays and files that it names.
+
+    Args:
+        node: The transformation whose elements matter.
+        whole: The dataset that it is part of, whose options it follows.
+    """
+    unordered = whole.options().deterministic is False
+    return next(filter(None, _reasons(node, unordered)), "")
+
+
+def _reasons(node: Pipeline, unordered: bool) -> Iterator[str]:
+    """Yield what is unsure about a transformation and all before it, sources first."""
+    if name_of(node) == "DatasetV1Adapter":
+        yield from _reasons(node._dataset, unordered)
+        return
+    for source in inputs_of(node):
+        yield from _reasons(source, unordered)
+    yield _reason(node, unordered)
+
+
+def _reason(node: Pipeline, unordered: bool) -> str:
+    name = name_of(node)
+    if name in _KEEP_ORDER:
+        return ""
+    if name in _FUNCTIONS_OF:
+        for attribute in _FUNCTIONS_OF[name]:
+            reason = _impure(getattr(node, attribute).function.graph.as_graph_def())
+            if reason:
+                return f"{_plain(name)} calls a function with {reason}"
+    check = _CHECKS.get(name)
+    if check is not None:
+        return check(node, unordered)
+    return "" if name in _FUNCTIONS_OF else f"{_plain(name)} may give any order"
+
+
+def _impure(graph: Any) -> str:
+    """Return what in a function's graph may give another result at each call; "" for nothing."""
+    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
+    for node in (node for body in bodies for node in body):
+        definition = op_def_registry.get(node.op)
+        if node.op == "GeneratorDataset":
+            return "a Python generator"
+        if node.op.startswith("Shuffle") or node.op == "DummySeedGenerator":
+            return "a shuffle in it"
+        stateful = definition is None or definition.is_stateful
+        known = node.op in _PURE_OPS or any(
+            node.op == function.signature.name for function in graph.library.function
+        )
+        if stateful and not known:
+            return f"{node.op} in it"
+        if node.attr["deterministic"].s == b"false" if "deterministic" in node.attr else False:
+            return "deterministic=False in it"
+    return ""
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("_").removesuffix("V2").removesuffix("Dataset")
+
+
+def _seeds(node: Pipeline, unordered: bool) -> str:
+    del unordered
+    what = "a shuffle" if name_of(node) == SHUFFLE else _plain(name_of(node))
+    return "" if _is_seeded(node) else f"{what} has no seed"
+
+
+def _parallel(node: Pipeline, unordered: bool) -> str:
+    chosen = _deterministic(node)
+    if chosen is False or (chosen is None and unordered):
+        return f"{_plain(name_of(node))} is not deterministic"
+    return ""
+
+
+def _cycle(node: Pipeline, unordered: bool) -> str:
+    if int(node._cycle_length) < 0:
+        return "interleave has no cycle_length, so that its order depends on the machine"
+    chosen = _attribute(node, "deterministic")
+    parallel = hasattr(node, "_num_parallel_calls")
+    if parallel and (chosen is False or (chosen is None and unordered)):
+        return "interleave is not deterministic"
+    return ""
+
+
+def _records(node: Pipeline, unordered: bool) -> str:
+    del unordered
+    reads = node._num_parallel_reads
+    if reads is None or (int(reads) >= 0 and node.options().deterministic is not False):
+        return ""
+    return "TFRecordDataset reads in parallel, in an order that depends on the machine"
+
+
+def _graph(node: Pipeline, unordered: bool) -> str:
+    """Check a dataset that is known by its graph only."""
+    del unordered
+    try:
+        graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
+    except tf.errors.OpError:
+        return "a dataset of unknown origin may give any order"
+    return _impure(graph)
+
+
+_CHECKS: Mapping[str, Callable[[Pipeline, bool], str]] = {
+    SHUFFLE: _seeds,
+    "_RandomDataset": _seeds,
+    "_ParallelMapDataset": _parallel,
+    "_ParallelBatchDataset": _parallel,
+    "_InterleaveDataset": _cycle,
+    "_ParallelInterleaveDataset": _cycle,
+    "ParallelInterleaveDataset": _parallel,
+    "TFRecordDatasetV2": _records,
+    "_VariantDataset": _graph,
+}
