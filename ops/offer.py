@@ -102,12 +102,14 @@ class Offer:
     def fingerprint(self) -> list[tuple[str, str]]:
         """Return (name, value) of what all scripts of a run must have alike.
 
-        Left out are the variables, which Hello names by themselves, and the initial weights: those
-        of the first worker count.
+        Left out are the variables, which Hello names by themselves, and the initial weights and
+        steps: those of the first worker count.
         """
         document = json.loads(self.to_json())
         for name in ("format", "spec", "weights_digest"):
             del document[name]
+        if self.optimizer is not None:
+            del document["optimizer"]["iterations"]
         return [(f"script.{name}", json.dumps(document[name])) for name in sorted(document)]
 
 

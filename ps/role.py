@@ -80,7 +80,9 @@ class ShardInitials:
         if run.epochs is not None and model.num_examples:
             examples = max(1, round(run.epochs * model.num_examples))
         self._budget = Budget(run.iter_max, examples)
-        self.bounds = ClaimBounds.of(model.method, model.num_examples)
+        self.loss_scale = model.offer.loss_scale if model.offer else None
+        scales_loss = self.loss_scale is not None
+        self.bounds = ClaimBounds.of(model.method, model.num_examples, scales_loss)
         # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.
         self.kernels = load_kernels(run.kernels)
 
@@ -110,6 +112,7 @@ class ShardInitials:
             snapshot_interval_seconds=run.checkpoint_interval_seconds,
             spec=shard_spec(self.model.spec, self._layout),
             guards=run.guards,
+            loss_scale=self.loss_scale,
         )
 
 

@@ -86,6 +86,10 @@ def compose(choices: Choices) -> Method:
         )
     given = {name: value for name, value in choices.overrides.items() if value is not None}
     chosen = METHODS[choices.method] | given
+    aggregate = _aggregate(choices)
+    rule = rule_for(_sync_rule(chosen["sync"], choices), choices.collective)
+    if chosen["server_optimizer"] == SCRIPT and "weighting" not in given:
+        chosen = chosen | {"weighting": _weighting_of_script(chosen["weighting"], rule, aggregate)}
     refuse_idle(chosen["down_codec"], vars(choices))
     _refuse_idle("router", ROUTERS, chosen["router"], choices)
     _refuse_idle("weighting", WEIGHTINGS, chosen["weighting"], choices)
@@ -99,7 +103,7 @@ def compose(choices: Choices) -> Method:
         codec=codec,
         down_codec=configured(DOWN_CODECS[chosen["down_codec"]], choices),
         router=configured(ROUTERS[chosen["router"]], choices),
-        sync=rule_for(_sync_rule(chosen["sync"], choices), choices.collective),
+        sync=rule,
         weighting=configured(WEIGHTINGS[chosen["weighting"]], choices),
         server=_server(chosen["server_optimizer"], choices, feeds),
         choices=chosen,
@@ -108,7 +112,7 @@ def compose(choices: Choices) -> Method:
         placement=_placement(choices),
         collective=choices.collective,
         overlap=choices.overlap,
-        aggregate=_aggregate(choices),
+        aggregate=aggregate,
     )
     return dataclasses.replace(method, warnings=tuple(validate(method)))
 
@@ -134,6 +138,13 @@ def _sync_rule(name: str, choices: Choices) -> GroupSync:
     takes_default = SYNC_RULES[name].needs_bound and choices.bound is None
     bound = DEFAULT_SSP_BOUND if takes_default else choices.bound
     return make_rule(name, choices.nb_workers, choices.groups, bound, choices.auto_groups)
+
+
+def _weighting_of_script(name: str, rule: GroupSync, aggregate: Aggregate) -> str:
+    """Return the weighting by which a round's mean is that over all rows, as the script's is."""
+    merges_several = rule.waits_for_start or rule.auto is not None
+    plain_mean = name == "none" and not aggregate.is_robust
+    return "samples" if plain_mean and merges_several else name
 
 
 def _placement(choices: Choices) -> placement.Placement:

@@ -19,6 +19,7 @@ from thinwire.ops.routing.reliable import Reliable
 from thinwire.ops.sync.groups import uneven
 from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync
 from thinwire.ops.types import ConfigurationError, Kind, describe
+from thinwire.ops.weighting.by_samples import BySamples
 from thinwire.ops.weighting.by_staleness import Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ops.weighting.per_entry import PerEntry
@@ -219,7 +220,8 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
     one_group = len(method.sync.groups) == 1
     delays = method.weighting if isinstance(method.weighting, DcAsgd) else None
     compensates_fresh = delays is not None and delays.shares_backup
-    alone = one_group and not compensates_fresh and not isinstance(method.weighting, Unweighted)
+    by_age = not isinstance(method.weighting, Unweighted | BySamples)
+    alone = one_group and not compensates_fresh and by_age
     coding = coding_of(method.codec)
     dense_up = not method.codec.sends_fraction
     per_entry = isinstance(method.weighting, PerEntry)
@@ -230,6 +232,11 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
             alone,
             f"--weighting={method.choices['weighting']} does nothing with one group: "
             "nobody is stale.",
+        ),
+        (
+            isinstance(method.weighting, BySamples)
+            and not (method.sync.waits_for_start or method.sync.auto),
+            "--weighting=samples with groups of one: every update is released alone.",
         ),
         (
             delays is not None and delays.strength == 0,

@@ -117,10 +117,8 @@ def describe_constraints(
                 f"cannot build; expected one of {', '.join(allow_list.CONSTRAINTS)} of "
                 f"keras.constraints. {WAYS_OUT}"
             )
-        config = {
-            argument: _plain(getattr(constraint, argument), f"{name}({argument})")
-            for argument in known
-        }
+        arguments = constraint.get_config()
+        config = {each: _plain(arguments[each], f"{name}({each})") for each in known}
         found[path] = Described(name, config)
         allow_list.check_constraint(found[path])
     return found
@@ -141,7 +139,8 @@ def _rate(optimizer: Any, name: str) -> Any:
             f"build; expected a number or one of {', '.join(allow_list.SCHEDULES)} of "
             f"keras.optimizers.schedules. {WAYS_OUT}"
         )
-    config = {each: _plain(getattr(rate, each), f"{kind}({each})") for each in known}
+    arguments = rate.get_config()
+    config = {each: _plain(arguments[each], f"{kind}({each})") for each in known}
     return {"name": kind, "config": config}
 
 

@@ -160,7 +160,7 @@ class ScriptUpdate(GradientsOnly):
         state: State = {"set_rate": None, "steps": self.offer.iterations}
         rate = self.described.config["learning_rate"]
         if not isinstance(rate, int | float):
-            state["schedule"] = _Schedule(build_schedule(allow_list.schedule_of(rate)))
+            state["schedule"] = _RateAtStep(build_schedule(allow_list.schedule_of(rate)))
         if self._is_flat:
             state["inner"] = self._flat.init(theta, spec)
         else:
@@ -231,8 +231,8 @@ class ScriptUpdate(GradientsOnly):
         return state
 
 
-class _Schedule:
-    """A schedule of Keras that is computed once for each step."""
+class _RateAtStep:
+    """A schedule of Keras, computed once for each step."""
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule

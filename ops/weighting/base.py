@@ -26,6 +26,10 @@ class Arrival:
     base_version: int  # shard version that the worker held when it pushed
     step: int = 0  # of the push; 0: not known
     lag: int = 0  # versions from the one the update was computed at to base_version
+    samples: int = 0  # examples behind it; 0: not known
+    learning_rate: float | None = None  # the rate that a script has set; None: it has not
+    loss_scale: float = 0.0  # of the loss that it was computed with; 0: none
+    overflow: bool = False  # it overflowed at that scale, and is empty
 
     @property
     def computed_at(self) -> int:

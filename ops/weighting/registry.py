@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from thinwire.ops.weighting.base import Weighting
+from thinwire.ops.weighting.by_samples import BySamples
 from thinwire.ops.weighting.by_staleness import Inverse, Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ops.weighting.per_entry import PerEntry
@@ -13,4 +14,5 @@ WEIGHTINGS: dict[str, type[Weighting]] = {
     "inverse": Inverse,
     "per_entry": PerEntry,
     "dc_asgd": DcAsgd,
+    "samples": BySamples,
 }

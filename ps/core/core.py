@@ -578,7 +578,20 @@ class PsCore:
             return []
         version, live = self.version, self._scheduler.live()
         kept = self.model.apply(
-            [Arrival(p.worker, p.update, p.base_version, p.step, p.lag) for p in pushes],
+            [
+                Arrival(
+                    worker=push.worker,
+                    update=push.update,
+                    base_version=push.base_version,
+                    step=push.step,
+                    lag=push.lag,
+                    samples=push.samples,
+                    learning_rate=push.learning_rate,
+                    loss_scale=push.loss_scale,
+                    overflow=push.overflow,
+                )
+                for push in pushes
+            ],
             self._members.oldest_base(live, version),
         )
         kept_keys = {(arrival.worker, arrival.step) for arrival in kept}
@@ -692,6 +705,7 @@ class PsCore:
             version=found.version,
             epoch=self.membership.epoch,
             learning_rate=self.model.learning_rate,
+            loss_scale=self.model.loss_scale,
             samples=self.samples,
             stop_reason=self._lifecycle.announced_reason,
             held_seconds=held_seconds,

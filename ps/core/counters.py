@@ -140,7 +140,8 @@ class Counters:
         totals.pushes += 1
         totals.samples += push.samples
         totals.local_steps += push.local_steps
-        totals.loss = push.loss
+        if not push.overflow:  # then the loss means nothing
+            totals.loss = push.loss
 
     def updated(self, group: str) -> None:
         """Count one update of a group."""

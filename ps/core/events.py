@@ -54,6 +54,9 @@ class Push:
     base_checksum: int | None = None  # CRC-32 of what the worker has of this shard
     num_bytes: int = 0  # of the update as it was coded
     lag: int = 0  # versions from the one the update was computed at to the base version
+    learning_rate: float | None = None  # the rate that the script has set; None: it has not
+    loss_scale: float = 0.0  # of the loss that the update was computed with; 0: none
+    overflow: bool = False  # it overflowed at that scale, and is empty
     # The wire's message and the pieces of its payload, for a journal; None: not kept.
     coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
         default=None, compare=False, repr=False
@@ -256,6 +259,7 @@ class Reply:
     held_seconds: float = 0.0  # since the request, while the rule held it back
     staleness: int = 0  # of the worker's newest push
     aux: Float32 | None = None  # [m] means over workers; not to be changed
+    loss_scale: float = 0.0  # the factor of the loss from now on; 0: none
 
     @property
     def stop(self) -> bool:

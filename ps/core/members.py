@@ -7,6 +7,7 @@ import enum
 from collections.abc import Collection, Iterable, Iterator
 
 from thinwire.ops.aggregation.outliers import Guards
+from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.sync.base import ArrivalToken
 from thinwire.ops.types import ModelSpec, State
@@ -27,6 +28,7 @@ class CoreConfig:
     snapshot_interval_seconds: float = 10.0
     spec: ModelSpec | None = None  # what the shard holds, slice by slice; None: one slice
     guards: Guards = dataclasses.field(default_factory=Guards)
+    loss_scale: LossScale | None = None  # of a script; None: losses are not scaled
 
 
 class MemberPhase(enum.Enum):

@@ -18,10 +18,12 @@ from thinwire.ops.downlink.replicas import BackupWeights
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
+from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.types import Kind, ModelSpec, State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
+from thinwire.ps.core.loss_scale import LossScaler
 from thinwire.ps.core.members import CoreConfig
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class ShardModel:
         budget: Budget,
         schedule: Schedule,
         spec: ModelSpec | None = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         """Start at version 0.
 
@@ -60,6 +63,7 @@ class ShardModel:
             budget: Of the run.
             schedule: Of the learning rate.
             spec: What it holds, slice by slice; not given: one slice.
+            loss_scale: Of a script; not given: losses are not scaled.
         """
         self.method, self.theta, self.kernels = method, theta, kernels
         self._offsets = spec.offsets if spec else (0, len(theta))
@@ -69,6 +73,7 @@ class ShardModel:
         self._weighting = method.weighting.init(len(theta))
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta, spec)
+        self._scaler = LossScaler(loss_scale)
         self._backups = BackupWeights()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._seen = theta.view()  # for policies, which only read it
@@ -93,10 +98,18 @@ class ShardModel:
     def learning_rate(self) -> float:
         """The rate of the next update, of the run's own schedule or of a script's optimizer."""
         scheduled = self.schedule.rate(self.budget.fraction(self.version, self.samples))
-        return self.method.server.rate(scheduled, self.samples, self._server)
+        counted = self.samples - self._scaler.skipped_samples
+        return self.method.server.rate(scheduled, counted, self._server)
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss from now on; 0: none."""
+        return self._scaler.scale
 
     def apply(self, arrivals: Sequence[Arrival], oldest_base: int) -> list[Arrival]:
         """Weigh, merge and apply one release; version + 1 unless nothing was kept.
+
+        A release with an overflow changes no weights; it counts nevertheless.
 
         Args:
             arrivals: In order of worker id.
@@ -105,6 +118,14 @@ class ShardModel:
         Returns:
             The arrivals that the weighting kept.
         """
+        rates = [each.learning_rate for each in arrivals if each.learning_rate is not None]
+        if rates:
+            self._server = self.method.server.set_rate(rates[0], self._server)
+        if self._scaler.skips(arrivals):
+            self.version += 1
+            nothing = np.empty(0, np.int64)
+            self._down = self.method.down_codec.record_update(nothing, self.version, self._down)
+            return list(arrivals)
         copies, held = self._backups.copies, self._copies_of(arrivals)
         context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
         kept, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
@@ -218,6 +239,7 @@ class ShardModel:
             "samples": self.samples,
             "theta": self.theta.copy(),
             "optimizer": self.method.server.save(self._server),
+            "loss_scale": self._scaler.state_dict(),
             "weighting": copy.deepcopy(_durable(self._weighting)),
             "backups": self._backups.save(),
             "down_codec": copy.deepcopy(_durable(self._down)),
@@ -233,6 +255,7 @@ class ShardModel:
         np.copyto(self.theta, state["theta"])
         saved = state["optimizer"]
         self._server = self.method.server.restore(saved, self.theta, self._server)
+        self._scaler.load_state_dict(state["loss_scale"])
         self._weighting.update(state["weighting"])
         _take_back(self._down, state["down_codec"])
         self._counts.update(state["down_counts"])
@@ -291,10 +314,11 @@ class CollectiveShardModel(ShardModel):
         budget: Budget,
         schedule: Schedule,
         spec: ModelSpec | None = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         """Start at version 0; see ShardModel."""
         idle = dataclasses.replace(method, server=OptimizerUpdate())  # the workers' steps, not ours
-        super().__init__(idle, theta, kernels, budget, schedule, spec)
+        super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale)
         self._copied_version = 0
 
     @property
@@ -348,4 +372,12 @@ class CollectiveShardModel(ShardModel):
 def model_for(method: Method, theta: Float32, kernels: Kernels, config: CoreConfig) -> ShardModel:
     """Return the model of a shard that steps itself, or of one whose workers do."""
     made = ShardModel if method.collective == THROUGH_PS else CollectiveShardModel
-    return made(method, theta, kernels, config.budget, config.schedule, config.spec)
+    return made(
+        method,
+        theta,
+        kernels,
+        config.budget,
+        config.schedule,
+        config.spec,
+        config.loss_scale,
+    )

@@ -26,7 +26,7 @@ class UpdateGuard:
 
         One that is takes part in its round with nothing.
         """
-        if not self._policy.measures:
+        if not self._policy.measures or push.overflow:
             return None
         norm = norm_of(push.update.values)
         limit, source = self._policy.limit(self._norms)

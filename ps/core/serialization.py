@@ -19,6 +19,7 @@ from thinwire.ops.aggregation import outliers
 from thinwire.ops.downlink.replicas import LastReply
 from thinwire.ops.downlink.types import ModelReply, Operation
 from thinwire.ops.failure_detector import MeanDeviation, RtoEstimator
+from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers import schedule
 from thinwire.ops.types import Block, CodedValues, ModelSpec, TensorSpec, Update
 from thinwire.ps.core import events, members, membership
@@ -68,7 +69,7 @@ _RECORDS = (
         "Push",
         events.Push,
         "worker incarnation step base_version generation epoch update samples local_steps loss aux "
-        "base_checksum num_bytes lag",
+        "base_checksum num_bytes lag learning_rate loss_scale overflow",
     ),
     _Record(
         "Query",
@@ -88,6 +89,7 @@ _RECORDS = (
     _Record("WorkerIncarnation", events.WorkerIncarnation, "worker incarnation"),
     _Record("WorkerUnreachable", events.WorkerUnreachable, "member"),
     _Record("Failed", events.Failed, "worker incarnation step is_hello cause"),
+    _Record("LossScale", LossScale, "initial growth_steps"),
     _Record("ModelSpec", ModelSpec, "tensors"),
     _Record("TensorSpec", TensorSpec, "path shape dtype"),
     _Record("Update", Update, "indices values"),
@@ -106,7 +108,7 @@ _RECORDS = (
         "CoreConfig",
         members.CoreConfig,
         "budget schedule nb_workers generation generations_undone max_seconds "
-        "start_timeout_seconds snapshot_interval_seconds spec guards",
+        "start_timeout_seconds snapshot_interval_seconds spec guards loss_scale",
     ),
     _Record(
         "Member",

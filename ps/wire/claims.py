@@ -19,6 +19,10 @@ from thinwire.proto.framing import Malformed
 MOST_COUNTED = 1 << 53
 #: Of anything that a worker may have measured.
 MOST_SECONDS = 1e6
+#: Of a rate that a script has set.
+_LARGEST_RATE = 1e6
+#: Of a loss scale: whatever float32 can hold.
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-126, 2.0**127
 #: Where the size of the training set is not known: more than a device holds in a mini-batch.
 _LARGEST_BATCH = 1 << 24
 #: Where a round has no limit (--pacer=esync): half an hour of steps of a tenth of a millisecond.
@@ -46,7 +50,9 @@ class ClaimBounds:
     samples                 At least one, and at most a largest batch, for each local step. No
                             batch is larger than the training set. Its size is known where --epochs
                             counts by it; else 2**24. Never above 2**31 - 1.
-    learning_rate           Finite and not negative.
+    learning_rate           Finite and not negative; at most 1e6 where the optimizer steps with it.
+    loss_scale              0 without a LossScaleOptimizer; with it finite and above 0.
+    overflow                Only with a loss scale, and then without blocks.
     ..._seconds             0 to 1e6; not NaN.
     ======================= =====================================================================
 
@@ -58,17 +64,20 @@ class ClaimBounds:
     most_local_steps: int = _MOST_SAMPLES
     largest_batch: int = _MOST_SAMPLES
     lags: bool = True  # updates may be computed at an older version than the worker holds
+    scales_loss: bool = True  # a script has a LossScaleOptimizer
 
     @staticmethod
-    def of(method: Method, num_train: int | None = None) -> ClaimBounds:
+    def of(method: Method, num_train: int | None = None, scales_loss: bool = False) -> ClaimBounds:
         """Return the bounds of a run.
 
         Args:
             method: Its composition.
             num_train: Size of the training set; None: not known.
+            scales_loss: Whether a script has a LossScaleOptimizer.
         """
         most_local_steps = method.pacer.longest_round or _MOST_LOCAL_STEPS
-        return ClaimBounds(most_local_steps, num_train or _LARGEST_BATCH, method.overlap)
+        batch = num_train or _LARGEST_BATCH
+        return ClaimBounds(most_local_steps, batch, method.overlap, scales_loss)
 
     def check_push(self, push: pb.Push) -> None:
         """Check everything that a push counts.
@@ -84,12 +93,24 @@ class ClaimBounds:
             raise Malformed(
                 f"learning_rate {push.learning_rate}: expected a finite rate, not negative"
             )
+        if push.sets_rate:
+            _check("learning_rate", push.learning_rate, 0, _LARGEST_RATE)
+        self._check_scale(push)
         if push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0:
             return
         _check("local_steps", push.local_steps, 1, self.most_local_steps, _OF_PACER)
         most = min(_MOST_SAMPLES, push.local_steps * self.largest_batch)
         of_what = "one at least for each local step, and at most the training set"
         _check("samples", push.samples, push.local_steps, most, f" ({of_what} that the PS counts)")
+
+    def _check_scale(self, push: pb.Push) -> None:
+        """Check the loss scale of a push, and that an overflow brings nothing."""
+        least, most = (_SMALLEST_SCALE, _LARGEST_SCALE) if self.scales_loss else (0, 0)
+        if push.loss_scale or push.overflow:
+            why = "" if self.scales_loss else " (this run scales no loss)"
+            _check("loss_scale", push.loss_scale, least, most, why)
+        if push.overflow and (push.blocks or push.more or push.HasField("manifest")):
+            raise Malformed(f"step {push.step}: an overflow with an update; expected no blocks")
 
     def check_query(self, query: pb.Query) -> None:
         """Check everything that a query counts and measures.

@@ -152,6 +152,9 @@ class PushDecoder:
             aux=aux,
             base_checksum=push.base_checksum if push.HasField("base_checksum") else None,
             num_bytes=num_bytes,
+            learning_rate=push.learning_rate if push.sets_rate else None,
+            loss_scale=push.loss_scale,
+            overflow=push.overflow,
         )
 
     def _is_plain(self, described: Sequence[pb.Block]) -> bool:

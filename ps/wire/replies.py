@@ -80,6 +80,7 @@ def reply_frames(
     body.version, body.generation, body.epoch = reply.version, generation, reply.epoch
     body.operation = reply.operation.value  # type: ignore[assignment]
     body.learning_rate, body.samples = reply.learning_rate, reply.samples
+    body.loss_scale = reply.loss_scale
     body.stop, body.stop_reason, body.step = reply.stop, reply.stop_reason or "", reply.step
     body.members.extend(members)
     body.held_seconds, body.staleness = reply.held_seconds, reply.staleness

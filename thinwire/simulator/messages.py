@@ -104,6 +104,7 @@ def reply_in_flight(
         version=action.version,
         generation=generation,
         learning_rate=action.learning_rate,
+        loss_scale=action.loss_scale,
         samples=action.samples,
         stop=action.stop,
         stop_reason=action.stop_reason or "",

@@ -1,0 +1,217 @@
+"""A script's optimizer on the PS, in one process: real cores and messages, gradients by rows."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.harness import method
+from thinwire.ops.kernels import load_kernels
+from thinwire.ops.methods.builder import adopt
+from thinwire.ops.offer import Offer, read_offer
+from thinwire.ops.optimizers.described import describe, describe_constraints
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.sharding.split import shard_positions, shard_spec
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ps.core import events
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
+from thinwire.ps.wire.claims import ClaimBounds
+from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.ps.wire.replies import blocks_of
+from thinwire.worker.client.messages import PushEncoder
+from thinwire.worker.core.core import WorkerCore
+from thinwire.worker.core.messages import NO_FIGURES, ShardReply
+
+BODIES = load_kernels("numpy")
+#: Path -> shape; no row has anything to do with the last one.
+SHAPES = {
+    "embedding/table": (7, 4),
+    "dense/kernel": (4, 5),
+    "dense/bias": (5,),
+    "conv/kernel": (2, 2, 3, 4),
+    "scale": (),
+    "head/kernel": (3, 2),
+}
+UNUSED = "head/kernel"
+
+
+def variables(constraints=None):
+    """Return a script's variables, with constraints by path."""
+    found = []
+    for number, (path, shape) in enumerate(SHAPES.items()):
+        scope, _, name = path.rpartition("/")
+        values = np.random.default_rng(number).normal(size=shape).astype(np.float32)
+        with keras.name_scope(scope) if scope else keras.name_scope(""):
+            found.append(keras.Variable(values, name=name))
+        if constraints and path in constraints:
+            found[-1].constraint = constraints[path]
+    return found
+
+
+def flat_of(arrays):
+    return np.concatenate([np.asarray(array, np.float32).ravel() for array in arrays])
+
+
+class Rows:
+    """A loss that is a mean over rows, each of them a parabola in every weight."""
+
+    def __init__(self, size, num_rows, seed=0):
+        rng = np.random.default_rng(seed)
+        self.slopes = rng.normal(size=(num_rows, size)).astype(np.float32)
+        self.bends = rng.uniform(0, 1, (num_rows, size)).astype(np.float32)
+        self.slopes[:, -6:] = self.bends[:, -6:] = 0.0  # of UNUSED
+
+    def gradient(self, theta, rows):
+        """Return the mean gradient [n] float32 of some rows."""
+        return (self.slopes[rows] + self.bends[rows] * theta).mean(0, dtype=np.float32)
+
+
+def train_alone(optimizer, own, rows, batches):
+    """Train variables as Keras does, on one batch of rows after the other; return them flat."""
+
+    @tf.function
+    def step(gradients):
+        optimizer.apply(gradients, own)
+
+    optimizer.build(own)
+    for batch in batches:
+        flat = rows.gradient(flat_of(own), batch)
+        gradients, start = [], 0
+        for path, variable in zip(SHAPES, own, strict=True):
+            size = int(np.prod(variable.shape))
+            part = flat[start : start + size].reshape(variable.shape)
+            gradients.append(None if path == UNUSED else tf.constant(part))
+            start += size
+        step(gradients)
+    return flat_of(own)
+
+
+def offer_of(optimizer, own, batch_size, num_examples=0, clock="examples"):
+    """Return a script's offer as a PS reads it."""
+    described = describe(optimizer, own, batch_size, clock)
+    tensors = [TensorSpec(variable.path, tuple(variable.shape)) for variable in own]
+    made = Offer(
+        ModelSpec(tuple(tensors)),
+        optimizer=described.offer,
+        constraints=describe_constraints(own),
+        unused=(UNUSED,),
+        loss_scale=described.loss_scale,
+        num_examples=num_examples,
+    )
+    return read_offer(made.to_json(), 1 << 30)
+
+
+def through_disk(state):
+    with tempfile.TemporaryDirectory() as folder:
+        Checkpoints(pathlib.Path(folder)).save(1, state)
+        return Checkpoints(pathlib.Path(folder)).load_latest()[1]
+
+
+class ScriptRun:
+    """Shards and workers of a run whose PS steps with a script's optimizer.
+
+    With a `former` run it goes on from what that one's shards would leave on disk.
+    """
+
+    def __init__(self, offer, theta, nb_ps=1, nb_workers=2, name="bsp", former=None, **choices):
+        overrides = {"server_optimizer": "script"} | choices.pop("overrides", {})
+        chosen = method(name, nb_workers, overrides=overrides, **choices)
+        self.method, self.offer = adopt(chosen, offer), offer
+        self.layouts = self.method.place(offer.spec, nb_ps)
+        self.shards = [self._shard(number, theta, nb_workers) for number in range(nb_ps)]
+        for shard, other in zip(self.shards, former.shards if former else (), strict=False):
+            shard.load_state_dict(through_disk(other.state_dict()))
+        bounds = ClaimBounds.of(self.method, scales_loss=offer.loss_scale is not None)
+        self.decoders = [
+            PushDecoder(layout, self.method.kind, BODIES, bounds=bounds) for layout in self.layouts
+        ]
+        self.workers = [
+            WorkerCore(offer.spec, self.layouts, chosen, BODIES, [1, number])
+            for number in range(1, nb_workers + 1)
+        ]
+        for worker, other in zip(self.workers, former.workers if former else (), strict=False):
+            worker.step = other.step
+        self.encoders = [[PushEncoder(s, None) for s in range(nb_ps)] for _ in self.workers]
+        self.replies = [{} for _ in self.workers]
+        for number in range(1, nb_workers + 1):
+            for shard in range(nb_ps):
+                self.feed(shard, events.Join(number, number, False, "peer"))
+        self.pull()
+
+    def _shard(self, number, theta, nb_workers):
+        layout, rule = self.layouts[number], self.method.sync
+        member = Coordinator(nb_workers, 1e9) if number == 0 else FollowerMembership(nb_workers)
+        config = CoreConfig(
+            Budget(10**6),
+            Schedule(0.5),
+            nb_workers,
+            spec=shard_spec(self.offer.spec, layout),
+            loss_scale=self.offer.loss_scale,
+        )
+        own = np.concatenate([theta[at] for at in shard_positions(self.offer.spec, layout)])
+        rule = rule if number == 0 else rule.without_bound()
+        return PsCore(config, self.method, own, BODIES, member, rule)
+
+    def pull(self):
+        for number in range(1, len(self.workers) + 1):
+            for shard in range(len(self.shards)):
+                self.feed(shard, events.Pull(number, number, None, 0))
+
+    def feed(self, shard, event):
+        for action in self.shards[shard].handle(event, 0.0):
+            if isinstance(action, events.NewEpoch) and shard == 0:
+                for other in range(1, len(self.shards)):
+                    self.feed(other, action.epoch)
+            elif isinstance(action, events.Reply):
+                self._take(shard, action)
+            assert not isinstance(action, events.Reject), action
+
+    def _take(self, shard, action):
+        replies = self.replies[action.worker - 1]
+        replies[shard] = ShardReply(
+            action.operation,
+            blocks_of(action.update, self.layouts[shard]),
+            action.version,
+            0,
+            action.learning_rate,
+            action.samples,
+            action.stop,
+            loss_scale=action.loss_scale,
+        )
+        if len(replies) == len(self.shards):
+            self.workers[action.worker - 1].finish([replies[s] for s in range(len(self.shards))])
+            replies.clear()
+
+    def push(self, number, gradient, samples, figures=NO_FIGURES):
+        """Let worker `number` (from 1) push a gradient [n] of some samples."""
+        worker = self.workers[number - 1]
+        outgoing = worker.begin(gradient, samples, 1.0, figures=figures)
+        for shard, encoder in enumerate(self.encoders[number - 1]):
+            epoch = self.shards[0].membership.epoch
+            ((message, pieces),) = encoder.encode(outgoing, number, epoch)
+            payload = memoryview(b"".join(bytes(piece) for piece in pieces))
+            push = message.push
+            self.feed(shard, self.decoders[shard].decode(number, push, payload))
+
+    def round(self, rows, parts):
+        """Let every worker push the mean gradient of its part of the rows."""
+        for number, part in enumerate(parts, 1):
+            theta = self.workers[number - 1].weights
+            self.push(number, rows.gradient(theta, part), len(part))
+
+    @property
+    def theta(self):
+        flat = np.empty(self.offer.spec.num_parameters, np.float32)
+        for core, layout in zip(self.shards, self.layouts, strict=True):
+            places = shard_positions(self.offer.spec, layout)
+            for slot, place in enumerate(places):
+                start, stop = layout.offsets[slot : slot + 2]
+                flat[place] = core.model.theta[start:stop]
+        return flat

@@ -1,0 +1,260 @@
+"""The anchor: BSP with two workers equals Keras alone, for every optimizer, on 1 and 2 shards."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from keras.optimizers import schedules
+
+from tests.script_run import Rows, ScriptRun, flat_of, offer_of, train_alone, variables
+from thinwire.ops.optimizers import allow_list
+from thinwire.ops.sharding import split
+from thinwire.ops.types import ConfigurationError
+from thinwire.worker.core.messages import ScriptFigures
+
+STEPS, BATCH, BOUND = 20, 8, 1e-5
+o = keras.optimizers
+
+
+def muon():
+    return o.Muon(0.02, exclude_layers=["dense"], weight_decay=0.1, adam_weight_decay=0.3)
+
+
+def excluding(optimizer, *names):
+    optimizer.exclude_from_weight_decay(var_names=list(names))
+    return optimizer
+
+
+#: What is compiled -> the optimizer.
+OPTIMIZERS = {
+    **{name: getattr(o, name) for name in allow_list.OPTIMIZERS},
+    "Adadelta": lambda: o.Adadelta(1.0),
+    "momentum": lambda: o.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: o.SGD(0.1, momentum=0.9, nesterov=True),
+    "amsgrad": lambda: o.Adam(0.05, amsgrad=True),
+    "centered": lambda: o.RMSprop(0.02, momentum=0.5, centered=True),
+    "ftrl": lambda: o.Ftrl(
+        0.1,
+        learning_rate_power=-0.6,
+        l1_regularization_strength=0.01,
+        l2_regularization_strength=0.01,
+        l2_shrinkage_regularization_strength=0.01,
+        beta=0.1,
+    ),
+    "adafactor": lambda: o.Adafactor(0.1, relative_step=False, clip_threshold=0.5),
+    "muon": muon,
+    "muon excluded": lambda: excluding(muon(), "kernel"),
+    "warm-up of schedule-free": lambda: o.ScheduleFreeAdamW(0.1, warmup_steps=5),
+    "clipnorm": lambda: o.Adam(0.05, clipnorm=0.3),
+    "clipnorm of sgd": lambda: o.SGD(0.1, clipnorm=0.3),
+    "clipvalue": lambda: o.SGD(0.1, clipvalue=0.1),
+    "weight decay": lambda: o.SGD(0.1, weight_decay=0.2),
+    "decay but of biases": lambda: excluding(o.AdamW(0.05, weight_decay=0.4), "bias"),
+    "decay but of a layer": lambda: excluding(o.SGD(0.05, weight_decay=0.4), "dense/", "scale"),
+    "ema": lambda: o.Adam(0.05, use_ema=True, ema_momentum=0.8),
+    "ema overwrites": lambda: o.SGD(0.1, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=3),
+    "accumulation": lambda: o.Adam(0.05, gradient_accumulation_steps=3),
+    "accumulation and ema": lambda: o.SGD(
+        0.1,
+        momentum=0.5,
+        gradient_accumulation_steps=3,
+        use_ema=True,
+        ema_momentum=0.7,
+        ema_overwrite_frequency=2,
+    ),
+    "accumulation, clipped": lambda: o.Lamb(
+        0.05, gradient_accumulation_steps=2, clipnorm=0.1, weight_decay=0.1
+    ),
+    "static loss scale": lambda: o.SGD(0.1, loss_scale_factor=8.0),
+    "cosine with warm-up": lambda: o.AdamW(
+        schedules.CosineDecay(0.0, 12, warmup_target=0.1, warmup_steps=4, alpha=0.1),
+        weight_decay=0.1,
+    ),
+    "exponential": lambda: o.SGD(schedules.ExponentialDecay(0.1, 5, 0.5, staircase=True)),
+    "piecewise": lambda: o.SGD(schedules.PiecewiseConstantDecay([4, 9], [0.2, 0.1, 0.05]), 0.9),
+    "polynomial": lambda: o.Adam(schedules.PolynomialDecay(0.1, 7, 0.01, 2.0, cycle=True)),
+    "inverse time": lambda: o.RMSprop(schedules.InverseTimeDecay(0.05, 3, 0.5)),
+    "cosine restarts": lambda: o.Adafactor(schedules.CosineDecayRestarts(0.1, 5)),
+    "schedule under accumulation": lambda: o.Adam(
+        schedules.CosineDecay(0.1, 15), gradient_accumulation_steps=2
+    ),
+}
+CONSTRAINTS = {
+    "dense/kernel": keras.constraints.MaxNorm(1.0),
+    "conv/kernel": keras.constraints.UnitNorm(axis=[0, 1, 2]),
+    "dense/bias": keras.constraints.NonNeg(),
+    "embedding/table": keras.constraints.MinMaxNorm(0.5, 1.0, 0.9, axis=1),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch):
+    """Cut tensors as small as those of a test over the shards, where an optimizer allows it."""
+    monkeypatch.setattr(split, "MAX_SLICE_ENTRIES", 16)
+
+
+def batches(num_rows=64):
+    rng = np.random.default_rng(5)
+    return [rng.choice(num_rows, BATCH, replace=False) for _ in range(STEPS)]
+
+
+def distributed(offer, theta, rows, parts_of, nb_ps=1, **choices):
+    run = ScriptRun(offer, theta, nb_ps, **choices)
+    for batch in batches():
+        run.round(rows, parts_of(batch))
+    return run
+
+
+def halves(batch):
+    return np.split(batch, 2)
+
+
+def check(make, constraints=None, parts_of=halves, shards=(1, 2), **offered):
+    """Compare Keras alone with two workers, on some numbers of shards."""
+    own, optimizer = variables(constraints), make()
+    theta, rows = flat_of(own), Rows(flat_of(own).size, 64)
+    offer = offer_of(optimizer, own, BATCH, **offered)
+    expected = train_alone(optimizer, own, rows, batches())
+    assert np.abs(expected - theta).max() > 1e-3, "nothing was trained"
+    for nb_ps in shards:
+        run = distributed(offer, theta, rows, parts_of, nb_ps)
+        np.testing.assert_allclose(run.theta, expected, rtol=0, atol=BOUND, err_msg=str(nb_ps))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_workers_equal_keras_alone(name):
+    check(OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize("name", ["SGD", "momentum", "Adam", "Lamb", "ema overwrites"])
+def test_constraints_act_on_the_merged_step(name):
+    check(OPTIMIZERS[name], CONSTRAINTS)
+
+
+def test_a_norm_of_all_gradients_needs_one_shard():
+    check(lambda: o.Adam(0.05, global_clipnorm=0.5), shards=(1,))
+    with pytest.raises(ConfigurationError, match="--nb_ps=2.*global_clipnorm.*--nb_ps=1"):
+        check(lambda: o.Adam(0.05, global_clipnorm=0.5), shards=(2,))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "clipnorm", "cosine with warm-up"])
+def test_uneven_parts_count_by_their_rows(name):
+    check(OPTIMIZERS[name], parts_of=lambda batch: np.split(batch, [3]))
+
+
+def test_a_schedule_may_keep_the_optimizer_s_own_count():
+    check(OPTIMIZERS["cosine with warm-up"], clock="steps")
+
+
+@pytest.mark.parametrize("name", ["SGD", "momentum"])
+def test_sgd_equals_keras_bit_for_bit_with_one_worker(name):
+    own, optimizer = variables(), OPTIMIZERS[name]()
+    theta, rows = flat_of(own), Rows(flat_of(own).size, 64)
+    offer = offer_of(optimizer, own, BATCH)
+    run = distributed(offer, theta, rows, lambda batch: [batch], nb_ps=2, nb_workers=1)
+    assert run.theta.tobytes() == train_alone(optimizer, own, rows, batches()).tobytes()
+
+
+@pytest.mark.parametrize("name", [*allow_list.OPTIMIZERS, "accumulation and ema", "piecewise"])
+def test_a_saved_shard_goes_on_bit_for_bit_with_its_slots(name):
+    own, optimizer = variables(), OPTIMIZERS[name]()
+    theta, rows = flat_of(own), Rows(flat_of(own).size, 64)
+    offer = offer_of(optimizer, own, BATCH)
+    whole = ScriptRun(offer, theta)
+    first = ScriptRun(offer, theta)
+    for batch in batches()[:3]:
+        whole.round(rows, halves(batch))
+        first.round(rows, halves(batch))
+    second = ScriptRun(offer, theta, former=first)
+    for batch in batches()[3:6]:
+        whole.round(rows, halves(batch))
+        second.round(rows, halves(batch))
+    assert second.theta.tobytes() == whole.theta.tobytes()
+    one, other = (run.shards[0].state_dict()["model"] for run in (second, whole))
+    assert str(one["optimizer"]) == str(other["optimizer"])
+
+
+# -- rates and scales ---------------------------------------------------------------------------
+
+
+def started(optimizer, name="bsp", **offered):
+    own = variables()
+    theta = flat_of(own)
+    run = ScriptRun(offer_of(optimizer, own, BATCH, **offered), theta, name=name)
+    return run, np.full(theta.size, 0.5, np.float32)
+
+
+@pytest.mark.parametrize("make", [o.SGD, o.Adam])
+def test_the_rate_is_the_optimizer_s_until_a_script_sets_another(make):
+    run, gradient = started(make(0.25))
+    assert run.workers[0].learning_rate == run.shards[0].model.learning_rate == 0.25
+    before = run.theta
+    for number, rate in ((1, 0.125), (2, 9.0)):  # that of the lowest worker counts
+        run.push(number, gradient, 4, ScriptFigures(learning_rate=rate))
+    assert run.workers[1].learning_rate == 0.125
+    run.push(1, gradient, 4)
+    run.push(2, gradient, 4)
+    assert run.workers[0].learning_rate == 0.125
+    steps = 2 * 0.125 * (0.5 if make is o.SGD else 1.0)
+    np.testing.assert_allclose((before - run.theta)[:-6], steps, rtol=1e-4)
+
+
+def test_a_schedule_counts_epochs_as_the_script_alone_does():
+    """20 examples in batches of 8 are 3 steps an epoch."""
+    boundaries = schedules.PiecewiseConstantDecay([0, 1, 2, 3, 4], [0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    run, gradient = started(o.SGD(boundaries), num_examples=20)
+    seen = []
+    for samples in (4, 4, 2, 4, 4, 2):
+        seen.append(round(run.workers[0].learning_rate, 6))
+        for number in (1, 2):
+            run.push(number, gradient, samples)
+    assert seen == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def scaled(growth=2):
+    return o.LossScaleOptimizer(o.SGD(0.1), initial_scale=64.0, dynamic_growth_steps=growth)
+
+
+OVERFLOW = ScriptFigures(loss_scale=64.0, overflow=True)
+
+
+def test_an_overflow_skips_a_synchronous_round_and_halves_the_scale_once():
+    run, gradient = started(scaled())
+    assert run.workers[0].loss_scale == 64.0
+    before = run.theta
+    run.push(1, gradient, 4, OVERFLOW)
+    run.push(2, gradient, 4, OVERFLOW)
+    model = run.shards[0].model
+    assert (model.version, model.samples, run.workers[1].loss_scale) == (1, 8, 32.0)
+    assert run.theta.tobytes() == before.tobytes() == run.workers[0].weights.tobytes()
+    fine = ScriptFigures(loss_scale=32.0)
+    run.push(1, gradient, 4, dataclasses.replace(OVERFLOW, loss_scale=32.0))
+    run.push(2, gradient, 4, fine)
+    assert run.theta.tobytes() == before.tobytes() and model.loss_scale == 16.0
+    for _ in range(2):  # growth counts rounds, not pushes
+        assert model.loss_scale == 16.0
+        run.push(1, gradient, 4, fine)
+        run.push(2, gradient, 4, fine)
+    assert model.loss_scale == 32.0
+    np.testing.assert_allclose((before - run.theta)[:-6], 2 * 0.1 * 0.5, rtol=1e-5)
+
+
+def test_an_overflow_skips_only_its_own_push_without_rounds():
+    run, gradient = started(scaled(growth=100), name="asgd")
+    model, before = run.shards[0].model, run.theta
+    run.push(1, gradient, 4, OVERFLOW)
+    run.push(2, gradient, 4, ScriptFigures(loss_scale=64.0))
+    run.push(1, gradient, 4, OVERFLOW)  # at a scale that was halved already
+    assert (model.version, model.loss_scale) == (3, 32.0)
+    np.testing.assert_allclose((before - run.theta)[:-6], 0.1 * 0.5, rtol=1e-5)
+
+
+def test_the_loss_scale_outlives_a_restart():
+    run, gradient = started(scaled(growth=3), name="asgd")
+    run.push(1, gradient, 4, OVERFLOW)
+    run.push(2, gradient, 4, ScriptFigures(loss_scale=64.0))
+    other = ScriptRun(run.offer, run.theta, name="asgd", former=run)
+    for number in (1, 2):
+        other.push(number, gradient, 4, ScriptFigures(loss_scale=32.0))
+    assert other.shards[0].model.loss_scale == 64.0
