@@ -161,3 +161,14 @@ def test_nobody_at_the_address():
     with pytest.raises(Unreachable):
         control.barrier("fit-1-begin")
     assert not control.finish()
+
+
+def test_every_shard_ends_with_the_scripts():
+    chosen = method("asgd", 1)
+    with InProcessCluster(chosen, 2, lease_seconds=LEASE) as cluster:
+        control = Control(f"127.0.0.1:{cluster.shards[0].port}", 1, 2, "run")
+        assert control.finish(failed=True, message="OSError")
+        wait_for(lambda: all(shard.core.stop_reason for shard in cluster.shards))
+        assert [shard.core.stop_reason for shard in cluster.shards] == [SCRIPT_FAILED] * 2
+        with pytest.raises(RequestRejected, match="PS 1 of 2"):
+            Control(f"127.0.0.1:{cluster.shards[1].port}", 1, 2, "run").barrier("fit-1-begin")
