@@ -7,6 +7,7 @@ every flag of every role.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from thinwire.advisor import flags as advisor_flags
 from thinwire.flags import launch, observability, security
 from thinwire.flags import run as run_flags
+from thinwire.flags import script as script_flags
 from thinwire.ops.run.flags import Option, Topic, choice
 from thinwire.ps import flags as ps_flags
 from thinwire.simulator import flags as simulator_flags
@@ -52,6 +54,7 @@ class RoleHelp:
 
     topics: tuple[Topic, ...]
     without: tuple[str, ...] = ()  # flags of these topics that do not
+    then: str = ""  # what follows the flags on the command line
 
 
 ROLE_HELP = {
@@ -67,6 +70,11 @@ ROLE_HELP = {
             *supervisor_flags.TOPICS,
         ),
         ("id_ps", "id_worker"),
+    ),
+    "Run": RoleHelp(
+        (*launch.TOPICS, *_NODE, *ps_flags.TOPICS, *worker_flags.TOPICS),
+        (*script_flags.NEVER, *itertools.chain(*script_flags.OPTIMIZER.values()), "model_from"),
+        " SCRIPT.py [ARGUMENT ...]",
     ),
     "Standalone": RoleHelp(
         (
@@ -110,7 +118,8 @@ def text_of(program: str, role: str | None) -> str:
     ]
     total = sum(len(topic.options) for topic in TOPICS)
     return (
-        f"{program} [--flag=value ...] [--flagfile=FILE]\n{''.join(_lines(topics))}\n"
+        f"{program} [--flag=value ...] [--flagfile=FILE]{chosen.then}\n"
+        f"{''.join(_lines(topics))}\n"
         f"{program} --helpfull shows all {total} flags.\n"
     )
 

@@ -86,6 +86,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
     """
     if FLAGS.help or FLAGS.helpfull:
         role = FLAGS.type_node if FLAGS["type_node"].present else None
+        role = "Run" if runs_script else role
         program = arguments[0]
         text = (
             help_text.full_text_of(program) if FLAGS.helpfull else help_text.text_of(program, role)
@@ -110,6 +111,8 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
             CHECKS[run.type_node](run)
         if _needs_tensorflow(run):
             _require_tensorflow()
+        if runs_script and FLAGS.dry_run:
+            return int(importlib.import_module(_RUN).show(run, script))
         _lock(run)
         _keep_log(run)
         if run.type_node != "Supervisor" and not FLAGS.quiet:  # a Cluster logs them once for all
@@ -279,10 +282,24 @@ def run(
     if runs_script:
         FLAGS.set_gnu_getopt(False)  # what follows the script is the script's own
         own = list(launch.SCRIPT_DEFAULTS)
-    code = main(_parse(program, own, arguments, role), runs_script)
+    rest = _parse(program, own, arguments, role)
+    if runs_script and FLAGS.like:
+        rest = _parse(program, [*own, *_repeated_flags()], arguments, role)
+    code = main(rest, runs_script)
     for end_signal in END_SIGNALS:  # there is nothing left to interrupt, and the code is known
         signal.signal(end_signal, signal.SIG_IGN)
     sys.exit(code)
+
+
+def _repeated_flags() -> list[str]:
+    """Return the flags of the run that --like names."""
+    from thinwire.launcher.launch_document import recorded
+
+    try:
+        return recorded(FLAGS.like).flags
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_CONFIGURATION)
 
 
 def _parse(program: str, own: list[str], arguments: list[str], role: str | None) -> list[str]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import importlib.metadata
 import pathlib
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from thinwire.flags import launch
 from thinwire.launcher.role import given_flags
 from thinwire.ops.persistence.documents import write_json_atomically
-from thinwire.ops.run.directory import LAUNCH_FILE
+from thinwire.ops.run.directory import LAUNCH_FILE, launched_with
 from thinwire.ops.run.settings import Run
+from thinwire.ops.types import ConfigurationError
 
 #: Packages whose versions may change what a run computes.
 _PACKAGES = ("keras", "numpy", "tensorflow", "tensorflow-cpu", "grpcio", "protobuf")
@@ -37,10 +39,67 @@ def document(run: Run, script: Sequence[str]) -> dict[str, Any]:
         "versions": versions(),
         "script": {
             "path": str(path),
+            "folder": str(pathlib.Path.cwd()),
             "arguments": list(script[1:]),
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "sha256": _digest(path),
         },
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedLaunch:
+    """What an earlier run was given."""
+
+    flags: list[str]
+    versions: dict[str, str]
+    path: str  # of the script
+    folder: str  # where it was started
+    arguments: list[str]
+    sha256: str  # of the script
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what is different now, and may change the result."""
+        now = versions()
+        for name in sorted({*now, *self.versions}):
+            before, after = self.versions.get(name, "none"), now.get(name, "none")
+            if before != after:
+                yield f"{name} was {before} and is {after}"
+        path = pathlib.Path(self.path)
+        if not path.is_file():
+            yield f"{path} is not there any more"
+        elif _digest(path) != self.sha256:
+            yield f"{path} has changed"
+        if self.folder != str(pathlib.Path.cwd()):
+            yield f"it was started in {self.folder}, and this is {pathlib.Path.cwd()}"
+
+
+def recorded(run_dir: str) -> RecordedLaunch:
+    """Return what the run of a directory was given.
+
+    Raises:
+        ConfigurationError: `thinwire run` has not run there.
+    """
+    folder = pathlib.Path(run_dir)
+    found = launched_with(folder.parent if folder.is_file() else folder)
+    try:
+        script = found["script"]
+        return RecordedLaunch(
+            [str(word) for word in found["flags"]],
+            {str(name): str(version) for name, version in found["versions"].items()},
+            str(script["path"]),
+            str(script["folder"]),
+            [str(word) for word in script["arguments"]],
+            str(script["sha256"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"--like={run_dir}: expected the run directory of a `thinwire run`, with its "
+            f"{LAUNCH_FILE}."
+        ) from error
+
+
+def _digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import itertools
 import json
 import pathlib
 import shutil
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -20,8 +22,9 @@ from absl import flags, logging
 
 from thinwire.flags import launch
 from thinwire.flags import script as script_flags
-from thinwire.launcher import launch_document
+from thinwire.launcher import dry_run, launch_document
 from thinwire.launcher.failures import Failure
+from thinwire.launcher.hosts import place
 from thinwire.launcher.output import NodeOutput, Screen, SupervisorOutput, WorkerOutput
 from thinwire.launcher.role import LAUNCHERS, Cluster, EndRules, Launcher, Node, nodes_of
 from thinwire.launcher.run_locks import claim_run_directory
@@ -42,11 +45,17 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     """Set what follows from the script, before the flags are read; return script and arguments.
 
     Args:
-        script: Its path and its arguments, as the command line has them.
+        script: Its path and its arguments, as the command line has them; with --like it may be
+            empty.
 
     Raises:
         ConfigurationError: No script, or flags that a script's run does not heed.
     """
+    if FLAGS.like:
+        before = launch_document.recorded(FLAGS.like)
+        for text in before.warnings():
+            logging.warning("--like=%s: %s", FLAGS.like, text)
+        script = script or [before.path, *before.arguments]
     if not script:
         raise ConfigurationError(
             "`thinwire run` was given no script; expected thinwire run [--flag=value ...] "
@@ -66,8 +75,15 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     if not (FLAGS["port"].present or FLAGS.hosts_file or FLAGS.launcher == "ssh"):
         FLAGS["port"].value = 0  # any free one
     if FLAGS.run_dir is None:
-        FLAGS["run_dir"].value = f"runs/{path.stem}"
+        FLAGS["run_dir"].value = _default_run_dir(path)
     return list(script)
+
+
+def _default_run_dir(script: pathlib.Path) -> str:
+    """Return a folder named for the script; of a run that repeats another, one that is new."""
+    names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    folders = (pathlib.Path("runs") / f"{script.stem}{suffix}" for suffix in names)
+    return str(next(folder for folder in folders if not (FLAGS.like and folder.exists())))
 
 
 def main(run: Run, script: Sequence[str]) -> int:
@@ -81,9 +97,7 @@ def main(run: Run, script: Sequence[str]) -> int:
         ConfigurationError: Flags that do not fit the launcher, or a used run directory.
         Unreachable: A host that cannot be used; nothing is left running.
     """
-    devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
-    script_flags.refuse_optimizer((name for name in FLAGS if FLAGS[name].present), run.method.kind)
-    name = launch.check(runs_script=True)
+    name = _check(run)
     claim_run_directory(run)
     report = run.run_dir / "report" / "index.html"
     if finished := finished_summary(run):
@@ -97,6 +111,47 @@ def main(run: Run, script: Sequence[str]) -> int:
     finally:
         launcher.close()
         shutil.rmtree(run.run_dir / "settings", ignore_errors=True)  # of workers that were killed
+
+
+def show(run: Run, script: Sequence[str]) -> int:
+    """Write what `main` would start to stdout, and nothing else anywhere; return the exit code.
+
+    Raises:
+        ConfigurationError: As `main` does.
+    """
+    _check(run)
+    nodes = [of_script(node, run, script) for node in nodes_of(run, run.addresses)]
+    hosts = place_of(run) if FLAGS.hosts_file else []
+    rate, value_dtype = FLAGS.compression_rate, FLAGS.value_dtype
+    for line in dry_run.describe_run(run, nodes, rate, value_dtype, hosts):
+        sys.stdout.write(f"{line}\n")
+    return EXIT_DONE
+
+
+def _check(run: Run) -> str:
+    """Refuse flags that cannot work before anything starts; return the launcher's name."""
+    devices(run.nb_workers)
+    script_flags.refuse_optimizer((name for name in FLAGS if FLAGS[name].present), run.method.kind)
+    return launch.check(runs_script=True)
+
+
+def place_of(run: Run) -> list[str]:
+    """Return the host of every node, in the order of their starts; the Supervisor is here."""
+    from thinwire.launcher.ssh import read_hosts
+
+    found = place(read_hosts(), run.nb_ps, run.nb_workers)
+    return [*map(str, found.shards + found.workers), "this host"]
+
+
+def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
+    """Return a cluster's node as a script's run has it."""
+    if node.role == "Supervisor":
+        own = ("--quiet", "--status_interval_seconds=1")
+        return dataclasses.replace(node, flags=(*node.flags, *own))
+    if node.role == "PS":
+        return node
+    words = tuple(each for each in node.flags if not each.startswith(_OF_ROLES))
+    return dataclasses.replace(node, flags=(*words, f"--seed={run.seed}"), script=tuple(script))
 
 
 class _ScriptRun:
@@ -133,23 +188,18 @@ class _ScriptRun:
                 output.close()
 
     def _node(self, node: Node) -> Node:
-        """Return a cluster's node with what is this run's own."""
+        """Return a cluster's node with what takes its output."""
+        node = of_script(node, self._run, self._script)
         if node.role == "PS":
             return dataclasses.replace(node, output=NodeOutput(node.name, self._screen))
         if node.role == "Supervisor":
-            return dataclasses.replace(
-                node,
-                flags=(*node.flags, "--quiet", "--status_interval_seconds=1"),
-                output=SupervisorOutput(node.name, self._screen),
-            )
+            return dataclasses.replace(node, output=SupervisorOutput(node.name, self._screen))
         folder = self._run.run_dir / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{node.name}.out"
         output = WorkerOutput(node.number, self._screen, path, self._on_failure)
         self._workers[node.number] = output
-        words = tuple(each for each in node.flags if not each.startswith(_OF_ROLES))
-        seed = f"--seed={self._run.seed}"
-        return dataclasses.replace(node, flags=(*words, seed), script=self._script, output=output)
+        return dataclasses.replace(node, output=output)
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
         """Show the first failure; the others are in their workers' files."""

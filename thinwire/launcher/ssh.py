@@ -362,7 +362,7 @@ class SshLauncher:
         launch.refuse_chosen_addresses()
         self._overwrite = ["--overwrite"] if run.overwrite else []
         self._ssh = Ssh(_ssh_options())
-        self._placement = place(_read_hosts(), run.nb_ps, run.nb_workers)
+        self._placement = place(read_hosts(), run.nb_ps, run.nb_workers)
         self._code = code_deployment(script)
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
@@ -502,7 +502,8 @@ def prepare(run: Run, script: pathlib.Path | None = None) -> SshLauncher:
     return SshLauncher(run, script)
 
 
-def _read_hosts() -> tuple[Host, ...]:
+def read_hosts() -> tuple[Host, ...]:
+    """Return a host per slot of --hosts_file; raises ConfigurationError."""
     try:
         text = pathlib.Path(FLAGS.hosts_file).read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,0 +1,86 @@
+"""``thinwire run --dry_run``: what would be started, by which method, and what would travel."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+
+from thinwire.launcher import program
+from thinwire.launcher.role import Node
+from thinwire.ops.codecs.error_feedback import coding_of
+from thinwire.ops.downlink.exact import DownDense
+from thinwire.ops.downlink.replicas import VALUE_BYTES, reply_bytes
+from thinwire.ops.methods.method import INTERFACES
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import Kind
+
+_TRAVELS = {
+    Kind.GRADIENT: "gradients, which the script's compiled optimizer steps with on the PS",
+    Kind.DELTA: "changes of weights, after steps of the script's compiled optimizer on the workers",
+}
+
+
+def describe_run(
+    run: Run, nodes: Sequence[Node], rate: float, value_dtype: str, hosts: Sequence[str]
+) -> Iterator[str]:
+    """Yield the lines.
+
+    Args:
+        run: The run's settings.
+        nodes: What would be started.
+        rate: The fraction of the entries that a sparsifying codec keeps.
+        value_dtype: Of what workers send.
+        hosts: Where each node would run; empty: here.
+    """
+    method = run.method
+    yield f"method: {method.name} ({_policies(run)})"
+    yield f"sent: {_TRAVELS[method.kind]}"
+    yield from _traffic(run, rate, value_dtype)
+    yield f"run directory: {run.run_dir}"
+    places = list(hosts) or [""] * len(nodes)
+    for node, host in zip(nodes, places, strict=True):
+        words = [sys.executable, *node.words(program.NODE, program.SCRIPT, ())]
+        yield f"{node.name}{f' on {host}' if host else ''}: {shlex.join(words)}"
+
+
+def _policies(run: Run) -> str:
+    pairs = [f"{name} {run.method.choices[name]}" for name in INTERFACES]
+    if run.method.kind is Kind.DELTA:
+        pairs.append("local_optimizer script")
+    return ", ".join(pairs)
+
+
+def _traffic(run: Run, rate: float, value_dtype: str) -> Iterator[str]:
+    """Yield what a worker sends and receives in an exchange, without framing."""
+    size = _last_size(run)
+    codec = coding_of(run.method.codec)
+    up = f"{run.method.choices['codec']}, {value_dtype}"
+    width = VALUE_BYTES[value_dtype]
+    if not codec.sends_fraction:
+        formula, num_bytes = f"at most {width} bytes x N", width * (size or 0)
+    else:
+        formula = f"the {rate:.3g} N largest entries, {width} bytes and a position each"
+        num_bytes = int(reply_bytes(round(rate * (size or 0)), size or 1, value_dtype))
+    yield f"up, per exchange and worker: {formula} ({up}){_figure(size, num_bytes)}"
+    if isinstance(run.method.down_codec, DownDense):
+        yield f"down: 4 bytes x N (dense){_figure(size, 4 * (size or 0))}"
+    else:
+        down = run.method.choices["down_codec"]
+        yield f"down: the entries that have changed, at most 4 bytes x N ({down})"
+    if size is None:
+        yield "N: the model's trainable parameters, known once a worker has built it"
+
+
+def _figure(size: int | None, num_bytes: int) -> str:
+    return f": {num_bytes:,} bytes with N = {size:,}, as last time" if size else ""
+
+
+def _last_size(run: Run) -> int | None:
+    """Return the parameters of the model that was trained here last, if one was."""
+    try:
+        summary = json.loads((run.run_dir / "summary.json").read_text())
+        return int(summary["num_parameters"]) or None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
