@@ -99,29 +99,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
     _start_log()
     _quieten_libraries()  # before gRPC reads certificates
     try:
-        script = _complete_flags(arguments[1:]) if runs_script else []
-        tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
-        logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new ...
-        _set_level()  # ... and its level with it
-        run = run_flags.read_run()
-        if run.type_node not in ("Cluster", "Advisor"):
-            launch.refuse_elsewhere(run)
-        observability.check(run, FLAGS)
-        if run.type_node in CHECKS:
-            CHECKS[run.type_node](run)
-        if _needs_tensorflow(run):
-            _require_tensorflow()
-        if runs_script and FLAGS.dry_run:
-            return int(importlib.import_module(_RUN).show(run, script))
-        _lock(run)
-        _keep_log(run)
-        if run.type_node != "Supervisor" and not FLAGS.quiet:  # a Cluster logs them once for all
-            for warning in run.method.warnings:
-                logging.warning("%s", warning)
-        _prepare_process(run)
-        if runs_script:
-            return int(importlib.import_module(_RUN).main(run, script))
-        return int(importlib.import_module(ROLES[run.type_node]).main(run))
+        return _play(arguments[1:] if runs_script else None)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
@@ -132,9 +110,36 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
         return code
 
 
-def _complete_flags(script: list[str]) -> list[str]:
-    """Return the script and its arguments; see `thinwire.launcher.run`."""
-    return list(importlib.import_module(_RUN).complete_flags(script))
+def _play(script: list[str] | None) -> int:
+    """Check the flags, prepare the process, and play the role; return the exit code.
+
+    Args:
+        script: What workers run, and its arguments; None: their role.
+    """
+    if script is not None:
+        script = importlib.import_module(_RUN).complete_flags(script)
+    tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
+    logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new ...
+    _set_level()  # ... and its level with it
+    run = run_flags.read_run()
+    if run.type_node not in ("Cluster", "Advisor"):
+        launch.refuse_elsewhere(run)
+    observability.check(run, FLAGS)
+    if run.type_node in CHECKS:
+        CHECKS[run.type_node](run)
+    if _needs_tensorflow(run):
+        _require_tensorflow()
+    if script is not None and FLAGS.dry_run:
+        return int(importlib.import_module(_RUN).show(run, script))
+    _lock(run)
+    _keep_log(run)
+    if run.type_node != "Supervisor" and not FLAGS.quiet:  # a Cluster logs them once for all
+        for warning in run.method.warnings:
+            logging.warning("%s", warning)
+    _prepare_process(run)
+    if script is not None:
+        return int(importlib.import_module(_RUN).main(run, script))
+    return int(importlib.import_module(ROLES[run.type_node]).main(run))
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -11,10 +11,10 @@ from thinwire.launcher import program
 from thinwire.launcher.role import Node
 from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.downlink.exact import DownDense
-from thinwire.ops.downlink.replicas import VALUE_BYTES, reply_bytes
+from thinwire.ops.downlink.replicas import reply_bytes
 from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.run.settings import Run
-from thinwire.ops.types import Kind
+from thinwire.ops.types import VALUE_BYTES, Kind
 
 _TRAVELS = {
     Kind.GRADIENT: "gradients, which the script's compiled optimizer steps with on the PS",

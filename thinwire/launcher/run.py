@@ -28,7 +28,13 @@ from thinwire.launcher.hosts import place
 from thinwire.launcher.output import NodeOutput, Screen, SupervisorOutput, WorkerOutput
 from thinwire.launcher.role import LAUNCHERS, Cluster, EndRules, Launcher, Node, nodes_of
 from thinwire.launcher.run_locks import claim_run_directory
-from thinwire.ops.run.settings import EXIT_DONE, EXIT_INTERRUPTED, Run, finished_summary
+from thinwire.ops.run.settings import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_UNREACHABLE,
+    Run,
+    finished_summary,
+)
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.flags import devices
 
@@ -170,6 +176,8 @@ class _ScriptRun:
         """Run everything to its end; return the exit code."""
         with self._shown():
             code = self._cluster.run()
+        if self._failures and code not in (EXIT_DONE, EXIT_INTERRUPTED):
+            code = next(iter(self._failures.values())).code  # of what happened first
         self._report(code)
         return code
 
@@ -206,7 +214,7 @@ class _ScriptRun:
         with self._lock:
             is_first = not self._failures
             self._failures[worker] = failure
-        if is_first:
+        if is_first and not self._cluster.interrupted.is_set():
             self._workers[worker].show(failure.text)
 
     def _report(self, code: int) -> None:
@@ -222,6 +230,8 @@ class _ScriptRun:
             summary = {}
         if code == EXIT_INTERRUPTED:
             logging.info("interrupted; the same command resumes the run")
+        elif code == EXIT_UNREACHABLE:
+            logging.error("the PS is gone; the same command resumes the run")
         elif code == EXIT_DONE and summary:
             logging.info(
                 "finished (%s): %d updates in %.1f s",

@@ -39,16 +39,22 @@ from thinwire.ops.run.settings import (
     EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_INTERRUPTED,
+    EXIT_OF_STOP,
     EXIT_REFUSED,
     EXIT_UNREACHABLE,
+    SCRIPT_FAILED,
     Diverged,
 )
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.script import RECORD
 
+#: Ends of a run that are reported elsewhere.
+_OTHERS_CAUSES = (SCRIPT_FAILED, "interrupted")
 _SEPARATOR = "--"
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _HASH_SEED = "PYTHONHASHSEED"
+#: The signal by which the launcher has ended this script.
+_ENDED: list[int] = []
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -135,6 +141,7 @@ def _end(number: int, frame: Any) -> None:
     """End the script from outside, so that it cleans up what it has opened."""
     del frame
     signal.signal(number, signal.SIG_DFL)
+    _ENDED.append(number)
     raise SystemExit(128 + number)
 
 
@@ -177,21 +184,24 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     code, failure = EXIT_DONE, None
     try:
         _execute(path, words)
-        failure = _idleness(path)
     except SystemExit as error:
         code = _code_of(error)
-        if code == EXIT_DONE:
-            failure = _idleness(path)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - the script's own
         failure = _failure(error, path)
+        if failure is None:  # the run was ended by others
+            return _code_of_end(error)
+    if failure is None and code == EXIT_DONE:
+        failure = _idleness(path)
+    elif failure is None and not _ENDED:
+        what = "was interrupted" if code == EXIT_INTERRUPTED else f"ended with exit code {code}"
+        failure = Failure(code, f"{path.name} {what}")
     if failure is not None:
         code = failure.code
         failure.report()
-    message = failure.headline if failure is not None else f"exit code {code}" if code else ""
     with contextlib.suppress(Exception):  # the launcher ends the run anyway
-        RECORD.end(code != EXIT_DONE, message)
+        RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
     return code
 
 
@@ -242,8 +252,22 @@ def _idleness(path: pathlib.Path) -> Failure | None:
     return None
 
 
-def _failure(error: BaseException, path: pathlib.Path) -> Failure:
-    """Return what a script that raised leaves behind."""
+def _code_of_end(error: BaseException) -> int:
+    """Return the exit code of a script whose run is over."""
+    return EXIT_OF_STOP.get(_cause_of_end(error), EXIT_BAD_FLAG)
+
+
+def _cause_of_end(error: BaseException) -> str:
+    """Return why the run is over, if that is what the error reports; else nothing."""
+    control = sys.modules.get("thinwire.worker.client.control")  # else nothing can have ended
+    is_end = control is not None and isinstance(error, control.RunHalted)
+    return str(getattr(error, "cause", "")) if is_end else ""
+
+
+def _failure(error: BaseException, path: pathlib.Path) -> Failure | None:
+    """Return what a script that raised leaves behind; None: it was ended from outside."""
+    if _cause_of_end(error) in _OTHERS_CAUSES:
+        return None
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next  # of this module
@@ -262,6 +286,8 @@ def _expected_code(error: BaseException) -> int | None:
         return EXIT_CONFIGURATION
     if isinstance(error, Diverged):
         return EXIT_DIVERGED
+    if _cause_of_end(error):
+        return _code_of_end(error)
     if "grpc" not in sys.modules:
         return None
     from thinwire.proto.grpc import Unreachable

@@ -1,0 +1,176 @@
+"""A script run as a worker sees what ``python script.py`` would show it, and ends as it would."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.nodes import MAIN
+from thinwire.launcher import program
+from thinwire.launcher.failures import Failure
+
+FLAGS = ("--seed=3", "--id_worker=2", "--run_dir=run", "--worker_threads=1")
+#: Ends as if something had been exchanged.
+TRAINED = """
+from thinwire.worker.script import RECORD
+class Session: num_exchanges, stopped = 1, False
+RECORD.add(Session())
+RECORD.at_end(lambda failed, message: print("END", failed, message))
+"""
+
+
+def start(folder, text, *arguments, seed=True):
+    (folder / "sub").mkdir(exist_ok=True)
+    (folder / "sub" / "mine.py").write_text(textwrap.dedent(text))
+    command = [sys.executable, *program.SCRIPT, *FLAGS, "--", "sub/mine.py", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"},
+    )
+
+
+def run(folder, text, *arguments):
+    process = start(folder, text, *arguments)
+    out, error = process.communicate(timeout=60)
+    failures = [found for line in error.splitlines() if (found := Failure.read(line)[1])]
+    return process.returncode, out, error, failures[0] if failures else None
+
+
+def test_it_runs_as_a_program_of_its_own(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "helper.py").write_text("name = __name__")
+    code, out, error, failure = run(
+        tmp_path,
+        TRAINED
+        + """
+import helper, os, sys, pickle
+def function(): pass
+assert pickle.loads(pickle.dumps(function)) is function
+print([__name__, __file__, sys.argv, os.getcwd(), sys.path[0], helper.name])
+print(any("launcher" in each for each in sys.path))
+        """,
+        "--epochs=3",
+        "--",
+        "x",
+    )
+    assert (code, failure) == (0, None), error
+    folder = str(tmp_path.resolve())
+    seen = ["__main__", "sub/mine.py", ["sub/mine.py", "--epochs=3", "--", "x"], folder]
+    assert out.splitlines() == [str([*seen, f"{folder}/sub", "helper"]), "False", "END False "]
+
+
+def test_its_settings_are_a_file_of_its_own_that_goes_with_it(tmp_path):
+    code, out, _, _ = run(
+        tmp_path,
+        TRAINED
+        + """
+import os, stat
+path = os.environ["THINWIRE_SETTINGS"]
+print(oct(stat.S_IMODE(os.stat(path).st_mode)), open(path).read())
+        """,
+    )
+    mode, _, document = out.splitlines()[0].partition(" ")
+    found = json.loads(document)
+    assert (code, mode, found["script"]) == (0, "0o600", ["sub/mine.py"])
+    assert f"--run_dir={tmp_path.resolve()}/run" in found["flags"]
+    folder = tmp_path / "run" / "settings"
+    assert not list(folder.iterdir()) and stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_workers_draw_the_same_numbers(tmp_path):
+    text = (
+        TRAINED
+        + """
+import random, numpy
+print(random.random(), numpy.random.rand(), hash("word"), list({"a", "b", "c"}))
+import tensorflow as tf
+print(tf.random.uniform([]).numpy(), tf.config.threading.get_intra_op_parallelism_threads())
+    """
+    )
+    first, second = run(tmp_path, text), run(tmp_path, text)
+    assert first[0] == 0 and first[1] == second[1], first
+    assert first[1].splitlines()[1].endswith(" 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("def f():\n  raise ValueError('oh no')\nf()", 1, ["mine.py", "in f", "ValueError: oh no"]),
+        ("x = = 1", 1, ["SyntaxError"]),
+        (TRAINED + "raise SystemExit(7)", 7, ["exit code 7"]),
+        (TRAINED + "import sys; sys.exit('words')", 1, ["exit code 1"]),
+        (TRAINED + "raise KeyboardInterrupt", 130, ["interrupted"]),
+        ("print('alone')", 2, ["mine.py", "thinwire.distribute()"]),
+        (
+            TRAINED.replace("num_exchanges, stopped = 1", "num_exchanges, stopped = 0"),
+            2,
+            ["without an exchange"],
+        ),
+        (
+            "import thinwire\ndef f():\n  raise thinwire.ConfigurationError('bad')\nf()",
+            2,
+            ["mine.py:3: bad"],
+        ),
+        (
+            TRAINED
+            + "from thinwire.worker.client.control import RunHalted\n"
+            + "raise RunHalted('returned_early', 'worker 2')",
+            1,
+            ["returned_early", "worker 2"],
+        ),
+    ],
+)
+def test_a_failure_is_reported_once_with_its_exit_code(tmp_path, text, code, words):
+    got, out, error, failure = run(tmp_path, text)
+    assert failure is not None, error
+    assert (got, failure.code) == (code, code)
+    assert all(word in failure.text for word in words), failure.text
+    assert "launcher/script.py" not in failure.text and "Traceback" not in error.split("{")[0]
+    if "Session" in text:
+        assert f"END True {failure.headline}" in out
+
+
+def test_a_script_whose_run_others_ended_is_quiet(tmp_path):
+    text = "from thinwire.worker.client.control import RunHalted\nraise RunHalted('{}')"
+    assert run(tmp_path, text.format("script_failed"))[::3] == (1, None)
+    assert run(tmp_path, text.format("interrupted"))[::3] == (130, None)
+
+
+def test_ended_from_outside_it_cleans_up_and_is_quiet(tmp_path):
+    process = start(
+        tmp_path,
+        """
+        import tempfile, time
+        with tempfile.TemporaryDirectory() as folder:
+            print(folder, flush=True)
+            time.sleep(60)
+        """,
+    )
+    folder = process.stdout.readline().strip()
+    assert os.path.isdir(folder)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not os.path.exists(folder) and "failure" not in error
+    assert not list((tmp_path / "run" / "settings").iterdir())
+
+
+def test_the_bootstrap_is_found_from_any_folder(tmp_path):
+    assert (MAIN.parent / "thinwire" / "launcher" / "script.py").is_file()
+    done = subprocess.run(
+        [sys.executable, *program.SCRIPT, *FLAGS, "--", "missing.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and "missing.py" in done.stderr
