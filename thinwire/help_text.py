@@ -71,11 +71,6 @@ ROLE_HELP = {
         ),
         ("id_ps", "id_worker"),
     ),
-    "Run": RoleHelp(
-        (*launch.TOPICS, *_NODE, *ps_flags.TOPICS, *worker_flags.TOPICS),
-        (*script_flags.NEVER, *itertools.chain(*script_flags.OPTIMIZER.values()), "model_from"),
-        " SCRIPT.py [ARGUMENT ...]",
-    ),
     "Standalone": RoleHelp(
         (
             *(topic for topic in run_flags.TOPICS if topic not in run_flags.OF_EXCHANGES),
@@ -100,6 +95,15 @@ ROLE_HELP = {
         ("collective", "id_worker"),
     ),
 }
+#: Of `thinwire run`, which no role plays.
+SCRIPTS = "scripts"
+_HELP = ROLE_HELP | {
+    SCRIPTS: RoleHelp(
+        (*launch.TOPICS, *_NODE, *ps_flags.TOPICS, *worker_flags.TOPICS),
+        (*script_flags.NEVER, *itertools.chain(*script_flags.OPTIMIZER.values()), "model_from"),
+        " SCRIPT.py [ARGUMENT ...]",
+    ),
+}
 _FLAG_WIDTH = 31
 _LEAST_WIDTH = 60
 
@@ -109,9 +113,9 @@ def text_of(program: str, role: str | None) -> str:
 
     Args:
         program: What was run, such as ``thinwire ps``.
-        role: What matters to whom; None: to anybody.
+        role: What matters to whom: a role, or SCRIPTS; None: to anybody.
     """
-    chosen = RoleHelp(TOPICS) if role is None else ROLE_HELP[role]
+    chosen = RoleHelp(TOPICS) if role is None else _HELP[role]
     topics = [
         (topic.title, [each for each in topic.options if _is_shown(each, chosen.without)])
         for topic in chosen.topics

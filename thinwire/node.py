@@ -86,7 +86,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
     """
     if FLAGS.help or FLAGS.helpfull:
         role = FLAGS.type_node if FLAGS["type_node"].present else None
-        role = "Run" if runs_script else role
+        role = help_text.SCRIPTS if runs_script else role
         program = arguments[0]
         text = (
             help_text.full_text_of(program) if FLAGS.helpfull else help_text.text_of(program, role)
