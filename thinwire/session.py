@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from thinwire.data.loading import split_rule
-from thinwire.data.partition import shard
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.codecs import Codec
 from thinwire.ops.codecs.base import NonFiniteUpdate
@@ -24,6 +22,8 @@ from thinwire.ops.codecs.wrappers import WarmUp
 from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.settings import ScriptSettings
+from thinwire.sharing.data import part_of_data
+from thinwire.sharing.place import WorkerPlace
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.messages import (
     NO_FIGURES,
@@ -164,9 +164,9 @@ class Session:
             raise
         return True
 
-    def shard(self, *arrays: Any) -> Any:
+    def shard(self, *data: Any) -> Any:
         """Return this worker's part of a training set; see `part_of`."""
-        return part_of(self.settings, arrays)
+        return part_of(self.settings, data)
 
     def assign(self) -> None:
         """Write weights and averaged statistics into the model."""
@@ -304,22 +304,23 @@ class Session:
         )
 
 
-def part_of(settings: ScriptSettings, arrays: Sequence[Any]) -> Any:
+def part_of(settings: ScriptSettings, data: Sequence[Any]) -> Any:
     """Return a worker's part of a training set, disjoint from the others'.
 
     Args:
         settings: Of the run and this worker.
-        arrays: Each [N, ...], the same at all workers; the last are the labels, which some values
-            of the flag partition look at.
+        data: The same at all workers: arrays [N, ...] in any nesting, the last of which are the
+            labels, which some values of the flag partition look at; or one tf.data.Dataset or
+            keras.utils.PyDataset.
 
     Returns:
-        The part of each, as a tuple; of one array, that part.
+        The part of each, as a tuple; of one, that part.
+
+    Raises:
+        ConfigurationError: The parts cannot be shown to be disjoint and complete, or one is empty.
     """
-    run = settings.run
-    rule = split_rule(run, run.nb_workers)
-    mine = shard(np.asarray(arrays[-1]), settings.worker().id_worker, rule)
-    parts = tuple(np.asarray(array)[mine] for array in arrays)
-    return parts[0] if len(parts) == 1 else parts
+    place = WorkerPlace.of(settings.run, settings.worker().id_worker)
+    return part_of_data(tuple(data), place)
 
 
 def needed_size(codec: Codec, num_train: int | None) -> int:

@@ -101,6 +101,12 @@ class Method:
         return self.pacer.kind is Kind.DELTA
 
     @property
+    def steps_together(self) -> bool:
+        """Whether each step of the model is one mini-batch of every worker."""
+        one_group = len(self.sync.groups) == 1 and self.sync.auto is None
+        return one_group and self.pacer.longest_round == 1
+
+    @property
     def steps_on_workers(self) -> bool:
         """Whether the script's own optimizer steps, and workers submit weights, not gradients."""
         return self.local.brings_weights

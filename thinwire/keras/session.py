@@ -84,19 +84,14 @@ class ModelSession(LeavesOnExit):
         """Exchanges begun, over all calls of `fit`."""
         return 0 if self._session is None else self._session.part.core.step
 
-    def shard(self, *arrays: Any) -> Any:
-        """Return this worker's part of a training set, disjoint from the others'.
+    def shard(self, *data: Any) -> Any:
+        """Return this worker's part of a training set; all, where the model is alone.
 
-        Args:
-            arrays: Each [N, ...], the same at all workers; the last are the labels, which some
-                values of the flag partition look at.
-
-        Returns:
-            The part of each, as a tuple; of one array, that part. All, where the model is alone.
+        See `thinwire.session.part_of`.
         """
         if self._settings is None:
-            return arrays[0] if len(arrays) == 1 else arrays
-        return part_of(self._settings, arrays)
+            return data[0] if len(data) == 1 else data
+        return part_of(self._settings, data)
 
     def close(self, cause: str = "done") -> None:
         """Leave the run; the model stays usable, and `fit` joins again."""

@@ -16,10 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from thinwire.keras import pipeline
-from thinwire.keras.pipeline import Pipeline
-from thinwire.keras.place import Shared, WorkerPlace, deal
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing import pipeline
+from thinwire.sharing.pipeline import Pipeline
+from thinwire.sharing.place import Shared, WorkerPlace, deal
 
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '

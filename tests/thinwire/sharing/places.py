@@ -1,7 +1,7 @@
 """Every worker's place in a run, and what `share` gives to each."""
 
 from thinwire.data.partition import PartitionRule
-from thinwire.keras.data import WorkerPlace, share
+from thinwire.sharing.data import WorkerPlace, share
 
 
 def places(num_workers, one_group=True, partition="iid", **more):

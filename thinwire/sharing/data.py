@@ -11,11 +11,11 @@ from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from thinwire.data.partition import split
-from thinwire.keras.arrays import are_arrays, labels_of, num_rows, share_arrays, take_rows
-from thinwire.keras.batches import is_py_dataset, part_of_batches, share_batches
-from thinwire.keras.datasets import is_dataset, part_of_dataset, share_dataset
-from thinwire.keras.place import Shared, WorkerPlace
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.arrays import are_arrays, labels_of, num_rows, share_arrays, take_rows
+from thinwire.sharing.batches import is_py_dataset, part_of_batches, share_batches
+from thinwire.sharing.datasets import is_dataset, part_of_dataset, share_dataset
+from thinwire.sharing.place import Shared, WorkerPlace
 
 _SCALARS = (str, bytes, int, float, np.generic)
 

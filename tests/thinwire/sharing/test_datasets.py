@@ -7,10 +7,10 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.thinwire.keras.places import places, shared_by_all
-from thinwire.keras.data import share
-from thinwire.keras.datasets import part_of_dataset
+from tests.thinwire.sharing.places import places, shared_by_all
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.data import share
+from thinwire.sharing.datasets import part_of_dataset
 
 Data = tf.data.Dataset
 N = 50

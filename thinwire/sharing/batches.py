@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from thinwire.keras.arrays import take_rows
-from thinwire.keras.place import Shared, WorkerPlace
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.arrays import take_rows
+from thinwire.sharing.place import Shared, WorkerPlace
 
 #: A whole batch, instead of the number of a part of its rows.
 _WHOLE = -1

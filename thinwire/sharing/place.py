@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.data.loading import split_rule
 from thinwire.data.partition import PartitionRule
+from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
 
@@ -32,6 +34,18 @@ class WorkerPlace:
     rule: PartitionRule
     batch: str | None = None
     shard: str = "auto"
+
+    @classmethod
+    def of(cls, run: Run, worker: int) -> WorkerPlace:
+        """Return a worker's place in a run."""
+        return cls(
+            worker=worker,
+            num_workers=run.nb_workers,
+            one_group=run.method.steps_together,
+            rule=split_rule(run, run.nb_workers),
+            batch=run.data.batch,
+            shard=run.data.shard,
+        )
 
     @property
     def is_shared(self) -> bool:

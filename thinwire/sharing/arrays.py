@@ -13,8 +13,8 @@ from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arra
 from numpy.typing import NDArray
 
 from thinwire.data.partition import split
-from thinwire.keras.place import Shared, WorkerPlace, deal
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.place import Shared, WorkerPlace, deal
 
 #: Keras' batch size where the script gives none.
 DEFAULT_BATCH_SIZE = 32

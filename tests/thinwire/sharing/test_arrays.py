@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from tests.thinwire.keras.places import shared_by_all
+from tests.thinwire.sharing.places import shared_by_all
 from thinwire.ops.types import ConfigurationError
 
 

@@ -1,0 +1,6 @@
+"""Sharing a script's data among the workers of a run.
+
+`place` is who shares with how many; `data` finds the form of what a script gives, which `arrays`,
+`datasets` (tf.data) and `batches` (PyDataset) then share; `pipeline` knows the transformations of
+tf.data.
+"""
