@@ -231,7 +231,7 @@ class _MadeBatch:
     """A batch that several steps take their parts of; made once, by whichever thread is first."""
 
     def __init__(self) -> None:
-        self.num_parts = 0  # asked for
+        self.num_parts = 0  # that steps have taken
         self._lock = threading.Lock()
         self._batch: Any = None
 
