@@ -55,8 +55,8 @@ ROLES = {
     "Simulator": "thinwire.simulator.role",
     "Advisor": "thinwire.advisor.role",
 }
-#: The module that runs a script on every worker.
-_RUN = "thinwire.launcher.run"
+#: --type_node value -> module that does it with a script.
+_WITH_SCRIPT = {"Cluster": "thinwire.launcher.run", "Advisor": "thinwire.advisor.script"}
 #: Name in --log_level -> absl's number.
 LEVELS = {
     "debug": logging.DEBUG,
@@ -93,13 +93,14 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
         )
         sys.stdout.write(text)
         return EXIT_DONE
-    if len(arguments) > 1 and not runs_script:
+    takes_script = runs_script or (FLAGS.type_node == "Advisor" and len(arguments) > 1)
+    if len(arguments) > 1 and not takes_script:
         sys.stderr.write(f"unexpected argument {arguments[1]!r}: every setting is a --flag\n")
         return EXIT_BAD_FLAG
     _start_log()
     _quieten_libraries()  # before gRPC reads certificates
     try:
-        return _play(arguments[1:] if runs_script else None)
+        return _play(arguments[1:] if takes_script else None)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
@@ -117,7 +118,7 @@ def _play(script: list[str] | None) -> int:
         script: What workers run, and its arguments; None: their role.
     """
     if script is not None:
-        script = importlib.import_module(_RUN).complete_flags(script)
+        script = importlib.import_module(_WITH_SCRIPT[FLAGS.type_node]).complete_flags(script)
     tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
     logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new ...
     _set_level()  # ... and its level with it
@@ -130,7 +131,7 @@ def _play(script: list[str] | None) -> int:
     if _needs_tensorflow(run):
         _require_tensorflow()
     if script is not None and FLAGS.dry_run:
-        return int(importlib.import_module(_RUN).show(run, script))
+        return int(importlib.import_module(_WITH_SCRIPT[run.type_node]).show(run, script))
     _lock(run)
     _keep_log(run)
     if run.type_node != "Supervisor" and not FLAGS.quiet:  # a Cluster logs them once for all
@@ -138,7 +139,7 @@ def _play(script: list[str] | None) -> int:
             logging.warning("%s", warning)
     _prepare_process(run)
     if script is not None:
-        return int(importlib.import_module(_RUN).main(run, script))
+        return int(importlib.import_module(_WITH_SCRIPT[run.type_node]).main(run, script))
     return int(importlib.import_module(ROLES[run.type_node]).main(run))
 
 
@@ -284,8 +285,9 @@ def run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a role handles it
     define_flags()
     own = [] if role is None else [f"--type_node={role}"]
-    if runs_script:
+    if runs_script or role == "Advisor":
         FLAGS.set_gnu_getopt(False)  # what follows the script is the script's own
+    if runs_script:
         own = list(launch.SCRIPT_DEFAULTS)
     rest = _parse(program, own, arguments, role)
     if runs_script and FLAGS.like:

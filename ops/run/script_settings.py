@@ -19,6 +19,8 @@ from thinwire.ops.types import ConfigurationError
 SETTINGS_VARIABLE = "THINWIRE_SETTINGS"
 #: A word among a worker's flags: the script's own folder becomes the current one.
 IN_SCRIPT_FOLDER = "--in_script_folder"
+#: Begins a word among a worker's flags: `fit` measures into this file, and nobody trains.
+MEASURED_TO = "--measured_to="
 _FOLDER = "settings"
 _MOST_BYTES = 1 << 20
 
@@ -29,6 +31,7 @@ class LaunchedScript:
 
     flags: tuple[str, ...]  # words such as --nb_workers=2
     script: tuple[str, ...]  # its path and its arguments
+    measured_to: str = ""  # the file into which `fit` measures, in place of training
 
 
 def write_settings(
@@ -39,7 +42,13 @@ def write_settings(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"worker-{worker}.json"
     path.unlink(missing_ok=True)  # of a worker that was killed
-    document = {"flags": list(flags), "script": list(script)}
+    document = {
+        "flags": [word for word in flags if not word.startswith(MEASURED_TO)],
+        "script": list(script),
+        "measured_to": "".join(
+            word.removeprefix(MEASURED_TO) for word in flags if word.startswith(MEASURED_TO)
+        ),
+    }
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         json.dump(document, file)
@@ -63,7 +72,8 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
                 f"`chmod 600 {path}`, or unset the variable."
             )
         found = json.loads(path.read_bytes()[:_MOST_BYTES])
-        return LaunchedScript(_words(found["flags"]), _words(found["script"]))
+        measured_to = str(found.get("measured_to", ""))
+        return LaunchedScript(_words(found["flags"]), _words(found["script"]), measured_to)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{SETTINGS_VARIABLE}={path} cannot be read ({error}); expected the file that "

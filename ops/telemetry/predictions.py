@@ -86,6 +86,7 @@ class Recommendation(Document):
     left_out: list[Excluded]
     proposal: int  # index in `predicted`
     reached: bool  # whether it reaches `rate`
+    script: list[str] = dataclasses.field(default_factory=list)  # its path, its arguments
     schema: int = _SCHEMA
 
 

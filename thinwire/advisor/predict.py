@@ -31,7 +31,7 @@ from thinwire.ops.telemetry.predictions import (
     WorkerLink,
 )
 from thinwire.ops.telemetry.run_status import WorkerMetrics
-from thinwire.ops.types import ConfigurationError, Link, State
+from thinwire.ops.types import ConfigurationError, Kind, Link, State
 from thinwire.simulator.devices import StepTime
 from thinwire.simulator.flags import ShardSpeed, SimulatorFlags
 from thinwire.simulator.links import Pipe
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from thinwire.data.loading import TrainingShard
     from thinwire.data.registry import Dataset
     from thinwire.ops.kernels import Kernels
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, ModelSpec
 
 FLAGS = flags.FLAGS
 #: Different gradients that are lent; a large model's take memory.
@@ -68,21 +68,40 @@ class GradientPool:
         gradient: [num_parameters] float32, of the last step.
     """
 
-    def __init__(self, run: Run, trainer: Trainer, dataset: Dataset) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Float32,
+        statistics: Float32,
+        gradients: Sequence[Float32],
+        samples: int,
+    ) -> None:
+        """Lend nothing yet.
+
+        Args:
+            spec: The shared model.
+            weights: [num_parameters] float32 at the start.
+            statistics: [m] float32 moving statistics at the start.
+            gradients: [num_parameters] float32 each, at least one.
+            samples: Of a mini-batch.
+        """
+        self.spec, self.weights, self.statistics = spec, weights, statistics
+        self.gradient = np.zeros(len(weights), np.float32)
+        self._gradients, self._samples, self._number = list(gradients), samples, 0
+
+    @classmethod
+    def of_first_steps(cls, run: Run, trainer: Trainer, dataset: Dataset) -> GradientPool:
         """Train a few steps on worker 1's examples."""
-        self.spec, self.statistics = trainer.spec, trainer.statistics
-        self.weights = trainer.weights
-        self.gradient = np.zeros(len(self.weights), np.float32)
-        self._samples, self._number = run.batch_size, 0
         shard, local = take_shards(run, dataset)[0], trainer.local_of(1)
-        weights, statistics = aligned(len(self.weights)), self.statistics
-        weights[:] = self.weights
-        self._gradients = []
+        weights, statistics = aligned(len(trainer.weights)), trainer.statistics
+        weights[:] = trainer.weights
+        gradients = []
         for _ in range(_NUM_GRADIENTS):
             step = trainer.step(weights, statistics, shard, local)
             statistics, local = step.statistics, step.local
-            self._gradients.append(trainer.gradient.copy())
+            gradients.append(trainer.gradient.copy())
             weights -= np.float32(run.schedule.rate(0.0)) * trainer.gradient
+        return cls(trainer.spec, trainer.weights, trainer.statistics, gradients, run.batch_size)
 
     def local_of(self, number: int) -> State:
         """Return the state that stays on a worker: none, its gradients are lent."""
@@ -300,6 +319,7 @@ def trials(
     folder: pathlib.Path,
     candidates: tuple[Candidate, ...] = CANDIDATES,
     given: flags.FlagValues = FLAGS,
+    server_optimizer: str | None = None,
 ) -> tuple[list[RunnableCandidate], list[Excluded]]:
     """Return the candidates that the given flags leave open, and why the others are out.
 
@@ -307,6 +327,8 @@ def trials(
         folder: Run directory of the trials.
         candidates: In order.
         given: The command line; its choices of a method stay.
+        server_optimizer: Of a script, for the methods whose optimizer is on the PS; None: that of
+            the flags.
 
     Raises:
         ConfigurationError: None is left.
@@ -316,7 +338,11 @@ def trials(
         try:
             _refuse_contradiction(candidate, given)
             run = compose(candidate.flags, folder, given)
-            settled = compose((*candidate.flags, *candidate.settled), folder, given)
+            extra = candidate.flags
+            if server_optimizer is not None and run.method.kind is Kind.GRADIENT:
+                extra = (*extra, f"--server_optimizer={server_optimizer}")
+                run = compose(extra, folder, given)
+            settled = compose((*extra, *candidate.settled), folder, given)
             kept.append(RunnableCandidate(candidate, run, settled))
         except ConfigurationError as error:
             left_out.append(Excluded(list(candidate.flags), " ".join(str(error).split())[:900]))
@@ -380,6 +406,9 @@ def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[
 
 def command_of(advice: Recommendation, path: pathlib.Path) -> str:
     """Return the command line that is proposed; the run will compare itself with `path`."""
+    if advice.script:
+        proposed = advice.predicted[advice.proposal].flags
+        return shlex.join(["thinwire", "run", *advice.given, *proposed, *advice.script])
     flags = [*advice.given, *advice.predicted[advice.proposal].flags, f"--advice={path}"]
     return shlex.join(["thinwire", "cluster", *flags])
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 from absl import flags, logging
 
@@ -29,8 +30,56 @@ _LONGEST_FLAG = 1000  # of a text in a document
 _NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "advice", *advisor_flags.NAMES)
 
 
+class Subject(Protocol):
+    """What advice is wanted on.
+
+    Attributes:
+        script: Path and arguments of a script; empty for a model of the flags.
+        server_optimizer: That the script's methods have on the PS; None: that of the flags.
+    """
+
+    script: list[str]
+    server_optimizer: str | None
+
+    def prepare(self, run: Run, folder: pathlib.Path) -> Run:
+        """Measure what must be known before links are; return the run to measure them with."""
+
+    def predictor(self, run: Run, pushes: int) -> Predictor:
+        """Return what plays compositions."""
+
+
+class _ModelSubject:
+    """A model and a data set that flags name."""
+
+    def __init__(self) -> None:
+        self.script: list[str] = []
+        self.server_optimizer: str | None = None
+
+    def prepare(self, run: Run, folder: pathlib.Path) -> Run:
+        """Return the run as it is."""
+        del folder
+        return run
+
+    def predictor(self, run: Run, pushes: int) -> Predictor:
+        """Train a few steps."""
+        return _predictor(run, pushes)
+
+
 def main(run: Run) -> int:
+    """Advise on the model that flags name; return the exit code.
+
+    Raises:
+        ConfigurationError: As `advise`.
+    """
+    return advise(run, _ModelSubject())
+
+
+def advise(run: Run, subject: Subject) -> int:
     """Advise; return the exit code.
+
+    Args:
+        run: The run's settings.
+        subject: What is measured.
 
     Raises:
         ConfigurationError: Flags, data or model do not fit, no composition goes with the flags, or
@@ -40,11 +89,12 @@ def main(run: Run) -> int:
     given = given_flags(_NOT_OF_THE_RUN)
     _refuse_long(given)
     if path.is_file() and not run.overwrite:
-        return _repeat(path, given)
+        return _repeat(path, given, subject.script)
     folder = run.run_dir / "advice"
     folder.mkdir(parents=True, exist_ok=True)
-    trials, left_out = predict.trials(folder)
-    predictor = _predictor(run, own.pushes)
+    run = subject.prepare(run, folder)
+    trials, left_out = predict.trials(folder, server_optimizer=subject.server_optimizer)
+    predictor = subject.predictor(run, own.pushes)
     try:
         measured = _measure(run, predictor, own.probe_seconds)
     except ProbeFailed as failure:
@@ -54,7 +104,16 @@ def main(run: Run) -> int:
     ideal = predict.ideal_samples_per_second(measured, run.batch_size)
     number, reached = predict.propose(rows, ideal, own.rate)
     found = predictions.Recommendation(
-        _setting_of(run), given, measured, ideal, own.rate, rows, left_out, number, reached
+        _setting_of(run),
+        given,
+        measured,
+        ideal,
+        own.rate,
+        rows,
+        left_out,
+        number,
+        reached,
+        subject.script,
     )
     write_json_atomically(path, found.to_dict())
     sys.stdout.write(predict.describe(found, path))
@@ -71,12 +130,13 @@ def _refuse_long(given: list[str]) -> None:
             )
 
 
-def _repeat(path: Any, given: list[str]) -> int:
+def _repeat(path: Any, given: list[str], script: list[str]) -> int:
     """Print advice that is there already, if it is about the same run."""
     found = predictions.load(path)
-    if found.given != given:
+    then, now = [*found.given, *found.script], [*given, *script]
+    if then != now:
         raise ConfigurationError(
-            f"{path} is advice for {' '.join(found.given)}, and this is for {' '.join(given)}; "
+            f"{path} is advice for {' '.join(then)}, and this is for {' '.join(now)}; "
             "--overwrite it, or choose another --run_dir."
         )
     logging.info("advice of an earlier time; --overwrite measures again")
@@ -92,7 +152,7 @@ def _predictor(run: Run, pushes: int) -> Predictor:
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed, parts=("train",))
     trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
     bodies = load_kernels(run.kernels, on_gpu=has_gpu(run))
-    return Predictor(GradientPool(run, trainer, dataset), dataset, bodies, pushes)
+    return Predictor(GradientPool.of_first_steps(run, trainer, dataset), dataset, bodies, pushes)
 
 
 def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions.WorkerLink]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 from typing import TYPE_CHECKING, Any
 
 from thinwire.keras.checks import check_model
 from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
+from thinwire.keras.measure import measure_fit
 from thinwire.keras.session import ModelSession
+from thinwire.ops.run.script_settings import read_settings_file
 from thinwire.ops.types import ConfigurationError
 from thinwire.settings import read_settings, source_of
 from thinwire.worker.script import RECORD
@@ -40,7 +44,11 @@ def distribute(
     check_model(model)
     if getattr(model, "thinwire", None) is not None:
         raise ConfigurationError("distribute() was called twice on a model; expected once.")
-    if source_of(args, settings) is None:
+    launched = read_settings_file(os.environ)
+    if launched is not None and launched.measured_to:
+        model.thinwire = ModelSession(model)
+        measure_fit(model, pathlib.Path(launched.measured_to))
+    elif source_of(args, settings) is None:
         model.thinwire = ModelSession(model)
     else:
         chosen = read_settings(args, settings, type_node="Worker")

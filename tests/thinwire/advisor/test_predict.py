@@ -250,7 +250,7 @@ def test_probes_keep_the_cluster_and_choose_their_own_method():
 @pytest.fixture
 def predictor():
     return predict.Predictor(
-        predict.GradientPool(run_of(method("asgd"), 2), ToyTrainer(), dataset()),
+        predict.GradientPool.of_first_steps(run_of(method("asgd"), 2), ToyTrainer(), dataset()),
         dataset(),
         KERNELS,
         24,

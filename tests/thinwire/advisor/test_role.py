@@ -23,13 +23,13 @@ ASKED = ("--type_node=Advisor", "--nb_workers=2", "--batch_size=8")
 @pytest.fixture
 def advise(monkeypatch, tmp_path):
     """Return what advises on the toy problem with rounds of both runs; `rounds` are per run."""
-    pool = predict.GradientPool(run_of(method("asgd"), 2), ToyTrainer(), dataset())
+    pool = predict.GradientPool.of_first_steps(run_of(method("asgd"), 2), ToyTrainer(), dataset())
     monkeypatch.setattr(
         advisor_role,
         "_predictor",
         lambda run, pushes: predict.Predictor(pool, dataset(), KERNELS, 4),
     )
-    monkeypatch.setattr(predict.trials, "__defaults__", (CHOSEN, predict.FLAGS))
+    monkeypatch.setattr(predict.trials, "__defaults__", (CHOSEN, predict.FLAGS, None))
 
     def play(*flags, dense=None, sparse=None):
         rounds = {
