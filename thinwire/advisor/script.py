@@ -21,10 +21,10 @@ from thinwire.advisor.predict import GradientPool, Predictor
 from thinwire.data.registry import Dataset
 from thinwire.flags import script as script_flags
 from thinwire.flags.run import read_run
-from thinwire.keras.measure import MeasuredModel, load
 from thinwire.launcher.program import SCRIPT
 from thinwire.launcher.role import environment
 from thinwire.models.flat_model import has_gpu
+from thinwire.models.measured import MeasuredModel, load
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.run.script_settings import MEASURED_TO
 from thinwire.ops.run.settings import Run

@@ -2,15 +2,13 @@
 
 `fit` trains for a few steps with the script's own data and compiled optimizer, without its
 callbacks and its validation, then writes the file and ends the process: nothing of the script that
-follows is done, so it leaves no files. `load` reads the file; it needs no TensorFlow.
+follows is done, so it leaves no files.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
-import json
 import os
 import pathlib
 import statistics
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.models.measured import MeasuredModel
 
 if TYPE_CHECKING:
     import keras
@@ -35,22 +33,6 @@ _STEPS, _MOST_SECONDS = 30, 10.0
 _LEAST_STEPS = _WARM_STEPS + 2
 #: Arguments of `fit` that have no place in a few steps.
 _LEFT_OUT = ("self", "validation_data", "validation_steps", "validation_batch_size")
-
-
-@dataclasses.dataclass(frozen=True)
-class MeasuredModel:
-    """A script's model and its training, as measured."""
-
-    name: str
-    spec: ModelSpec  # of the shared variables
-    rows: int  # examples of a mini-batch
-    step_seconds: float  # median of a mini-batch, data included
-    num_steps: int  # that this is the median of
-    optimizer: str  # name of the compiled class
-    embedding_share: float  # of the parameters whose gradients are rows
-    weights: Float32  # [num_parameters]
-    statistics: Float32  # [m] moving statistics
-    gradients: list[Float32]  # [num_parameters] each, of the first steps
 
 
 def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
@@ -72,27 +54,12 @@ def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
         arguments |= dict.fromkeys(("epochs", "validation_freq"), sys.maxsize)
         arguments["initial_epoch"] = 0
         alone(**arguments)
-        _write(path, measurement)
+        _measured(measurement).store(path)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
     model.fit = fit
-
-
-def load(path: pathlib.Path) -> MeasuredModel:
-    """Read what `fit` has written; raises OSError or ValueError."""
-    with np.load(path, allow_pickle=False) as found:
-        about = json.loads(str(found["about"]))
-        tensors = tuple(TensorSpec(name, tuple(shape)) for name, shape in about.pop("tensors"))
-        gradients = [found[f"gradient{n}"] for n in range(about.pop("num_gradients"))]
-        return MeasuredModel(
-            spec=ModelSpec(tensors),
-            weights=found["weights"],
-            statistics=found["statistics"],
-            gradients=gradients,
-            **about,
-        )
 
 
 class _Measurement:
@@ -182,30 +149,21 @@ def _stopper(measurement: _Measurement) -> Any:
     return Stopper()
 
 
-def _write(path: pathlib.Path, measurement: _Measurement) -> None:
-    """Write the file, whole or not at all."""
+def _measured(measurement: _Measurement) -> MeasuredModel:
+    """Return what was recorded."""
     from thinwire.models.flat_model import FlatVariables, SharedModel
 
     shared, optimizer = SharedModel.of(measurement.model), measurement.optimizer
     seconds = measurement.step_seconds()
-    about = {
-        "name": measurement.model.name,
-        "tensors": [[each.path, list(each.shape)] for each in shared.spec.tensors],
-        "rows": int(statistics.median(measurement.rows)),
-        "step_seconds": statistics.median(seconds),
-        "num_steps": len(seconds),
-        "optimizer": type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
-        "embedding_share": measurement.embedding_share,
-        "num_gradients": len(measurement.gradients),
-    }
-    arrays: dict[str, Any] = {f"gradient{n}": each for n, each in enumerate(measurement.gradients)}
-    temporary = path.with_name(f".{path.name}")
-    with open(temporary, "wb") as file:
-        np.savez(
-            file,
-            about=np.array(json.dumps(about)),
-            weights=shared.flat(),
-            statistics=FlatVariables(shared.statistics).read(),
-            **arrays,
-        )
-    os.replace(temporary, path)
+    return MeasuredModel(
+        name=measurement.model.name,
+        spec=shared.spec,
+        rows=int(statistics.median(measurement.rows)),
+        step_seconds=statistics.median(seconds),
+        num_steps=len(seconds),
+        optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
+        embedding_share=measurement.embedding_share,
+        weights=shared.flat(),
+        statistics=FlatVariables(shared.statistics).read(),
+        gradients=measurement.gradients,
+    )

@@ -1,6 +1,5 @@
 """Advice on a script: what its `fit` measures, what stands in for its model, what is proposed."""
 
-import json
 import os
 import pathlib
 import subprocess
@@ -20,9 +19,10 @@ from thinwire.advisor import predict, script
 from thinwire.flags.run import read_run
 from thinwire.keras import measure
 from thinwire.models.flat_model import SharedModel
+from thinwire.models.measured import MeasuredModel, load
 from thinwire.ops.run.settings import ModelChoice
 from thinwire.ops.telemetry import predictions
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 
 SCRIPT = """
 import sys
@@ -65,7 +65,7 @@ def measured(model, path, *arguments, **keywords):
     measure.measure_fit(model, path)
     with pytest.raises(Exited):
         model.fit(*arguments, **keywords)
-    return measure.load(path)
+    return load(path)
 
 
 X, Y = np.ones((24, 4), np.float32), np.zeros((24, 2), np.float32)
@@ -108,23 +108,12 @@ def test_datasets_embeddings_and_scaled_losses_are_measured(tmp_path, ends):
     assert np.abs(found.gradients[0]).max() < 10  # not times 2**15
 
 
-def write_measured(path, optimizer="Adam"):
+def write_measured(path):
     """Write what a script's `fit` would have."""
-    about = {
-        "name": "toy",
-        "tensors": [["dense/kernel", [6, 4]]],
-        "rows": 8,
-        "step_seconds": 0.1,
-        "num_steps": 5,
-        "optimizer": optimizer,
-        "embedding_share": 0.5,
-        "num_gradients": 2,
-    }
-    generator = np.random.default_rng(1)
-    gradients = {f"gradient{n}": generator.normal(size=24).astype(np.float32) for n in range(2)}
-    zeros = np.zeros(24, np.float32)
-    arrays = gradients | {"weights": zeros, "statistics": zeros[:0]}
-    np.savez(path, about=np.array(json.dumps(about)), **arrays)
+    generator, zeros = np.random.default_rng(1), np.zeros(24, np.float32)
+    gradients = [generator.normal(size=24).astype(np.float32) for _ in range(2)]
+    spec = ModelSpec((TensorSpec("dense/kernel", (6, 4)),))
+    MeasuredModel("toy", spec, 8, 0.1, 5, "Adam", 0.5, zeros, zeros[:0], gradients).store(path)
 
 
 @pytest.fixture
@@ -137,7 +126,7 @@ def advise(monkeypatch, tmp_path):
         assert words[0] == str(program)
         path = folder / "found.npz"
         write_measured(path)
-        return measure.load(path)
+        return load(path)
 
     def play(run, which, seconds):
         assert run.model.path.endswith("stand_in.py") and run.batch_size == 8
@@ -187,7 +176,7 @@ def test_flags_that_a_script_brings_itself_are_refused(advise, flag):
 
 def test_the_stand_in_has_the_scripts_tensors_and_a_lasting_gradient(tmp_path):
     write_measured(tmp_path / "found.npz")
-    found = measure.load(tmp_path / "found.npz")
+    found = load(tmp_path / "found.npz")
     path = script.write_stand_in(found, 2, tmp_path)
     shared = SharedModel(ModelChoice("", str(path), 1, 1, 2), 1)
     assert [each.shape for each in shared.spec.tensors] == [(6, 4)]
