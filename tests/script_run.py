@@ -15,6 +15,7 @@ from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Offer, read_offer
 from thinwire.ops.optimizers.described import describe, describe_constraints
 from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.optimizers.slots import OwnSlots, decode, encode
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sharding.split import shard_positions, shard_spec
 from thinwire.ops.types import ModelSpec, TensorSpec
@@ -205,6 +206,16 @@ class ScriptRun:
         for number, part in enumerate(parts, 1):
             theta = self.workers[number - 1].weights
             self.push(number, rows.gradient(theta, part), len(part))
+
+    def fill(self, optimizer, own):
+        """Give a script's own optimizer of some variables the slots of all shards."""
+        parts, rates = [], []
+        for core in self.shards:
+            document, pieces = encode(core.model.slots(), core.model.learning_rate)
+            slots, rate = decode(document, memoryview(b"".join(map(bytes, pieces))))
+            parts.append(slots)
+            rates.append(rate)
+        OwnSlots(optimizer, self.offer.optimizer, own).fill(self.layouts, parts, rates[0])
 
     @property
     def theta(self):

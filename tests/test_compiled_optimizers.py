@@ -120,6 +120,10 @@ def check(make, constraints=None, parts_of=halves, shards=(1, 2), **offered):
     for nb_ps in shards:
         run = distributed(offer, theta, rows, parts_of, nb_ps)
         np.testing.assert_allclose(run.theta, expected, rtol=0, atol=BOUND, err_msg=str(nb_ps))
+        again = make()
+        run.fill(again, variables())
+        for filled, slot in zip(again.variables, optimizer.variables, strict=True):
+            np.testing.assert_allclose(filled, slot, rtol=1e-4, atol=BOUND, err_msg=slot.name)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

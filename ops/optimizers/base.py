@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
+from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.types import Kind, Policy, State, Update
 
 if TYPE_CHECKING:
@@ -97,6 +98,9 @@ class ServerUpdate(Policy, Protocol):
         Returns:
             The entries that changed (None: all), and the state.
         """
+
+    def slots(self, state: State) -> list[Slot]:
+        """Return copies of what a script's own optimizer would hold; none: there is no script."""
 
     def save(self, state: State) -> State:
         """Return copies of the state as plain data."""

@@ -16,8 +16,9 @@ from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.described import WAYS_OUT, build_schedule
 from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate
+from thinwire.ops.optimizers.slots import ITERATION, Slot, velocity_slots
 from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer, is_elementwise
-from thinwire.ops.types import ConfigurationError, Kind, State, Update
+from thinwire.ops.types import ConfigurationError, Kind, State, TensorSpec, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec
@@ -93,6 +94,11 @@ class AwaitedUpdate(GradientsOnly):
         del update, kind, rate, kernels, state
         return None, self.init(theta)
 
+    def slots(self, state: State) -> list[Slot]:
+        """Return none."""
+        del state
+        return []
+
     def save(self, state: State) -> State:
         """Return nothing."""
         del state
@@ -163,6 +169,7 @@ class ScriptUpdate(GradientsOnly):
             state["schedule"] = _RateAtStep(build_schedule(allow_list.schedule_of(rate)))
         if self._is_flat:
             state["inner"] = self._flat.init(theta, spec)
+            state["tensors"] = spec.tensors if spec else (TensorSpec("shard", (len(theta),)),)
         else:
             optimizer = VariablesOptimizer(self.described, theta, spec, self.rules)
             optimizer.set_iterations(self.offer.iterations)
@@ -213,6 +220,18 @@ class ScriptUpdate(GradientsOnly):
         else:
             state["inner"]["optimizer"].step(theta, update, rate, negate=False)
         return touched, state
+
+    def slots(self, state: State) -> list[Slot]:
+        """Return copies of what the script's own optimizer would hold, by slice."""
+        import numpy as np
+
+        inner = state["inner"].get("optimizer")
+        if isinstance(inner, VariablesOptimizer):
+            return inner.slots()
+        found = [Slot(None, ITERATION, np.asarray(state["steps"], np.int64))]
+        if inner is not None:
+            found += velocity_slots(inner.save(), state["tensors"])
+        return found
 
     def save(self, state: State) -> State:
         """Return copies of slots, count and rate."""

@@ -14,6 +14,7 @@ from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.base import ServerUpdate
+from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.types import ConfigurationError, Kind, State, Update
 
 if TYPE_CHECKING:
@@ -155,6 +156,11 @@ class OptimizerUpdate:
         else:
             kernels.apply_sparse(theta, update.indices, update.values, factor)
         return update.indices, state
+
+    def slots(self, state: State) -> list[Slot]:
+        """Return none: no script has this optimizer."""
+        del state
+        return []
 
     def save(self, state: State) -> State:
         """Return copies of the slots, as plain data."""

@@ -11,7 +11,6 @@ Source: design, section 11.
 from __future__ import annotations
 
 import dataclasses
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,15 +18,11 @@ from typing import TYPE_CHECKING, Any
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.described import build_constraint, build_optimizer
+from thinwire.ops.optimizers.slots import BY_ADAMW, LEARNING_RATE, Slot, roles_of, variable_name
 from thinwire.ops.types import ModelSpec, State, TensorSpec, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
-
-#: Prefixes of the names of variables here: of those that a Muon leaves to AdamW, and of the others.
-_BY_ADAMW, _OTHERS = "adamw", "v"
-#: Name of a slot: of its variable by number, and what it is.
-_SLOT_NAME = re.compile(rf"(?:{_BY_ADAMW}|{_OTHERS})(\d+)(?:_(.*))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,21 +43,6 @@ class VariableRules:
 
 
 NO_RULES = VariableRules()
-
-
-@dataclasses.dataclass(frozen=True)
-class Slot:
-    """One array of an optimizer's state.
-
-    Attributes:
-        slice: Number of the slice that it belongs to; None: it belongs to all.
-        role: What it is, such as "momentum"; each once for a slice.
-        values: A copy.
-    """
-
-    slice: int | None
-    role: str
-    values: Any
 
 
 def is_elementwise(described: Described) -> bool:
@@ -101,7 +81,7 @@ class VariablesOptimizer:
 
         self._spec = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
         self._groups = _groups(self._spec.tensors, described, rules)
-        self.optimizer = build_optimizer(described, _BY_ADAMW)
+        self.optimizer = build_optimizer(described, BY_ADAMW)
         self.variables = []
         for number, group in enumerate(self._groups):
             values = theta[: group.size].reshape(group.shape)
@@ -188,11 +168,11 @@ class VariablesOptimizer:
         """Return the state by slice, without the learning rate; in Keras' order of each slice."""
         found = []
         for variable, (number, role) in zip(
-            self.optimizer.variables, slot_roles(self.optimizer), strict=True
+            self.optimizer.variables, roles_of(self.optimizer), strict=True
         ):
             values = variable.numpy()
             if number is None:
-                if role != "learning_rate":
+                if role != LEARNING_RATE:
                     found.append(Slot(None, role, values))
             else:
                 found += self._groups[number].cut(values, role, self._spec.tensors)
@@ -208,29 +188,6 @@ class VariablesOptimizer:
         self.set_weights(theta)
         for number, variable in enumerate(self.optimizer.variables):
             variable.assign(slots[str(number)])
-
-
-def slot_roles(optimizer: Any) -> list[tuple[int | None, str]]:
-    """Return what each of `optimizer.variables` is: number of its variable, and its role.
-
-    Args:
-        optimizer: Built on variables that are named as `variable_name` does.
-    """
-    found: list[tuple[int | None, str]] = []
-    for variable in optimizer.variables:
-        match = _SLOT_NAME.fullmatch(variable.name)
-        number = None if match is None else int(match[1])
-        role = (match[2] or "factor") if match else variable.name
-        if number is None and role not in ("iteration", "learning_rate"):
-            role = "product"  # Keras numbers variables without a name, such as Nadam's
-        occurrence = sum(n == number and r.split(".")[0] == role for n, r in found)
-        found.append((number, f"{role}.{occurrence}" if occurrence else role))
-    return found
-
-
-def variable_name(number: int, by_adamw: bool) -> str:
-    """Return the name that `slot_roles` reads."""
-    return f"{_BY_ADAMW if by_adamw else _OTHERS}{number}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import OptimizerUpdate
+from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.types import Kind, ModelSpec, State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
 from thinwire.ps.core.loss_scale import LossScaler
@@ -221,6 +222,10 @@ class ShardModel:
         now = len(self._down.get("replicas", ()))
         gone = (self._counts["copies"] - now) * self.theta.nbytes
         return {"bytes": _num_bytes(self._down) + gone, **self._counts}
+
+    def slots(self) -> list[Slot]:
+        """Return copies of the optimizer's state by slice; none where no script has compiled it."""
+        return self.method.server.slots(self._server)
 
     def whole(self) -> Update:
         """Return a copy of all weights."""

@@ -77,7 +77,7 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             f"{hello.shard} of {hello.num_shards}; give all nodes the same --nb_ps and --ps_hosts "
             "and this PS its --id_ps."
         )
-    if hello.role == pb.ROLE_SCRIPT and mine.shard:
+    if hello.role == pb.ROLE_SCRIPT and hello.incarnation and mine.shard:
         return pb.REASON_TOPOLOGY, (
             f"shard: this is PS {mine.shard}, and scripts meet at PS 0; give all nodes the same "
             "--ps_hosts."
@@ -117,7 +117,7 @@ _SPARE_STREAMS = 16
 #: Streams that one address cannot take, however many it opens.
 _STREAMS_OF_OTHERS = 64
 #: Requests that are answered with the model or a part of it.
-_REQUESTS = ("pull", "push")
+_REQUESTS = ("pull", "push", "slots")
 #: Links that can be emulated: the flags' own limits, and no rate that stands still.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 

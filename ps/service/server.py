@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import time
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from typing import Any, ClassVar
 
 from absl import logging
 
+from thinwire.ops.optimizers.slots import encode as encode_slots
 from thinwire.ops.sync.groups import format_groups, uneven
 from thinwire.ops.types import Kind, ShardLayout, State
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import frames
 from thinwire.proto.grpc import GrpcServer, ServerStream, serve
 from thinwire.proto.grpc.session import beat_seconds
 from thinwire.proto.security.connection_guard import ConnectionGuard
@@ -88,6 +91,8 @@ class ShardServer:
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
+        # Version, document and arrays of the slots that were sent last.
+        self._slots: tuple[int, str, list[memoryview]] | None = None
         self._due = [time.monotonic()] * 2
         self.server: GrpcServer | None = None
 
@@ -143,11 +148,26 @@ class ShardServer:
         self.queue.put(welcome)
 
     def welcome_script(self, connection: Connection) -> None:
-        """Admit the script of a worker (writer thread)."""
+        """Admit the script of a worker (writer thread); without incarnation for slots alone."""
         connection.send(self._welcome_message(None))
+        if not connection.incarnation:
+            return
         if (halt := self._halt()) is not None:
             connection.send(pb.ToClient(halt=halt))
         self.scripts.begin(connection)
+
+    def send_slots(self, connection: Connection) -> None:
+        """Send the state of the optimizer between two updates (writer thread).
+
+        All scripts request it after the same update, so they are sent the same arrays.
+        """
+        version = self.core.version
+        if self._slots is None or self._slots[0] != version:
+            model = self.core.model
+            self._slots = (version, *encode_slots(model.slots(), model.learning_rate))
+        _, document, pieces = self._slots
+        message = pb.ToClient(slots=pb.Slots(document=document))
+        connection.stream.send(functools.partial(frames, message, pieces), counted=False)
 
     # -- the writer thread ------------------------------------------------------------------
 

@@ -112,6 +112,9 @@ class StreamOwner(Protocol):
     def welcome_script(self, connection: Connection) -> None:
         """Admit the script of a worker (writer thread)."""
 
+    def send_slots(self, connection: Connection) -> None:
+        """Send the state of the optimizer (writer thread)."""
+
 
 class StreamReader:
     """Reads one stream to its end.
@@ -327,6 +330,10 @@ class StreamReader:
         finish, message = self.server.scripts.finish, finished.message[:_LONGEST_MESSAGE]
         self.server.queue.put(functools.partial(finish, self._worker, finished.failed, message))
 
+    def _request_slots(self, slots: pb.SlotsRequest, payload: memoryview) -> None:
+        del slots, payload
+        self.server.queue.put(functools.partial(self.server.send_slots, self._worker))
+
     def _script_alive(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         del heartbeat, payload
         self.server.queue.put(functools.partial(self.server.scripts.alive, self._worker))
@@ -391,6 +398,7 @@ class StreamReader:
         (pb.ROLE_SUPERVISOR, "report"): _report,
         (pb.ROLE_SCRIPT, "barrier"): _arrive,
         (pb.ROLE_SCRIPT, "finished"): _script_finished,
+        (pb.ROLE_SCRIPT, "slots"): _request_slots,
         (pb.ROLE_SCRIPT, "heartbeat"): _script_alive,
         (pb.ROLE_SCRIPT, "leave"): _observer_leaves,
         (pb.ROLE_SHARD, "heartbeat"): _shard_heartbeat,

@@ -1,0 +1,227 @@
+"""The state of an optimizer that lives on the shards, between them and a script's own optimizer.
+
+A slot is known by the slice that it belongs to and by its role, never by its place in Keras' list
+alone, which depends on how a shard groups its variables. On the wire a document names the arrays,
+which follow one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from thinwire.ops.offer import OptimizerOffer
+from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.generic]
+
+#: Prefixes of the names of variables that an optimizer of ours steps: of those that a Muon leaves
+#: to AdamW, and of the others.
+BY_ADAMW, OTHERS = "adamw", "v"
+#: Keras' name of a slot: number of its variable, and what it is.
+_SLOT_NAME = re.compile(rf"(?:{BY_ADAMW}|{OTHERS})(\d+)(?:_(.*))?")
+#: Types of slots, as numpy names them.
+_DTYPES = ("float32", "int64", "int32")
+#: What a learning rate is called among an optimizer's variables; it is no slot.
+LEARNING_RATE = "learning_rate"
+ITERATION = "iteration"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One array of an optimizer's state.
+
+    Attributes:
+        slice: Number of the slice, or of the variable, that it belongs to; None: it is of all.
+        role: What it is, such as "momentum"; each once for a slice.
+        values: Of the slice's shape, or of one that follows from it.
+    """
+
+    slice: int | None
+    role: str
+    values: Any
+
+
+def variable_name(number: int, by_adamw: bool) -> str:
+    """Return the name of a variable whose slots `roles_of` knows."""
+    return f"{BY_ADAMW if by_adamw else OTHERS}{number}"
+
+
+def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
+    """Return what each of `optimizer.variables` is: number of its variable, and its role.
+
+    Args:
+        optimizer: Of Keras, built on variables that are named by `variable_name`.
+    """
+    found: list[tuple[int | None, str]] = []
+    for variable in optimizer.variables:
+        match = _SLOT_NAME.fullmatch(variable.name)
+        number = None if match is None else int(match[1])
+        role = (match[2] or "factor") if match else variable.name
+        if number is None and role not in (ITERATION, LEARNING_RATE):
+            role = "product"  # Keras numbers variables without a name, such as Nadam's
+        occurrence = sum(n == number and r.split(".")[0] == role for n, r in found)
+        found.append((number, f"{role}.{occurrence}" if occurrence else role))
+    return found
+
+
+def encode(slots: Sequence[Slot], rate: float) -> tuple[str, list[memoryview]]:
+    """Return the document and the arrays, little-endian; see `decode`."""
+    import numpy as np
+
+    rows, pieces = [], []
+    for slot in slots:
+        values = np.asarray(slot.values)
+        rows.append([slot.slice, slot.role, list(values.shape), values.dtype.name])
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        pieces.append(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
+    return json.dumps({"rate": rate, "arrays": rows}), pieces
+
+
+def decode(document: str, payload: memoryview) -> tuple[list[Slot], float]:
+    """Return slots and learning rate of what a shard has sent; the arrays are copies.
+
+    Raises:
+        ValueError: It is not what `encode` makes.
+    """
+    import numpy as np
+
+    try:
+        found = json.loads(document)
+        slots, start = [], 0
+        for number, role, shape, dtype in found["arrays"]:
+            if dtype not in _DTYPES:
+                raise ValueError(f"an array of {dtype!r:.50}; expected {', '.join(_DTYPES)}")
+            count = math.prod(int(size) for size in shape)
+            stop = start + count * np.dtype(dtype).itemsize
+            if count < 0 or stop > len(payload):
+                raise ValueError(f"{len(payload)} bytes; expected more")
+            values = np.frombuffer(payload[start:stop], np.dtype(dtype).newbyteorder("<"))
+            slots.append(Slot(number, str(role), values.astype(dtype).reshape(shape)))
+            start = stop
+        if start != len(payload):
+            raise ValueError(f"{len(payload)} bytes; expected {start}")
+        return slots, float(found["rate"])
+    except (TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise ValueError(f"unreadable slots ({type(error).__name__}: {error!s:.200})") from error
+
+
+class OwnSlots:
+    """The slots of a script's own optimizer, by variable and role.
+
+    Args:
+        optimizer: The compiled one, without the loss scaling around it; it is built if it is not.
+        offer: What was described of it.
+        variables: The shared variables, in order.
+
+    Raises:
+        ConfigurationError: It was built on other variables.
+    """
+
+    def __init__(self, optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> None:
+        import keras
+
+        from thinwire.ops.optimizers.described import build_optimizer
+
+        if not optimizer.built:
+            optimizer.build(list(variables))
+        # Of the same class on tiny variables of as many dimensions: the same slots in that order.
+        tiny = [
+            keras.Variable(
+                keras.ops.zeros((1,) * len(variable.shape)),
+                name=variable_name(number, variable.path in offer.by_adamw),
+            )
+            for number, variable in enumerate(variables)
+        ]
+        probe = build_optimizer(offer.optimizer, BY_ADAMW)
+        probe.build(tiny)
+        keys = [key for key in roles_of(probe) if key[1] != LEARNING_RATE]
+        self._rate = optimizer._learning_rate
+        own = [each for each in optimizer.variables if each is not self._rate]
+        if len(own) != len(keys):
+            raise ConfigurationError(
+                f"the compiled {offer.optimizer.name} has {len(own)} slots where the shared "
+                f"variables make {len(keys)}; expected an optimizer built on just these. Compile "
+                "the model again after its variables have changed."
+            )
+        self._by_key = dict(zip(keys, own, strict=True))
+        self._variables = list(variables)
+
+    def collect(self) -> list[Slot]:
+        """Return copies of all slots, by variable."""
+        return [
+            Slot(number, role, variable.numpy())
+            for (number, role), variable in self._by_key.items()
+        ]
+
+    def fill(
+        self,
+        layouts: Sequence[ShardLayout],
+        parts: Sequence[Sequence[Slot]],
+        rate: float | None = None,
+    ) -> None:
+        """Overwrite the slots with those of the shards.
+
+        Args:
+            layouts: Of every shard.
+            parts: Of every shard, by slice of its layout.
+            rate: The learning rate, where it is a number.
+
+        Raises:
+            ValueError: Slots are missing, or of other shapes than these.
+        """
+        import keras
+        import numpy as np
+
+        whole: dict[tuple[int | None, str], Any] = {}
+        for layout, slots in zip(layouts, parts, strict=True):
+            for slot in slots:
+                if slot.slice is None:
+                    whole.setdefault((None, slot.role), slot.values)
+                    continue
+                piece = layout.slices[slot.slice]
+                size = math.prod(self._variables[piece.tensor].shape)
+                if piece.size == size:
+                    whole[piece.tensor, slot.role] = slot.values
+                else:
+                    empty = np.zeros(size, slot.values.dtype)
+                    values = whole.setdefault((piece.tensor, slot.role), empty)
+                    values[piece.start : piece.stop] = slot.values
+        if missing := [key for key in self._by_key if key not in whole]:
+            raise ValueError(f"the shards sent no {missing[0][1]} of variable {missing[0][0]}")
+        for key, variable in self._by_key.items():
+            variable.assign(np.reshape(whole[key], variable.shape))
+        if rate is not None and isinstance(self._rate, keras.Variable):
+            self._rate.assign(rate)
+
+
+def cut(slots: Sequence[Slot], spec: ModelSpec, layout: ShardLayout) -> list[Slot]:
+    """Return the part of one shard: slots by slice of its layout, out of those by variable."""
+    by_tensor: dict[int | None, list[Slot]] = {}
+    for slot in slots:
+        by_tensor.setdefault(slot.slice, []).append(slot)
+    found = list(by_tensor.get(None, ()))
+    for number, piece in enumerate(layout.slices):
+        whole = piece.size == spec.tensors[piece.tensor].size
+        for slot in by_tensor.get(piece.tensor, ()):
+            values = slot.values if whole else slot.values.reshape(-1)[piece.start : piece.stop]
+            found.append(Slot(number, slot.role, values))
+    return found
+
+
+def velocity_slots(state: State, tensors: Sequence[TensorSpec]) -> list[Slot]:
+    """Return Keras' slots of a MomentumSGD on slices that lie one after the other."""
+    found, start, velocity = [], 0, state["2"]
+    for number, tensor in enumerate(tensors):
+        part = velocity[start : start + tensor.size]
+        found.append(Slot(number, "momentum", part.reshape(tensor.shape)))
+        start += tensor.size
+    return found

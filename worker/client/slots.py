@@ -1,0 +1,72 @@
+"""Fetches the state of the optimizer from the shards, for a script that is to go on with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from thinwire.ops.optimizers.slots import Slot, decode
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import ShardLayout
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import StreamLost
+from thinwire.proto.grpc.session import ClientSession, Dialler, RequestRejected
+
+#: Arrays of the model's size that an optimizer may have, and bytes for all that is smaller.
+_MOST_ARRAYS, _SLACK_BYTES = 8, 1 << 20
+
+
+def fetch_slots(
+    run: Run, id_worker: int, run_id: str, layouts: Sequence[ShardLayout]
+) -> tuple[list[list[Slot]], float]:
+    """Return the slots of every shard, by slice of its layout, and the learning rate.
+
+    Args:
+        run: The run's settings.
+        id_worker: Of this worker.
+        run_id: Of the run.
+        layouts: Of every shard.
+
+    Raises:
+        Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the request.
+    """
+    parts, rates = [], []
+    for shard, layout in enumerate(layouts):
+        slots, rate = _fetch(run, id_worker, run_id, shard, layout)
+        parts.append(slots)
+        rates.append(rate)
+    return parts, rates[0]
+
+
+def _fetch(
+    run: Run, id_worker: int, run_id: str, shard: int, layout: ShardLayout
+) -> tuple[list[Slot], float]:
+    hello = pb.Hello(
+        protocol_version=messages.PROTOCOL_VERSION,
+        role=pb.ROLE_SCRIPT,  # without incarnation: it takes no part in barriers
+        id=id_worker,
+        run_id=run_id,
+        shard=shard,
+        num_shards=run.nb_ps,
+    )
+    address, limit = run.addresses[shard], 4 * _MOST_ARRAYS * layout.size + _SLACK_BYTES
+    dialler = Dialler(
+        f"the PS at {address}",
+        lambda: ClientSession(address, hello, limit, credentials=run.credentials),
+        threading.Event(),
+    )
+    session, _ = dialler.dial(run.reconnect_timeout_seconds)
+    try:
+        session.send_control(pb.ToServer(slots=pb.SlotsRequest()))
+        while True:
+            message, payload = session.listen()
+            if message.WhichOneof("body") == "refusal":
+                raise RequestRejected(message.refusal)
+            if message.WhichOneof("body") == "slots":
+                session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
+                return decode(message.slots.document, payload)
+    except ValueError as error:
+        raise StreamLost(f"{address}: {error}") from error
+    finally:
+        session.close()
