@@ -1,0 +1,69 @@
+"""The state of a script's optimizer, fetched from real shards over loopback."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from tests.elastic import InProcessCluster
+from tests.harness import SPEC, method
+from thinwire.ops.methods.builder import adopt
+from thinwire.ops.offer import Described, Offer, OptimizerOffer
+from thinwire.ops.optimizers.slots import Slot, decode, encode
+from thinwire.ops.run.credentials import NO_CREDENTIALS
+from thinwire.proto.grpc.session import RequestRejected
+from thinwire.worker.client.slots import fetch_slots
+
+ADAM = OptimizerOffer(Described("Adam", {"learning_rate": 0.25, "clipnorm": 1.0}))
+
+
+def test_every_shard_sends_its_part_between_two_updates():
+    chosen = method("bsp", 2, overrides={"server_optimizer": "script"})
+    adopted = adopt(chosen, Offer(SPEC, optimizer=ADAM))
+    with InProcessCluster(adopted, 2) as cluster:
+        run = types.SimpleNamespace(
+            addresses=[f"127.0.0.1:{shard.port}" for shard in cluster.shards],
+            nb_ps=2,
+            credentials=NO_CREDENTIALS,
+            reconnect_timeout_seconds=10.0,
+        )
+        parts, rate = fetch_slots(run, 1, "run", cluster.layouts)
+        assert rate == 0.25
+        for layout, part in zip(cluster.layouts, parts, strict=True):
+            found = {(slot.slice, slot.role): slot.values.shape for slot in part}
+            shapes = [SPEC.tensors[piece.tensor].shape for piece in layout.slices]
+            assert found == {(None, "iteration"): ()} | {
+                (number, role): shape
+                for number, shape in enumerate(shapes)
+                for role in ("momentum", "velocity")
+            }
+        with pytest.raises(RequestRejected, match="no worker 9"):
+            fetch_slots(run, 9, "run", cluster.layouts)
+
+
+BROKEN = [
+    ("no document", b""),
+    ("[]", b""),
+    ({"arrays": []}, b""),
+    ({"rate": 0.1, "arrays": []}, b"1"),
+    ({"rate": 0.1, "arrays": [[0, "m", [2], "float32"]]}, b"1234"),
+    ({"rate": 0.1, "arrays": [[0, "m", [1 << 40, 1 << 40], "float32"]]}, b"1234"),
+    ({"rate": 0.1, "arrays": [[0, "m", [-1], "float32"]]}, b""),
+    ({"rate": 0.1, "arrays": [[0, "m", [1], "object"]]}, b"12345678"),
+]
+
+
+@pytest.mark.parametrize(("document", "payload"), BROKEN)
+def test_broken_slots_are_refused(document, payload):
+    text = document if isinstance(document, str) else json.dumps(document)
+    with pytest.raises(ValueError):
+        decode(text, memoryview(payload))
+
+
+def test_slots_of_any_layout_survive():
+    values = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    document, pieces = encode([Slot(3, "velocity", values)], 0.5)
+    ((found,), rate) = decode(document, memoryview(pieces[0]))
+    assert (found.slice, found.role, rate) == (3, "velocity", 0.5)
+    np.testing.assert_array_equal(found.values, values)
