@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from thinwire.adacomp import PS, Worker
     from thinwire.gradient_sgd import GradientSGD
     from thinwire.keras.distribute import distribute
+    from thinwire.launcher.function import FunctionRun, RunFailed, run
     from thinwire.server import ServerHandle, Snapshot, init_server
     from thinwire.session import RunOver, StepInfo
 
@@ -25,7 +26,9 @@ __version__ = "0.1.0"
 __all__ = [
     "PS",
     "ConfigurationError",
+    "FunctionRun",
     "GradientSGD",
+    "RunFailed",
     "RunOver",
     "ServerHandle",
     "Snapshot",
@@ -35,18 +38,22 @@ __all__ = [
     "__version__",
     "distribute",
     "init_server",
+    "run",
 ]
 
 _MODULES = {
     "PS": "adacomp",
     "Worker": "adacomp",
+    "FunctionRun": "launcher.function",
     "GradientSGD": "gradient_sgd",
+    "RunFailed": "launcher.function",
     "RunOver": "session",
     "StepInfo": "session",
     "distribute": "keras.distribute",
     "ServerHandle": "server",
     "Snapshot": "server",
     "init_server": "server",
+    "run": "launcher.function",
 }
 
 

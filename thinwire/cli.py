@@ -61,7 +61,9 @@ def run_command() -> NoReturn:
 
 
 def run_role() -> NoReturn:
-    """Play the role that --type_node names, and exit with its code."""
+    """Play the role that --type_node names, or `run` a script, and exit with its code."""
+    if sys.argv[1:2] == [*RUN]:
+        run_command()
     _play(sys.argv[0], sys.argv[1:])
 
 

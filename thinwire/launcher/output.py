@@ -139,23 +139,31 @@ class NodeOutput:
     Args:
         name: Of the node.
         screen: Of the launcher.
+        is_over: Whether a script has failed: what follows from that is in the nodes' logs.
     """
 
-    def __init__(self, name: str, screen: Screen) -> None:
-        self._name, self._screen = name, screen
+    def __init__(
+        self, name: str, screen: Screen, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._name, self._screen, self._is_over = name, screen, is_over
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line."""
-        self._screen.write(f"[{self._name}] {line}", is_error)
+        if not self._is_over():
+            self._screen.write(f"[{self._name}] {line}", is_error)
 
 
 class SupervisorOutput(NodeOutput):
     """Makes the Supervisor's lines on stdout, each a status, the screen's progress."""
 
     def __init__(
-        self, name: str, screen: Screen, clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        screen: Screen,
+        is_over: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(name, screen)
+        super().__init__(name, screen, is_over)
         self._clock, self._shown_at = clock, -math.inf
 
     def on_line(self, line: str, is_error: bool) -> None:

@@ -21,6 +21,8 @@ _WATCHDOG = "thinwire.launcher.watchdog"
 
 #: A node on this host, or on one with the same files.
 NODE = ("-P", "-m", "thinwire") if CHECKOUT is None else (str(CHECKOUT / "main.py"),)
+#: The command `thinwire`, likewise; of a checkout it knows `run`, and roles by --type_node.
+RUN = NODE
 #: What runs a script as a worker, likewise.
 SCRIPT = (
     ("-P", "-m", "thinwire.launcher.script")

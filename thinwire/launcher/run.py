@@ -198,10 +198,10 @@ class _ScriptRun:
     def _node(self, node: Node) -> Node:
         """Return a cluster's node with what takes its output."""
         node = of_script(node, self._run, self._script)
-        if node.role == "PS":
-            return dataclasses.replace(node, output=NodeOutput(node.name, self._screen))
-        if node.role == "Supervisor":
-            return dataclasses.replace(node, output=SupervisorOutput(node.name, self._screen))
+        if node.role != "Worker":
+            kind = SupervisorOutput if node.role == "Supervisor" else NodeOutput
+            shown = kind(node.name, self._screen, lambda: bool(self._failures))
+            return dataclasses.replace(node, output=shown)
         folder = self._run.run_dir / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{node.name}.out"

@@ -1,0 +1,195 @@
+"""``thinwire.run(function, ...)``: a Python function as every worker of a run.
+
+The function and its arguments are written into the run directory, with a script that calls it;
+the rest is `thinwire run`. Only files of the run directory are unpickled, never what comes over the
+wire.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from thinwire.launcher import program
+from thinwire.launcher.local import SupervisedProcess, watchdog_command
+from thinwire.ops.run.script_settings import SETTINGS_VARIABLE
+from thinwire.ops.run.settings import EXIT_DONE
+from thinwire.ops.types import ConfigurationError
+
+_FOLDER, _CALL, _RESULT = "function", "call.pkl", "result.pkl"
+#: Where the script finds the folder of the call: its own.
+_SCRIPT = """\
+import pathlib
+
+from thinwire.launcher.function import call
+
+if __name__ == "__main__":
+    call(pathlib.Path(__file__).resolve().parent)
+"""
+_WAIT_SECONDS = 0.2
+
+
+class RunFailed(Exception):
+    """A run of `thinwire.run` did not end well; `exit_code` is that of `thinwire run`."""
+
+    def __init__(self, exit_code: int, run_dir: pathlib.Path, last_output: str) -> None:
+        super().__init__(
+            f"the run ended with exit code {exit_code}: {last_output} (logs: {run_dir / 'logs'})"
+        )
+        self.exit_code, self.run_dir = exit_code, run_dir
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionRun:
+    """A run that ended well.
+
+    Attributes:
+        run_dir: Its folder.
+        summary: summary.json, as far as there is one.
+        value: What the function returned on worker 1; None where that could not be pickled, or
+            where the worker ran on a host with another disk.
+    """
+
+    run_dir: pathlib.Path
+    summary: Mapping[str, Any]
+    value: Any
+
+
+def run(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nb_workers: int = 2,
+    **flags: Any,
+) -> FunctionRun:
+    """Run a function on several workers, each a process of its own, with a PS and a Supervisor.
+
+    The function builds its model, gives it to `thinwire.distribute` and calls `fit`, as a script
+    does. It is sent by name if other processes can import it, else by value (of a notebook, or of
+    the main program, whose modules' values it uses are then sent too).
+
+    Args:
+        function: Called on every worker.
+        args: Its arguments; they must pickle.
+        nb_workers: Number of workers.
+        **flags: Flags of `thinwire run` by name, such as ``method="dgs"`` or ``iter_max=100``.
+
+    Raises:
+        ConfigurationError: The function or its arguments cannot be pickled.
+        RunFailed: The run did not end well.
+        KeyboardInterrupt: It was interrupted; the same call resumes it.
+    """
+    name = getattr(function, "__name__", "function").strip("<>")
+    run_dir = pathlib.Path(flags.pop("run_dir", None) or f"runs/{name}").resolve()
+    script = _write_call(run_dir / _FOLDER, function, args)
+    settings = {"nb_workers": nb_workers, "run_dir": run_dir} | flags
+    words = [_word(key, value) for key, value in settings.items() if value is not None]
+    command = [sys.executable, *program.RUN, "run", *words, str(script)]
+    output = _Repeated()
+    supervised = watchdog_command(
+        sys.executable, program.WATCHDOG, command, announce=False, silence_seconds=math.inf
+    )
+    process = SupervisedProcess(supervised, output, announced=False)
+    try:
+        code = _wait(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if code != EXIT_DONE:
+        raise RunFailed(code, run_dir, output.last_error)
+    return FunctionRun(run_dir, _summary(run_dir), _result(run_dir / _FOLDER))
+
+
+def call(folder: pathlib.Path) -> None:
+    """Call the function of a folder, as a worker; worker 1 leaves what it returns."""
+    found = cloudpickle.loads((folder / _CALL).read_bytes())
+    sys.path[:] = [*sys.path, *(each for each in found["path"] if each not in sys.path)]
+    function, args = cloudpickle.loads(found["call"])
+    value = function(*args)
+    if not os.environ.get(SETTINGS_VARIABLE, "").endswith("worker-1.json"):
+        return
+    try:
+        (folder / _RESULT).write_bytes(cloudpickle.dumps(value))
+    except Exception as error:  # noqa: BLE001 - whatever pickling calls
+        sys.stderr.write(f"what the function returned cannot be pickled: {error}\n")
+
+
+def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequence[Any]) -> str:
+    """Write the call and the script that makes it; return the script's path."""
+    try:
+        pickled = cloudpickle.dumps((function, tuple(args)))
+    except Exception as error:
+        raise ConfigurationError(
+            f"thinwire.run(): {function!r} or its arguments cannot be sent to workers ({error}); "
+            "expected what cloudpickle can pickle. Build models and open files inside the function."
+        ) from error
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / _RESULT).unlink(missing_ok=True)
+    (folder / _CALL).write_bytes(cloudpickle.dumps({"path": sys.path, "call": pickled}))
+    script = folder / f"{_FOLDER}.py"
+    script.write_text(_SCRIPT)
+    return str(script)
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = ",".join(str(each) for each in value)
+    return f"--{name}={value}"
+
+
+def _wait(process: SupervisedProcess) -> int:
+    """Wait for the end, and pass an interruption on, which then is raised."""
+    interrupted = False
+    while (code := process.poll()) is None:
+        try:
+            time.sleep(_WAIT_SECONDS)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            process.send_signal(signal.SIGINT)
+    if interrupted:
+        raise KeyboardInterrupt
+    process.wait()  # for its last lines
+    return code
+
+
+def _summary(run_dir: pathlib.Path) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads((run_dir / "summary.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _result(folder: pathlib.Path) -> Any:
+    path = folder / _RESULT
+    return cloudpickle.loads(path.read_bytes()) if path.is_file() else None
+
+
+class _Repeated:
+    """Repeats lines on the present stdout and stderr, which a notebook has replaced.
+
+    Attributes:
+        last_error: The last line of stderr; a worker's, if one has written any.
+    """
+
+    last_error = ""
+
+    def on_line(self, line: str, is_error: bool) -> None:
+        """Repeat one line."""
+        stream = sys.stderr if is_error else sys.stdout
+        by_worker, before = "[worker " in line, "[worker " in self.last_error
+        if is_error and line.strip() and by_worker >= before:
+            self.last_error = line
+        stream.write(f"{line}\n")
+        stream.flush()
