@@ -12,6 +12,7 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.kernels import load_kernels
+from thinwire.ops.offer import read_offer
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run import fingerprint
@@ -19,7 +20,9 @@ from thinwire.ops.run.directory import clear_node, scalars_of
 from thinwire.ops.run.settings import (
     EXIT_CONFIGURATION,
     EXIT_DONE,
+    EXIT_INTERRUPTED,
     EXIT_OF_STOP,
+    EXIT_REFUSED,
     EXIT_UNREACHABLE,
     Run,
     has_evaluated_summary,
@@ -39,12 +42,13 @@ from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership, Membership
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.flags import PsFlags
-from thinwire.ps.initial_model import InitialModel, model_of_flags
+from thinwire.ps.initial_model import InitialModel, model_of_flags, model_of_offer
 from thinwire.ps.persistence.journal import STOP_REASON
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.service import leader_client
+from thinwire.ps.service.admission import AdmissionWatch
 from thinwire.ps.service.handshake import (
     Identity,
     guard_of,
@@ -52,7 +56,8 @@ from thinwire.ps.service.handshake import (
     identity,
     most_streams,
 )
-from thinwire.ps.service.leader_client import LeaderClient
+from thinwire.ps.service.leader_client import WEIGHTS_DIGEST, LeaderClient
+from thinwire.ps.service.offering import NobodyAdmitted, OfferStage, ReceivedOffer
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.telemetry.instruments import ShardInstruments
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
@@ -147,7 +152,76 @@ def main(run: Run) -> int:
     own = ps_flags.read(run.addresses)
     if run.overwrite:
         clear_node(run.run_dir, own.node)
-    return ShardProcess(run, own, model_of_flags(run, own.id_ps)).serve()
+    if not run.model_is_offered:
+        return ShardProcess(run, own, model_of_flags(run, own.id_ps)).serve()
+    saved = SavedShard(run, own.node)
+    if saved.offer is None:
+        if saved.core is not None:
+            raise ConfigurationError(
+                f"--run_dir={run.run_dir} holds a run whose model came from flags, and this is "
+                "--model_from=worker; give it another --run_dir, or --overwrite the old one."
+            )
+        return _serve_offered(run, own, saved)
+    offer = read_offer(saved.offer, own.max_model_bytes)
+    logging.info("this shard has the model that a worker offered before")
+    return ShardProcess(run, own, model_of_offer(run, own.id_ps, offer, None), saved).serve()
+
+
+def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
+    """Wait for a worker that offers the model, then serve it; return the exit code."""
+    stage = OfferStage(run, own)
+    stage.listen()
+    try:
+        with handle_signals(lambda number, frame: stage.interrupt()):
+            shard = start_offered(run, own, saved, stage)
+    except NobodyAdmitted as error:
+        logging.error("%s", error)
+        return EXIT_REFUSED
+    if shard is None:
+        return EXIT_INTERRUPTED
+    with handle_signals(shard.on_signal):
+        if stage.interrupted:
+            shard.interrupt()
+        return shard.run_to_end()
+
+
+def start_offered(
+    run: Run, own: PsFlags, saved: SavedShard, stage: OfferStage
+) -> ShardProcess | None:
+    """Wait for a worker that offers the model, and start its shard; None: interrupted before.
+
+    Args:
+        run: The run's settings.
+        own: This shard's.
+        saved: Its files, which hold no model.
+        stage: That listens.
+
+    Raises:
+        NobodyAdmitted: Clients came and were all refused.
+        ConfigurationError, Unreachable, RequestRejected: As `ShardProcess.start` does.
+    """
+    shard: ShardProcess | None = None
+    has_started = False
+    try:
+        while shard is None and (received := stage.next_offer()) is not None:
+            shard = _shard_of_offer(run, own, saved, stage, received)
+        if shard is not None:
+            has_started = shard.start(stage)
+    finally:
+        stage.close(has_started)
+    return shard
+
+
+def _shard_of_offer(
+    run: Run, own: PsFlags, saved: SavedShard, stage: OfferStage, received: ReceivedOffer
+) -> ShardProcess | None:
+    """Build what a worker has offered, or refuse that."""
+    try:
+        model = model_of_offer(run, own.id_ps, received.offer, received.payload)
+        return ShardProcess(run, own, model, saved)
+    except (ConfigurationError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
+        stage.refuse(received, f"{error}" or type(error).__name__)
+        return None
 
 
 class ShardProcess:
@@ -190,17 +264,21 @@ class ShardProcess:
         """Listen and write until the end or a signal; return the exit code."""
         if not self.start():
             return EXIT_DONE
-        with handle_signals(self._on_signal):
+        with handle_signals(self.on_signal):
             return self.run_to_end()
 
-    def start(self) -> bool:
-        """Listen, join shard 0 if this is another; return False if the run is finished."""
+    def start(self, stage: OfferStage | None = None) -> bool:
+        """Listen, join shard 0 if this is another; return False if the run is finished.
+
+        Args:
+            stage: Whose port to take over; None: take one.
+        """
         core = self.core
         if finished := self.saved.finished:
             logging.info("this run is finished (%s at version %d)", finished, core.version)
             return False
         self.saved.open()
-        self._listen()
+        self._listen(stage)
         self.keeping.begin(self.server.journaled, self.server.decoder, self.run.lease_seconds)
         self.leader = None if self.leads else self._join_leader()
         self._open()
@@ -229,7 +307,7 @@ class ShardProcess:
 
     # -- start ------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _listen(self, stage: OfferStage | None) -> None:
         """Take the port; nobody is let in before `_open`."""
         core, own = self.core, self.own
         share = self.layout.size / self.spec.num_parameters
@@ -242,8 +320,14 @@ class ShardProcess:
             most_streams(self.run),
             self.bounds,
         )
-        self.server.guard = guard_of(self.run)
+        if stage is None or stage.listening is None:
+            self.server.guard = guard_of(self.run)
+            self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)
+            logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
+        else:
+            self.port = self.server.take_over(stage.listening, stage.guard)
         server = self.server
+        server.watch = AdmissionWatch(own.start_timeout_seconds, lambda: server.guard.refused)
         sources = StatusSources(
             lambda: server.guard.refused,
             server.journaled.summary,
@@ -252,8 +336,6 @@ class ShardProcess:
         self.board = StatusReporter(self.run, self.spec, core, server, self._received, sources)
         self.server.reports = self.saved.reports
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
-        self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)
-        logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
         instruments = ShardInstruments(self.server, self.board, self._received)
         self.metrics = instruments.open_port(self.run, own.node)
         if (datagrams := self.server.datagrams) is not None:
@@ -291,7 +373,10 @@ class ShardProcess:
     def _open(self) -> None:
         self.server.observers.on_status = self.board.document
         self.server.on_groups = self._propose
-        self.server.open_for(self._identity(), json.dumps(self.board.about()))
+        about = self.board.about()
+        if self.offer is not None:
+            about[WEIGHTS_DIGEST] = self.offer.weights_digest
+        self.server.open_for(self._identity(), json.dumps(about))
 
     def _propose(self, found: events.GroupsChanged) -> None:
         """Leave groups and shares behind for another run: data are dealt out at the start."""
@@ -319,7 +404,8 @@ class ShardProcess:
         beside = self.server.datagrams
         return beside.counts() if beside is not None else None
 
-    def _on_signal(self, number: int, frame: Any) -> None:
+    def on_signal(self, number: int, frame: Any) -> None:
+        """End the run before its time, by a signal."""
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.interrupt()

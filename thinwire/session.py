@@ -19,11 +19,13 @@ from thinwire.ops.codecs import Codec
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.codecs.error_feedback import CodecWrapper
 from thinwire.ops.codecs.wrappers import WarmUp
+from thinwire.ops.offer import Offer
 from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.settings import ScriptSettings
 from thinwire.sharing.data import part_of_data
 from thinwire.sharing.place import WorkerPlace
+from thinwire.worker.client.offering import Offering
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.messages import (
     NO_FIGURES,
@@ -85,6 +87,7 @@ class Session:
         num_train: Size of the whole training set, by which warm-up counts epochs.
         momentum: Of the script's SGD, where the method `takes_momentum`: the script then steps
             without.
+        offer: The model, to be offered to servers without one; None: they have it.
 
     Raises:
         ConfigurationError: The codec warms up, and the size of the training set is not given; or
@@ -97,6 +100,7 @@ class Session:
         shared: SharedModel,
         num_train: int | None = None,
         momentum: float = 0.0,
+        offer: Offer | None = None,
     ) -> None:
         self.settings, self.shared = settings, shared
         self.own = settings.worker()
@@ -105,6 +109,10 @@ class Session:
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self._num_train = needed_size(run.method.codec, num_train)
         self._momentum = momentum
+        self._offering: Offering | None = None
+        if offer is not None:
+            offer = dataclasses.replace(offer, statistics=self.statistics.size)
+            self._offering = Offering(offer, self.variables.read, self.statistics.read)
         if self.takes_weights and (self.own.weight_decay or self.own.clip_norm):
             raise ConfigurationError(
                 "--worker_weight_decay and --clip_norm change gradients, and with "
@@ -268,6 +276,7 @@ class Session:
             statistics,
             num_examples=self._num_train,
             momentum=self._momentum,
+            offering=self._offering,
         )
 
     def renew(self) -> None:

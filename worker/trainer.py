@@ -22,6 +22,7 @@ from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.exchange import Exchange, Heartbeat
+from thinwire.worker.client.offering import Offering
 from thinwire.worker.client.pacing_client import PacingClient
 from thinwire.worker.collective.exchange import CollectiveExchange
 from thinwire.worker.core.core import WorkerCore
@@ -86,7 +87,11 @@ class Stopwatch:
 
 
 def exchange_for(
-    run: Run, own: WorkerFlags, core: WorkerCore, closing: threading.Event
+    run: Run,
+    own: WorkerFlags,
+    core: WorkerCore,
+    closing: threading.Event,
+    offering: Offering | None = None,
 ) -> Exchange:
     """Return the exchange of the mode in --collective; nothing is dialled yet.
 
@@ -95,10 +100,18 @@ def exchange_for(
         own: This worker's settings.
         core: Of this worker.
         closing: Set when the worker is to stop.
+        offering: What to offer to shards without model.
     """
     made: type[Exchange] = Exchange if run.method.collective == THROUGH_PS else CollectiveExchange
     exchange: Exchange = made(
-        run, own.id_worker, core.spec, core.layouts, own.device.link, closing, core.aux_size
+        run,
+        own.id_worker,
+        core.spec,
+        core.layouts,
+        own.device.link,
+        closing,
+        core.aux_size,
+        offering,
     )
     if isinstance(exchange, CollectiveExchange):
         exchange.attach(own, core)
@@ -126,6 +139,7 @@ class WorkerSession:
         num_examples: Of the whole training set, by which codecs count epochs; 0: unknown.
         momentum: Of a script's optimizer, which the codec takes over if the method
             `takes_momentum`.
+        offering: What to offer to shards without model; None: they have one.
     """
 
     def __init__(
@@ -138,6 +152,7 @@ class WorkerSession:
         labels: Mapping[int, int] | None = None,
         num_examples: int = 0,
         momentum: float = 0.0,
+        offering: Offering | None = None,
     ) -> None:
         self.run, self.own, self.on_gpu = run, own, on_gpu
         self.closing = threading.Event()
@@ -150,7 +165,7 @@ class WorkerSession:
             statistics,
             num_examples,
         )
-        self.exchange = exchange_for(run, own, self.core, self.closing)
+        self.exchange = exchange_for(run, own, self.core, self.closing, offering)
         self.stopwatch = Stopwatch()
         self.measure = MEASURES[own.measure](run.method.pacer, self.exchange)
         self.pacing = PacingClient(run.method.pacer, self.exchange.shards[0])

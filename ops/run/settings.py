@@ -32,12 +32,15 @@ DRAIN_SECONDS = 5.0
 #: has ended while another trains on.
 FINISHED, SCRIPT_FAILED, RETURNED_EARLY = "finished", "script_failed", "returned_early"
 
+#: Stop reason of a server that workers came to, and none could be admitted.
+NOBODY_ADMITTED = "nobody_admitted"
 #: Why a run stopped -> the exit code of its nodes; every other reason is a run that is done.
 EXIT_OF_STOP = {
     "interrupted": EXIT_INTERRUPTED,
     "diverged": EXIT_DIVERGED,
     SCRIPT_FAILED: EXIT_SCRIPT,
     RETURNED_EARLY: EXIT_SCRIPT,
+    NOBODY_ADMITTED: EXIT_REFUSED,
     "journal_failed": EXIT_CONFIGURATION,  # a PS's disk does not take what is to be kept
 }
 

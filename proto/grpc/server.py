@@ -189,9 +189,15 @@ class PortInUse(ConfigurationError):
 class GrpcServer:
     """A listening shard; made by `serve`."""
 
-    def __init__(self, server: grpc.Server, port: int, health: HealthService) -> None:
-        self._server, self._health = server, health
+    def __init__(
+        self, server: grpc.Server, port: int, health: HealthService, sessions: _SessionHandler
+    ) -> None:
+        self._server, self._health, self._sessions = server, health, sessions
         self.port = port
+
+    def hand_over(self, handler: Callable[[ServerStream], None]) -> None:
+        """Run another handler for the streams that come from now on."""
+        self._sessions.handler = handler
 
     def set_serving(self, serving: bool) -> None:
         """Publish through grpc.health.v1 whether the shard accepts work."""
@@ -209,7 +215,7 @@ class _SessionHandler:
     def __init__(
         self, handler: Callable[[ServerStream], None], max_streams: int, guard: ConnectionGuard
     ) -> None:
-        self._handler, self._guard = handler, guard
+        self.handler, self._guard = handler, guard
         self._free_streams = threading.Semaphore(max_streams)
         self._max_streams = max_streams
 
@@ -251,7 +257,7 @@ class _SessionHandler:
 
     def _read(self, stream: ServerStream) -> None:
         try:
-            self._handler(stream)
+            self.handler(stream)
         except Exception:  # noqa: BLE001 - one client's trouble must not end the shard
             logging.exception("the stream of %s is closed after an error", stream.peer)
         finally:
@@ -297,7 +303,8 @@ def serve(
         executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
     )
     guard = guard or ConnectionGuard()
-    session = grpc.stream_stream_rpc_method_handler(_SessionHandler(handler, max_streams, guard))
+    sessions = _SessionHandler(handler, max_streams, guard)
+    session = grpc.stream_stream_rpc_method_handler(sessions)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
     )
@@ -308,7 +315,7 @@ def serve(
     except RuntimeError as error:
         raise PortInUse(_why_not_bound(address, port)) from error
     server.start()
-    return GrpcServer(server, bound, health)
+    return GrpcServer(server, bound, health, sessions)
 
 
 def _why_not_bound(address: str, port: int) -> str:

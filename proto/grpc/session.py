@@ -16,7 +16,7 @@ from absl import logging
 
 from thinwire.ops.failure_detector import Backoff, RetryDeadline, RtoEstimator
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.ops.types import Link, ShardLayout
+from thinwire.ops.types import ConfigurationError, Link, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import versions
 from thinwire.proto.emulation.link import EmulatedSender
@@ -37,6 +37,7 @@ _SLACK_BYTES = 4096
 #: How long a shard may take to answer a Hello. A constant, and the same as on the shard's side
 #: (`thinwire.proto.security.connection_guard`): nothing is known yet of a peer that sent nothing.
 _HELLO_TIMEOUT_SECONDS = 30.0
+_LOOK_SECONDS = 0.2  # between two looks whether anybody still wants the answer
 #: The longest silence before a shard has sent the length of its leases, and in leases after that.
 _MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE = 10.0, 3.0
 #: A machine that is busy for a moment is not dead.
@@ -65,6 +66,14 @@ class RequestRejected(Exception):
         self.step: int = refusal.step
         self.epoch: int = refusal.epoch
         self.retry_after_seconds: float = refusal.retry_after_seconds
+
+
+class OfferAccepted(RequestRejected):
+    """The shard has taken this worker's offer, and waits for another Hello."""
+
+
+#: Makes the document of an offer and its payload, as buffers of bytes in order.
+MakeOffer = Callable[[], tuple[str, Sequence[BytesLike]]]
 
 
 def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:
@@ -116,6 +125,7 @@ class ClientSession:
         dscp: Class of service that the stream's packets request; None: the system's default.
         credentials: Of this node.
         arrivals: The estimator of earlier sessions with the shard.
+        make_offer: Called where the shard has no model; None: this client has none either.
     """
 
     def __init__(
@@ -127,8 +137,9 @@ class ClientSession:
         dscp: int | None = None,
         credentials: Credentials = NO_CREDENTIALS,
         arrivals: RtoEstimator | None = None,
+        make_offer: MakeOffer | None = None,
     ) -> None:
-        self.address = address
+        self.address, self._make_offer = address, make_offer
         self.arrivals = arrivals or rhythm()
         self._hello = hello
         self._stream = ClientStream(address, link, dscp=dscp, credentials=credentials)
@@ -164,7 +175,9 @@ class ClientSession:
 
         Raises:
             Unreachable: Nothing answers in time.
-            RequestRejected: The shard rejects the Hello, or is not trusted itself.
+            RequestRejected: The shard rejects the Hello or the offer, or is not trusted itself.
+            OfferAccepted: It has taken the offer; open another session.
+            ConfigurationError: The model is too large to be offered.
             StreamLost: The stream broke, or another program than a Thinwire shard answered.
         """
         try:
@@ -174,9 +187,9 @@ class ClientSession:
             raise RequestRejected(refusal) from error
         self._hello.proof = self._stream.prove(claims_of(self._hello))
         self.send_control(pb.ToServer(hello=self._hello))
-        deadline = time.monotonic() + _HELLO_TIMEOUT_SECONDS
+        has_offered = False
         while True:
-            message, _ = self.receive(max(0.0, deadline - time.monotonic()))
+            message = self._answer(given_up)
             if message.WhichOneof("body") == "welcome":
                 if why := versions.unknown_fields(message.welcome, self.address):
                     self.close()
@@ -188,9 +201,45 @@ class ClientSession:
                 self.arrivals.most_seconds = bounds.most_seconds
                 self.arrivals.begin(self._stream.arrived_at)
                 return message.welcome
-            if message.WhichOneof("body") == "refusal":
+            if message.WhichOneof("body") != "refusal":
+                continue
+            reason = message.refusal.reason
+            if reason == pb.REASON_NO_MODEL and self._make_offer is not None and not has_offered:
+                has_offered = True
+                self._send_offer(self._make_offer)
+                continue
+            self.close()
+            is_accepted = has_offered and reason == pb.REASON_STARTING
+            raise (OfferAccepted if is_accepted else RequestRejected)(message.refusal)
+
+    def _answer(self, given_up: Callable[[], bool]) -> pb.ToClient:
+        """Return the next message of a shard that has not welcomed this client yet.
+
+        Raises:
+            StreamLost: As `receive` does, or nobody wants the session any more.
+        """
+        deadline = time.monotonic() + _HELLO_TIMEOUT_SECONDS
+        while (found := self.poll(_LOOK_SECONDS)) is None:
+            if given_up():
+                self.close(0.0)
+                raise StreamLost(f"{self.address}: given up while it was to answer a Hello")
+            if time.monotonic() >= deadline:
                 self.close()
-                raise RequestRejected(message.refusal)
+                raise StreamLost(f"{self.address} sent nothing for {_HELLO_TIMEOUT_SECONDS:g} s")
+        return found[0]
+
+    def _send_offer(self, make_offer: MakeOffer) -> None:
+        document, pieces = make_offer()
+        message = pb.ToServer(offer=pb.Offer(document=document))
+        try:
+            parts = frames(message, pieces, self._chunk_bytes)
+        except ValueError as error:
+            self.close()
+            raise ConfigurationError(
+                f"this script's model cannot be offered to {self.address}: {error}. Set a larger "
+                "--nb_ps, or start the servers with a model of their own (thinwire.init_server)."
+            ) from error
+        self._stream.send(parts, counted=False)
 
     def send_control(self, message: pb.ToServer, counted: bool = False) -> None:
         """Queue a message without payload; `counted` if it belongs to training."""
@@ -329,11 +378,21 @@ class Dialler:
                 if pauses.num_pauses:
                     logging.info("found %s", self._name)
                 return found
+            except OfferAccepted:
+                logging.info("%s has taken the model from this worker", self._name)
+                deadline = time.monotonic() + patience_seconds
+                continue
             except (Unreachable, StreamLost, RequestRejected) as error:
                 if isinstance(error, RequestRejected) and error.retry_after_seconds > 0:
-                    logging.warning("%s", error)
+                    is_starting = error.reason == pb.REASON_STARTING
+                    if is_starting:
+                        logging.log_every_n_seconds(logging.INFO, "%s: %s", 10, self._name, error)
+                    else:
+                        logging.warning("%s", error)
                     self._closing.wait(error.retry_after_seconds)
                     deadline = time.monotonic() + patience_seconds
+                    if is_starting and not self._closing.is_set():
+                        continue  # it is there, and has kept us waiting as long as is good
                 elif isinstance(error, RequestRejected) and error.reason not in self._transient:
                     raise
                 if not pauses.num_pauses:

@@ -25,7 +25,7 @@ class Identity:
     num_shards: int
     generation: int
     fingerprint: list[pb.Setting]
-    model: list[pb.Tensor]
+    model: list[pb.Tensor] | None  # None: a worker is to offer it
     settings: list[pb.Setting]  # what shards must agree on besides the fingerprint
 
 
@@ -35,7 +35,7 @@ def identity(
     num_shards: int,
     generation: int,
     fingerprint: list[tuple[str, str]],
-    spec: ModelSpec,
+    spec: ModelSpec | None,
     settings: list[tuple[str, str]],
 ) -> Identity:
     """Return the shard's identity as messages of the wire."""
@@ -45,13 +45,24 @@ def identity(
         num_shards,
         generation,
         messages.settings_of(fingerprint),
-        messages.tensors_of(spec),
+        None if spec is None else messages.tensors_of(spec),
         messages.settings_of(settings),
     )
 
 
 def hello_to_leader(mine: Identity) -> pb.Hello:
-    """Return a following shard's Hello to shard 0, which shows that it is of the same run."""
+    """Return a following shard's Hello to shard 0, which shows that it is of the same run.
+
+    Without a model it only looks for that of shard 0.
+    """
+    if mine.model is None:
+        return pb.Hello(
+            protocol_version=messages.PROTOCOL_VERSION,
+            role=pb.ROLE_SHARD,
+            id=mine.shard,
+            shard=0,
+            num_shards=mine.num_shards,
+        )
     return pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_SHARD,
@@ -87,28 +98,40 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             f"id: PS {hello.id} does not follow shard 0; expected --id_ps from 1 to "
             f"{mine.num_shards - 1}."
         )
-    if hello.run_id and mine.run_id and hello.run_id != mine.run_id:
+    begins = mine.model is None and mine.shard == 0  # a run that nobody belongs to yet
+    if hello.run_id and (begins or mine.run_id) and hello.run_id != mine.run_id:
         return pb.REASON_RUN, (
-            f"run_id: this PS runs {mine.run_id}, the client belongs to {hello.run_id!r}; "
-            "restart the client, or point it to its own PS."
+            f"run_id: this PS runs {mine.run_id or 'a new run'}, the client belongs to "
+            f"{hello.run_id!r}; restart the client, or point it to its own PS."
         )
-    difference = messages.first_difference(mine.model, list(hello.model))
-    if difference and not looks_only:
-        return pb.REASON_MODEL, (
-            f"model differs: {difference}; give all nodes the same --network or --model."
-        )
-    if hello.role in (pb.ROLE_SUPERVISOR, pb.ROLE_SCRIPT):
+    looks_only = looks_only or _looks_for_model(hello)
+    if mine.model is not None and not looks_only:
+        difference = messages.first_difference(mine.model, list(hello.model))
+        if difference:
+            return pb.REASON_MODEL, (
+                f"model differs: {difference}; give all nodes the same --network or --model, or "
+                "all workers the same script. A changed script needs another --run_dir, or "
+                "--overwrite."
+            )
+    if hello.role in (pb.ROLE_SUPERVISOR, pb.ROLE_SCRIPT) or looks_only:
         return None
-    expected = list(mine.fingerprint)
+    expected, given = list(mine.fingerprint), list(hello.fingerprint)
     if hello.role == pb.ROLE_SHARD:
         expected += mine.settings
-    difference = messages.first_difference(expected, list(hello.fingerprint))
+    if mine.model is None:  # what the script brings is not known yet
+        given = given[: len(expected)]
+    difference = messages.first_difference(expected, given)
     if difference:
         return pb.REASON_FINGERPRINT, (
             f"method or split of the data differs: {difference}; give all nodes the same --method, "
-            "policy flags, --seed and --partition."
+            "policy flags, --seed and --partition, and all workers the same script."
         )
     return None
+
+
+def _looks_for_model(hello: pb.Hello) -> bool:
+    """Return whether a following shard without model looks for that of shard 0."""
+    return hello.role == pb.ROLE_SHARD and not hello.model and not hello.fingerprint
 
 
 #: Streams beyond those of each worker and shard: of supervisors, and of clients that come back

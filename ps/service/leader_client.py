@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.ops.types import ShardLayout
+from thinwire.ops.run.settings import Run
+from thinwire.ops.types import ConfigurationError, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc import StreamLost, Unreachable
@@ -22,6 +25,7 @@ from thinwire.proto.grpc.session import (
     rhythm,
 )
 from thinwire.ps.core import events
+from thinwire.ps.service.handshake import Identity, hello_to_leader
 from thinwire.ps.wire.epochs import decode_epoch
 from thinwire.ps.wire.reports import is_last
 
@@ -32,6 +36,48 @@ _REPORT_SECONDS = 1.0
 #: Stop reasons after which every shard applies as many updates as shard 0 did.
 _SPENT = ("iter_max", "epochs")
 _LOOK_SECONDS = 0.05
+#: Name of the initial weights in the document of shard 0's Welcome, where a worker offered them.
+WEIGHTS_DIGEST = "weights_digest"
+
+
+@dataclasses.dataclass(frozen=True)
+class LeaderModel:
+    """What a following shard without model knows of that of shard 0."""
+
+    run_id: str
+    weights_digest: str
+
+
+def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderModel:
+    """Wait until shard 0 has the model that a worker has offered, and return what it is.
+
+    Args:
+        run: The run's settings.
+        mine: This shard's identity, without a model.
+        closing: Set when nobody wants to know any more.
+
+    Raises:
+        Unreachable: Shard 0 did not answer in time.
+        RequestRejected: It did not want this shard.
+        ConfigurationError: It has its model from its flags.
+    """
+    address, hello = run.addresses[0], hello_to_leader(mine)
+    dialler = Dialler(
+        f"shard 0 at {address}",
+        lambda: ClientSession(address, hello, 0, credentials=run.credentials),
+        closing,
+        (pb.REASON_STARTING,),
+    )
+    session, welcome = dialler.dial(run.reconnect_timeout_seconds)
+    session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
+    session.close()
+    digest = json.loads(welcome.document).get(WEIGHTS_DIGEST)
+    if digest is None:
+        raise ConfigurationError(
+            f"shard 0 at {address} has its model from its flags; give all shards the same "
+            "--model_from."
+        )
+    return LeaderModel(welcome.run_id, str(digest))
 
 
 class LeaderClient:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 from absl import logging
 
 from thinwire.ops.optimizers.slots import encode as encode_slots
+from thinwire.ops.routing.base import Router
+from thinwire.ops.run.settings import NOBODY_ADMITTED
 from thinwire.ops.sync.groups import format_groups, uneven
 from thinwire.ops.types import Kind, ShardLayout, State
 from thinwire.proto import thinwire_pb2 as pb
@@ -23,6 +25,7 @@ from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.port import DatagramPort
 from thinwire.ps.persistence.journal import JournaledCore
+from thinwire.ps.service.admission import AdmissionWatch
 from thinwire.ps.service.barriers import Barriers
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
 from thinwire.ps.service.handshake import Identity
@@ -40,6 +43,16 @@ _STALL_SECONDS = 1.0
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
 #: Refusals that the core's accounts count; the guard counts the others.
 _COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
+
+
+def dscp_of(router: Router, marks: str) -> int | None:
+    """Return the class of service of a shard's streams; None: the system's own.
+
+    Args:
+        router: Of the method.
+        marks: How priorities are marked, where the router has channels beside the stream.
+    """
+    return stream_dscp(marks, router.channels) if router.channels else None
 
 
 class ShardServer:
@@ -93,6 +106,7 @@ class ShardServer:
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
         # Version, document and arrays of the slots that were sent last.
         self._slots: tuple[int, str, list[memoryview]] | None = None
+        self.watch: AdmissionWatch | None = None
         self._due = [time.monotonic()] * 2
         self.server: GrpcServer | None = None
 
@@ -107,10 +121,15 @@ class ShardServer:
         Raises:
             thinwire.proto.grpc.PortInUse: Somebody else has it.
         """
-        channels = self.core.model.method.router.channels
-        dscp = stream_dscp(marks, channels) if channels else None
+        dscp = dscp_of(self.core.model.method.router, marks)
         self.server = serve(bind, port, self._read, self.max_streams, dscp=dscp, guard=self.guard)
         return self.server.port
+
+    def take_over(self, listening: GrpcServer, guard: ConnectionGuard) -> int:
+        """Serve the streams of a port that is open already; return the port."""
+        self.server, self.guard = listening, guard
+        listening.hand_over(self._read)
+        return listening.port
 
     def open_for(self, identity: Identity, document: str) -> None:
         """Begin to accept Hellos."""
@@ -203,6 +222,8 @@ class ShardServer:
         if self.datagrams is not None:
             self.datagrams.poll()
         self.scripts.tick()
+        if self.core.stop_reason is None and self.watch is not None:
+            self._end_if_nobody_comes(self.watch, now)
         if now >= self._due[0]:
             self._due[0] = now + _STATUS_INTERVAL_SECONDS
             self.observers.publish_status()
@@ -210,6 +231,12 @@ class ShardServer:
             self._due[1] = now + beat_seconds(self.lease_seconds)
             for connection in self.connections.everyone():
                 connection.send(pb.ToClient(waiting=pb.Waiting()))
+
+    def _end_if_nobody_comes(self, watch: AdmissionWatch, now: float) -> None:
+        """End a run whose workers were all refused: there would never be another."""
+        if (why := watch.verdict()) is not None:
+            logging.error("%s", why)
+            self._dispatch(self.journaled.handle(events.Stop(NOBODY_ADMITTED), now))
 
     def _dispatch(self, actions: list[events.Action]) -> None:
         generation = self.core.config.generation
@@ -240,6 +267,8 @@ class ShardServer:
         if connection is None or self.identity is None:
             return
         self.connections.add_worker(connection)
+        if self.watch is not None:
+            self.watch.admitted()
         connection.send(self._welcome_message(action))
         logging.info("worker %d joined (%s)", action.worker, connection.stream.peer)
 

@@ -22,6 +22,7 @@ from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc.session import payload_limit
 from thinwire.worker.client.datagrams import WorkerTransport, totals_of
 from thinwire.worker.client.messages import PushEncoder
+from thinwire.worker.client.offering import Offering
 from thinwire.worker.client.protocol import NewestEpoch
 from thinwire.worker.client.shard_client import PushRefused, ShardClient
 from thinwire.worker.core.messages import PushRequest, ShardReply
@@ -39,6 +40,7 @@ class Exchange:
         link: Link,
         closing: threading.Event,
         aux_size: int = 0,
+        offering: Offering | None = None,
     ) -> None:
         """Prepare one client per shard; nothing is dialled yet.
 
@@ -50,6 +52,7 @@ class Exchange:
             link: The worker's emulated link.
             closing: Set when the worker is to stop.
             aux_size: Values that are averaged by shard 0 beside the weights.
+            offering: What to offer to shards without model; None: they have one.
         """
         seed = run.seed * 1000 + id_worker
         transport = WorkerTransport(link, seed, run.transport, run.method.router)
@@ -64,7 +67,7 @@ class Exchange:
         self.shards = [
             ShardClient(
                 address,
-                _hello(run, id_worker, spec, shard, link, seed),
+                _hello(run, id_worker, spec, shard, link, seed, offering),
                 payload_limit(layouts[shard], self._aux_sizes[shard]),
                 self.sender,
                 run.reconnect_timeout_seconds,
@@ -73,6 +76,7 @@ class Exchange:
                 epochs,
                 transport.dscp,
                 run.credentials,
+                None if offering is None else functools.partial(offering.make, shard, layouts),
             )
             for shard, address in enumerate(run.addresses)
         ]
@@ -268,13 +272,20 @@ def _poll(shards: Sequence[ShardClient]) -> None:
 
 
 def _hello(
-    run: Run, id_worker: int, spec: ModelSpec, shard: int, link: Link, seed: int
+    run: Run,
+    id_worker: int,
+    spec: ModelSpec,
+    shard: int,
+    link: Link,
+    seed: int,
+    offering: Offering | None,
 ) -> pb.Hello:
+    offer = None if offering is None else offering.offer
     return pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_WORKER,
         id=id_worker,
-        fingerprint=messages.settings_of(fingerprint.fingerprint(run)),
+        fingerprint=messages.settings_of(fingerprint.fingerprint(run, offer)),
         model=messages.tensors_of(spec),
         link=pb.EmulatedLink(mbps=link.mbps, delay_ms=link.delay_ms, loss=link.loss, seed=seed + 1),
         shard=shard,

@@ -22,6 +22,7 @@ from thinwire.proto.grpc import ClientStream, StreamLost, Unreachable
 from thinwire.proto.grpc.session import (
     ClientSession,
     Dialler,
+    MakeOffer,
     RequestRejected,
     beat_seconds,
     rhythm,
@@ -82,6 +83,7 @@ class ShardClient:
         epochs: Shared by all clients of the worker.
         dscp: Class of service that the stream's packets request; None: the system's default.
         credentials: Of this worker.
+        make_offer: Makes this worker's offer to the shard if that has no model; None: no offer.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class ShardClient:
         epochs: NewestEpoch,
         dscp: int | None = None,
         credentials: Credentials = NO_CREDENTIALS,
+        make_offer: MakeOffer | None = None,
     ) -> None:
+        self._make_offer = make_offer
         self.address, self.hello, self._link = address, hello, link
         self._encoder, self._dscp, self._credentials = encoder, dscp, credentials
         self._max_payload_bytes = max_payload_bytes
@@ -438,6 +442,7 @@ class ShardClient:
             self._dscp,
             self._credentials,
             self._arrivals,
+            self._make_offer,
         )
 
     def _join(self, dial: Callable[[], tuple[ClientSession, pb.Welcome]]) -> pb.Welcome:

@@ -1,0 +1,114 @@
+"""A shard without model and the workers that bring one, over loopback, in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+
+from tests.command_line import given
+from tests.nodes import free_ports
+from thinwire.flags.run import read_run
+from thinwire.ops.offer import Offer
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ps import flags as ps_flags
+from thinwire.ps.persistence.shard_store import SavedShard
+from thinwire.ps.role import start_offered
+from thinwire.ps.service.offering import OfferStage
+from thinwire.worker import flags as worker_flags
+from thinwire.worker.client.offering import Offering
+from thinwire.worker.trainer import WorkerSession
+
+SPEC = ModelSpec(
+    (
+        TensorSpec("dense/kernel", (40, 3)),
+        TensorSpec("dense/bias", (3,)),
+        TensorSpec("out/kernel", (3, 50)),
+    )
+)
+OFFER = Offer(SPEC, num_examples=1000)
+FLAGS = (
+    *("--model_from=worker", "--method=bsp", "--nb_workers=2", "--learning_rate=0.5"),
+    *(
+        "--lease_seconds=2",
+        "--linger_seconds=0.5",
+        "--kernels=numpy",
+        "--reconnect_timeout_seconds=20",
+    ),
+)
+
+
+def weights_of(worker: int, spec: ModelSpec = SPEC):
+    """Return initial weights that no other worker has: [num_parameters] float32."""
+    return np.random.default_rng(worker).standard_normal(spec.num_parameters, np.float32)
+
+
+class OfferedRun:
+    """Shards that wait for a model, each served by a thread as its process does.
+
+    Attributes:
+        shards: By number, once they have a model.
+        failures: By number: what ended a shard.
+    """
+
+    def __init__(self, folder, *flags, nb_ps=1, ports=()):
+        self.ports = ports or free_ports(nb_ps)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        self.flags = (*FLAGS, f"--run_dir={folder}", f"--ps_hosts={hosts}", *flags)
+        self.shards, self.stages, self.failures, self.codes = {}, {}, {}, {}
+        self.threads = []
+
+    def settings(self, *flags):
+        """Return the Run, and the flags of a PS and of a worker."""
+        with given(*self.flags, *flags) as values:
+            run = read_run()
+            return run, ps_flags.read(run.addresses), worker_flags.read(values.nb_workers)
+
+    def listen(self, number=0, clock=None):
+        """Start a shard that has no model."""
+        run, own, _ = self.settings(f"--id_ps={number}", "--type_node=PS")
+        stage = OfferStage(run, own, *([clock] if clock else []))
+        self.stages[number] = stage
+        stage.listen()
+        thread = threading.Thread(target=self._serve, args=(number, run, own, stage), daemon=True)
+        self.threads.append(thread)
+        thread.start()
+        return stage
+
+    def _serve(self, number, run, own, stage):
+        try:
+            shard = start_offered(run, own, SavedShard(run, own.node), stage)
+            if shard is not None:
+                self.shards[number] = shard
+                self.codes[number] = shard.run_to_end()
+        except Exception as error:  # noqa: BLE001 - tests look at it
+            self.failures[number] = error
+
+    def worker(self, number, offer=OFFER, weights=None, flags=()):
+        """Return a worker that has not joined."""
+        run, _, own = self.settings(f"--id_worker={number}", *flags)
+        mine = weights_of(number, offer.spec) if weights is None else weights
+        statistics = np.full(offer.statistics, number, np.float32)
+        offering = Offering(offer, lambda: mine, lambda: statistics)
+        session = WorkerSession(run, own, offer.spec, statistics, offering=offering)
+        return session
+
+    def close(self):
+        for stage in self.stages.values():
+            stage.interrupt()
+        for shard in self.shards.values():
+            shard.interrupt()
+        for thread in self.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def offered_run(folder, *flags, **options):
+    """End all shards at the end of the block."""
+    run = OfferedRun(folder, *flags, **options)
+    try:
+        yield run
+    finally:
+        run.close()

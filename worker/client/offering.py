@@ -1,0 +1,47 @@
+"""What a worker offers to a shard without model: the document, and its part of the values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.ops.offer import Offer, weights_digest
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.types import ShardLayout
+from thinwire.proto.framing import BytesLike
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Offering:
+    """A worker's model, as it is offered to any shard.
+
+    Attributes:
+        offer: What it is; the digest of its weights is filled in when it is made.
+        weights: Returns the present weights: [num_parameters] float32.
+        statistics: Returns the moving statistics that are averaged: [m] float32.
+    """
+
+    offer: Offer
+    weights: Callable[[], Float32]
+    statistics: Callable[[], Float32]
+
+    def make(self, shard: int, layouts: Sequence[ShardLayout]) -> tuple[str, Sequence[BytesLike]]:
+        """Return the document and the payload of the offer to a shard.
+
+        Args:
+            shard: Its number.
+            layouts: Of all shards.
+        """
+        flat = np.ascontiguousarray(self.weights(), "<f4")
+        offer = dataclasses.replace(self.offer, weights_digest=weights_digest(flat))
+        places = shard_positions(offer.spec, layouts[shard])
+        pieces: list[BytesLike] = [flat[place].data for place in places]
+        if shard == 0:
+            pieces.append(np.ascontiguousarray(self.statistics(), "<f4").data)
+        return offer.to_json(), pieces
