@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-#: Refusals of the guard that do not mean that a node of the run has come: nobody has sent a Hello.
-_STRANGERS = frozenset({"silent", "malformed", "no_room", "streams", "rate"})
+#: Refusals of nodes, by the guard and the core; all others are of strangers who sent no Hello.
+_OF_NODES = frozenset({"hello", "identity", "token", "offer", "id_range", "id_taken"})
 
 
 class AdmissionWatch:
@@ -37,7 +37,7 @@ class AdmissionWatch:
         """Return why nobody needs to be waited for any longer; None: wait on."""
         if self._admitted or self._clock() < self._deadline:
             return None
-        found = {reason: n for reason, n in self._refused().items() if reason not in _STRANGERS}
+        found = {reason: n for reason, n in self._refused().items() if reason in _OF_NODES}
         if not found:
             return None
         counts = ", ".join(f"{count} for {reason}" for reason, count in sorted(found.items()))
