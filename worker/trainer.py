@@ -16,6 +16,7 @@ from absl import logging
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.kernels import load_kernels
+from thinwire.ops.methods.builder import adopt
 from thinwire.ops.run.settings import DRAIN_SECONDS, Diverged, Run
 from thinwire.ops.telemetry import round_trace
 from thinwire.ops.telemetry.run_status import WorkerMetrics
@@ -156,9 +157,10 @@ class WorkerSession:
     ) -> None:
         self.run, self.own, self.on_gpu = run, own, on_gpu
         self.closing = threading.Event()
+        placed = run.method if offering is None else adopt(run.method, offering.offer)
         self.core = WorkerCore(
             spec,
-            run.method.place(spec, run.nb_ps),
+            placed.place(spec, run.nb_ps),
             run.method.with_momentum(momentum),
             load_kernels(run.kernels, on_gpu=on_gpu),
             [run.seed, own.id_worker],

@@ -10,7 +10,7 @@ import numpy as np
 from tests.command_line import given
 from tests.nodes import free_ports
 from thinwire.flags.run import read_run
-from thinwire.ops.offer import Offer
+from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.persistence.shard_store import SavedShard
@@ -27,15 +27,11 @@ SPEC = ModelSpec(
         TensorSpec("out/kernel", (3, 50)),
     )
 )
-OFFER = Offer(SPEC, num_examples=1000)
+SGD = OptimizerOffer(Described("SGD", {"learning_rate": 0.5, "momentum": 0.0}), batch_size=10)
+OFFER = Offer(SPEC, optimizer=SGD, num_examples=1000)
 FLAGS = (
-    *("--model_from=worker", "--method=bsp", "--nb_workers=2", "--learning_rate=0.5"),
-    *(
-        "--lease_seconds=2",
-        "--linger_seconds=0.5",
-        "--kernels=numpy",
-        "--reconnect_timeout_seconds=20",
-    ),
+    *("--model_from=worker", "--method=asgd", "--nb_workers=2", "--kernels=numpy"),
+    *("--lease_seconds=2", "--linger_seconds=0.5", "--reconnect_timeout_seconds=20"),
 )
 
 
