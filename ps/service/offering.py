@@ -54,7 +54,7 @@ class OfferRefused(Exception):
     """An offer that is no good; the message goes to the worker."""
 
 
-class _EndOfStream(Exception):
+class _SentAway(Exception):
     """The stream is to be ended."""
 
 
@@ -332,7 +332,7 @@ class OfferReader:
         try:
             self._take(data)
             return True
-        except _EndOfStream:
+        except _SentAway:
             return False
         except OfferRefused as error:
             self._stage.refuse_offer(self.stream, str(error))
@@ -378,7 +378,7 @@ class OfferReader:
         stranger = guard.authenticate(self.stream, part_of(hello), hello.proof, claims_of(hello))
         if stranger is not None:
             _refuse(self.stream, *stranger)
-            raise _EndOfStream
+            raise _SentAway
         is_worker = hello.role == pb.ROLE_WORKER
         if is_worker and (refusal := self._why_refused(hello)) is not None:
             self._reject("hello", refusal)
@@ -391,7 +391,7 @@ class OfferReader:
             _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; offer it.")
         elif not hello.num_shards or not stage.hold(self.stream):  # without: it just looks
             stage.send_away(self.stream, _RETRY_SECONDS if hello.num_shards else 0.0)
-            raise _EndOfStream
+            raise _SentAway
 
     def _why_refused(self, hello: pb.Hello) -> tuple[int, str] | None:
         refusal = check_hello(hello, self._stage.identity)
@@ -429,7 +429,7 @@ class OfferReader:
         """End the stream; `why` is the name under which it is counted."""
         _refuse(self.stream, *refusal)
         self._stage.guard.record_refusal(why, self.stream.peer, refusal[1])
-        raise _EndOfStream
+        raise _SentAway
 
 
 def _refuse(
