@@ -6,10 +6,14 @@ import dataclasses
 import math
 from typing import Any
 
-import keras
 import numpy as np
+import tensorflow as tf
+from keras import tree
 from keras.src.trainers.data_adapters import array_slicing
-from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays
+from keras.src.trainers.data_adapters.array_data_adapter import (
+    ArrayDataAdapter,
+    can_convert_arrays,
+)
 from numpy.typing import NDArray
 
 from thinwire.data.partition import split
@@ -35,7 +39,7 @@ def num_rows(data: Any) -> int:
     Raises:
         ConfigurationError: The arrays are not equally long, or there is none.
     """
-    lengths = [int(leaf.shape[0]) for leaf in keras.tree.flatten(data) if leaf is not None]
+    lengths = [int(leaf.shape[0]) for leaf in tree.flatten(data) if leaf is not None]
     if not lengths or len(set(lengths)) > 1:
         raise ConfigurationError(
             f"the arrays of a training set have {lengths} rows; expected the same number in each."
@@ -48,7 +52,7 @@ def take_rows(data: Any, positions: NDArray[np.int64]) -> Any:
 
     Arrays of NumPy stay such, with their dtype; others are cut as Keras cuts them.
     """
-    return keras.tree.map_structure(lambda leaf: _take(leaf, positions), data)
+    return tree.map_structure(lambda leaf: _take(leaf, positions), data)
 
 
 def _take(leaf: Any, positions: NDArray[np.int64]) -> Any:
@@ -87,16 +91,70 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             given["steps_per_epoch"] = place.steps(steps)
         else:
             short_by = _short_by([len(part) for part in parts], batch_size, place)
-    if own != batch_size or steps:
+    if own != batch_size or steps or place.is_shared:
         if given.get("validation_data") is not None and not given.get("validation_batch_size"):
             given["validation_batch_size"] = batch_size
         given["batch_size"] = own
+    if place.is_shared and _reorders(given.get("shuffle", True)):
+        given |= _shuffled(given, place)
     return Shared(given, batch_size, total if place.shard == "auto" else None, short_by)
 
 
 def _reorders(shuffle: Any) -> bool:
     """Return whether Keras shuffles across batches."""
     return bool(shuffle) and shuffle != "batch"
+
+
+def _shuffled(given: dict[str, Any], place: WorkerPlace) -> dict[str, Any]:
+    """Return the arguments of `fit` that replace a worker's arrays by shuffled batches of them.
+
+    Keras itself shuffles them in the same order in each epoch where TensorFlow's seed is set, as
+    the launcher sets it; and each worker then in the same order as the others.
+    """
+    adapter = ArrayDataAdapter(
+        given.get("x"),
+        given.get("y"),
+        sample_weight=given.get("sample_weight"),
+        class_weight=given.get("class_weight"),
+        batch_size=given["batch_size"],
+    )
+    total, size = adapter._num_samples, given["batch_size"]
+    arrays = tree.lists_to_tuples(
+        array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+    )
+
+    def batches_of_epoch(drawn: Any) -> Any:
+        seed = tf.stack([drawn, tf.cast(place.worker, drawn.dtype)])
+        order = tf.random.experimental.stateless_shuffle(tf.range(total, dtype=tf.int64), seed)
+        numbers = tf.data.Dataset.range(adapter.num_batches)
+        return numbers.map(lambda number: order[number * size : (number + 1) * size])
+
+    epochs = tf.data.Dataset.random(place.rule.seed, rerandomize_each_iteration=True).take(1)
+    rows = epochs.flat_map(batches_of_epoch)
+    batches = tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(arrays).repeat())).map(
+        _gather, num_parallel_calls=tf.data.AUTOTUNE
+    )
+    known = tf.data.experimental.assert_cardinality(adapter.num_batches)
+    return {
+        "x": batches.apply(known).prefetch(tf.data.AUTOTUNE),
+        "y": None,
+        "sample_weight": None,
+        "class_weight": None,
+        "shuffle": False,
+    }
+
+
+def _gather(rows: Any, arrays: Any) -> Any:
+    """Return some rows of each array of a structure, as Keras cuts them."""
+
+    def gather(array: Any) -> Any:
+        if isinstance(array, array_slicing.TensorflowSparseWrapper):
+            return array_slicing.slice_tensorflow_sparse_wrapper(array, rows)
+        if isinstance(array, list | tuple | dict):
+            return None  # not a leaf: `traverse` goes on
+        return tf.gather(array, rows, axis=0) if tf.is_tensor(array) else array
+
+    return tree.traverse(gather, arrays)
 
 
 def _cut_off_validation(given: dict[str, Any]) -> None:
@@ -144,7 +202,7 @@ def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
     """
     if partition not in _BY_LABEL:
         return np.zeros(total, np.int64)
-    if targets is None or keras.tree.is_nested(targets):
+    if targets is None or tree.is_nested(targets):
         raise ConfigurationError(
             f"--partition={partition} deals rows out by their label, and fit was given "
             f"{'no y' if targets is None else 'several'}; expected one class per row. Use "

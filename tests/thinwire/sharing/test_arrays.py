@@ -1,28 +1,14 @@
 """Sharing arrays that `fit` is given."""
 
-import math
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from tests.thinwire.sharing.places import shared_by_all
+from tests.thinwire.sharing.places import batches, shared_by_all
 from thinwire.ops.types import ConfigurationError
-
-
-def batches(arguments):
-    """Return the batches that Keras makes of arrays, as the first column of x."""
-    names = ("x", "y", "sample_weight", "batch_size", "shuffle", "class_weight")
-    adapter = ArrayDataAdapter(
-        **{name: arguments[name] for name in names if name in arguments},
-        steps=arguments.get("steps_per_epoch"),
-    )
-    return [np.asarray(batch[0]).ravel().tolist() for batch in adapter.get_numpy_iterator()]
-
 
 SIZES = st.tuples(st.integers(2, 70), st.integers(1, 5), st.integers(1, 40))
 
@@ -64,30 +50,35 @@ def test_parts_are_disjoint_and_complete(sizes, one_group, partition, batch, shu
     except ConfigurationError as error:
         assert str(num_workers) in str(error) or partition == "dirichlet"
         return
-    rows = np.concatenate([shared.arguments["x"] for shared in everyone])
-    assert sorted(rows.tolist()) == list(range(total))
-    for shared in everyone:
-        assert len(shared.arguments["x"]), "a part is empty"
-        np.testing.assert_array_equal(shared.arguments["y"], y[shared.arguments["x"]])
+    for _ in range(2):
+        rows = [batches(shared.arguments) for shared in everyone]
+        assert all(rows), "a part is empty"
+        seen = sorted(row for mine in rows for batch_ in mine for row in batch_)
+        assert seen == list(range(total))
+    for shared, mine in zip(everyone, rows, strict=True):
+        size = shared.arguments["batch_size"]
+        assert all(len(batch_) == size for batch_ in mine[:-1])
         assert (shared.batch_size, shared.num_examples) == (batch_size, total)
+        if shared.arguments["y"] is not None:
+            np.testing.assert_array_equal(shared.arguments["y"], y[shared.arguments["x"]])
 
 
 def test_a_batch_is_cut_as_evenly_as_it_goes():
-    given_ = {"x": np.zeros((320, 2)), "y": np.zeros(320)}
+    given_ = {"x": np.zeros((320, 2)), "y": np.zeros(320), "shuffle": False}
     everyone = shared_by_all(given_, 3)
     assert [shared.arguments["batch_size"] for shared in everyone] == [11, 11, 10]
     assert [shared.batch_size for shared in everyone] == [32, 32, 32]
     assert [shared.short_by for shared in everyone] == [0, 0, 0]
     own = shared_by_all(given_, 3, one_group=False)
-    assert [shared.arguments.get("batch_size") for shared in own] == [None] * 3
+    assert [shared.arguments["batch_size"] for shared in own] == [32] * 3
     asked = shared_by_all(given_, 3, one_group=False, batch="global")
     assert [shared.arguments["batch_size"] for shared in asked] == [11, 11, 10]
     each = shared_by_all(given_, 3, batch="worker")
-    assert [shared.arguments.get("batch_size") for shared in each] == [None] * 3
+    assert [shared.arguments["batch_size"] for shared in each] == [32] * 3
 
 
 def test_batches_smaller_than_the_number_of_workers_are_refused():
-    given_ = {"x": np.zeros(8), "batch_size": 1}
+    given_ = {"x": np.zeros(8), "batch_size": 1, "shuffle": False}
     with pytest.raises(ConfigurationError, match=r"batch of 1 .* 2 workers.*--batch=worker"):
         shared_by_all(given_, 2)
     rows = [shared.arguments["x"] for shared in shared_by_all(given_, 2, batch="worker")]
@@ -136,8 +127,8 @@ def test_validation_is_cut_off_before_sharing():
     x = np.arange(100)
     given_ = {"x": x, "y": x, "validation_split": 0.2, "batch_size": 10}
     everyone = shared_by_all(given_, 2)
-    rows = np.concatenate([shared.arguments["x"] for shared in everyone])
-    assert sorted(rows.tolist()) == list(range(80))
+    rows = [row for shared in everyone for batch in batches(shared.arguments) for row in batch]
+    assert sorted(rows) == list(range(80))
     for shared in everyone:
         assert not shared.arguments["validation_split"]
         assert shared.arguments["validation_batch_size"] == 10
@@ -187,7 +178,7 @@ def test_every_form_that_keras_cuts_is_cut_by_rows():
 def test_partitions_by_label_take_one_class_per_row_in_any_usual_form():
     labels = np.repeat(np.arange(4), 6)
     for y in (labels, labels[:, None], keras.utils.to_categorical(labels), labels.astype(float)):
-        given_ = {"x": labels, "y": y, "batch_size": 4}
+        given_ = {"x": labels, "y": y, "batch_size": 4, "shuffle": False}
         first, second = shared_by_all(given_, 2, False, "class")
         assert set(first.arguments["x"]) == {0, 1}
         assert set(second.arguments["x"]) == {2, 3}
@@ -205,5 +196,49 @@ def test_what_is_no_data_of_keras_is_left_to_keras():
 def test_uneven_parts_lose_nothing():
     y = np.arange(60) % 3
     everyone = shared_by_all({"x": y, "y": y, "batch_size": 8}, 3, True, "dirichlet")
-    steps = [math.ceil(len(s.arguments["x"]) / s.arguments["batch_size"]) for s in everyone]
+    steps = [len(batches(s.arguments)) for s in everyone]
     assert [s.short_by for s in everyone] == [max(steps) - each for each in steps]
+
+
+def test_each_worker_shuffles_its_rows_anew_in_every_epoch_and_again_alike():
+    x = np.arange(40)
+    given_ = {"x": {"a": x}, "y": x, "class_weight": {row: row + 1.0 for row in range(40)}}
+    first, second = shared_by_all(given_ | {"batch_size": 8}, 2)
+    whole = []
+    for shared in (first, second, *shared_by_all(given_ | {"batch_size": 8}, 2)):
+        epochs = [batches(shared.arguments) for _ in range(3)]
+        assert len({str(epoch) for epoch in epochs}) == 3
+        whole.append(epochs)
+    assert whole[:2] == whole[2:]
+    mine = [sorted(row for batch in epochs[0] for row in batch) for epochs in whole[:2]]
+    orders = [
+        [mine[number].index(row) for batch in whole[number][0] for row in batch]
+        for number in range(2)
+    ]
+    assert orders[0] != orders[1]
+    for inputs, y, weights in first.arguments["x"]:
+        np.testing.assert_array_equal(inputs["a"], y)
+        np.testing.assert_array_equal(weights, y + 1)
+    assert first.arguments["class_weight"] is None
+
+
+def test_every_form_that_keras_cuts_can_be_shuffled():
+    rows = np.arange(1, 13)
+    x = {
+        "array": rows[:, None],
+        "nested": (tf.constant(rows), [Frame(rows.astype("float32"))]),
+        "ragged": tf.ragged.constant([[row] * (row % 3) for row in rows]),
+        "sparse": tf.sparse.from_dense(np.diag(rows)),
+        "text": np.array([str(row) for row in rows], dtype=object),
+    }
+    seen = []
+    for shared in shared_by_all({"x": x, "y": [rows], "batch_size": 4}, 2):
+        for inputs, (y,) in shared.arguments["x"]:
+            kept = y.numpy().tolist()
+            seen += kept
+            assert inputs["array"][:, 0].numpy().tolist() == kept
+            assert inputs["nested"][1][0].numpy().tolist() == kept
+            assert inputs["ragged"].row_lengths().numpy().tolist() == [row % 3 for row in kept]
+            assert tf.sparse.to_dense(inputs["sparse"]).numpy().sum(axis=1).tolist() == kept
+            assert [int(text) for text in inputs["text"].numpy()] == kept
+    assert sorted(seen) == rows.tolist()

@@ -1,0 +1,48 @@
+"""What a worker draws at random during `fit`: something else than the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from keras.src.random.seed_generator import global_seed_generator
+from tensorflow.python.eager import context
+
+from thinwire.sharing.place import WorkerPlace
+from thinwire.worker.train_step import vary_randomness
+
+_STEP = 1_000_003
+_NUM_SEEDS = 2**31 - 1
+
+
+@contextlib.contextmanager
+def own_randomness(variables: Iterable[Any], place: WorkerPlace) -> Iterator[None]:
+    """Let layers, shuffles and random ops draw other numbers than on the other workers.
+
+    The launcher seeds all workers alike, so that a script's own draws agree. Within `fit` that
+    would give each worker the same dropout mask and the same order of its rows. Worker 1 draws
+    what the script alone would. Afterwards all workers agree again.
+
+    Args:
+        variables: Of the model, with the states of its seed generators.
+        place: This worker's.
+    """
+    number = place.worker - 1
+    if place.num_workers == 1:
+        yield
+        return
+    own, common = list(variables), global_seed_generator().state
+    tensorflow, seed = context.context(), context.global_seed()
+    before = common.numpy()
+    vary_randomness(own, number)
+    common.assign(before + np.uint32(number))
+    if seed is not None:  # what is traced in `fit` takes its seeds from it
+        tensorflow._seed = (seed + number * _STEP) % _NUM_SEEDS
+    try:
+        yield
+    finally:
+        tensorflow._seed = seed
+        vary_randomness(own, -number)
+        common.assign(before + np.uint32(1))  # how often it was drawn from may differ
