@@ -10,6 +10,7 @@ import numpy as np
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import Offer
+from thinwire.ops.optimizers.slots import SlotPlace, divide, num_values, places_in, planned
 from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout
@@ -97,7 +98,8 @@ def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
         ConfigurationError: The model cannot be spread over the run's shards.
     """
     layout = offered_layouts(run, offer)[id_ps]
-    num_bytes = 4 * (layout.size + (offer.statistics if id_ps == 0 else 0))
+    num_statistics = offer.statistics if id_ps == 0 else 0
+    num_bytes = 4 * (layout.size + num_statistics + num_values(_slot_places(offer, layout)))
     if not layout.size or num_bytes > _MOST_SHARD_BYTES:
         raise ConfigurationError(
             f"PS {id_ps} would hold {num_bytes:,} bytes of the offered model; expected 4 to "
@@ -113,7 +115,8 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
         run: The run's settings.
         id_ps: Of the shard.
         offer: Checked.
-        payload: Weights, then statistics, of `offered_bytes`; None: a checkpoint has them.
+        payload: Weights, then statistics and slots, of `offered_bytes`; None: a checkpoint has
+            them.
 
     Raises:
         ConfigurationError: The offer does not fit the run's settings, or it holds NaN or infinity.
@@ -121,11 +124,17 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
     layouts = offered_layouts(run, offer)
     size = layouts[id_ps].size
     num_statistics = offer.statistics if id_ps == 0 else 0
+    method, slots = adopt(run.method, offer), size + num_statistics
     if payload is None:
-        values = np.zeros(size + num_statistics, np.float32)
+        values = np.zeros(slots, np.float32)
     else:
         values = np.frombuffer(payload, np.dtype("<f4"))
         _check_finite(values)
+    if len(values) > slots:
+        initial = divide(values[slots:], _slot_places(offer, layouts[id_ps]))
+        method = dataclasses.replace(
+            method, server=dataclasses.replace(method.server, initial=tuple(initial))
+        )
     if bool(offer.statistics) and not run.method.bn_sync:
         raise ConfigurationError(
             f"the offer has {offer.statistics} moving statistics and this run averages none; give "
@@ -140,11 +149,18 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
         spec=offer.spec,
         layouts=layouts,
         weights=values[:size],
-        statistics=values[size:],
-        method=adopt(run.method, offer),
+        statistics=values[size:slots],
+        method=method,
         num_examples=offer.num_examples if run.epochs is not None else None,
         offer=offer,
     )
+
+
+def _slot_places(offer: Offer, layout: ShardLayout) -> list[SlotPlace]:
+    """Return the slots that come with a shard's weights."""
+    if offer.optimizer is None:
+        return []
+    return places_in(planned(offer.optimizer, offer.spec), offer.spec, layout)
 
 
 def _check_finite(values: Float32) -> None:

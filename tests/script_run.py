@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import tempfile
 
@@ -15,7 +16,16 @@ from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Offer, read_offer
 from thinwire.ops.optimizers.described import describe, describe_constraints
 from thinwire.ops.optimizers.schedule import Budget, Schedule
-from thinwire.ops.optimizers.slots import OwnSlots, decode, encode
+from thinwire.ops.optimizers.slots import (
+    OwnSlots,
+    cut,
+    decode,
+    divide,
+    encode,
+    join,
+    places_in,
+    planned,
+)
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sharding.split import shard_positions, shard_spec
 from thinwire.ops.types import ModelSpec, TensorSpec
@@ -118,13 +128,16 @@ def through_disk(state):
 class ScriptRun:
     """Shards and workers of a run whose PS steps with a script's optimizer.
 
-    With a `former` run it goes on from what that one's shards would leave on disk.
+    With a `former` run it goes on from what that one's shards would leave on disk; with `slots` of
+    a script's own optimizer, by variable, from those.
     """
 
-    def __init__(self, offer, theta, nb_ps=1, nb_workers=2, name="bsp", former=None, **choices):
+    def __init__(
+        self, offer, theta, nb_ps=1, nb_workers=2, name="bsp", former=None, slots=(), **choices
+    ):
         overrides = {"server_optimizer": "script"} | choices.pop("overrides", {})
         chosen = method(name, nb_workers, overrides=overrides, **choices)
-        self.method, self.offer = adopt(chosen, offer), offer
+        self.method, self.offer, self.slots = adopt(chosen, offer), offer, slots
         self.layouts = self.method.place(offer.spec, nb_ps)
         self.shards = [self._shard(number, theta, nb_workers) for number in range(nb_ps)]
         for shard, other in zip(self.shards, former.shards if former else (), strict=False):
@@ -156,9 +169,15 @@ class ScriptRun:
             spec=shard_spec(self.offer.spec, layout),
             loss_scale=self.offer.loss_scale,
         )
-        own = np.concatenate([theta[at] for at in shard_positions(self.offer.spec, layout)])
+        spec, chosen = self.offer.spec, self.method
+        own = np.concatenate([theta[at] for at in shard_positions(spec, layout)])
+        places = places_in(planned(self.offer.optimizer, spec), spec, layout)
+        if places:
+            initial = divide(join(cut(self.slots, spec, layout), places), places)
+            server = dataclasses.replace(chosen.server, initial=initial)
+            chosen = dataclasses.replace(chosen, server=server)
         rule = rule if number == 0 else rule.without_bound()
-        return PsCore(config, self.method, own, BODIES, member, rule)
+        return PsCore(config, chosen, own, BODIES, member, rule)
 
     def pull(self):
         for number in range(1, len(self.workers) + 1):

@@ -9,6 +9,7 @@ from keras.optimizers import schedules
 
 from tests.script_run import Rows, ScriptRun, flat_of, offer_of, train_alone, variables
 from thinwire.ops.optimizers import allow_list
+from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.sharding import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.core.messages import ScriptFigures
@@ -177,6 +178,20 @@ def test_a_saved_shard_goes_on_bit_for_bit_with_its_slots(name):
     assert second.theta.tobytes() == whole.theta.tobytes()
     one, other = (run.shards[0].state_dict()["model"] for run in (second, whole))
     assert str(one["optimizer"]) == str(other["optimizer"])
+
+
+@pytest.mark.parametrize("name", [*allow_list.OPTIMIZERS, "momentum", "accumulation and ema"])
+def test_an_optimizer_that_has_moved_goes_on_with_its_slots(name):
+    own, optimizer = variables(), OPTIMIZERS[name]()
+    rows, plan = Rows(flat_of(own).size, 64), batches()
+    theta = train_alone(optimizer, own, rows, plan[:7])
+    offer = offer_of(optimizer, own, BATCH)
+    assert offer.optimizer.iterations == 7
+    run = ScriptRun(offer, theta, 2, slots=OwnSlots(optimizer, offer.optimizer, own).collect())
+    expected = train_alone(optimizer, own, rows, plan[7:])
+    for batch in plan[7:]:
+        run.round(rows, halves(batch))
+    np.testing.assert_allclose(run.theta, expected, rtol=0, atol=BOUND)
 
 
 # -- rates and scales ---------------------------------------------------------------------------

@@ -9,6 +9,7 @@ Source: design, section 11.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.kernels.base import Kernels
@@ -118,11 +119,13 @@ class ScriptUpdate(GradientsOnly):
         offer: The optimizer.
         rules: About some of the variables.
         num_examples: Of an epoch of the script; 0: not known.
+        initial: Slots of an optimizer that has moved before the run, by slice of this shard.
     """
 
     offer: OptimizerOffer
     rules: VariableRules = dataclasses.field(default_factory=VariableRules)
     num_examples: int = 0
+    initial: Sequence[Slot] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def described(self) -> Described:
@@ -162,6 +165,8 @@ class ScriptUpdate(GradientsOnly):
         Raises:
             ConfigurationError: The optimizer is not on the allow-list.
         """
+        import numpy as np
+
         allow_list.check_optimizer(self.described)
         state: State = {"set_rate": None, "steps": self.offer.iterations}
         rate = self.described.config["learning_rate"]
@@ -169,10 +174,15 @@ class ScriptUpdate(GradientsOnly):
             state["schedule"] = _RateAtStep(build_schedule(allow_list.schedule_of(rate)))
         if self._is_flat:
             state["inner"] = self._flat.init(theta, spec)
+            if self.initial and "optimizer" in state["inner"]:
+                parts = [np.ravel(slot.values) for slot in self.initial]
+                np.concatenate(parts, out=state["inner"]["optimizer"].velocity)
             state["tensors"] = spec.tensors if spec else (TensorSpec("shard", (len(theta),)),)
         else:
             optimizer = VariablesOptimizer(self.described, theta, spec, self.rules)
             optimizer.set_iterations(self.offer.iterations)
+            if self.initial:
+                optimizer.load(self.initial)
             state["inner"] = {"optimizer": optimizer}
         return state
 

@@ -18,10 +18,7 @@ from thinwire.ops.offer import OptimizerOffer
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State, TensorSpec
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.generic]
+    from thinwire.ops.types import Float32
 
 #: Prefixes of the names of variables that an optimizer of ours steps: of those that a Muon leaves
 #: to AdamW, and of the others.
@@ -48,6 +45,15 @@ class Slot:
     slice: int | None
     role: str
     values: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotPlace:
+    """Where a slot belongs, and its shape."""
+
+    slice: int | None
+    role: str
+    shape: tuple[int, ...]
 
 
 def variable_name(number: int, by_adamw: bool) -> str:
@@ -127,23 +133,10 @@ class OwnSlots:
     """
 
     def __init__(self, optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> None:
-        import keras
-
-        from thinwire.ops.optimizers.described import build_optimizer
-
         if not optimizer.built:
             optimizer.build(list(variables))
-        # Of the same class on tiny variables of as many dimensions: the same slots in that order.
-        tiny = [
-            keras.Variable(
-                keras.ops.zeros((1,) * len(variable.shape)),
-                name=variable_name(number, variable.path in offer.by_adamw),
-            )
-            for number, variable in enumerate(variables)
-        ]
-        probe = build_optimizer(offer.optimizer, BY_ADAMW)
-        probe.build(tiny)
-        keys = [key for key in roles_of(probe) if key[1] != LEARNING_RATE]
+        paths = [TensorSpec(each.path, tuple(each.shape)) for each in variables]
+        keys = _keys(offer, ModelSpec(tuple(paths)))
         self._rate = optimizer._learning_rate
         own = [each for each in optimizer.variables if each is not self._rate]
         if len(own) != len(keys):
@@ -201,6 +194,95 @@ class OwnSlots:
             variable.assign(np.reshape(whole[key], variable.shape))
         if rate is not None and isinstance(self._rate, keras.Variable):
             self._rate.assign(rate)
+
+
+def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
+    """Return what an optimizer that has moved before the run offers beside the weights.
+
+    All of it is float32; its count of steps stands in the offer itself.
+
+    Raises:
+        ConfigurationError: The optimizer is not on the allow-list.
+    """
+    if not offer.iterations:
+        return []
+    config = offer.optimizer.config
+    averages = config.get("use_ema") or config.get("gradient_accumulation_steps")
+    if offer.optimizer.name == "SGD" and not averages:
+        numbers = range(len(spec.tensors) if config.get("momentum") else 0)
+        return [SlotPlace(number, "momentum", spec.tensors[number].shape) for number in numbers]
+    keys = _keys(offer, spec)
+    return [
+        SlotPlace(number, role, () if number is None else _shape(role, spec.tensors[number].shape))
+        for number, role in keys
+        if role != ITERATION
+    ]
+
+
+def _keys(offer: OptimizerOffer, spec: ModelSpec) -> list[tuple[int | None, str]]:
+    """Return variable and role of each slot, in Keras' order."""
+    import keras
+
+    from thinwire.ops.optimizers.described import build_optimizer
+
+    # Of the same class on tiny variables of as many dimensions: the same slots in that order.
+    tiny = [
+        keras.Variable(
+            keras.ops.zeros((1,) * len(tensor.shape)),
+            name=variable_name(number, tensor.path in offer.by_adamw),
+        )
+        for number, tensor in enumerate(spec.tensors)
+    ]
+    probe = build_optimizer(offer.optimizer, BY_ADAMW)
+    probe.build(tiny)
+    return [key for key in roles_of(probe) if key[1] != LEARNING_RATE]
+
+
+def _shape(role: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a slot of a variable: as it is, but for Adafactor's two factors."""
+    if not role.startswith("factor"):
+        return shape
+    if len(shape) < 2:
+        return ()
+    return shape[:-1] if role == "factor" else (*shape[:-2], shape[-1])
+
+
+def places_in(places: Sequence[SlotPlace], spec: ModelSpec, layout: ShardLayout) -> list[SlotPlace]:
+    """Return the part of one shard, by slice of its layout, of slots by variable."""
+    found = [place for place in places if place.slice is None]
+    by_tensor: dict[int | None, list[SlotPlace]] = {}
+    for place in places:
+        by_tensor.setdefault(place.slice, []).append(place)
+    for number, piece in enumerate(layout.slices):
+        whole = piece.size == spec.tensors[piece.tensor].size
+        for place in by_tensor.get(piece.tensor, ()):
+            shape = place.shape if whole else (piece.size,)
+            found.append(SlotPlace(number, place.role, shape))
+    return found
+
+
+def num_values(places: Sequence[SlotPlace]) -> int:
+    """Return how many values these slots have together."""
+    return sum(math.prod(place.shape) for place in places)
+
+
+def join(slots: Sequence[Slot], places: Sequence[SlotPlace]) -> Float32:
+    """Return the values of slots, in the order of their places: [num_values] float32."""
+    import numpy as np
+
+    by_key = {(slot.slice, slot.role): slot.values for slot in slots}
+    parts = [np.ravel(by_key[place.slice, place.role]) for place in places]
+    return np.concatenate([np.empty(0, np.float32), *parts]).astype(np.float32, copy=False)
+
+
+def divide(values: Float32, places: Sequence[SlotPlace]) -> list[Slot]:
+    """Return the slots that `join` has joined."""
+    found, start = [], 0
+    for place in places:
+        stop = start + math.prod(place.shape)
+        found.append(Slot(place.slice, place.role, values[start:stop].reshape(place.shape)))
+        start = stop
+    return found
 
 
 def cut(slots: Sequence[Slot], spec: ModelSpec, layout: ShardLayout) -> list[Slot]:

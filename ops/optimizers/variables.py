@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.described import build_constraint, build_optimizer
-from thinwire.ops.optimizers.slots import BY_ADAMW, LEARNING_RATE, Slot, roles_of, variable_name
+from thinwire.ops.optimizers.slots import (
+    BY_ADAMW,
+    ITERATION,
+    LEARNING_RATE,
+    Slot,
+    roles_of,
+    variable_name,
+)
 from thinwire.ops.types import ModelSpec, State, TensorSpec, Update
 
 if TYPE_CHECKING:
@@ -177,6 +184,24 @@ class VariablesOptimizer:
             else:
                 found += self._groups[number].cut(values, role, self._spec.tensors)
         return found
+
+    def load(self, slots: Sequence[Slot]) -> None:
+        """Take over slots by slice, as `slots` returns them.
+
+        Raises:
+            KeyError: One is missing.
+        """
+        import numpy as np
+
+        given = {(slot.slice, slot.role): slot.values for slot in slots}
+        for variable, (number, role) in zip(
+            self.optimizer.variables, roles_of(self.optimizer), strict=True
+        ):
+            if number is not None:
+                parts = [np.ravel(given[each, role]) for each in self._groups[number].slices]
+                variable.assign(np.concatenate(parts).reshape(variable.shape))
+            elif role not in (LEARNING_RATE, ITERATION):
+                variable.assign(given[None, role])
 
     def save(self) -> State:
         """Return copies of every slot, the step counter included."""
