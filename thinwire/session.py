@@ -20,6 +20,7 @@ from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.codecs.error_feedback import CodecWrapper
 from thinwire.ops.codecs.wrappers import WarmUp
 from thinwire.ops.offer import Offer
+from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.settings import ScriptSettings
@@ -27,6 +28,7 @@ from thinwire.sharing.data import part_of_data
 from thinwire.sharing.place import WorkerPlace
 from thinwire.worker.client.offering import Offering
 from thinwire.worker.client.shard_client import ShardGone
+from thinwire.worker.client.slots import fetch_slots
 from thinwire.worker.core.messages import (
     NO_FIGURES,
     PushRequest,
@@ -88,6 +90,8 @@ class Session:
         momentum: Of the script's SGD, where the method `takes_momentum`: the script then steps
             without.
         offer: The model, to be offered to servers without one; None: they have it.
+        optimizer: The compiled one, without the loss scaling around it, where a PS steps with it;
+            None: whatever state it has stays here.
 
     Raises:
         ConfigurationError: The codec warms up, and the size of the training set is not given; or
@@ -101,6 +105,7 @@ class Session:
         num_train: int | None = None,
         momentum: float = 0.0,
         offer: Offer | None = None,
+        optimizer: Any = None,
     ) -> None:
         self.settings, self.shared = settings, shared
         self.own = settings.worker()
@@ -112,7 +117,15 @@ class Session:
         self._offering: Offering | None = None
         if offer is not None:
             offer = dataclasses.replace(offer, statistics=self.statistics.size)
-            self._offering = Offering(offer, self.variables.read, self.statistics.read)
+            if offer.optimizer is not None and optimizer is None:
+                fresh = dataclasses.replace(offer.optimizer, iterations=0)
+                offer = dataclasses.replace(offer, optimizer=fresh)
+            self._offering = Offering(
+                offer,
+                self.variables.read,
+                self.statistics.read,
+                lambda: self._own_slots(optimizer).collect(),
+            )
         if self.takes_weights and (self.own.weight_decay or self.own.clip_norm):
             raise ConfigurationError(
                 "--worker_weight_decay and --clip_norm change gradients, and with "
@@ -138,6 +151,30 @@ class Session:
     def weights(self) -> Float32:
         """The weights to compute the next gradient at: [num_parameters] float32, not a copy."""
         return self.part.core.weights
+
+    def _own_slots(self, optimizer: Any) -> OwnSlots:
+        """Return the slots of the script's own optimizer, which a PS steps with.
+
+        Raises:
+            ConfigurationError: No PS does, or it was built on other variables.
+        """
+        described = self._offering.offer.optimizer if self._offering is not None else None
+        if described is None:
+            raise ConfigurationError("no PS steps with this script's optimizer; there are no slots")
+        return OwnSlots(optimizer, described, self.shared.variables)
+
+    def fill_slots(self, optimizer: Any) -> None:
+        """Give the script's own optimizer the state that the PS has brought it to.
+
+        Args:
+            optimizer: The compiled one, without the loss scaling around it.
+
+        Raises:
+            Unreachable, StreamLost, RequestRejected: A shard does not answer.
+        """
+        layouts, run = self.part.core.layouts, self.settings.run
+        parts, rate = fetch_slots(run, self.own.id_worker, self.part.run_id, layouts)
+        self._own_slots(optimizer).fill(layouts, parts, rate)
 
     @property
     def means(self) -> Float32:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.offer import Offer, weights_digest
+from thinwire.ops.optimizers.slots import Slot, cut, join, places_in, planned
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import ShardLayout
 from thinwire.proto.framing import BytesLike
@@ -25,11 +26,13 @@ class Offering:
         offer: What it is; the digest of its weights is filled in when it is made.
         weights: Returns the present weights: [num_parameters] float32.
         statistics: Returns the moving statistics that are averaged: [m] float32.
+        slots: Returns the slots by variable, where the script's optimizer has moved before the run.
     """
 
     offer: Offer
     weights: Callable[[], Float32]
     statistics: Callable[[], Float32]
+    slots: Callable[[], Sequence[Slot]] = tuple
 
     def make(self, shard: int, layouts: Sequence[ShardLayout]) -> tuple[str, Sequence[BytesLike]]:
         """Return the document and the payload of the offer to a shard.
@@ -44,4 +47,8 @@ class Offering:
         pieces: list[BytesLike] = [flat[place].data for place in places]
         if shard == 0:
             pieces.append(np.ascontiguousarray(self.statistics(), "<f4").data)
+        if offer.optimizer is not None and (planned_slots := planned(offer.optimizer, offer.spec)):
+            own = cut(self.slots(), offer.spec, layouts[shard])
+            values = join(own, places_in(planned_slots, offer.spec, layouts[shard]))
+            pieces.append(values.astype("<f4", copy=False).data)
         return offer.to_json(), pieces
