@@ -10,7 +10,6 @@ workers is refused.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,8 +54,10 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     steps = given.get("steps_per_epoch")
     if steps and place.is_shared:
         given["steps_per_epoch"] = place.steps(steps)
-    short_by = 0 if steps or not place.is_shared else _short_by(plan, place)
-    return Shared(given, batch_size, plan.num_examples if place.shard == "auto" else None, short_by)
+    num_examples, short_by = _epoch_of_all(plan, place)
+    if place.shard == "off":
+        num_examples = None
+    return Shared(given, batch_size, num_examples, 0 if steps else short_by)
 
 
 def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
@@ -144,6 +145,16 @@ class _Plan:
                 return total if total >= 0 else None
         return None
 
+    def cuts_rows(self, place: WorkerPlace) -> bool:
+        """Return whether each finished batch is to be cut, as its batching cannot be changed."""
+        if not place.divides_batch:
+            return False
+        if self.batching is None:
+            return True
+        return pipeline.drops_remainder(self.nodes[self.batching]) and any(
+            pipeline.has_functions(node) for node in self.nodes[: self.batching]
+        )
+
     def first(self, is_wanted: Callable[[Pipeline], bool], within: int) -> int:
         """Return the first of some transformations nearest to the source; -1 if there is none.
 
@@ -164,7 +175,7 @@ class _WorkerPart:
 
     def dataset(self) -> Pipeline:
         """Return it. Raises ConfigurationError."""
-        if self._divides_rows():
+        if self._plan.cuts_rows(self._place):
             return self._rows()
         point = self._point()
         part = self._push_up(self._nodes[point])
@@ -177,18 +188,6 @@ class _WorkerPart:
     @property
     def _own_batch_size(self) -> int:
         return self._place.part_of_batch(_known(self._plan.batch_size))
-
-    def _divides_rows(self) -> bool:
-        """Return whether each finished batch is to be cut, as its batching cannot be changed."""
-        batching = self._plan.batching
-        if not self._place.divides_batch:
-            return False
-        if batching is None:
-            return True
-        after = self._nodes[:batching]
-        return pipeline.drops_remainder(self._nodes[batching]) and any(
-            pipeline.has_functions(node) for node in after
-        )
 
     def _point(self) -> int:
         """Return the transformation whose output is shared.
@@ -324,19 +323,23 @@ def _has_rows(*element: Any) -> Any:
     return tf.shape(first)[0] > 0
 
 
-def _short_by(plan: _Plan, place: WorkerPlace) -> int:
-    """Return by how many steps this worker's epoch is shorter than the longest, if it is known."""
+def _epoch_of_all(plan: _Plan, place: WorkerPlace) -> tuple[int | None, int]:
+    """Return the rows that all workers train on in an epoch, and `Shared.short_by`.
+
+    The rows are None where they cannot be known; a last, short batch may be left out.
+    """
     total, size, batching = plan.num_examples, plan.batch_size, plan.batching
-    if not place.one_group or total is None or size is None or batching is None:
-        return 0
-    if int(plan.nodes[0].cardinality()) < 0:
-        return 0
-    whole = math.floor if pipeline.drops_remainder(plan.nodes[batching]) else math.ceil
-    steps = [
-        whole(
-            len(deal(total, place.run_batch(size), worker, place.num_workers))
-            / place.part_of_batch(size, worker)
-        )
-        for worker in range(1, place.num_workers + 1)
-    ]
-    return max(steps) - steps[place.worker - 1]
+    if total is None or size is None or batching is None:
+        return total, 0
+    drops = pipeline.drops_remainder(plan.nodes[batching])
+    if not place.is_shared or plan.cuts_rows(place):
+        return total - total % size if drops else total, 0
+    rows, steps = 0, []
+    for worker in range(1, place.num_workers + 1):
+        part = len(deal(total, place.run_batch(size), worker, place.num_workers))
+        own = place.part_of_batch(size, worker)
+        steps.append(part // own if drops else -(-part // own))
+        rows += steps[-1] * own if drops else part
+    repeats = int(plan.nodes[0].cardinality()) < 0
+    short_by = max(steps) - steps[place.worker - 1] if place.one_group and not repeats else 0
+    return rows, short_by

@@ -181,7 +181,7 @@ def test_sizes_of_all_kinds(total, num_workers, batch_size, one_group, drop):
         assert seen == list(range(total))
     for shared, mine in zip(everyone, rows, strict=True):
         assert shared.arguments["x"].cardinality() == len(mine)
-        assert (shared.batch_size, shared.num_examples) == (batch_size, total)
+        assert (shared.batch_size, shared.num_examples) == (batch_size, len(seen))
         if one_group and not drop:
             assert len(mine) + shared.short_by == max(map(len, rows))
 
