@@ -14,7 +14,6 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.exact import DownDelta, DownDense
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.local import LOCAL_FLAGS, LocalUpdate
-from thinwire.ops.optimizers.server import OPTIMIZERS
 from thinwire.ops.routing.reliable import Reliable
 from thinwire.ops.sync.groups import uneven
 from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync
@@ -210,8 +209,8 @@ def refuse_script_steps(method: Method, who: str) -> None:
     if method.steps_on_workers:
         raise ConfigurationError(
             f"--local_optimizer={method.local.optimizer} is for scripts, whose compiled optimizer "
-            f"steps, and {who} computes gradients. Take "
-            f"{' or '.join(f'--local_optimizer={name}' for name in OPTIMIZERS)}."
+            f"steps, and {who} computes gradients. Leave it out, or take "
+            "--local_optimizer=momentum, adam or another of Keras' by its name."
         )
 
 

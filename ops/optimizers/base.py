@@ -127,8 +127,13 @@ class LocalStep(Policy, Protocol):
     def num_averaged(self, num_parameters: int) -> int:
         """Return how many values of the slots travel with each push."""
 
-    def init(self, num_parameters: int) -> State:
-        """Return the slots at zero weights; `restart` brings the right ones."""
+    def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
+        """Return the slots at zero weights; `restart` brings the right ones.
+
+        Args:
+            num_parameters: Of the shared model.
+            spec: Their paths and shapes; not given: one flat variable.
+        """
 
     def step(self, weights: Float32, values: Float32, scheduled_rate: float, state: State) -> State:
         """Step `weights` [n] in place by what a mini-batch brought [n]."""

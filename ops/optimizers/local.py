@@ -11,15 +11,16 @@ Centers", IEEE TSC 15(4), allows any local optimizer; its code has plain SGD alo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinwire.ops.optimizers.base import LocalStep
-from thinwire.ops.optimizers.server import OptimizerUpdate
+from thinwire.ops.optimizers.server import OPTIMIZERS, OptimizerUpdate
 from thinwire.ops.types import ConfigurationError, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.optimizers.variables import VariablesOptimizer
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, ModelSpec
 
 #: --local_opt_state values: what an exchange does to the optimizer's slots.
 SLOT_FATES = ("keep", "reset", "average")
@@ -30,8 +31,15 @@ LOCAL_FLAGS = {
     "opt_state": "local_opt_state",
     "rate_factor": "local_lr",
 }
-#: --local_optimizer value -> arrays of the model's size that it keeps.
-_NUM_SLOTS = {"sgd": 1, "momentum": 1, "adam": 2}
+#: Values of --local_optimizer that build a Keras optimizer. ScheduleFreeAdamW is none of them: its
+#: slots hold weights, which an exchange replaces.
+_BUILT = tuple(name for name in OPTIMIZERS if name != "schedulefreeadamw")
+#: --local_optimizer value -> arrays of the model's size that it keeps, of those whose slots can be
+#: averaged: arrays of that size and the step count are all that they remember.
+_NUM_SLOTS = {
+    **dict.fromkeys(("sgd", "momentum", "rmsprop", "adagrad", "lion"), 1),
+    **dict.fromkeys(("adam", "adamw", "adamax", "adadelta", "ftrl"), 2),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +47,7 @@ class LocalUpdate:
     """One local step, and what becomes of the optimizer's slots at an exchange.
 
     Attributes:
-        optimizer: sgd, momentum or adam.
+        optimizer: A value of --local_optimizer other than "script", with Keras' default arguments.
         momentum: For sgd and momentum.
         opt_state: keep, reset or average.
         rate_factor: Of the scheduled learning rate.
@@ -54,7 +62,7 @@ class LocalUpdate:
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
         for flag, value, legal in (
-            ("local_optimizer", self.optimizer, tuple(_NUM_SLOTS)),
+            ("local_optimizer", self.optimizer, _BUILT),
             ("local_opt_state", self.opt_state, SLOT_FATES),
         ):
             if value not in legal:
@@ -63,9 +71,16 @@ class LocalUpdate:
             raise ConfigurationError(
                 f"--local_momentum={self.momentum}: expected 0 <= momentum < 1."
             )
-        if self.momentum and self.optimizer == "adam":
+        if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                "--local_momentum belongs to sgd and momentum; --local_optimizer=adam has betas."
+                f"--local_momentum belongs to sgd and momentum; --local_optimizer={self.optimizer} "
+                "has its own."
+            )
+        if self.opt_state == "average" and self.optimizer not in _NUM_SLOTS:
+            raise ConfigurationError(
+                f"--local_opt_state=average with --local_optimizer={self.optimizer}: its slots are "
+                "not all arrays of the model's size. Take --local_opt_state=keep or reset, or one "
+                f"of {', '.join(_NUM_SLOTS)}."
             )
         if not 0 < self.rate_factor < float("inf"):  # refuses NaN too
             raise ConfigurationError(
@@ -76,7 +91,11 @@ class LocalUpdate:
     @property
     def has_slots(self) -> bool:
         """Whether the optimizer remembers anything from step to step."""
-        return self.optimizer == "adam" or self.momentum > 0
+        return self.momentum > 0 or not self._is_sgd
+
+    @property
+    def _is_sgd(self) -> bool:
+        return OPTIMIZERS[self.optimizer] == "SGD"
 
     @property
     def outlives_rounds(self) -> bool:
@@ -91,7 +110,7 @@ class LocalUpdate:
         """Return how many values of the slots travel with each push: the step count and arrays."""
         return 1 + _NUM_SLOTS[self.optimizer] * num_parameters if self._averages else 0
 
-    def init(self, num_parameters: int) -> State:
+    def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
         """Return the optimizer's state at zero weights; `restart` brings the right ones."""
         import numpy as np
 
@@ -100,11 +119,13 @@ class LocalUpdate:
         if not self.has_slots:
             return {}
         zeros = np.zeros(num_parameters, np.float32)
-        flat = VariablesOptimizer(OptimizerUpdate(self.optimizer, self.momentum).described, zeros)
+        described = OptimizerUpdate(self.optimizer, self.momentum).described
+        flat = VariablesOptimizer(described, zeros, spec)
+        fills = [each.numpy().flat[0] for each in _all_slots(flat)]  # some begin at 0.1
         # Compile now, not in the first step, whose time other workers may wait by.
         flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)
-        _clear(flat)
-        return {"keras": flat}
+        _clear(flat, fills)
+        return {"keras": flat, "fills": fills}
 
     def step(
         self, weights: Float32, gradient: Float32, scheduled_rate: float, state: State
@@ -129,7 +150,7 @@ class LocalUpdate:
         if self.has_slots:
             state["keras"].set_weights(weights)
             if self.opt_state == "reset":
-                _clear(state["keras"])
+                _clear(state["keras"], state["fills"])
         return state
 
     def forget(self, weights: Float32, state: State) -> State:
@@ -188,9 +209,9 @@ class ScriptStep:
         del num_parameters
         return 0
 
-    def init(self, num_parameters: int) -> State:
+    def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
         """Return no slots."""
-        del num_parameters
+        del num_parameters, spec
         return {}
 
     def step(self, weights: Float32, values: Float32, scheduled_rate: float, state: State) -> State:
@@ -235,7 +256,7 @@ class ScriptStep:
 
 #: --local_optimizer value -> the policy.
 LOCAL_OPTIMIZERS: dict[str, type[LocalStep]] = {
-    **dict.fromkeys(_NUM_SLOTS, LocalUpdate),
+    **dict.fromkeys(_BUILT, LocalUpdate),
     "script": ScriptStep,
 }
 
@@ -247,8 +268,15 @@ def _slots(flat: VariablesOptimizer) -> list[Any]:
     return [optimizer.iterations, *arrays]
 
 
-def _clear(flat: VariablesOptimizer) -> None:
+def _all_slots(flat: VariablesOptimizer) -> list[Any]:
+    """Return everything that the optimizer remembers: all but the learning rate."""
+    optimizer = flat.optimizer
+    return [each for each in optimizer.variables if each is not optimizer._learning_rate]
+
+
+def _clear(flat: VariablesOptimizer, fills: Sequence[Any]) -> None:
+    """Set the slots to what they begin with, each the same value everywhere."""
     import numpy as np
 
-    for variable in _slots(flat):
-        variable.assign(np.zeros(variable.shape, np.dtype(variable.dtype)))
+    for variable, fill in zip(_all_slots(flat), fills, strict=True):
+        variable.assign(np.full(variable.shape, fill, np.dtype(variable.dtype)))

@@ -22,6 +22,9 @@ _INSTEAD = {
 }
 _FREE = ("name", "learning_rate")
 
+#: Optimizers whose steps are in proportion to gradients, or to which the script itself gives rates.
+_IN_PROPORTION = ("sgd", "momentum", "script")
+
 
 def check_model(model: Any) -> None:
     """Refuse what cannot be trained by exchanges at all.
@@ -110,11 +113,14 @@ def check_rate_change(rate: float, method: Method) -> None:
         raise ConfigurationError(f"learning_rate={rate:g}: expected a finite number from 0 on.")
     blind = (
         (
-            method.server.optimizer not in ("sgd", "momentum"),
+            method.server.optimizer not in _IN_PROPORTION,
             f"--server_optimizer={method.server.optimizer}",
         ),
         (isinstance(method.weighting, DcAsgd), "--weighting=dc_asgd"),
-        (method.takes_local_steps and method.local.optimizer == "adam", "--local_optimizer=adam"),
+        (
+            method.takes_local_steps and method.local.optimizer not in _IN_PROPORTION,
+            f"--local_optimizer={method.local.optimizer}",
+        ),
     )
     for is_used, flag in blind:
         if is_used:

@@ -205,7 +205,7 @@ class WorkerCore:
         self.weights = aligned(spec.num_parameters) if method.takes_local_steps else self.base
         self.loss_scale = 0.0  # the factor of the loss for the next gradient; 0: none
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
-        self.round = LocalRound(method.local, self.base, self.weights)
+        self.round = LocalRound(method.local, self.base, self.weights, spec)
         self._num_examples = num_examples
         self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
         self.step = 0  # exchanges begun

@@ -12,7 +12,7 @@ from thinwire.ops.optimizers.base import LocalStep
 from thinwire.ops.types import State
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, ModelSpec
 
 
 class LocalRound:
@@ -27,12 +27,15 @@ class LocalRound:
         optimizer: Of the local weights.
         base: [n] float32 the model as received from the shards.
         weights: [n] float32 after the local steps; without local steps the base itself.
+        spec: The shared model.
     """
 
-    def __init__(self, optimizer: LocalStep, base: Float32, weights: Float32) -> None:
+    def __init__(
+        self, optimizer: LocalStep, base: Float32, weights: Float32, spec: ModelSpec
+    ) -> None:
         self._optimizer, self._base, self._weights = optimizer, base, weights
         self._moves = weights is not base
-        self.slots: State = optimizer.init(len(base)) if self._moves else {}
+        self.slots: State = optimizer.init(len(base), spec) if self._moves else {}
         self.num_steps = self.samples = 0
         self._losses: list[float] = []
         self._saved_round: State | None = None

@@ -1,13 +1,14 @@
 """Local steps: plain SGD, momentum and Adam against numpy, and what an exchange does to slots."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
 import pytest
 
 from thinwire.ops.methods.builder import Choices, compose
-from thinwire.ops.optimizers.local import LocalUpdate
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.optimizers.local import LOCAL_OPTIMIZERS, LocalUpdate
+from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 
 SIZE = 7
 LOCAL = {"pacer": "fixed"}
@@ -120,7 +121,48 @@ def test_otherwise_nothing_travels(name, fate):
     assert policy.pack(policy.init(SIZE)).size == 0
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+BUILT = [name for name, policy in LOCAL_OPTIMIZERS.items() if policy is LocalUpdate]
+SHAPES = ModelSpec((TensorSpec("kernel", (2, 3)), TensorSpec("bias", (1,))))
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_reset_begins_anew_with_any_optimizer(name):
+    """Some slots begin at 0.1 or 1, not at 0."""
+    policy = update_of(name, opt_state="reset")
+    used, fresh = policy.init(SIZE, SHAPES), policy.init(SIZE, SHAPES)
+    weights = numbers(0)
+    used = policy.restart(weights, used)
+    policy.step(weights, numbers(1), 0.1, used)
+    weights, expected = numbers(2), numbers(2)
+    used, fresh = policy.restart(weights, used), policy.restart(expected, fresh)
+    policy.step(weights, numbers(3), 0.1, used)
+    policy.step(expected, numbers(3), 0.1, fresh)
+    np.testing.assert_array_equal(weights, expected)
+
+
+def averaged():
+    found = []
+    for name in BUILT:
+        with contextlib.suppress(ConfigurationError):
+            found.append(update_of(name, opt_state="average"))
+    return found
+
+
+@pytest.mark.parametrize("policy", averaged(), ids=lambda policy: policy.optimizer)
+def test_all_that_is_remembered_is_averaged(policy):
+    weights, there = numbers(0), numbers(0)
+    state, other = begin(policy, weights), begin(policy, there)
+    policy.step(weights, numbers(1), 0.1, state)
+    packed = policy.pack(state)
+    assert len(packed) == policy.num_averaged(SIZE)
+    other = policy.restart(weights, policy.unpack(packed, other))
+    there = weights.copy()
+    policy.step(weights, numbers(2), 0.1, state)
+    policy.step(there, numbers(2), 0.1, other)
+    np.testing.assert_array_equal(weights, there)
+
+
+@pytest.mark.parametrize("name", BUILT)
 def test_slots_survive_a_save(name):
     policy = update_of(name)
     weights = numbers(0)
@@ -138,11 +180,12 @@ def test_slots_survive_a_save(name):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"optimizer": "rmsprop"}, "--local_optimizer='rmsprop': expected one of sgd, momentum"),
+        ({"optimizer": "schedulefreeadamw"}, "schedulefreeadamw': expected one of sgd, momentum"),
+        ({"optimizer": "lamb", "opt_state": "average"}, "--local_opt_state=keep or reset"),
         ({"opt_state": "forget"}, "--local_opt_state='forget': expected one of keep, reset"),
         ({"momentum": 1.0}, "--local_momentum=1.0: expected 0 <= momentum < 1"),
         ({"momentum": float("nan")}, "--local_momentum=nan"),
-        ({"momentum": 0.5, "optimizer": "adam"}, "--local_optimizer=adam has betas"),
+        ({"momentum": 0.5, "optimizer": "adam"}, "--local_optimizer=adam has its own"),
         ({"rate_factor": 0.0}, "--local_lr: it is 0.0 times --learning_rate"),
         ({"rate_factor": float("inf")}, "--local_lr: it is inf"),
         ({"rate_factor": float("nan")}, "--local_lr: it is nan"),
