@@ -161,7 +161,11 @@ def test_sgd_equals_keras_bit_for_bit_with_one_worker(name):
     assert run.theta.tobytes() == train_alone(optimizer, own, rows, batches()).tobytes()
 
 
-@pytest.mark.parametrize("name", [*allow_list.OPTIMIZERS, "accumulation and ema", "piecewise"])
+#: One for each way of keeping state; every class is restored in tests/ops/test_conformance.py.
+STATES = ["momentum", "Adam", "Adafactor", "Nadam", "Muon", "accumulation and ema"]
+
+
+@pytest.mark.parametrize("name", [*STATES, "SGD", "piecewise"])
 def test_a_saved_shard_goes_on_bit_for_bit_with_its_slots(name):
     own, optimizer = variables(), OPTIMIZERS[name]()
     theta, rows = flat_of(own), Rows(flat_of(own).size, 64)
@@ -180,7 +184,7 @@ def test_a_saved_shard_goes_on_bit_for_bit_with_its_slots(name):
     assert str(one["optimizer"]) == str(other["optimizer"])
 
 
-@pytest.mark.parametrize("name", [*allow_list.OPTIMIZERS, "momentum", "accumulation and ema"])
+@pytest.mark.parametrize("name", [*STATES, "ScheduleFreeAdamW"])
 def test_an_optimizer_that_has_moved_goes_on_with_its_slots(name):
     own, optimizer = variables(), OPTIMIZERS[name]()
     rows, plan = Rows(flat_of(own).size, 64), batches()

@@ -50,6 +50,13 @@ def zeros(sizes: Sequence[int]) -> list[Float32]:
     return np.split(np.zeros(sum(sizes), np.float32), np.cumsum(sizes)[:-1])
 
 
+def aligned(size: int) -> Float32:
+    """Return zeros [size] float32, 64-byte aligned for TensorFlow's zero-copy import."""
+    raw = np.zeros(size + 16, np.float32)
+    start = (-raw.ctypes.data % 64) // 4
+    return raw[start : start + size]
+
+
 def all_finite(values: Float32) -> bool:
     """Return whether [k] float32 values hold no NaN and no infinity; without temporaries."""
     for start in range(0, values.size, _FINITE_PIECE):

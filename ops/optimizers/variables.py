@@ -86,6 +86,8 @@ class VariablesOptimizer:
         """
         import keras
 
+        from thinwire.ops.kernels.numpy_ops import aligned
+
         self._spec = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
         self._groups = _groups(self._spec.tensors, described, rules)
         self.optimizer = build_optimizer(described, BY_ADAMW)
@@ -102,47 +104,48 @@ class VariablesOptimizer:
         if exempt:
             self.optimizer.exclude_from_weight_decay(var_list=exempt)
         self.optimizer.build(self.variables)
-        self._step = self._traced(len(theta), is_elementwise(described))
+        self._fuses = is_elementwise(described)
+        self._step = self._traced()
         self._rate: float | None = None  # what the optimizer's variable holds
+        self._grouped = aligned(len(theta)) if self._is_mixed else None
 
-    def _traced(self, size: int, compiles: bool) -> Callable[[Any], Any]:
-        """Return the step as one graph, from a gradient [n] to the weights [n] after it."""
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether the slices of the groups, one group after the other, are in another order."""
+        order = [number for group in self._groups for number in group.slices]
+        return order != sorted(order)
+
+    def _traced(self) -> Callable[[Any], Any]:
+        """Return the step as one graph, from a gradient [n], group by group, to the weights."""
         import tensorflow as tf
 
-        sizes = [tensor.size for tensor in self._spec.tensors]
+        sizes = [group.size for group in self._groups]
         used = any(not group.unused for group in self._groups)
 
         def step(gradient: Any) -> Any:
-            if not used:
+            if used:
+                gradients = [
+                    None if group.unused else tf.reshape(piece, group.shape)
+                    for group, piece in zip(self._groups, tf.split(gradient, sizes), strict=True)
+                ]
+                self.optimizer.apply(gradients, self.variables)
+            else:
                 self.optimizer._iterations.assign_add(1)
-                return self._flat(tf)
-            pieces = [gradient] if len(sizes) == 1 else tf.split(gradient, sizes)
-            gradients = [
-                None if group.unused else group.join(pieces, gradient, tf) for group in self._groups
-            ]
-            self.optimizer.apply(gradients, self.variables)
-            return self._flat(tf)
+            values = [tf.reshape(variable.value, [-1]) for variable in self.variables]
+            return [] if self._fuses else [tf.concat(values, 0)]
 
-        # XLA fuses the passes over one flat variable; of many small ones it makes slower programs.
+        # XLA fuses the passes over few large variables; of many small ones, and of copies between
+        # them, it makes slower programs.
         function: Any = tf.function(
-            step, input_signature=[tf.TensorSpec((size,), tf.float32)], jit_compile=compiles
+            step,
+            input_signature=[tf.TensorSpec((sum(sizes),), tf.float32)],
+            jit_compile=self._fuses,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that unused variables have no gradient is known
             function.get_concrete_function()
         traced: Callable[[Any], Any] = function
         return traced
-
-    def _flat(self, tf: Any) -> Any:
-        """Return all weights [n] in the order of the shard."""
-        values = [tf.reshape(variable.value, [-1]) for variable in self.variables]
-        slices: dict[int, Any] = {}
-        for group, value in zip(self._groups, values, strict=True):
-            if len(group.slices) == len(self._spec.tensors):
-                return value
-            sizes = [self._spec.tensors[number].size for number in group.slices]
-            slices |= zip(group.slices, tf.split(value, sizes), strict=True)
-        return tf.concat([slices[number] for number in sorted(slices)], 0)
 
     def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
         """Apply one gradient [n] or sparse update, or its opposite; `theta` gets the result."""
@@ -155,8 +158,36 @@ class VariablesOptimizer:
         if rate != self._rate:  # setting a variable costs half as much as a small step
             self.optimizer.learning_rate.assign(rate)
             self._rate = rate
-        stepped = self._step(_as_tensor(-gradient if negate else gradient))
-        np.copyto(theta, np.asarray(memoryview(stepped)))  # a view of the tensor: one copy
+        stepped = self._step(_as_tensor(self._by_group(-gradient if negate else gradient)))
+        if stepped:
+            np.copyto(theta, np.asarray(memoryview(stepped[0])))  # a view of the tensor: one copy
+            return
+        for group, variable in zip(self._groups, self.variables, strict=True):
+            values = np.asarray(memoryview(variable.value.value())).reshape(-1)
+            for place, own in self._places(group):
+                theta[place] = values[own]
+
+    def _by_group(self, flat: Float32) -> Float32:
+        """Return entries [n] group by group; valid until the next call."""
+        if self._grouped is None:
+            return flat
+        start = 0
+        for group in self._groups:
+            for place, own in self._places(group):
+                self._grouped[start + own.start : start + own.stop] = flat[place]
+            start += group.size
+        return self._grouped
+
+    def _places(self, group: _Group) -> list[tuple[slice, slice]]:
+        """Return where each of a group's slices lies in the shard, and in the group."""
+        offsets, found, start = self._spec.offsets, [], 0
+        if len(group.slices) == len(self._spec.tensors):
+            return [(slice(0, group.size), slice(0, group.size))]
+        for number in group.slices:
+            size = self._spec.tensors[number].size
+            found.append((slice(offsets[number], offsets[number + 1]), slice(start, start + size)))
+            start += size
+        return found
 
     def set_weights(self, theta: Float32) -> None:
         """Go on from these weights [n]; the slots stay."""
@@ -226,13 +257,6 @@ class _Group:
     by_adamw: bool
     unused: bool
     constraint: Described | None
-
-    def join(self, pieces: Sequence[Any], whole: Any, tf: Any) -> Any:
-        """Return the gradient of this variable, out of those of all slices and the whole [n]."""
-        if len(self.slices) == len(pieces):
-            return tf.reshape(whole, self.shape)
-        parts = [pieces[number] for number in self.slices]
-        return tf.reshape(parts[0] if len(parts) == 1 else tf.concat(parts, 0), self.shape)
 
     def cut(self, values: Any, role: str, tensors: Sequence[TensorSpec]) -> list[Slot]:
         """Return a slot by slice."""

@@ -8,7 +8,8 @@ from tests.harness import method
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.kernels import load_kernels
-from thinwire.worker.core.core import WorkerCore, aligned
+from thinwire.ops.kernels.numpy_ops import aligned
+from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.train_step import TrainStep, clip, decay
 
 ROWS = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32)

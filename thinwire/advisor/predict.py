@@ -22,6 +22,7 @@ from absl import flags
 
 from thinwire.data.loading import take_shards
 from thinwire.flags.run import read_run
+from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.run.settings import Run
 from thinwire.ops.telemetry.predictions import (
     Excluded,
@@ -38,7 +39,6 @@ from thinwire.simulator.links import Pipe
 from thinwire.simulator.messages import Step
 from thinwire.simulator.simulation import Simulation
 from thinwire.simulator.trainer import Trainer
-from thinwire.worker.core.core import aligned
 from thinwire.worker.flags import EmulatedDevice
 
 if TYPE_CHECKING:

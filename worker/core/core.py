@@ -18,6 +18,7 @@ from thinwire.ops.codecs.base import EncodeContext, TouchedRows
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
+from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.methods.method import Method
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.sharding.split import shard_positions, split_packet
@@ -165,13 +166,6 @@ class UpdatePacker:
         if fits:
             self._codec_state = self._kernels.as_kept(state["codec"], self._codec_state)
             self._router_state = state["router"]
-
-
-def aligned(size: int) -> Float32:
-    """Return zeros [size] float32, 64-byte aligned for TensorFlow's zero-copy import."""
-    raw = np.zeros(size + 16, np.float32)
-    start = (-raw.ctypes.data % 64) // 4
-    return raw[start : start + size]
 
 
 class WorkerCore:

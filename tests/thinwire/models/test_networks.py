@@ -14,9 +14,9 @@ from tests.thinwire.models.built import IMAGES, SEED, Built
 from thinwire.data.registry import from_user_module
 from thinwire.models import registry
 from thinwire.models.flat_model import moving_statistics
+from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.sharding.w_global import W_global, model_spec, shared_variables
 from thinwire.ops.types import ConfigurationError
-from thinwire.worker.core.core import aligned
 from thinwire.worker.train_step import TrainStep
 
 ROOT = Path(registry.__file__).resolve().parents[2]

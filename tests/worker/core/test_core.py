@@ -19,9 +19,10 @@ from tests.worker.cores import (
 )
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.downlink.types import Operation
+from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.sharding.split import place_tensors, shard_positions
 from thinwire.ops.types import Kind
-from thinwire.worker.core.core import WorkerCore, aligned
+from thinwire.worker.core.core import WorkerCore
 
 
 @pytest.mark.parametrize("nb_ps", [1, 2, 3])
