@@ -1,0 +1,159 @@
+"""A PS process without model and without TensorFlow: it takes a worker's, trains, and resumes."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.ps.offered import FLAGS, OFFER, SPEC, OfferedRun, weights_of
+from thinwire.ops.offer import Described, OptimizerOffer
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc.session import RequestRejected
+
+#: A PS that at its end lists which of the heavy packages it has imported.
+PROGRAM = """
+import json, sys
+from absl import flags
+from thinwire import node
+node.define_flags()
+code = node.main(flags.FLAGS(sys.argv))
+heavy = {name.partition(".")[0] for name in sys.modules} & {"tensorflow", "keras"}
+print("HEAVY", json.dumps(sorted(heavy)), flush=True)
+sys.exit(code)
+"""
+
+
+class Shard:
+    """A PS process."""
+
+    def __init__(self, run, folder, *flags):
+        self.log = folder / "ps.out"
+        words = ["--type_node=PS", f"--run_dir={folder}", f"--port={run.ports[0]}", *FLAGS, *flags]
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, *words], stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def wait(self):
+        return self.process.wait(60)
+
+    @property
+    def heavy(self):
+        (line,) = [each for each in self.log.read_text().splitlines() if each.startswith("HEAVY")]
+        return json.loads(line.removeprefix("HEAVY "))
+
+
+@pytest.fixture
+def shard_of(tmp_path):
+    """Start shards, and end them with the test."""
+    started = []
+    run = OfferedRun(tmp_path)
+
+    def start(*flags):
+        started.append(Shard(run, tmp_path, *flags))
+        return started[-1]
+
+    start.run = run
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait(10)
+
+
+ONE = ("--nb_workers=1", "--journal=on")
+
+
+def gradient_of(step):
+    rng = np.random.default_rng([7, step])
+    return rng.standard_normal(OFFER.spec.num_parameters, np.float32)
+
+
+def train(worker, steps):
+    """Join, push the gradients of some steps, leave; return weights before and after them."""
+    worker.join()
+    first = worker.begin().copy()
+    for _ in range(steps):
+        gradient = gradient_of(worker.core.step + 1)
+        outgoing = worker.submit(gradient, 10, 1.0, None, time.monotonic())
+        worker.exchange_round(outgoing, lambda weights: None)
+    last = worker.core.weights.copy()
+    worker.leave("done")
+    return first, last
+
+
+def offer_with(name, **config):
+    optimizer = OptimizerOffer(Described(name, {"learning_rate": 0.1, **config}), batch_size=10)
+    return dataclasses.replace(OFFER, optimizer=optimizer)
+
+
+@pytest.mark.processes
+def test_plain_sgd_needs_neither_tensorflow_nor_keras(shard_of):
+    flags = (*ONE, "--iter_max=3")
+    shard = shard_of(*flags)
+    first, last = train(shard_of.run.worker(1, flags=flags), 3)
+    np.testing.assert_array_equal(first, weights_of(1))
+    expected = first.copy()
+    for step in (1, 2, 3):
+        expected -= np.float32(0.5) * gradient_of(step)
+    np.testing.assert_array_equal(last, expected)
+    assert shard.wait() == 0
+    assert shard.heavy == []
+
+
+SCHEDULE = {
+    "name": "CosineDecay",
+    "config": {"initial_learning_rate": 0.1, "decay_steps": 20, "alpha": 0.0},
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("offer", "heavy"),
+    [
+        (offer_with("SGD", momentum=0.9), []),
+        (offer_with("AdamW", learning_rate=SCHEDULE, use_ema=True), ["keras", "tensorflow"]),
+    ],
+    ids=["momentum", "adamw"],
+)
+def test_a_killed_ps_goes_on_bit_for_bit_without_an_offer(shard_of, offer, heavy):
+    killed = shard_of(*ONE)
+    _, middle = train(shard_of.run.worker(1, offer, flags=ONE), 3)
+    killed.process.kill()
+    killed.process.wait(10)
+    flags = (*ONE, "--iter_max=6")
+    resumed = shard_of(*flags)
+    again = shard_of.run.worker(1, offer, weights=weights_of(7), flags=flags)
+    found, last = train(again, 3)
+    assert resumed.wait() == 0
+    assert resumed.heavy == heavy
+    np.testing.assert_array_equal(found, middle)
+    whole = shard_of(*flags, "--overwrite")
+    first, at_once = train(shard_of.run.worker(1, offer, flags=flags), 6)
+    assert whole.wait() == 0
+    np.testing.assert_array_equal(first, weights_of(1))
+    np.testing.assert_array_equal(last, at_once)
+
+
+@pytest.mark.processes
+def test_another_script_in_the_same_folder_is_refused_by_name(shard_of):
+    before = shard_of(*ONE)
+    train(shard_of.run.worker(1, flags=ONE), 1)
+    before.process.send_signal(signal.SIGTERM)
+    assert before.wait() == 130
+    after = shard_of(*ONE)
+    larger = ModelSpec((*SPEC.tensors, TensorSpec("added/kernel", (2,))))
+    other = shard_of.run.worker(1, dataclasses.replace(OFFER, spec=larger), flags=ONE)
+    with pytest.raises(RequestRejected, match="added/kernel.*--overwrite") as refusal:
+        other.join()
+    assert refusal.value.reason == pb.REASON_MODEL
+    slower = shard_of.run.worker(1, offer_with("SGD"), flags=ONE)
+    with pytest.raises(RequestRejected, match="script.optimizer"):
+        slower.join()
+    after.process.send_signal(signal.SIGTERM)
+    assert after.wait() == 130
