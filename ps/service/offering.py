@@ -110,6 +110,11 @@ class OfferStage:
         rows = fingerprint.fingerprint(run)
         self.identity = identity("", own.id_ps, run.nb_ps, 0, rows, None, [])
 
+    @property
+    def num_waiting(self) -> int:
+        """How many clients are held."""
+        return len(self._held)
+
     # -- the main thread --------------------------------------------------------------------
 
     def listen(self) -> None:

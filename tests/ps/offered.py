@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -38,6 +40,20 @@ FLAGS = (
 def weights_of(worker: int, spec: ModelSpec = SPEC):
     """Return initial weights that no other worker has: [num_parameters] float32."""
     return np.random.default_rng(worker).standard_normal(spec.num_parameters, np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lying(Offering):
+    """An offer, or what a worker makes of it."""
+
+    lie: Callable[[str, bytes], tuple[str, bytes]] | None = None
+
+    def make(self, shard, layouts):
+        document, pieces = super().make(shard, layouts)
+        if self.lie is None:
+            return document, pieces
+        document, payload = self.lie(document, b"".join(pieces))
+        return document, [payload]
 
 
 class OfferedRun:
@@ -81,14 +97,21 @@ class OfferedRun:
         except Exception as error:  # noqa: BLE001 - tests look at it
             self.failures[number] = error
 
-    def worker(self, number, offer=OFFER, weights=None, flags=()):
-        """Return a worker that has not joined."""
+    def worker(self, number, offer=OFFER, weights=None, flags=(), lie=None):
+        """Return a worker that has not joined.
+
+        Args:
+            number: Its id.
+            offer: What it offers.
+            weights: Its initial ones; None: nobody else has them.
+            flags: More of them.
+            lie: Changes the document and the payload that it sends.
+        """
         run, _, own = self.settings(f"--id_worker={number}", *flags)
         mine = weights_of(number, offer.spec) if weights is None else weights
         statistics = np.full(offer.statistics, number, np.float32)
-        offering = Offering(offer, lambda: mine, lambda: statistics)
-        session = WorkerSession(run, own, offer.spec, statistics, offering=offering)
-        return session
+        offering = Lying(offer, lambda: mine, lambda: statistics, lie)
+        return WorkerSession(run, own, offer.spec, statistics, offering=offering)
 
     def close(self):
         for stage in self.stages.values():

@@ -1,10 +1,21 @@
 """A shard without model takes that of the first worker, and refuses what is no good."""
 
 import concurrent.futures
+import dataclasses
+import json
+import threading
+import time
 
 import numpy as np
+import pytest
 
-from tests.ps.offered import offered_run, weights_of
+from tests.ps.offered import OFFER, offered_run, weights_of
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import frame
+from thinwire.proto.grpc import ClientStream, StreamLost
+from thinwire.proto.grpc.session import RequestRejected
+from thinwire.ps.service.offering import NobodyAdmitted
 
 
 def begin(*workers):
@@ -18,6 +29,11 @@ def join_all(*workers):
         list(threads.map(lambda each: each.join(), workers))
 
 
+def leave_all(*workers):
+    for worker in workers:
+        worker.leave("done")
+
+
 def test_the_first_worker_s_weights_are_everybody_s(tmp_path):
     with offered_run(tmp_path) as run:
         run.listen()
@@ -26,17 +42,303 @@ def test_the_first_worker_s_weights_are_everybody_s(tmp_path):
             worker.join()
         for weights in begin(*workers):
             np.testing.assert_array_equal(weights, weights_of(1))
-        for worker in workers:
-            worker.leave("done")
+        leave_all(*workers)
 
 
-def test_workers_that_come_together_get_the_same_weights(tmp_path):
-    with offered_run(tmp_path) as run:
-        run.listen()
+@pytest.mark.parametrize("nb_ps", [1, 2])
+def test_workers_that_come_together_get_the_same_weights(tmp_path, nb_ps):
+    with offered_run(tmp_path, nb_ps=nb_ps) as run:
+        for shard in range(nb_ps):
+            run.listen(shard)
         workers = [run.worker(1), run.worker(2)]
         join_all(*workers)
         one, two = begin(*workers)
         np.testing.assert_array_equal(one, two)
         assert any(np.array_equal(one, weights_of(number)) for number in (1, 2))
-        for worker in workers:
-            worker.leave("done")
+        leave_all(*workers)
+        digests = {shard.offer.weights_digest for shard in run.shards.values()}
+        assert len(run.shards) == nb_ps and len(digests) == 1
+
+
+def test_moving_statistics_come_with_the_weights_and_only_to_shard_0(tmp_path):
+    offer = dataclasses.replace(OFFER, statistics=5)
+    with offered_run(tmp_path, "--nb_workers=1", nb_ps=2) as run:
+        run.listen(0)
+        run.listen(1)
+        worker = run.worker(1, offer)
+        worker.join()
+        begin(worker)
+        np.testing.assert_array_equal(worker.core.statistics, np.ones(5, np.float32))
+        worker.leave("done")
+
+
+def test_a_shard_takes_no_weights_of_another_worker_than_shard_0(tmp_path):
+    """Worker 2 comes to shard 1 first: it must wait there for worker 1."""
+    with offered_run(tmp_path, nb_ps=2) as run:
+        run.listen(0)
+        run.listen(1)
+        first, second = run.worker(1), run.worker(2)
+        leader, other = first.exchange.shards
+        welcome = leader.connect()
+        other.hello.run_id, other.hello.incarnation = welcome.run_id, welcome.incarnation
+        waits = threading.Thread(target=second.join, daemon=True)
+        waits.start()
+        waits.join(0.5)
+        assert waits.is_alive() and 1 not in run.shards
+        other.connect()
+        waits.join(20)
+        assert not waits.is_alive()
+        for weights in begin(first, second):
+            np.testing.assert_array_equal(weights, weights_of(1))
+        leave_all(first, second)
+
+
+# -- what is no good ------------------------------------------------------------------------------
+
+
+def with_rows(**rows):
+    return lambda document, payload: (json.dumps(json.loads(document) | rows), payload)
+
+
+NAN = b"\0\0\xc0\x7f"
+LIES = {
+    "no_document": (lambda document, payload: ("", payload), "cannot be read"),
+    "deep": (lambda document, payload: ("[" * 10_000, payload), "RecursionError"),
+    "short": (lambda document, payload: (document, payload[4:]), "expected"),
+    "long": (lambda document, payload: (document, payload + payload), "expected"),
+    "nothing": (lambda document, payload: (document, b""), "announces 0 bytes"),
+    "nan": (lambda document, payload: (document, NAN + payload[4:]), "NaN or infinity"),
+    "huge": (with_rows(spec=[["w", [1 << 20, 1 << 20], "float32"]]), "--max_model_bytes"),
+    "statistics": (with_rows(statistics=1 << 40), "--max_model_bytes"),
+}
+
+
+def test_lying_offers_are_refused_and_the_next_one_is_taken(tmp_path):
+    with offered_run(tmp_path, "--nb_workers=1") as run:
+        stage = run.listen()
+        for number, (lie, words) in enumerate(LIES.values()):
+            with pytest.raises(RequestRejected, match=words) as refusal:
+                run.worker(1, lie=lie).join()
+            assert refusal.value.reason == pb.REASON_OFFER
+            assert stage.guard.refused == {"offer": number + 1}
+            assert not run.shards
+        honest = run.worker(1)
+        honest.join()
+        np.testing.assert_array_equal(begin(honest)[0], weights_of(1))
+        honest.leave("done")
+
+
+FALSE_OPTIMIZERS = {
+    "class": ({"name": "os.system", "config": {"learning_rate": 0.1}}, "os.system"),
+    "argument": ({"name": "SGD", "config": {"learning_rate": 0.1, "command": "rm"}}, "command"),
+    "lambda": (
+        {"name": "SGD", "config": {"learning_rate": {"name": "function", "config": {}}}},
+        "function",
+    ),
+    "nan": ({"name": "SGD", "config": {"learning_rate": float("nan")}}, "learning_rate"),
+    "list": ({"name": "Adam", "config": {"learning_rate": 0.1, "beta_1": [1]}}, "beta_1"),
+}
+
+
+def test_an_optimizer_that_is_not_on_the_list_is_refused(tmp_path):
+    given = json.loads(OFFER.to_json())["optimizer"]
+    with offered_run(tmp_path, "--nb_workers=1") as run:
+        run.listen()
+        for optimizer, words in FALSE_OPTIMIZERS.values():
+            lie = with_rows(optimizer=given | {"optimizer": optimizer})
+            with pytest.raises(RequestRejected, match=words) as refusal:
+                run.worker(1, lie=lie).join()
+            assert refusal.value.reason == pb.REASON_OFFER
+            assert not run.shards
+
+
+def test_epochs_need_the_size_of_the_training_set(tmp_path):
+    flags = ("--nb_workers=1", "--epochs=2")
+    with offered_run(tmp_path, *flags) as run:
+        run.listen()
+        with pytest.raises(RequestRejected, match="--epochs=2.*--iter_max"):
+            run.worker(1, dataclasses.replace(OFFER, num_examples=0)).join()
+        worker = run.worker(1)
+        worker.join()
+        begin(worker)
+        assert run.shards[0].core.config.budget.examples == 2000
+        worker.leave("done")
+
+
+def test_a_larger_model_than_allowed_is_refused_by_the_flag_s_name(tmp_path):
+    with offered_run(tmp_path, "--max_model_bytes=1000") as run:
+        run.listen()
+        with pytest.raises(RequestRejected, match="at most 1,000.*--max_model_bytes"):
+            run.worker(1).join()
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+class Stranger:
+    """A stream of a worker that says what it likes."""
+
+    def __init__(self, run, number=1):
+        worker = run.worker(number)
+        self.shard = worker.exchange.shards[0]
+        self.stream = ClientStream(self.shard.address)
+        self.stream.open(5.0)
+        self.send(pb.ToServer(hello=self.shard.hello))
+
+    def send(self, message):
+        self.stream.send((frame(message),))
+
+    def refusal(self):
+        while True:
+            message = pb.ToClient.FromString(self.stream.receive(10.0))
+            if message.WhichOneof("body") == "refusal":
+                return message.refusal
+
+    def is_over(self):
+        with pytest.raises(StreamLost):
+            while True:
+                self.stream.receive(10.0)
+        return True
+
+
+def held(stage, run):
+    """Return the stream of worker 2, once the shard has it wait."""
+    stream, deadline = Stranger(run, 2), time.monotonic() + 10
+    while not stage.num_waiting and time.monotonic() < deadline:
+        pass
+    return stream
+
+
+def test_one_worker_offers_at_a_time_and_its_turn_ends_with_its_stream(tmp_path):
+    with offered_run(tmp_path) as run:
+        stage = run.listen()
+        first = Stranger(run, 1)
+        assert first.refusal().reason == pb.REASON_NO_MODEL
+        second = held(stage, run)
+        first.stream.close()
+        refusal = second.refusal()
+        assert refusal.reason == pb.REASON_STARTING and refusal.retry_after_seconds > 0
+        assert second.is_over()
+        third = Stranger(run, 2)
+        assert third.refusal().reason == pb.REASON_NO_MODEL
+        third.stream.close()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_worker_that_offers_nothing_loses_its_turn(tmp_path):
+    clock = Clock()
+    with offered_run(tmp_path) as run:
+        stage = run.listen(clock=clock)
+        silent = Stranger(run, 1)
+        assert silent.refusal().reason == pb.REASON_NO_MODEL
+        clock.now += 30
+        assert silent.is_over()
+        assert stage.guard.refused == {"silent": 1}
+        other = Stranger(run, 2)
+        assert other.refusal().reason == pb.REASON_NO_MODEL
+        other.stream.close()
+
+
+def test_who_waits_is_held_and_then_sent_away(tmp_path):
+    clock = Clock()
+    with offered_run(tmp_path) as run:
+        stage = run.listen(clock=clock)
+        first = Stranger(run, 1)
+        assert first.refusal().reason == pb.REASON_NO_MODEL
+        second = held(stage, run)
+        clock.now += 6
+        assert second.refusal().reason == pb.REASON_STARTING
+        first.stream.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (pb.ToServer(pull=pb.Pull()), "a pull where offer is expected"),
+        (pb.ToServer(push=pb.Push(payload_bytes=100)), "where none is expected"),
+        (pb.ToServer(hello=pb.Hello()), "a hello where offer is expected"),
+        (pb.ToServer(chunk=pb.Chunk(data=b"x")), "without a header"),
+    ],
+)
+def test_only_an_offer_may_follow(tmp_path, message, words):
+    with offered_run(tmp_path) as run:
+        stage = run.listen()
+        client = Stranger(run)
+        client.refusal()
+        client.send(message)
+        refusal = client.refusal()
+        assert refusal.reason == pb.REASON_MALFORMED and words in refusal.message
+        assert stage.guard.refused == {"malformed": 1}
+
+
+def test_a_hello_is_checked_before_anybody_may_offer(tmp_path):
+    cases = [
+        ({"id": 9}, pb.REASON_ID_RANGE, "1..2"),
+        ({"run_id": "old"}, pb.REASON_RUN, "a new run"),
+        ({"num_shards": 2}, pb.REASON_TOPOLOGY, "PS 0 of 1"),
+        ({"fingerprint": []}, pb.REASON_FINGERPRINT, "differs"),
+        ({"protocol_version": 99}, pb.REASON_PROTOCOL_VERSION, "99"),
+    ]
+    with offered_run(tmp_path) as run:
+        stage = run.listen()
+        for number, (changes, reason, words) in enumerate(cases):
+            shard = run.worker(1).exchange.shards[0]
+            for name, value in changes.items():
+                shard.hello.ClearField(name)
+                if value:
+                    setattr(shard.hello, name, value)
+            with pytest.raises(RequestRejected) as refusal:
+                shard.connect()
+            assert refusal.value.reason == reason and words in str(refusal.value)
+            assert stage.guard.refused == {"hello": number + 1}
+
+
+def test_a_supervisor_that_only_looks_is_not_kept(tmp_path):
+    with offered_run(tmp_path) as run:
+        run.listen()
+        stream = ClientStream(f"127.0.0.1:{run.ports[0]}")
+        stream.open(5.0)
+        hello = pb.Hello(protocol_version=messages.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR)
+        stream.send((frame(pb.ToServer(hello=hello)),))
+        refusal = pb.ToClient.FromString(stream.receive(10.0)).refusal
+        assert refusal.reason == pb.REASON_STARTING and refusal.retry_after_seconds == 0
+        stream.close()
+
+
+# -- ends -----------------------------------------------------------------------------------------
+
+
+def test_a_shard_whose_workers_are_all_refused_ends(tmp_path):
+    clock = Clock()
+    with offered_run(tmp_path, "--start_timeout_seconds=60") as run:
+        run.listen(clock=clock)
+        with pytest.raises(RequestRejected):
+            run.worker(1, flags=["--seed=5"]).join()
+        clock.now += 61
+        run.threads[0].join(20)
+        assert isinstance(run.failures[0], NobodyAdmitted)
+        assert "1 for hello" in str(run.failures[0])
+
+
+def test_a_shard_to_which_nobody_came_goes_on_waiting(tmp_path):
+    clock = Clock()
+    with offered_run(tmp_path, "--start_timeout_seconds=60", "--nb_workers=1") as run:
+        run.listen(clock=clock)
+        clock.now += 1000
+        worker = run.worker(1)
+        worker.join()
+        worker.exchange.close("done")
+
+
+def test_an_interrupted_shard_ends(tmp_path):
+    with offered_run(tmp_path) as run:
+        stage = run.listen()
+        stage.interrupt()
+        run.threads[0].join(20)
+        assert not run.threads[0].is_alive() and not run.shards and not run.failures
