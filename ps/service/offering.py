@@ -422,6 +422,13 @@ class OfferReader:
             expected = offered_bytes(stage.run, stage.own.id_ps, self._offer)
         except ConfigurationError as error:
             raise OfferRefused(str(error)) from error
+        most = stage.own.max_model_bytes
+        if expected > most:
+            raise OfferRefused(
+                f"the offer has {expected:,} bytes of weights, statistics and slots for this PS; "
+                f"expected at most {most:,}. Give the PS a larger --max_model_bytes if that is "
+                "right."
+            )
         stage.check_digest(self._offer)
         if given.payload_bytes != expected:
             raise OfferRefused(

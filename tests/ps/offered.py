@@ -110,7 +110,7 @@ class OfferedRun:
         run, _, own = self.settings(f"--id_worker={number}", *flags)
         mine = weights_of(number, offer.spec) if weights is None else weights
         statistics = np.full(offer.statistics, number, np.float32)
-        offering = Lying(offer, lambda: mine, lambda: statistics, lie)
+        offering = Lying(offer, lambda: mine, lambda: statistics, lie=lie)
         return WorkerSession(run, own, offer.spec, statistics, offering=offering)
 
     def close(self):
