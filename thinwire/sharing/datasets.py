@@ -172,13 +172,25 @@ class _WorkerPart:
     def __init__(self, plan: _Plan, place: WorkerPlace) -> None:
         self._plan, self._place = plan, place
         self._nodes = plan.nodes
+        self._in_order = [plan.nodes[-1]]  # from the source on, as far as `_node` has been
+
+    def _node(self, number: int) -> Pipeline:
+        """Return a transformation, with a fixed order where the script left that open."""
+        fixed, seed = self._in_order, self._place.rule.seed
+        while len(fixed) < len(self._nodes) - number:
+            node, source = self._nodes[-1 - len(fixed)], fixed[-1]
+            is_open = pipeline.has_open_order(node, self._nodes[0])
+            if is_open or source is not pipeline.inputs_of(node)[0]:
+                node = pipeline.rebuild_in_order(node, source, self._place.worker, seed)
+            fixed.append(node)
+        return fixed[len(self._nodes) - 1 - number]
 
     def dataset(self) -> Pipeline:
         """Return it. Raises ConfigurationError."""
         if self._plan.cuts_rows(self._place):
             return self._rows()
         point = self._point()
-        part = self._push_up(self._nodes[point])
+        part = self._push_up(self._node(point))
         for number in range(point - 1, -1, -1):
             node = self._nodes[number]
             size = self._own_batch_size if number == self._plan.batching else None
@@ -218,7 +230,7 @@ class _WorkerPart:
         shuffle = self._plan.first(lambda node: pipeline.name_of(node) == pipeline.SHUFFLE, end)
         point, reason = None, ""
         for number in range(end, max(shuffle, batching), -1):
-            reason = pipeline.why_unsure(self._nodes[number], self._nodes[0])
+            reason = pipeline.why_unsure(self._node(number), self._nodes[0])
             if reason:
                 break
             point = number
@@ -263,7 +275,7 @@ class _WorkerPart:
 
     def _rows(self) -> Pipeline:
         """Return each finished batch's rows that are this worker's."""
-        whole, place = self._nodes[0], self._place
+        whole, place = self._node(0), self._place
         reason = pipeline.why_unsure(whole, whole)
         if reason:
             raise _unsure(reason, "--batch=worker needs no cut batches; or give ")

@@ -19,6 +19,9 @@ from tensorflow.python.framework import op_def_registry
 Pipeline = Any  # a tf.data.Dataset: TensorFlow has no types
 
 _DETERMINISTIC: Mapping[str, bool | None] = {"default": None, "true": True, "false": False}
+#: Of an `interleave` that has none, which would take the machine's number of cores.
+_CYCLE_LENGTH = 8
+_SEED_STEP, _NUM_SEEDS = 1_000_003, 2**31 - 1
 
 
 def name_of(dataset: Pipeline) -> str:
@@ -49,24 +52,27 @@ def _again(wrapper: Any) -> Callable[..., Any]:
     return converted
 
 
-def _deterministic(node: Pipeline) -> bool | None:
-    return _DETERMINISTIC[node._deterministic]
-
-
-def _interleaved(node: Pipeline, source: Pipeline) -> Pipeline:
+def _interleaved(node: Pipeline, source: Pipeline, in_order: bool) -> Pipeline:
+    cycle = int(node._cycle_length)
     return source.interleave(
         _again(node._map_func),
-        cycle_length=node._cycle_length,
+        cycle_length=_CYCLE_LENGTH if in_order and cycle < 0 else cycle,
         block_length=node._block_length,
         num_parallel_calls=getattr(node, "_num_parallel_calls", None),
-        deterministic=_attribute(node, "deterministic"),
+        deterministic=_order(node, in_order) if hasattr(node, "_num_parallel_calls") else None,
     )
+
+
+def _order(node: Pipeline, in_order: bool) -> bool | None:
+    """Return the argument `deterministic` of a parallel transformation."""
+    if in_order:
+        return True
+    kept = getattr(node, "_deterministic", None)
+    return _attribute(node, "deterministic") if kept is None else _DETERMINISTIC[kept]
 
 
 def _attribute(node: Pipeline, name: str) -> bool | None:
     """Return an attribute of the last transformation's op that its object does not keep."""
-    if not hasattr(node, "_num_parallel_calls"):
-        return None
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
     except tf.errors.OpError:  # something in it cannot be written down
@@ -75,34 +81,35 @@ def _attribute(node: Pipeline, name: str) -> bool | None:
     return _DETERMINISTIC[last.attr[name].s.decode()]
 
 
-#: Transformation -> (its object, another input) -> the same on that input. All of them give the
-#: same elements, in whatever order, where each worker's input is a part of the whole.
-_REBUILD: dict[str, Callable[[Pipeline, Pipeline], Pipeline]] = {
-    "_MapDataset": lambda node, source: source.map(_again(node._map_func)),
-    "_ParallelMapDataset": lambda node, source: source.map(
+#: Transformation -> (its object, another input, whether in a fixed order) -> the same on that
+#: input. All of them give the same elements, in whatever order, where each worker's input is a part
+#: of the whole.
+_REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
+    "_MapDataset": lambda node, source, _: source.map(_again(node._map_func)),
+    "_ParallelMapDataset": lambda node, source, in_order: source.map(
         _again(node._map_func),
         num_parallel_calls=node._num_parallel_calls,
-        deterministic=_deterministic(node),
+        deterministic=_order(node, in_order),
     ),
-    "_FilterDataset": lambda node, source: source.filter(_again(node._predicate)),
-    "_FlatMapDataset": lambda node, source: source.flat_map(_again(node._map_func)),
+    "_FilterDataset": lambda node, source, _: source.filter(_again(node._predicate)),
+    "_FlatMapDataset": lambda node, source, _: source.flat_map(_again(node._map_func)),
     "_InterleaveDataset": _interleaved,
     "_ParallelInterleaveDataset": _interleaved,
-    "_PrefetchDataset": lambda node, source: source.prefetch(int(node._buffer_size)),
-    "_OptionsDataset": lambda node, source: source.with_options(node.options()),
-    "_RepeatDataset": lambda node, source: source.repeat(node._count),
-    "_IgnoreErrorsDataset": lambda node, source: source.ignore_errors(),
-    "_AssertCardinalityDataset": lambda node, source: source,  # a part has fewer elements
-    "ParallelInterleaveDataset": lambda node, source: source.apply(
+    "ParallelInterleaveDataset": lambda node, source, _: source.apply(
         tf.data.experimental.parallel_interleave(
             _again(node._map_func), node._cycle_length, node._block_length
         )
     ),
-    "_RestructuredDataset": lambda node, source: dataset_ops._RestructuredDataset(
+    "_PrefetchDataset": lambda node, source, _: source.prefetch(int(node._buffer_size)),
+    "_OptionsDataset": lambda node, source, _: source.with_options(node.options()),
+    "_RepeatDataset": lambda node, source, _: source.repeat(node._count),
+    "_IgnoreErrorsDataset": lambda node, source, _: source.ignore_errors(),
+    "_AssertCardinalityDataset": lambda node, source, _: source,  # a part has fewer elements
+    "_RestructuredDataset": lambda node, source, _: dataset_ops._RestructuredDataset(
         source, node.element_spec
     ),
-    "_UnbatchDataset": lambda node, source: unbatch_op._UnbatchDataset(source),
-    "_DenseToRaggedDataset": lambda node, source: ragged_batch_op._DenseToRaggedDataset(
+    "_UnbatchDataset": lambda node, source, _: unbatch_op._UnbatchDataset(source),
+    "_DenseToRaggedDataset": lambda node, source, _: ragged_batch_op._DenseToRaggedDataset(
         source, tf.int64
     ),
 }
@@ -152,7 +159,9 @@ def commutes(node: Pipeline) -> bool:
     return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, CACHE, *BATCHES)
 
 
-def rebuild(node: Pipeline, source: Pipeline, worker: int, batch_size: int | None) -> Pipeline:
+def rebuild(
+    node: Pipeline, source: Pipeline, worker: int, batch_size: int | None = None
+) -> Pipeline:
     """Return a transformation on another input.
 
     Args:
@@ -161,19 +170,44 @@ def rebuild(node: Pipeline, source: Pipeline, worker: int, batch_size: int | Non
         worker: Whose; others than worker 1 shuffle with seeds of their own.
         batch_size: Another than its own, of a batching.
     """
+    seed = None
+    if _is_seeded(node):
+        seed = (int(node._seed2) + (worker - 1) * _SEED_STEP) % _NUM_SEEDS
+    return _rebuilt(node, source, worker, batch_size, seed, False)
+
+
+def rebuild_in_order(node: Pipeline, source: Pipeline, worker: int, seed: int) -> Pipeline:
+    """Return a transformation on another input, with the same order on every worker.
+
+    Args:
+        node: The transformation; `commutes` is true of it.
+        source: Its input.
+        worker: Whose; its caches have files of their own.
+        seed: Of a shuffle that has none.
+    """
+    return _rebuilt(
+        node, source, worker, None, int(node._seed2) if _is_seeded(node) else seed, True
+    )
+
+
+def _rebuilt(
+    node: Pipeline,
+    source: Pipeline,
+    worker: int,
+    batch_size: int | None,
+    seed: int | None,
+    in_order: bool,
+) -> Pipeline:
     name = name_of(node)
     if name == SHUFFLE:
-        return source.shuffle(
-            node._buffer_size,
-            seed=_seed_of(node, worker),
-            reshuffle_each_iteration=node._reshuffle_each_iteration,
-        )
+        again = node._reshuffle_each_iteration
+        return source.shuffle(node._buffer_size, seed, reshuffle_each_iteration=again)
     if name == CACHE:
         file = node._filename.numpy().decode()
         return source.cache(f"{file}-worker-{worker}" if file else "")
     if name in BATCHES:
-        return _batched(node, source, batch_size or size_of_batch(node))
-    return _REBUILD[name](node, source)
+        return _batched(node, source, batch_size or size_of_batch(node), in_order)
+    return _REBUILD[name](node, source, in_order)
 
 
 def size_of_batch(node: Pipeline) -> int:
@@ -186,7 +220,7 @@ def drops_remainder(node: Pipeline) -> bool:
     return bool(node._drop_remainder.numpy())
 
 
-def _batched(node: Pipeline, source: Pipeline, batch_size: int) -> Pipeline:
+def _batched(node: Pipeline, source: Pipeline, batch_size: int, in_order: bool) -> Pipeline:
     drop = node._drop_remainder
     if name_of(node) == "_PaddedBatchDataset":
         return source.padded_batch(batch_size, node._padded_shapes, node._padding_values, drop)
@@ -195,20 +229,13 @@ def _batched(node: Pipeline, source: Pipeline, batch_size: int) -> Pipeline:
             batch_size,
             drop_remainder=drops_remainder(node),
             num_parallel_calls=node._num_parallel_calls,
-            deterministic=_deterministic(node),
+            deterministic=_order(node, in_order),
         )
     return source.batch(batch_size, drop_remainder=drops_remainder(node))
 
 
-def _seed_of(node: Pipeline, worker: int) -> int | None:
-    """Return the seed for a worker's shuffle; None where the script's has none."""
-    if not _is_seeded(node):
-        return None
-    return (int(node._seed2) + (worker - 1) * 1_000_003) % (2**31 - 1)
-
-
 def _is_seeded(node: Pipeline) -> bool:
-    return bool(int(node._seed) or int(node._seed2))
+    return hasattr(node, "_seed2") and bool(int(node._seed) or int(node._seed2))
 
 
 # -- whether every worker gets the same elements in the same order --------------------------------
@@ -282,6 +309,20 @@ _PURE_OPS = (
 )
 
 
+def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
+    """Return whether a transformation's order is open, but `rebuild_in_order` fixes it.
+
+    A shuffle's is: its next order hangs on how often the script has iterated over it.
+
+    Args:
+        node: The transformation.
+        whole: The dataset that it is part of, whose options it follows.
+    """
+    unordered = whole.options().deterministic is False
+    name = name_of(node)
+    return name == SHUFFLE or (name in _WITH_OPEN_ORDER and bool(_CHECKS[name](node, unordered)))
+
+
 def why_unsure(node: Pipeline, whole: Pipeline) -> str:
     """Return why workers may get other elements, or another order of them; "" if they do not.
 
@@ -351,7 +392,7 @@ def _seeds(node: Pipeline, unordered: bool) -> str:
 
 
 def _parallel(node: Pipeline, unordered: bool) -> str:
-    chosen = _deterministic(node)
+    chosen = _order(node, in_order=False)
     if chosen is False or (chosen is None and unordered):
         return f"{_plain(name_of(node))} is not deterministic"
     return ""
@@ -360,9 +401,9 @@ def _parallel(node: Pipeline, unordered: bool) -> str:
 def _cycle(node: Pipeline, unordered: bool) -> str:
     if int(node._cycle_length) < 0:
         return "interleave has no cycle_length, so that its order depends on the machine"
-    chosen = _attribute(node, "deterministic")
     parallel = hasattr(node, "_num_parallel_calls")
-    if parallel and (chosen is False or (chosen is None and unordered)):
+    chosen = _order(node, in_order=False) if parallel else True
+    if chosen is False or (chosen is None and unordered):
         return "interleave is not deterministic"
     return ""
 
@@ -396,3 +437,10 @@ _CHECKS: Mapping[str, Callable[[Pipeline, bool], str]] = {
     "TFRecordDatasetV2": _records,
     "_VariantDataset": _graph,
 }
+#: Transformations whose order can be fixed.
+_WITH_OPEN_ORDER = (
+    "_ParallelMapDataset",
+    "_ParallelBatchDataset",
+    "_InterleaveDataset",
+    "_ParallelInterleaveDataset",
+)
