@@ -26,6 +26,8 @@ FORMAT = 1
 MAX_DOCUMENT_BYTES = 1000 << 10
 #: Most variables of a model, entries along one axis, and characters of a path or a class.
 MAX_VARIABLES, MAX_AXIS, MAX_NAME = 8192, (1 << 31) - 1, 1000
+#: --schedule_clock values.
+CLOCKS = ("examples", "steps")
 #: --model_from values: a node's own flags, or the first worker that is let in.
 FROM_FLAGS, FROM_WORKER = "flags", "worker"
 
@@ -167,7 +169,7 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
             _described(given["optimizer"]),
             _words(given["without_decay"]),
             _count(given["batch_size"]),
-            _one_of(given["clock"], ("examples", "steps")),
+            _one_of(given["clock"], CLOCKS),
             _words(given["by_adamw"]),
             _count(given["iterations"]),
         )

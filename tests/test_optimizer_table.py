@@ -1,6 +1,6 @@
 """The tables of docs/OPTIMIZERS.md are what the code does with every optimizer and method.
 
-``python -m tests.test_optimizer_table`` prints them.
+A failure prints what the page should have.
 """
 
 import functools
@@ -103,8 +103,8 @@ def tables():
 
 def test_the_tables_are_what_the_code_does():
     text = PAGE.read_text()
-    expected = "\n".join(tables())
-    assert expected in text, f"docs/OPTIMIZERS.md should have\n{expected}"
+    for table in "\n".join(tables()).split("\n\n"):
+        assert table in text, f"docs/OPTIMIZERS.md should have\n{table}"
 
 
 def test_a_refusal_names_methods_that_take_the_optimizer():
@@ -114,7 +114,3 @@ def test_a_refusal_names_methods_that_take_the_optimizer():
         words = str(refused.value).replace(",", " ").replace(".", " ").split()
         named = [word.removeprefix("--method=") for word in words if word.startswith("--method=")]
         assert named and {where(name, make) for name in named} == {"workers"}
-
-
-if __name__ == "__main__":
-    print("\n".join(tables()))

@@ -65,6 +65,7 @@ class Choices(CodecChoices, DgtChoices):
     local_opt_state: str = "keep"
     local_lr: float | None = None  # if given, `learning_rate` is what it is compared with
     learning_rate: float = 0.02
+    schedule_clock: str = "examples"
     bn_sync: bool = True
     placement: str = "hash"
     ps_speeds: tuple[float, ...] = ()
@@ -108,6 +109,7 @@ def compose(choices: Choices) -> Method:
         server=_server(chosen["server_optimizer"], choices, feeds),
         choices=chosen,
         local=local,
+        schedule_clock=choices.schedule_clock,
         bn_sync=choices.bn_sync,
         placement=_placement(choices),
         collective=choices.collective,

@@ -85,6 +85,7 @@ class Method:
     placement: Placement
     local: LocalStep  # between two exchanges, where changes of weights travel
     bn_sync: bool  # BatchNorm's moving statistics are averaged over the workers
+    schedule_clock: str = "examples"  # what a schedule of a script's optimizer is read at
     collective: str = THROUGH_PS  # where gradients are summed; see thinwire.ops.collectives
     overlap: bool = False  # workers compute the next gradient while an exchange is under way
     aggregate: Aggregate = dataclasses.field(default_factory=Mean)  # of one release's updates
@@ -157,6 +158,7 @@ class Method:
         )
         rows = [(name, self.choices[name]) for name in INTERFACES]
         rows.append(("bn_sync", str(self.bn_sync)))
+        rows.append(("schedule_clock", self.schedule_clock))
         rows.append(("placement", self.placement.name))
         rows.append(("collective", self.collective))
         rows.append(("overlap", str(self.overlap)))

@@ -11,6 +11,7 @@ from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import METHODS
+from thinwire.ops.offer import CLOCKS
 from thinwire.ops.optimizers.local import LOCAL_OPTIMIZERS, SLOT_FATES
 from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT
 from thinwire.ops.pacing import PACERS
@@ -162,6 +163,13 @@ _ADVANCED = (
         "factor",
         rule=above_zero(),
         unset="--learning_rate",
+    ),
+    choice(
+        "schedule_clock",
+        "examples",
+        "What a schedule of a script's optimizer is read at: the run's examples in batches of the "
+        "script, or the optimizer's own steps.",
+        CLOCKS,
     ),
     switch(
         "bn_sync",

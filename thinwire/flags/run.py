@@ -408,6 +408,12 @@ def _check_files(given: flags.FlagValues) -> None:
 def _check_model_from(given: flags.FlagValues) -> None:
     """Refuse names of a model where a worker's counts."""
     if given.model_from == FROM_FLAGS:
+        if given.schedule_clock != given["schedule_clock"].default:
+            raise ConfigurationError(
+                f"--schedule_clock={given.schedule_clock} is for schedules of a script's "
+                f"optimizer, and this is --model_from={FROM_FLAGS}, whose schedule is "
+                "--lr_schedule. Leave --schedule_clock out."
+            )
         return
     for name in ("model", "network"):
         if given[name].present and given[name].value is not None:
