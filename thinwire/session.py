@@ -289,6 +289,18 @@ class Session:
         info = self._info(before, outgoing if applied else None, replies)
         return dataclasses.replace(info, skipped=skipped)
 
+    def flush(self) -> None:
+        """Send the local steps that no exchange has taken along, where there are any."""
+        part = self.part
+        if not self._present or self.stopped or not part.core.round.num_steps:
+            return
+        try:
+            part.exchange_round(part.core.end_round(), lambda weights: None)
+        except NonFiniteUpdate as error:
+            part.skip(error)
+        except ShardGone:
+            part.core.stopped = True
+
     def close(self, cause: str = "done") -> None:
         """Leave the run in good order; nothing if this worker is not in it."""
         if not self._present:

@@ -10,8 +10,9 @@ any shape; the original wants them one-dimensional.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
@@ -104,8 +105,12 @@ def shared_variables(model: keras.Model) -> list[keras.Variable]:
     return chosen
 
 
-def model_spec(variables: Iterable[keras.Variable]) -> ModelSpec:
+def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False) -> ModelSpec:
     """Return the signature of the shared variables: path, shape and dtype, in order.
+
+    Args:
+        variables: In order.
+        numbers_paths: Whether a repeated path gets a number, instead of being refused.
 
     Raises:
         ConfigurationError: No variables, two of the same path, or one that is not float32.
@@ -113,6 +118,8 @@ def model_spec(variables: Iterable[keras.Variable]) -> ModelSpec:
     tensors: dict[str, TensorSpec] = {}
     for variable in variables:
         path = _path(variable)
+        if numbers_paths:
+            path = _unused(path, tensors)
         if path in tensors:
             raise ConfigurationError(
                 f"{NAME} has two variables with the path {path!r}; expected each path once. Give "
@@ -127,6 +134,12 @@ def model_spec(variables: Iterable[keras.Variable]) -> ModelSpec:
     if not tensors:
         raise ConfigurationError(f"{NAME} is empty; expected at least one variable to share.")
     return ModelSpec(tuple(tensors.values()))
+
+
+def _unused(path: str, known: Container[str]) -> str:
+    """Return the path, with a number if it is known already."""
+    numbered = (f"{path}_{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], numbered) if each not in known)
 
 
 def _check_member(

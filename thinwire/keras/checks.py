@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.server import keras_optimizer
+from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 
@@ -141,6 +142,25 @@ def check_variables(variables: Iterable[Any]) -> None:
                 "none. Leave it out of the layer, or the variable out of W_global; or start the "
                 "script with `thinwire run`, whose server learns of it."
             )
+
+
+def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
+    """Refuse variables that would be trained here alone: others of the model than are shared.
+
+    Those that a script leaves out of W_global on purpose are its own affair.
+
+    Raises:
+        ConfigurationError: The script has made further ones trainable since the first step.
+    """
+    known = {id(variable) for variable in shared}
+    new = [variable for variable in stepped if id(variable) not in known]
+    if new and not W_global:
+        raise ConfigurationError(
+            f"{new[0].path} and {len(new) - 1} more variables have become trainable since the "
+            "first fit, and a run shares those of its first step; expected the same. Put all that "
+            "are trained at any time into thinwire.W_global and make them trainable from the "
+            "start, or run the second training as a run of its own."
+        )
 
 
 def _differences(compiled: dict[str, Any], known: dict[str, Any]) -> list[str]:

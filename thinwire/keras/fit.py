@@ -46,7 +46,7 @@ class FitCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Leave; from here on the model has the final weights."""
         del logs
-        self._session.end_fit()
+        self._session.ends_fit()
 
 
 def surround_fit(model: keras.Model, session: ModelSession) -> None:
@@ -59,8 +59,8 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     @functools.wraps(alone)
     def fit(*args: Any, **keywords: Any) -> Any:
-        arguments = _named(signature.bind(*args, **keywords))
-        with session.fitting():
+        given = _named(signature.bind(*args, **keywords))
+        with session.fitting(given) as arguments:
             arguments["callbacks"] = _first(FitCallback(session), arguments.get("callbacks"))
             return alone(**arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,20 +16,32 @@ from thinwire.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
 from thinwire.keras.checks import (
     check_optimizer,
     check_rate_change,
+    check_same_variables,
     check_variables,
     momentum_of,
 )
-from thinwire.keras.step import ExchangeStep, WeightsChanged
+from thinwire.keras.clock import RunClock
+from thinwire.keras.data import Shared, share
+from thinwire.keras.fit_barriers import FitBarriers
+from thinwire.keras.offers import check_same_optimizer, make_offer, sgd_momentum
+from thinwire.keras.place import WorkerPlace
+from thinwire.keras.step import ExchangeStep, WeightsChanged, inner
 from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.methods.validation import refuse_script_steps
+from thinwire.ops.offer import Offer
 from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
-from thinwire.session import LeavesOnExit, Session, StepInfo, part_of
+from thinwire.session import LeavesOnExit, RunOver, Session, StepInfo, part_of
 from thinwire.settings import ScriptSettings, read_settings
+from thinwire.worker.core.messages import ScriptFigures
 
 if TYPE_CHECKING:
     import keras
 
     from thinwire.ops.types import Float32
+
+_SEEDS = "seed_generator_state"  # Keras' name of what Dropout and the like draw by
+_SEED_STEP, _SEED_LIMIT = 1_000_003, 2**31 - 1
 
 
 class ModelSession(LeavesOnExit):
@@ -37,6 +50,8 @@ class ModelSession(LeavesOnExit):
     Attributes:
         model: The Keras model.
         last: What became of the newest step; None before the first.
+        clock: What a schedule is read at where the compiled optimizer steps here; None before the
+            first step, and where a PS steps.
     """
 
     def __init__(
@@ -50,16 +65,20 @@ class ModelSession(LeavesOnExit):
         """Use `thinwire.distribute`; without settings the model trains alone."""
         self.model = model
         self.last: StepInfo | None = None
+        self.clock: RunClock | None = None
         self._settings = settings
         self._given, self._num_train = (args, dict(keywords or {})), num_train
         self._session: Session | None = None
+        self._offer: Offer | None = None
+        self._barriers: FitBarriers | None = None
         self._step: ExchangeStep | None = None
         self._lock = threading.Lock()  # of the session: TensorFlow's thread and the script's
         self._failure: Exception | None = None
-        self._in_fit = False
+        self._in_fit = self._has_left = self._shares_itself = False
+        self._data = Shared({})
         self._num_batches = 0  # begun in this `fit`
         self._num_calls = 0  # of `exchange`, in this `fit`
-        self._rate = 0.0  # as last written into the optimizer, or compiled
+        self._rate = 0.0  # as last written into the optimizer, or compiled, or sent
         self._rate_factor = 1.0  # this worker's learning rate over the run's
         if settings is not None:
             self._prepare()
@@ -87,10 +106,11 @@ class ModelSession(LeavesOnExit):
     def shard(self, *data: Any) -> Any:
         """Return this worker's part of a training set; all, where the model is alone.
 
-        See `thinwire.session.part_of`.
+        See `thinwire.session.part_of`. `fit` then takes what it is given as this worker's part.
         """
         if self._settings is None:
             return data[0] if len(data) == 1 else data
+        self._shares_itself = True
         return part_of(self._settings, data)
 
     def close(self, cause: str = "done") -> None:
@@ -103,13 +123,27 @@ class ModelSession(LeavesOnExit):
     # -- one `fit` ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def fitting(self) -> Iterator[None]:
-        """Be ready for one call of `fit`; leave the run if it fails."""
+    def fitting(self, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Be ready for one call of `fit`; leave the run if it fails.
+
+        Args:
+            arguments: Of Keras' fit.
+
+        Yields:
+            The arguments with this worker's part of the training data.
+
+        Raises:
+            ConfigurationError: Data that cannot be shared, or an optimizer that cannot step.
+        """
         self._prepare()
+        place = self._place()
+        self._data = Shared(arguments) if place is None else share(arguments, place)
         self._failure, self._num_batches, self._num_calls = None, 0, 0
-        self._in_fit = True
+        self._in_fit, self._has_left = True, False
+        if self._barriers is not None:
+            self._barriers.count_fit()
         try:
-            yield
+            yield dict(self._data.arguments)
         except BaseException:
             self.close("error")
             raise
@@ -117,8 +151,13 @@ class ModelSession(LeavesOnExit):
             self._in_fit = False
 
     def begin_fit(self) -> None:
-        """Join before the first step."""
-        self._join(self._new_session)
+        """Join before the first step, unless that has to say first what the model is."""
+        if self._session is None and self._is_offered:
+            return
+        if self._wait_for_others("begin"):
+            self._join()
+        if self.stopped:
+            self.model.stop_training = True
 
     def begin_batch(self) -> None:
         """Count a mini-batch, or several in one execution; raise what went wrong before."""
@@ -131,12 +170,21 @@ class ModelSession(LeavesOnExit):
         if failure is not None:
             raise failure
 
-    def end_fit(self) -> None:
-        """Leave the run after the last step.
+    def ends_fit(self) -> bool:
+        """Leave after the last step, and take over what all workers have made.
+
+        Returns:
+            Whether the optimizer's own averages are of this run.
 
         Raises:
             ConfigurationError: There were steps, and none of them reached the run.
         """
+        if not self._has_left:
+            self._has_left = True
+            self._end_fit()
+        return self._session is not None and self.takes_weights
+
+    def _end_fit(self) -> None:
         self.raise_failure()
         if self._num_batches and not self._num_calls:
             raise ConfigurationError(
@@ -144,9 +192,35 @@ class ModelSession(LeavesOnExit):
                 "train_step never reached the compiled optimizer, so this worker trained alone. "
                 "Expected self.optimizer.apply_gradients(...) in each step."
             )
+        if self._session is not None and self._is_offered:
+            self._finish_rounds(self._session)
         self.close("done")
+        if self._session is not None and self._is_offered and self._wait_for_others("end"):
+            self._join()
         if self.stopped:
             logging.info("fit ended with the run (%s)", self.stop_reason or "interrupted")
+
+    def _finish_rounds(self, session: Session) -> None:
+        """Send the local steps that no exchange has taken along."""
+        with self._lock:
+            if not session.stopped:
+                session.flush()
+
+    def _wait_for_others(self, where: str) -> bool:
+        """Wait until all scripts begin or end this `fit`; return whether the run goes on."""
+        if self._barriers is None or self._session is None or self.stopped:
+            return not self.stopped
+        ended = self._barriers.wait(where)
+        if ended is not None:
+            self._session.part.core.stopped = True
+            self._session.part.core.stop_reason = ended.cause
+            self._raise_if_broken(ended.cause, ended.message)
+        return ended is None
+
+    def _raise_if_broken(self, cause: str, message: str = "") -> None:
+        """Raise the end of a run that another script has spoiled."""
+        if FitBarriers.is_failure(cause):
+            raise RunOver(f"the run has ended ({cause}){f': {message}' if message else ''}.")
 
     def _prepare(self) -> None:
         """Stand in for the compiled optimizer, whichever that is now."""
@@ -154,9 +228,14 @@ class ModelSession(LeavesOnExit):
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None or (step is not None and step.optimizer is optimizer):
             return
-        self._settings = self._settings_for(optimizer)
+        if self._is_offered:
+            if self._session is not None and self._offer is not None:
+                check_same_optimizer(self._offer, self._session.shared, optimizer)
+        else:
+            self._settings = self._settings_for(optimizer)
         self._step = ExchangeStep(optimizer, self)
-        self._rate = 0.0 if self._step.rate is None else float(self._step.rate.numpy())
+        if self._session is None:  # else a new optimizer's rate is one that the script has set
+            self._rate = 0.0 if self._step.rate is None else float(self._step.rate.numpy())
         if model.jit_compile:
             logging.warning("jit_compile is switched off: XLA cannot compile an exchange")
         model.jit_compile = False
@@ -169,10 +248,23 @@ class ModelSession(LeavesOnExit):
         is_servers = momentum in (None, chosen.run.method.server.momentum)
         if not is_servers:
             chosen = read_settings(args, keywords, type_node="Worker", momentum=momentum)
+        refuse_script_steps(chosen.run.method, "a worker whose server has its model from flags")
         check_optimizer(optimizer, chosen.run.method, takes_momentum=not is_servers)
         return chosen
 
+    def _place(self) -> WorkerPlace | None:
+        """Return this worker's place among those that share data; None: the script shares it."""
+        if self._settings is None or not self._is_offered:
+            return None
+        place = WorkerPlace.of(self._settings.run, self._settings.worker().id_worker)
+        return dataclasses.replace(place, shard="off") if self._shares_itself else place
+
     # -- one step, traced or eager ------------------------------------------------------------
+
+    @property
+    def _is_offered(self) -> bool:
+        """Whether the server has its model, and its optimizer, from the workers."""
+        return self._settings is not None and self._settings.run.model_is_offered
 
     @property
     def variables(self) -> list[Any]:
@@ -188,6 +280,19 @@ class ModelSession(LeavesOnExit):
     def flat_statistics(self) -> FlatVariables:
         """The moving statistics that are averaged over the workers; may be empty."""
         return self._joined.statistics
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether the compiled optimizer steps here, and weights are exchanged, not gradients."""
+        return self._joined.takes_weights
+
+    @property
+    def takes_momentum(self) -> bool:
+        """Whether the method has taken the compiled SGD's momentum over."""
+        if self._step is None or not self.takes_weights:
+            return False
+        method = self._joined.settings.run.method
+        return method.takes_momentum and sgd_momentum(inner(self._step.optimizer)) > 0
 
     def shared_variables(self) -> list[Any]:
         """Return the variables that are or will be shared."""
@@ -228,34 +333,80 @@ class ModelSession(LeavesOnExit):
         Returns:
             Whether the model has other weights than before.
         """
-        del pairs
         if self._session is not None:
+            check_same_variables(self.variables, [variable for _, variable in pairs])
             return False
-        before = SharedModel.of(self.model).flat()
-        self._join(self._new_session)
-        return not np.array_equal(before, self._joined.weights)
+        missing = [variable for gradient, variable in pairs if gradient is None]
+        session = self._session = self._new_session(missing)
+        before = session.variables.read()
+        check_same_variables(self.variables, [variable for _, variable in pairs])
+        self._join()
+        if self._is_offered and not session.stopped:
+            run = session.settings.run
+            self._barriers = FitBarriers(run, session.own.id_worker, session.part.run_id)
+            self._barriers.count_fit()
+            self._wait_for_others("begin")
+            self._seed_apart(session.own.id_worker)
+        return not np.array_equal(before, session.weights)
 
     def exchange(
-        self, gradient: Float32, rows: int, loss: float, statistics: Float32, rate: float
-    ) -> tuple[Float32, Float32, np.float32]:
+        self,
+        values: Float32,
+        rows: int,
+        loss: float,
+        statistics: Float32,
+        rate: float,
+        scale: float,
+        sparse: Sequence[int],
+        *touched: Any,
+    ) -> tuple[Float32, Float32, np.float32, np.float32, int]:
         """Step; called by TensorFlow, in a thread of its own, where an exception would be lost.
 
         Args:
-            gradient: [num_parameters] float32, a view into TensorFlow's own.
+            values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
             rows: Examples in the mini-batch.
             loss: Its mean loss.
             statistics: [m] float32 moving statistics after it.
             rate: The optimizer's learning rate; a callback may have changed it.
+            scale: What the loss was multiplied by; 0: nothing, or the optimizer unscales itself.
+            sparse: Numbers of the variables whose gradients name their rows.
+            touched: Those rows, of one variable each, in any order and repeated.
 
         Returns:
-            weights [num_parameters], statistics [m] and learning rate to go on from.
+            weights [num_parameters], statistics [m], learning rate, loss scale and the schedule's
+            count to go on from.
         """
         session = self._joined
         with self._lock:
             if not self.model.stop_training:  # else the rest of several steps in one execution
-                self._try_step(np.array(gradient), int(rows), float(loss), statistics, float(rate))
-            self._rate = session.part.core.learning_rate * self._rate_factor
-            return session.weights.copy(), session.means.copy(), np.float32(self._rate)
+                figures = ScriptFigures(
+                    learning_rate=self._set_rate(float(rate)),
+                    loss_scale=float(scale),
+                    overflow=bool(scale) and not np.isfinite(values).all(),
+                    touched={
+                        int(number): np.unique(each)
+                        for number, each in zip(sparse, touched, strict=True)
+                    },
+                )
+                self._try_step(
+                    np.array(values), int(rows), float(loss), statistics, float(rate), figures
+                )
+            if not self._is_offered:
+                self._rate = session.part.core.learning_rate * self._rate_factor
+            return (
+                session.weights.copy(),
+                session.means.copy(),
+                np.float32(rate if self._is_offered else self._rate),
+                np.float32(session.loss_scale or scale),
+                0 if self.clock is None else self.clock.advance(session.part.core.samples_of_run),
+            )
+
+    def _set_rate(self, rate: float) -> float | None:
+        """Return a rate that the script has set since the last push; the PS then steps with it."""
+        if not self._is_offered or self.takes_weights or rate == np.float32(self._rate):
+            return None
+        self._rate = rate
+        return rate
 
     def _try_step(self, *arguments: Any) -> None:
         session = self._joined
@@ -263,6 +414,8 @@ class ModelSession(LeavesOnExit):
         try:
             if not session.stopped:
                 self._one_step(session, *arguments)
+            if session.stopped:
+                self._raise_if_broken(session.stop_reason)
         except Exception as error:  # noqa: BLE001 - `fit` raises it before its next batch
             self._failure = error
         finally:
@@ -272,18 +425,20 @@ class ModelSession(LeavesOnExit):
     def _one_step(
         self,
         session: Session,
-        gradient: Float32,
+        values: Float32,
         rows: int,
         loss: float,
         statistics: Float32,
         rate: float,
+        figures: ScriptFigures,
     ) -> None:
-        if abs(rate - self._rate) > RATE_TOLERANCE * abs(self._rate):
-            self._take_rate(session, rate)
-        self.last = session.step(gradient, rows, loss, statistics, self._rate_factor)
+        is_new = abs(rate - self._rate) > RATE_TOLERANCE * abs(self._rate)
+        if is_new and not self._is_offered:
+            self._scale_to_rate(session, rate)
+        self.last = session.step(values, rows, loss, statistics, self._rate_factor, figures)
 
-    def _take_rate(self, session: Session, rate: float) -> None:
-        """Step with a learning rate that a callback or the script has set."""
+    def _scale_to_rate(self, session: Session, rate: float) -> None:
+        """Step with a rate that the script has set, where the server has its own."""
         factor = rate / session.part.core.learning_rate
         if abs(factor - 1) <= RATE_TOLERANCE:
             factor = 1.0
@@ -299,27 +454,39 @@ class ModelSession(LeavesOnExit):
             raise RuntimeError("the model has not joined a run yet")
         return self._session
 
-    def _new_session(self) -> Session:
-        shared = SharedModel.of(self.model)
-        check_variables(shared.variables)
-        if self._settings is None:
+    def _new_session(self, without_gradient: Sequence[Any] = ()) -> Session:
+        settings, step, data = self._settings, self._step, self._data
+        if settings is None or step is None:
             raise RuntimeError("the model trains alone")
-        return Session(self._settings, shared, self._num_train)
+        shared = SharedModel.of(self.model, is_offered=self._is_offered)
+        if not self._is_offered:
+            check_variables(shared.variables)
+            return Session(settings, shared, self._num_train)
+        optimizer, method = step.optimizer, settings.run.method
+        num_train = self._num_train or data.num_examples
+        batch_size = data.batch_size
+        self._offer = make_offer(shared, optimizer, method, without_gradient, batch_size, num_train)
+        if method.steps_on_workers:
+            self.clock = RunClock(data, int(inner(optimizer)._iterations))
+        momentum = sgd_momentum(inner(optimizer)) if method.takes_momentum else 0.0
+        return Session(settings, shared, num_train, momentum, self._offer)
 
-    def _join(self, make: Callable[[], Session]) -> None:
+    def _join(self) -> None:
         """Join or join again, and take over the server's weights."""
+        is_first = self._session is None
         with self._lock:
-            session = self._session
-            if session is not None and session.part.closing.is_set():  # `fit` was interrupted
+            session = self._session = self._session or self._new_session()
+            if session.part.closing.is_set():  # `fit` was interrupted
                 session.close("interrupted")
                 session.renew()
-            is_first = session is None
-            session = session or make()
             if not session.stopped and session.open():
                 interrupts.add_listener(self._interrupt)
-            self._session = session
-            session.assign()
-        if is_first and self._step is not None and self._step.rate is not None:
+            if session.part.run_id:  # else the run was over, and the model keeps its own weights
+                session.assign()
+        if self._step is None:
+            return
+        self._step.assign_scale(session.loss_scale)
+        if is_first and not self._is_offered and self._step.rate is not None:
             self._adopt_rate(session, self._step)
 
     def _adopt_rate(self, session: Session, step: ExchangeStep) -> None:
@@ -331,6 +498,19 @@ class ModelSession(LeavesOnExit):
         self._rate = session.part.core.learning_rate
         step.assign_rate(self._rate)
 
+    def _seed_apart(self, id_worker: int) -> None:
+        """Let Dropout and the like draw otherwise than those of other workers do.
+
+        The launcher seeds all scripts alike; worker 1 keeps its seeds.
+        """
+        for variable in self.model.non_trainable_variables:
+            if variable.name == _SEEDS and id_worker > 1:
+                state = np.array(variable, np.int64)
+                state[0] = (state[0] + (id_worker - 1) * _SEED_STEP) % _SEED_LIMIT
+                variable.assign(state)
+
     def _interrupt(self) -> None:
         if self._session is not None:
             self._session.part.interrupt()
+        if self._barriers is not None:
+            self._barriers.interrupt()

@@ -1,7 +1,7 @@
 """What stands in the place of a compiled optimizer's `apply`, within the graph of Keras' step.
 
 Where the optimizer would step, the gradients go to the parameter server and its weights come back.
-The optimizer object stays the model's own, for callbacks and for saving; only two of its methods
+The optimizer object stays the model's own, for callbacks and for saving; only three of its methods
 are replaced, on this one instance.
 """
 
@@ -18,8 +18,8 @@ import tensorflow as tf
 from thinwire.ops.types import ConfigurationError
 
 if TYPE_CHECKING:
+    from thinwire.keras.clock import RunClock
     from thinwire.models.flat_model import FlatVariables
-    from thinwire.ops.types import Float32
 
 _Pairs = Sequence[tuple[Any, Any]]  # gradient or None, variable
 
@@ -41,19 +41,32 @@ class StepOwner(Protocol):
     def flat_statistics(self) -> FlatVariables:
         """The moving statistics that are averaged over the workers; may be empty."""
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether the compiled optimizer steps here, and weights are exchanged, not gradients."""
+
+    @property
+    def takes_momentum(self) -> bool:
+        """Whether the method has taken the compiled SGD's momentum over."""
+
+    @property
+    def clock(self) -> RunClock | None:
+        """What a schedule is read at where the optimizer steps here; None: its own count."""
+
     def shared_variables(self) -> list[Any]:
         """Return the variables that are or will be shared."""
 
     def check_in_fit(self) -> None:
         """Refuse steps outside of `fit`."""
 
+    def ends_fit(self) -> bool:
+        """Leave after the last step; return whether the optimizer's averages are of this run."""
+
     def join(self, pairs: _Pairs) -> bool:
         """Join at the first step; return whether the model has other weights than before."""
 
-    def exchange(
-        self, gradient: Float32, rows: int, loss: float, statistics: Float32, rate: float
-    ) -> tuple[Float32, Float32, np.float32]:
-        """Step; return weights, statistics and learning rate to go on from."""
+    def exchange(self, *values: Any) -> tuple[Any, ...]:
+        """Exchange one step's values, as `ExchangeStep._exchange` gives them; return the answer."""
 
 
 class WeightsChanged(Exception):
@@ -70,14 +83,16 @@ class ExchangeStep:
     """
 
     def __init__(self, optimizer: Any, session: StepOwner) -> None:
-        """Take the place of `optimizer.apply` and of `optimizer.scale_loss`."""
+        """Take the place of three of `optimizer`'s methods."""
         self.optimizer = optimizer
         self._session = session
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
         self._loss: Any = None  # of the mini-batch being traced, like the next
         self._rows: Any = None
         self._was_applied = False
+        self._finalize_alone = optimizer.finalize_variable_values
         optimizer.apply, optimizer.scale_loss = self._apply, self._scale_loss
+        optimizer.finalize_variable_values = self._finalize
 
     @property
     def rate(self) -> Any:
@@ -85,7 +100,7 @@ class ExchangeStep:
 
         Callbacks and scripts assign to it.
         """
-        rate = _inner(self.optimizer)._learning_rate
+        rate = inner(self.optimizer)._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
 
     def run(self, train_step: Callable[[Any], Any], data: Any) -> Any:
@@ -112,58 +127,123 @@ class ExchangeStep:
         if self.rate is not None:
             self.rate.assign(rate)
 
+    def _finalize(self, var_list: Any) -> None:
+        """End the exchanges of a `fit`, and let the optimizer then write what it averages."""
+        if self._session.ends_fit():
+            self._finalize_alone(var_list)
+
     def _scale_loss(self, loss: Any) -> Any:
         """Keep the loss of the mini-batch for reports."""
         self._loss = loss
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Send the gradients, take over weights, statistics and learning rate."""
+        """Exchange in the place of a step, or after it."""
         session = self._session
         session.check_in_fit()
         self._was_applied = True
         variables = trainable_variables
         if variables is None:
-            variables = _inner(self.optimizer)._trainable_variables
+            variables = inner(self.optimizer)._trainable_variables
         pairs = list(zip(grads, variables, strict=True))
+        is_eager = tf.executing_eagerly()
         with tf.init_scope():
-            is_eager = tf.executing_eagerly() and not _is_tracing(pairs)
             if session.join(pairs) and is_eager:
                 raise WeightsChanged
+        if session.takes_weights:
+            with self._as_a_worker():
+                self._apply_alone(*zip(*pairs, strict=True))
+            self._exchange(session.flat_variables.joined(), [])
+        else:
+            self._send_gradients(pairs)
+
+    def _send_gradients(self, pairs: _Pairs) -> None:
+        """Send the shared variables' gradients, and step the others here."""
         by_variable = {id(variable): gradient for gradient, variable in pairs}
-        shared = session.variables
-        sent = [_flat(by_variable.pop(id(each), None), each) for each in shared]
+        shared = self._session.variables
+        sent = [by_variable.pop(id(each), None) for each in shared]
         own = [(g, v) for g, v in pairs if id(v) in by_variable and g is not None]
-        self._exchange(tf.concat(sent, 0))
+        flat = [_flat(gradient, each) for gradient, each in zip(sent, shared, strict=True)]
+        self._exchange(tf.concat(flat, 0), sent)
         if own:
             self._apply_alone(*zip(*own, strict=True))
         else:
-            _inner(self.optimizer)._iterations.assign_add(1)
+            inner(self.optimizer)._iterations.assign_add(1)
 
-    def _exchange(self, gradient: Any) -> None:
-        session, rate = self._session, self.rate
+    def _exchange(self, values: Any, gradients: Sequence[Any]) -> None:
+        """Give gradients, or weights after a step, to the session, and take over its answer.
+
+        Args:
+            values: [num_parameters] float32.
+            gradients: What `values` were made of, if gradients; rows of sparse ones are named.
+        """
+        session, rate, scale = self._session, self.rate, self._scale
         loss, self._loss = self._loss, None
-        weights, means, new_rate = tf.numpy_function(
+        used = tf.constant(0.0)
+        if scale is not None:
+            used = tf.cast(scale.value, tf.float32)
+            values = values / used
+        rows = [_touched(gradient) for gradient in gradients]
+        weights, means, new_rate, new_scale, count = tf.numpy_function(
             session.exchange,
             [
-                gradient,
+                values,
                 tf.cast(self._rows, tf.int64),
                 tf.constant(0.0) if loss is None else tf.cast(loss, tf.float32),
                 session.flat_statistics.joined(),
                 tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
+                used,
+                tf.constant([n for n, each in enumerate(rows) if each is not None], tf.int64),
+                *(each for each in rows if each is not None),
             ],
-            [tf.float32, tf.float32, tf.float32],
+            [tf.float32, tf.float32, tf.float32, tf.float32, tf.int64],
         )
         flat, statistics = session.flat_variables, session.flat_statistics
         flat.assign(tf.ensure_shape(weights, [flat.size]))
         statistics.assign(tf.ensure_shape(means, [statistics.size]))
         if rate is not None:
             rate.assign(tf.reshape(new_rate, []))
+        if scale is not None:
+            scale.assign(tf.reshape(new_scale, []))
+        if session.clock is not None:
+            session.clock.variable.assign(tf.reshape(count, []))
+
+    @property
+    def _scale(self) -> Any:
+        """The variable of the loss scale that the server keeps; None: the optimizer keeps its own.
+
+        A fixed `loss_scale_factor` is not one: whoever steps divides by it.
+        """
+        is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        return (
+            self.optimizer.dynamic_scale if is_scaled and not self._session.takes_weights else None
+        )
+
+    def assign_scale(self, scale: float) -> None:
+        """Scale the next losses as the server does."""
+        if self._scale is not None and scale:
+            self._scale.assign(scale)
+
+    @contextlib.contextmanager
+    def _as_a_worker(self) -> Iterator[None]:
+        """Let the optimizer's step be traced without the momentum that the method has taken over.
+
+        Its schedule is read at the run's count.
+        """
+        session, optimizer = self._session, inner(self.optimizer)
+        with contextlib.ExitStack() as stack:
+            if session.clock is not None:
+                stack.enter_context(session.clock.reading(optimizer))
+            if session.takes_momentum:
+                momentum = optimizer.momentum
+                optimizer.momentum = 0.0
+                stack.callback(setattr, optimizer, "momentum", momentum)
+            yield
 
     @contextlib.contextmanager
     def _guarding_others(self) -> Iterator[None]:
         """Refuse another optimizer that steps shared variables meanwhile."""
-        base, mine = keras.optimizers.Optimizer, (self.optimizer, _inner(self.optimizer))
+        base, mine = keras.optimizers.Optimizer, (self.optimizer, inner(self.optimizer))
         apply = base.apply
 
         def guarded(other: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -209,7 +289,7 @@ def count_rows(data: Any) -> Any:
     return tf.constant(1)
 
 
-def _inner(optimizer: Any) -> Any:
+def inner(optimizer: Any) -> Any:
     """Return the optimizer inside a LossScaleOptimizer, or the optimizer itself."""
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if is_scaled else optimizer
@@ -219,11 +299,9 @@ def _named(optimizer: Any) -> str:
     return f"{type(optimizer).__name__} {optimizer.name!r}"
 
 
-def _is_tracing(pairs: _Pairs) -> bool:
-    """Return whether the gradients are symbolic."""
-    tensors = (gradient for gradient, _ in pairs if gradient is not None)
-    first = next((getattr(each, "values", each) for each in tensors), None)
-    return first is not None and not hasattr(first, "numpy")
+def _touched(gradient: Any) -> Any:
+    """Return the rows, some perhaps twice, that a gradient is not 0 in; None: perhaps all."""
+    return tf.cast(gradient.indices, tf.int64) if isinstance(gradient, tf.IndexedSlices) else None
 
 
 def _flat(gradient: Any, variable: Any) -> Any:

@@ -1,0 +1,62 @@
+"""The count that a schedule of learning rates is read at, where the script's optimizer steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from thinwire.keras.place import Shared
+
+
+class RunClock:
+    """Counts the steps that the script alone would have taken for the run's examples.
+
+    Attributes:
+        variable: The count, which the graph of a step reads: a scalar int64.
+    """
+
+    def __init__(self, data: Shared, iterations: int) -> None:
+        """Begin at the optimizer's own count.
+
+        Args:
+            data: What the run trains on; without a batch size the optimizer's own count is read.
+            iterations: Of the optimizer before the run.
+        """
+        self._batch_size, self._num_examples = data.batch_size, data.num_examples
+        self._first = self._steps = iterations
+        self._at_samples = -1
+        self.variable = tf.Variable(iterations, dtype=tf.int64, trainable=False)
+
+    def advance(self, samples: int) -> int:
+        """Return the count after a step of this worker, when the run had consumed `samples`.
+
+        Between two exchanges it counts this worker's own steps.
+        """
+        if samples == self._at_samples or not self._batch_size:
+            self._steps += 1
+        else:
+            self._at_samples, self._steps = samples, self._count(samples, self._batch_size)
+        return self._steps
+
+    def _count(self, samples: int, batch_size: int) -> int:
+        """An epoch whose last batch is smaller has as many steps as the script's alone."""
+        size = self._num_examples
+        epochs, rest = divmod(samples, size) if size else (0, samples)
+        return self._first + epochs * -(-(size or 0) // batch_size) + -(-rest // batch_size)
+
+    @contextlib.contextmanager
+    def reading(self, optimizer: Any) -> Iterator[None]:
+        """Let an optimizer's schedule read this count while a step is traced."""
+        schedule = optimizer._learning_rate
+        if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            yield
+            return
+        optimizer._learning_rate = lambda: schedule(self.variable)
+        try:
+            yield
+        finally:
+            optimizer._learning_rate = schedule

@@ -1,0 +1,68 @@
+"""The barriers around each `fit`, at which the scripts of all workers meet."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+
+from thinwire.ops.run.settings import RETURNED_EARLY, SCRIPT_FAILED, Run
+from thinwire.worker.client.control import Control, RunHalted
+from thinwire.worker.script import RECORD
+
+
+class FitBarriers:
+    """Counts the calls of `fit`, and ends this worker's part when its script ends.
+
+    Args:
+        run: The run's settings.
+        id_worker: This worker.
+        run_id: As the training stream has it.
+    """
+
+    def __init__(self, run: Run, id_worker: int, run_id: str) -> None:
+        self._num_fits = 0
+        self._control = Control.of(run, id_worker, run_id, lambda cause, message: None)
+        RECORD.at_end(self._finish)
+        atexit.register(self._finish_at_exit)
+
+    @staticmethod
+    def is_failure(cause: str) -> bool:
+        """Return whether a run that ended so was spoiled by a script."""
+        return cause in (SCRIPT_FAILED, RETURNED_EARLY)
+
+    def count_fit(self) -> None:
+        """Begin another `fit`, the first included."""
+        self._num_fits += 1
+
+    def wait(self, where: str) -> RunHalted | None:
+        """Wait until every script begins or ends the present `fit`.
+
+        Args:
+            where: begin or end.
+
+        Returns:
+            The end of the run, if it has ended meanwhile.
+
+        Raises:
+            Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this script.
+            InterruptedError: `interrupt` was called.
+        """
+        try:
+            self._control.barrier(f"fit-{self._num_fits}-{where}")
+        except RunHalted as halted:
+            return halted
+        return None
+
+    def interrupt(self) -> None:
+        """Let a wait return (any thread)."""
+        self._control.interrupt()
+
+    def _finish(self, failed: bool, message: str) -> None:
+        """Report the script's end, once; the run ends when all have ended."""
+        atexit.unregister(self._finish_at_exit)
+        self._control.finish(failed, message)
+
+    def _finish_at_exit(self) -> None:
+        """Do so for a script that no launcher of ours has started."""
+        error = getattr(sys, "last_value", None)
+        RECORD.end(error is not None, "" if error is None else f"{type(error).__name__}: {error}")

@@ -1,0 +1,98 @@
+"""What a worker offers of a script's model: its variables, its optimizer, what gets no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from thinwire.models.flat_model import SharedModel
+from thinwire.ops.methods.method import Method
+from thinwire.ops.offer import Offer
+from thinwire.ops.optimizers.described import describe, describe_constraints
+from thinwire.ops.types import ConfigurationError
+
+_FREE = ("learning_rate",)
+
+
+def make_offer(
+    shared: SharedModel,
+    optimizer: Any,
+    method: Method,
+    without_gradient: Sequence[Any],
+    batch_size: int | None,
+    num_examples: int | None,
+) -> Offer:
+    """Return the offer of a model that is about to take its first step.
+
+    Args:
+        shared: The model.
+        optimizer: Compiled.
+        method: Of the run.
+        without_gradient: Shared variables that the loss does not depend on.
+        batch_size: Of one step of the script alone; None: not known.
+        num_examples: Of the whole training set; None: not known.
+
+    Raises:
+        ConfigurationError: The PS is to step, and cannot build the optimizer or a constraint.
+    """
+    paths = [tensor.path for tensor in shared.spec.tensors]
+    ids = {id(variable) for variable in without_gradient}
+    unused = [path for path, each in zip(paths, shared.variables, strict=True) if id(each) in ids]
+    if method.steps_on_workers:
+        return Offer(
+            shared.spec,
+            unused=tuple(unused),
+            num_examples=num_examples or 0,
+            script_optimizer=type(optimizer).__name__,
+        )
+    # A schedule can only be read by examples where it is known how many make a step.
+    clock = "examples" if batch_size else "steps"
+    described = describe(optimizer, shared.variables, batch_size or 0, clock, paths)
+    return Offer(
+        shared.spec,
+        optimizer=described.offer,
+        constraints=describe_constraints(shared.variables, paths),
+        unused=tuple(unused),
+        loss_scale=described.loss_scale,
+        num_examples=num_examples or 0,
+        script_optimizer=type(optimizer).__name__,
+    )
+
+
+def check_same_optimizer(offer: Offer, shared: SharedModel, optimizer: Any) -> None:
+    """Refuse another optimizer than the one that the PS steps with; its rate may differ.
+
+    Raises:
+        ConfigurationError: The script has compiled the model again, with another one.
+    """
+    if offer.optimizer is None:
+        return
+    paths = [tensor.path for tensor in shared.spec.tensors]
+    known, found = offer.optimizer, describe(optimizer, shared.variables, paths=paths).offer
+    before, now = dict(known.optimizer.config), dict(found.optimizer.config)
+    is_same = (known.optimizer.name, known.without_decay) == (
+        found.optimizer.name,
+        found.without_decay,
+    )
+    differing = [name for name in now if name not in _FREE and now[name] != before.get(name)]
+    has_number = isinstance(now["learning_rate"], int | float)
+    if not has_number and now["learning_rate"] != before["learning_rate"]:
+        differing.append("learning_rate, a schedule")
+    if is_same and not differing:
+        return
+    what = f"{found.optimizer.name} ({', '.join(differing)})" if differing else "another optimizer"
+    raise ConfigurationError(
+        f"the model was compiled again with {what}, and the PS steps with the first fit's "
+        f"{known.optimizer.name}; expected the same, whose learning_rate alone may differ. Take a "
+        "method whose workers step themselves, such as --method=dgs or --method=esync, or run the "
+        "second training as a run of its own."
+    )
+
+
+def sgd_momentum(optimizer: Any) -> float:
+    """Return the momentum that a method may take over from a compiled optimizer; 0: none."""
+    if type(optimizer) is not keras.optimizers.SGD or optimizer.nesterov:
+        return 0.0
+    return float(optimizer.momentum)
