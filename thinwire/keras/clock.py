@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from thinwire.keras.place import Shared
+from thinwire.sharing.place import Shared
 
 
 class RunClock:

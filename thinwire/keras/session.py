@@ -21,10 +21,8 @@ from thinwire.keras.checks import (
     momentum_of,
 )
 from thinwire.keras.clock import RunClock
-from thinwire.keras.data import Shared, share
 from thinwire.keras.fit_barriers import FitBarriers
 from thinwire.keras.offers import check_same_optimizer, make_offer, sgd_momentum
-from thinwire.keras.place import WorkerPlace
 from thinwire.keras.step import ExchangeStep, WeightsChanged, inner
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.methods.validation import refuse_script_steps
@@ -33,6 +31,8 @@ from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import LeavesOnExit, RunOver, Session, StepInfo, part_of
 from thinwire.settings import ScriptSettings, read_settings
+from thinwire.sharing.data import Shared, share
+from thinwire.sharing.place import WorkerPlace
 from thinwire.worker.core.messages import ScriptFigures
 
 if TYPE_CHECKING:
