@@ -28,8 +28,14 @@ class RunClock:
         """
         self._batch_size, self._num_examples = data.batch_size, data.num_examples
         self._first = self._steps = iterations
-        self._at_samples = -1
+        self._at_samples = 0
         self.variable = tf.Variable(iterations, dtype=tf.int64, trainable=False)
+
+    def start(self, samples: int) -> None:
+        """Begin where the run is: it has consumed `samples`."""
+        if self._batch_size:
+            self._at_samples, self._steps = samples, self._count(samples, self._batch_size)
+            self.variable.assign(self._steps)
 
     def advance(self, samples: int) -> int:
         """Return the count after a step of this worker, when the run had consumed `samples`.

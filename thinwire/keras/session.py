@@ -27,12 +27,15 @@ from thinwire.keras.step import ExchangeStep, WeightsChanged, inner
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.offer import Offer
+from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
+from thinwire.proto.grpc import StreamLost
 from thinwire.session import LeavesOnExit, RunOver, Session, StepInfo, part_of
 from thinwire.settings import ScriptSettings, read_settings
 from thinwire.sharing.data import Shared, share
 from thinwire.sharing.place import WorkerPlace
+from thinwire.worker.client.slots import fetch_slots
 from thinwire.worker.core.messages import ScriptFigures
 
 if TYPE_CHECKING:
@@ -74,7 +77,7 @@ class ModelSession(LeavesOnExit):
         self._step: ExchangeStep | None = None
         self._lock = threading.Lock()  # of the session: TensorFlow's thread and the script's
         self._failure: Exception | None = None
-        self._in_fit = self._has_left = self._shares_itself = False
+        self._in_fit = self._has_left = self._has_slots = self._shares_itself = False
         self._data = Shared({})
         self._num_batches = 0  # begun in this `fit`
         self._num_calls = 0  # of `exchange`, in this `fit`
@@ -139,7 +142,7 @@ class ModelSession(LeavesOnExit):
         place = self._place()
         self._data = Shared(arguments) if place is None else share(arguments, place)
         self._failure, self._num_batches, self._num_calls = None, 0, 0
-        self._in_fit, self._has_left = True, False
+        self._in_fit, self._has_left, self._has_slots = True, False, False
         if self._barriers is not None:
             self._barriers.count_fit()
         try:
@@ -182,7 +185,7 @@ class ModelSession(LeavesOnExit):
         if not self._has_left:
             self._has_left = True
             self._end_fit()
-        return self._session is not None and self.takes_weights
+        return self._session is not None and (self.takes_weights or self._has_slots)
 
     def _end_fit(self) -> None:
         self.raise_failure()
@@ -197,8 +200,26 @@ class ModelSession(LeavesOnExit):
         self.close("done")
         if self._session is not None and self._is_offered and self._wait_for_others("end"):
             self._join()
+            self._fill_slots(self._session)
         if self.stopped:
             logging.info("fit ended with the run (%s)", self.stop_reason or "interrupted")
+
+    def _fill_slots(self, session: Session) -> None:
+        """Let the compiled optimizer have the state that the PS made, for callbacks and saving."""
+        offer, step = self._offer, self._step
+        if offer is None or offer.optimizer is None or step is None:
+            return
+        part, run = session.part, session.settings.run
+        try:
+            own = OwnSlots(inner(step.optimizer), offer.optimizer, session.shared.variables)
+            parts, rate = fetch_slots(run, session.own.id_worker, part.run_id, part.core.layouts)
+            own.fill(part.core.layouts, parts, rate)
+        except (StreamLost, ConfigurationError, ValueError) as error:
+            logging.warning("the compiled optimizer keeps its own state: %s", error)
+            return
+        self._has_slots = True
+        if step.rate is not None:
+            self._rate = float(step.rate.numpy())
 
     def _finish_rounds(self, session: Session) -> None:
         """Send the local steps that no exchange has taken along."""
@@ -483,6 +504,8 @@ class ModelSession(LeavesOnExit):
                 interrupts.add_listener(self._interrupt)
             if session.part.run_id:  # else the run was over, and the model keeps its own weights
                 session.assign()
+        if self.clock is not None:
+            self.clock.start(session.part.core.samples_of_run)
         if self._step is None:
             return
         self._step.assign_scale(session.loss_scale)

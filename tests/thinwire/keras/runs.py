@@ -1,0 +1,112 @@
+"""Real runs of scripts in one process: a PS without model, and workers in threads."""
+
+import contextlib
+import threading
+
+import keras
+import numpy as np
+
+from tests.ps.offered import offered_run
+from thinwire import W_global, distribute
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(96, 6)).astype(np.float32)
+Y = (X @ RNG.normal(size=(6, 4))).argmax(1).astype(np.int32)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+BATCH = 24
+
+
+def plain_model(name="toy"):
+    """Return a model without batch normalisation, always with the same names and weights."""
+    W_global.clear()
+    return keras.Sequential(
+        [
+            keras.Input((6,), name="in"),
+            keras.layers.Dense(8, activation="tanh", name="hidden", kernel_initializer=_initial(1)),
+            keras.layers.Dense(4, name="logits", kernel_initializer=_initial(2)),
+        ],
+        name=name,
+    )
+
+
+def _initial(seed):
+    return keras.initializers.GlorotUniform(seed=seed)
+
+
+class Scripts:
+    """The workers' scripts of one run.
+
+    Attributes:
+        shards: Of the run, once they have a model.
+    """
+
+    def __init__(self, run, settings):
+        self._run, self._settings = run, settings
+        self.shards = run.shards
+
+    def each(self, script, nb_workers=None):
+        """Call script(settings of a worker) in a thread for each; return what they return."""
+        numbers = range(1, (nb_workers or self._settings["nb_workers"]) + 1)
+        results, errors, threads = {}, [], []
+
+        def work(number):
+            try:
+                results[number] = script(self._settings | {"id_worker": number})
+            except BaseException as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+
+        for number in numbers:
+            threads.append(threading.Thread(target=work, args=(number,), daemon=True))
+            threads[-1].start()
+        for thread in threads:
+            thread.join(90)
+            assert not thread.is_alive(), "a script hangs"
+        if errors:
+            raise errors[0]
+        return [results[number] for number in numbers]
+
+    def fit(self, make, nb_workers=None, **options):
+        """Let every worker fit a model that `make` compiles; return models and histories."""
+        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | options
+
+        def script(settings):
+            model = distribute(make(), settings)
+            history = model.fit(X, Y, **options).history
+            return model, history
+
+        return self.each(script, nb_workers)
+
+
+@contextlib.contextmanager
+def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, **settings):
+    """Serve a run whose model comes from its workers."""
+    words = {"method": method, "nb_workers": nb_workers} | settings
+    flags = [f"--{name}={value}" for name, value in words.items()]
+    with offered_run(folder, *flags, nb_ps=nb_ps) as run:
+        for number in range(nb_ps):
+            run.listen(number)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in run.ports)
+        yield Scripts(
+            run,
+            words
+            | {
+                "model_from": "worker",
+                "ps_hosts": hosts,
+                "kernels": "numpy",
+                "lease_seconds": 2,
+                "reconnect_timeout_seconds": 20,
+            },
+        )
+
+
+def alone(make, **options):
+    """Return a model that Keras alone has trained, and its history."""
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | options
+    model = make()
+    return model, model.fit(X, Y, **options).history
+
+
+def assert_same(model, other, atol=1e-5):
+    """Compare all trainable values."""
+    for mine, theirs in zip(model.trainable_variables, other.trainable_variables, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol, err_msg=mine.path)

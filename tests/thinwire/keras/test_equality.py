@@ -1,0 +1,60 @@
+"""The anchor: scripts whose optimizer is the run's train as Keras alone, over real connections."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.thinwire.keras.runs import LOSS, alone, assert_same, plain_model, scripts
+
+
+def compiled(optimizer, **options):
+    def make():
+        model = plain_model()
+        model.compile(optimizer(), loss=LOSS, metrics=["accuracy"], **options)
+        return model
+
+    return make
+
+
+def cosine():
+    return keras.optimizers.schedules.CosineDecay(0.05, 7)
+
+
+OPTIMIZERS = {
+    "adamw": lambda: keras.optimizers.AdamW(cosine(), weight_decay=0.1, global_clipnorm=0.5),
+    "averaged": lambda: keras.optimizers.SGD(
+        0.1, momentum=0.9, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.5
+    ),
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "lamb": lambda: keras.optimizers.Lamb(0.01, clipnorm=1.0),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_workers_of_bsp_are_keras_alone(name, tmp_path):
+    make = compiled(OPTIMIZERS[name])
+    expected, _ = alone(make, epochs=3)
+    with scripts(tmp_path, "bsp", 2) as run:
+        for model, _ in run.fit(make, epochs=3):
+            assert_same(model, expected)
+            assert model.thinwire.num_exchanges == 12
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("esync", {}),
+        ("bsp", {"pacer": "fixed", "local_steps": 3}),
+        ("dgs", {"compression_rate": 1}),
+        ("gd", {"compression_rate": 1}),
+        ("dgc", {"compression_rate": 1, "warmup_epochs": 0}),
+    ],
+)
+def test_one_worker_that_steps_itself_is_keras_alone(method, settings, tmp_path):
+    make = compiled(OPTIMIZERS["adamw"], steps_per_execution=2)
+    expected, history = alone(make, epochs=3)
+    with scripts(tmp_path, method, 1, **settings) as run:
+        [(model, found)] = run.fit(make, epochs=3)
+    assert_same(model, expected)
+    for name, values in history.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4)
