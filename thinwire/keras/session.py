@@ -154,7 +154,7 @@ class ModelSession(LeavesOnExit):
             self._in_fit = False
 
     def begin_fit(self) -> None:
-        """Join before the first step, unless that has to say first what the model is."""
+        """Join before the first step, unless only that shows what the model is."""
         if self._session is None and self._is_offered:
             return
         if self._wait_for_others("begin"):
