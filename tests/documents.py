@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from thinwire.cli import ROLES, TOOLS
+from thinwire.cli import ROLES, RUN, TOOLS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 #: What stands for the token in files that only a reader has.
@@ -70,6 +70,8 @@ class Command:
         name, *rest = self.words
         if name in ROLES:
             return ("main.py", f"--type_node={ROLES[name][0]}", *rest)
+        if name in RUN:
+            return ("main.py", name, *rest)
         return ("-m", TOOLS[name][0], *rest)
 
     @property

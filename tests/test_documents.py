@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import itertools
 import os
 import re
 
@@ -21,6 +22,7 @@ from tests.command_line import given, own_flags
 from thinwire import node
 from thinwire.cli import COMMANDS, TOOLS
 from thinwire.flags import launch, observability
+from thinwire.flags import script as script_flags
 from thinwire.flags.run import read_run
 from thinwire.launcher import tf_config
 from thinwire.ops.types import ConfigurationError
@@ -134,6 +136,8 @@ def complaint(command, patch):
 def _of_python(words, variables, patch):
     if words[0] == "-m":
         return module_parses(words[1], words[2:], patch)
+    if words[:2] == ["main.py", "run"]:
+        return _of_run(words[2:])
     if words[0] == "main.py":
         return _of_main(words[1:], variables)
     script = ROOT / words[0]
@@ -144,6 +148,18 @@ def _of_python(words, variables, patch):
     elif words[1:]:
         return "takes no flags that a test knows"
     return None
+
+
+def _of_run(words):
+    """Do what `thinwire run` does before it starts anything."""
+    own = list(itertools.takewhile(lambda word: word.startswith("--"), words))
+    with given(*launch.SCRIPT_DEFAULTS, *own) as values:
+        script_flags.refuse(name for name in values if values[name].present)
+        launch.check(runs_script=True)
+        read_run()
+    script = words[len(own)] if words[len(own) :] else None
+    known = script == "train.py" or (script and (ROOT / script).is_file())
+    return None if known or values.like or values.help else f"{script} is no script"
 
 
 def _of_main(words, variables):

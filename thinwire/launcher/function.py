@@ -94,7 +94,7 @@ def run(
     settings = {"nb_workers": nb_workers, "run_dir": run_dir} | flags
     words = [_word(key, value) for key, value in settings.items() if value is not None]
     command = [sys.executable, *program.RUN, "run", *words, str(script)]
-    output = _Repeated()
+    output = _RepeatedLines()
     supervised = watchdog_command(
         sys.executable, program.WATCHDOG, command, announce=False, silence_seconds=math.inf
     )
@@ -176,7 +176,7 @@ def _result(folder: pathlib.Path) -> Any:
     return cloudpickle.loads(path.read_bytes()) if path.is_file() else None
 
 
-class _Repeated:
+class _RepeatedLines:
     """Repeats lines on the present stdout and stderr, which a notebook has replaced.
 
     Attributes:
