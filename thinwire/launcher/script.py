@@ -145,6 +145,20 @@ def _end(number: int, frame: Any) -> None:
     raise SystemExit(128 + number)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what TensorFlow writes to stderr before its log settings apply."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Does something as soon as a module has been imported, whoever imports it.
 
@@ -169,7 +183,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
             def execute_and_act(module: types.ModuleType) -> None:
                 del loader.exec_module  # the class has it still
-                execute(module)
+                with _quiet() if fullname == "tensorflow" else contextlib.nullcontext():
+                    execute(module)
                 action(module)
 
             loader.exec_module = execute_and_act
