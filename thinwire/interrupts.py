@@ -20,6 +20,8 @@ _installed = False
 def add_listener(listener: Callable[[], None]) -> None:
     """Call `listener` in another thread at every Ctrl-C; Python's own handler runs as well.
 
+    So it is with SIGTERM where Python handles that, as for scripts of `thinwire run`.
+
     The descriptor is taken when this is first called in the main thread, for good, unless somebody
     else has it; then no listener is ever called.
     """
@@ -54,7 +56,7 @@ def _install() -> None:
 
 def _listen(reader: int) -> None:
     while numbers := os.read(reader, 64):
-        if signal.SIGINT not in numbers:
+        if not {signal.SIGINT, signal.SIGTERM} & {*numbers}:
             continue
         with _lock:
             listeners = list(_listeners)

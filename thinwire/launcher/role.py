@@ -355,7 +355,7 @@ class Cluster:
             if ps_gone or self.root_cause is not None or self.interrupted.is_set():
                 ending_since = now if ending_since is None else ending_since
             lasting = 0.0 if ending_since is None else now - ending_since
-            if patient and lasting >= self.rules.workers_first_seconds:
+            if patient and (ps_gone or lasting >= self.rules.workers_first_seconds):
                 patient = False
                 self._signal(signal.SIGTERM, self._of("PS") + self._of("Supervisor"))
             too_long = ending_since is not None and lasting >= self.rules.kill_after_seconds

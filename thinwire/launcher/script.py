@@ -20,6 +20,7 @@ import pathlib
 import random
 import signal
 import sys
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,8 @@ from thinwire.worker.script import RECORD
 
 #: Ends of a run that are reported elsewhere.
 _OTHERS_CAUSES = (SCRIPT_FAILED, "interrupted")
+#: Where everybody is interrupted, it is the PS that ends the run; where this script is alone, it.
+_INTERRUPTED_SECONDS = 0.5
 _SEPARATOR = "--"
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _HASH_SEED = "PYTHONHASHSEED"
@@ -203,6 +206,7 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
         code = _code_of(error)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+        time.sleep(_INTERRUPTED_SECONDS)
     except BaseException as error:  # noqa: BLE001 - the script's own
         failure = _failure(error, path)
         if failure is None:  # the run was ended by others
