@@ -265,13 +265,15 @@ class _RateAtStep:
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule
-        self._step, self._rate = -1, 0.0
+        self._newest = (-1, 0.0)  # step and rate; others look at the rate from their own threads
 
     def __call__(self, step: int) -> float:
         """Return the rate at a step."""
-        if step != self._step:
-            self._step, self._rate = step, float(self._schedule(step))
-        return self._rate
+        known, rate = self._newest
+        if step != known:
+            rate = float(self._schedule(step))
+            self._newest = (step, rate)
+        return rate
 
 
 def server_update(offer: Offer) -> ScriptUpdate:

@@ -91,6 +91,10 @@ class EventCoder:
             loss=push.loss,
             aux_count=0 if push.aux is None else len(push.aux),
             base_checksum=push.base_checksum,
+            learning_rate=push.learning_rate or 0.0,
+            sets_rate=push.learning_rate is not None,
+            loss_scale=push.loss_scale,
+            overflow=push.overflow,
         )
         blocks = blocks_of(push.update, self._layout)
         coded = [self._chooser.encode(block) for block in blocks]

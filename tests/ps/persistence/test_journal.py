@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import method
+from tests.harness import SPEC, method
 from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
 from tests.ps.persistence.test_shard_store import RECEIVED, shard
+from thinwire.ops.methods.builder import adopt
+from thinwire.ops.offer import Described, LossScale, Offer, OptimizerOffer
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.types import Update
@@ -20,6 +22,7 @@ from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal import numbers, path_of
 from thinwire.ps.persistence.replay import ReplaySettings
 
+NOTHING = Update(np.empty(0, np.int64), np.empty(0, np.float32))
 METHODS = {
     "adacomp": lambda: method("adacomp", 3, compression_rate=0.2),
     "dgs": lambda: method("dgs", 3, compression_rate=0.2),
@@ -48,6 +51,38 @@ class Lossy(JournaledRun):
             update = Update(kept, event.update.values[kept])
             event = dataclasses.replace(event, update=update)
         return super().feed(shard, event)
+
+
+class Scripted(JournaledRun):
+    """Some pushes set a rate, and some overflow."""
+
+    def feed(self, shard, event):
+        if isinstance(event, events.Push):
+            chance = np.random.default_rng([event.worker, event.step]).random()
+            scale = 8.0 if chance < 0.5 else 4.0
+            event = dataclasses.replace(event, loss_scale=scale)
+            if chance < 0.1:
+                event = dataclasses.replace(event, update=NOTHING, overflow=True)
+            elif chance < 0.2:
+                event = dataclasses.replace(event, learning_rate=chance)
+        return super().feed(shard, event)
+
+
+def scripted(name, **config):
+    """A PS that steps as a script's compiled optimizer does."""
+    chosen = method("asgd", 3, overrides={"server_optimizer": "script"})
+    schedule = {"initial_learning_rate": 0.1, "decay_steps": 30, "decay_rate": 0.5}
+    rate = {"name": "ExponentialDecay", "config": schedule}
+    compiled = Described(name, {"learning_rate": rate} | config)
+    return adopt(chosen, Offer(SPEC, optimizer=OptimizerOffer(compiled, batch_size=8)))
+
+
+SCRIPTED = {
+    "sgd": lambda: scripted("SGD"),
+    "momentum": lambda: scripted("SGD", momentum=0.9),
+    "nadam": lambda: scripted("Nadam", use_ema=True, ema_overwrite_frequency=7),
+    "muon": lambda: scripted("Muon", gradient_accumulation_steps=2),
+}
 
 
 def live(run, turns, rng):
@@ -90,6 +125,18 @@ def test_replay_gives_the_very_same_shard(tmp_path, name, nb_ps):
     for number in range(nb_ps):
         assert_back(run, number)
         assert run.shards[number].version > 5
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_replay_gives_the_very_same_optimizer_of_a_script(tmp_path, name):
+    rng, scale = random.Random(name), LossScale(8.0, 9)
+    run = Scripted(tmp_path, SCRIPTED[name](), iter_max=150, nb_ps=2, loss_scale=scale)
+    run.join_all()
+    live(run, 70, rng)
+    for number in range(2):
+        assert_back(run, number)
+        assert run.shards[number].version > 5
+        assert run.shards[number].model.loss_scale != 8.0
 
 
 @pytest.fixture(scope="module")
