@@ -104,7 +104,7 @@ def train_alone(optimizer, own, rows, batches):
     return flat_of(own)
 
 
-def offer_of(optimizer, own, batch_size, num_examples=0, clock="examples"):
+def offer_of(optimizer, own, batch_size, num_examples=0, clock="examples", unused=(UNUSED,)):
     """Return a script's offer as a PS reads it."""
     described = describe(optimizer, own, batch_size, clock)
     tensors = [TensorSpec(variable.path, tuple(variable.shape)) for variable in own]
@@ -112,7 +112,7 @@ def offer_of(optimizer, own, batch_size, num_examples=0, clock="examples"):
         ModelSpec(tuple(tensors)),
         optimizer=described.offer,
         constraints=describe_constraints(own),
-        unused=(UNUSED,),
+        unused=unused,
         loss_scale=described.loss_scale,
         num_examples=num_examples,
     )

@@ -4,6 +4,8 @@ import inspect
 
 import keras
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
@@ -136,3 +138,24 @@ def test_other_constraints_and_schedules_are_refused_by_name(build, name, config
 def test_a_constraint_of_several_axes_is_built():
     built = build_constraint(Described("MaxNorm", {"max_value": 2, "axis": [0, 1]}))
     assert built.axis == [0, 1]
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+NAMES = [*allow_list.OPTIMIZERS, "LossScaleOptimizer", "deserialize", "__class__"]
+ARGUMENTS = sorted({name for each in allow_list.OPTIMIZERS for name in allow_list.arguments(each)})
+
+
+@given(
+    st.sampled_from(NAMES) | PLAIN,
+    st.dictionaries(st.sampled_from([*ARGUMENTS, "learning_rate", "module"]) | st.text(), PLAIN),
+)
+def test_whatever_is_offered_is_built_or_refused(name, config):
+    try:
+        built = build_optimizer(Described(name, {"learning_rate": 0.1} | config))
+    except ConfigurationError:
+        return
+    assert type(built) is getattr(keras.optimizers, name)
