@@ -9,6 +9,7 @@ Source: design, section 10, "The PS runs no user code".
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -153,6 +154,13 @@ class OfferStage:
             if not came.stream.lost:
                 return came
             self._is_taken = False  # of a worker that is gone, and cannot offer to other shards
+        return None
+
+    def taken(self) -> ReceivedOffer | None:
+        """Return the offer that has come, if one has; does not wait."""
+        with contextlib.suppress(queue.Empty):
+            came = self._came.get_nowait()
+            return came if isinstance(came, ReceivedOffer) else None
         return None
 
     def refuse(self, received: ReceivedOffer, why: str) -> None:

@@ -17,6 +17,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "data_targets": ("idx", "cifar", "pickle", "tfrecord", "index_file", "adacomp", "image_size"),
     "text_targets": ("groups", "fractions", "hosts", "speeds", "tf_config", "credentials"),
     "stream_targets": ("stream",),
+    "offer_targets": ("offer",),
 }
 
 
