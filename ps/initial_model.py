@@ -88,7 +88,19 @@ def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
     Raises:
         ConfigurationError: It cannot be spread over the run's shards.
     """
-    return adopt(run.method, offer).place(offer.spec, run.nb_ps)
+    return _method_of(run, offer).place(offer.spec, run.nb_ps)
+
+
+def _method_of(run: Run, offer: Offer) -> Method:
+    """Return the run's method with the optimizer that steps the offered model."""
+    server = run.method.server
+    if offer.optimizer is not None and not server.awaits_offer:
+        raise ConfigurationError(
+            f"the offer names the optimizer {offer.optimizer.optimizer.name}, and this run's PS "
+            f"steps with --server_optimizer={server.optimizer}; give all nodes the same --method "
+            "and --server_optimizer."
+        )
+    return adopt(run.method, offer)
 
 
 def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
@@ -124,7 +136,7 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
     layouts = offered_layouts(run, offer)
     size = layouts[id_ps].size
     num_statistics = offer.statistics if id_ps == 0 else 0
-    method, slots = adopt(run.method, offer), size + num_statistics
+    method, slots = _method_of(run, offer), size + num_statistics
     if payload is None:
         values = np.zeros(slots, np.float32)
     else:

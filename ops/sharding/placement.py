@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _CUTS_PER_SLICE = 16
 #: ... but at no more than so many of the whole model: the search takes their number squared.
 _MOST_CUTS = 512
+#: Bounds the memory of the search: a model of anybody may have thousands of variables.
+_POINTS_AT_A_TIME = 64
 
 
 class Placement(Policy, Protocol):
@@ -154,20 +156,24 @@ def _cheapest(
     import numpy as np
 
     at = np.asarray(points, np.float64)
-    sizes = at[None, :] - at[:, None]  # [q, p]
-    forward = sizes > 0
-    least: NDArray[np.float64] = np.full(len(at), np.inf)
-    least[0] = 0.0
+    before: NDArray[np.float64] = np.full(len(at), np.inf)
+    before[0] = 0.0
     choices = []
     for speed in speeds:
-        costs = np.where(forward, cost(np.where(forward, sizes, 0.0), speed), np.inf)
-        costs = join(least[:, None], costs)
-        choices.append(costs.argmin(axis=0))
-        least = costs.min(axis=0)
+        least, chosen = np.empty_like(at), np.empty(len(at), np.int64)
+        for start in range(0, len(at), _POINTS_AT_A_TIME):
+            some = slice(start, start + _POINTS_AT_A_TIME)
+            sizes = at[None, some] - at[:, None]  # [q, p]
+            forward = sizes > 0
+            costs = np.where(forward, cost(np.where(forward, sizes, 0.0), speed), np.inf)
+            costs = join(before[:, None], costs)
+            chosen[some], least[some] = costs.argmin(axis=0), costs.min(axis=0)
+        choices.append(chosen)
+        before = least
     cuts = [len(at) - 1]
     for chosen in reversed(choices):
         cuts.append(int(chosen[cuts[-1]]))
-    return float(least[-1]), cuts[::-1]
+    return float(before[-1]), cuts[::-1]
 
 
 def _cut_points(spec: ModelSpec, cuts: bool) -> list[int]:

@@ -430,6 +430,8 @@ class OfferReader:
             expected = offered_bytes(stage.run, stage.own.id_ps, self._offer)
         except ConfigurationError as error:
             raise OfferRefused(str(error)) from error
+        except Exception as error:
+            raise OfferRefused(f"{type(error).__name__}: {error}") from error
         most = stage.own.max_model_bytes
         if expected > most:
             raise OfferRefused(

@@ -92,7 +92,7 @@ def test_an_honest_offer_is_taken():
 
 
 LARGE = {
-    "spec": [[f"v{number}", [1], "float32"] for number in range(20_000)],
+    "spec": [[f"v{number}", [1], "float32"] for number in range(3000)],
     "unused": ["dense/bias"] * 50_000,
     "script_optimizer": "x" * 900_000,
     "num_examples": 10**4000,
