@@ -12,7 +12,7 @@ import os
 import pathlib
 from typing import Any
 
-from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE, lock_files
+from thinwire.ops.run.directory import LAUNCH_FILE, METRICS_FILE, SUMMARY_FILE, lock_files
 from thinwire.ops.run.lock import LockOwner, is_held, owner_of
 from thinwire.ops.telemetry.run_status import RunStatus
 
@@ -74,6 +74,15 @@ class RecordedRun:
                 if found := _flags_in(path):
                     return found
         return {}
+
+    @functools.cached_property
+    def script(self) -> list[str]:
+        """The script that `thinwire run` runs, and its arguments; empty: it runs none."""
+        try:
+            found = json.loads((self.directory / LAUNCH_FILE).read_text())["script"]
+            return [str(found["path"]), *map(str, found["arguments"])]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
 
     @functools.cached_property
     def summary(self) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -157,7 +158,7 @@ def _ended(run: str, found: RecordedRun) -> RunReport:
         return RunReport(run, state, code, why, "summary.json", status, found)
     why = (
         "no process of it lives, and it has not reached an end; the same command again goes on "
-        "from its last checkpoint"
+        f"from its last checkpoint; logs: {found.directory / 'logs'}"
     )
     source = "nothing" if status is None else "metrics.jsonl"
     return RunReport(run, "dead", EXIT_UNREACHABLE, why, source, status, found)
@@ -212,8 +213,10 @@ def document(report: RunReport) -> dict[str, Any]:
 
 
 def script_of(recorded: RecordedRun) -> str | None:
-    """Return the script, or the model, that the run trains; None: unknown."""
-    for name in ("script", "model", "network"):
+    """Return the script and its arguments, or the model, that the run trains; None: unknown."""
+    if recorded.script:
+        return shlex.join(recorded.script)
+    for name in ("model", "network"):
         if value := recorded.flags.get(name):
             return value
     return None
@@ -226,6 +229,8 @@ def lines(report: RunReport) -> Iterator[str]:
     found = document(report)
     if "method" in found:
         yield from _run_lines(report, found)
+    elif found.get("script"):
+        yield f"  run         {found['script']}"
     if report.recorded is not None:
         living = report.recorded.alive
         for each in living:

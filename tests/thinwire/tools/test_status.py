@@ -12,7 +12,7 @@ from tests.nodes import free_port
 from tests.supervisor.samples import make_status, write_run
 from tests.thinwire import toy
 from thinwire import init_server
-from thinwire.ops.run.directory import METRICS_FILE, lock_of
+from thinwire.ops.run.directory import LAUNCH_FILE, METRICS_FILE, lock_of
 from thinwire.ops.run.lock import LockOwner, is_held
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.service.handshake import check_hello, identity
@@ -51,6 +51,15 @@ def test_a_finished_run_shows_its_summary(tmp_path, capsys):
     assert status.main([str(tmp_path / "run")]) == 0
     text = capsys.readouterr().out
     assert "finished (iter_max)" in text and "accuracy" in text and "421,642" in text
+
+
+def test_the_script_of_a_run_is_named_with_its_arguments(tmp_path, capsys):
+    folder = write_run(tmp_path / "run")
+    script = {"path": "/data/train.py", "arguments": ["--epochs", "3 4"], "sha256": ""}
+    (folder / LAUNCH_FILE).write_text(json.dumps({"script": script}))
+    assert report(capsys, folder)[1]["script"] == "/data/train.py --epochs '3 4'"
+    status.main([str(folder)])
+    assert "adacomp, /data/train.py --epochs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("reason", "code"), [("interrupted", 130), ("diverged", 5)])
