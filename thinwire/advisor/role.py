@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import sys
 from typing import Any, Protocol
@@ -47,6 +48,9 @@ class Subject(Protocol):
     def predictor(self, run: Run, pushes: int) -> Predictor:
         """Return what plays compositions."""
 
+    def parts_of_batch(self, run: Run) -> int:
+        """Return into how many parts workers divide the batch that was measured."""
+
 
 class _ModelSubject:
     """A model and a data set that flags name."""
@@ -63,6 +67,11 @@ class _ModelSubject:
     def predictor(self, run: Run, pushes: int) -> Predictor:
         """Train a few steps."""
         return _predictor(run, pushes)
+
+    def parts_of_batch(self, run: Run) -> int:
+        """Return 1: --batch_size is each worker's."""
+        del run
+        return 1
 
 
 def main(run: Run) -> int:
@@ -100,7 +109,9 @@ def advise(run: Run, subject: Subject) -> int:
     except ProbeFailed as failure:
         logging.error("links were not measured; logs: %s", folder)
         return int(failure.args[0])
-    rows = [_predict(predictor, trial, measured) for trial in trials]
+    rows = [
+        _predict(predictor, trial, measured, subject.parts_of_batch(trial.run)) for trial in trials
+    ]
     ideal = predict.ideal_samples_per_second(measured, run.batch_size)
     number, reached = predict.propose(rows, ideal, own.rate)
     found = predictions.Recommendation(
@@ -171,10 +182,17 @@ def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions
 
 
 def _predict(
-    predictor: Predictor, trial: RunnableCandidate, measured: list[predictions.WorkerLink]
+    predictor: Predictor,
+    trial: RunnableCandidate,
+    measured: list[predictions.WorkerLink],
+    parts: int,
 ) -> predictions.Predicted:
+    """Play a composition; a part of a batch takes that part of a step's time."""
     coding_seconds = predictor.coding_seconds(trial.settled)
-    prediction = predictor.predict(trial.settled, measured, coding_seconds)
+    links = [dataclasses.replace(each, step_seconds=each.step_seconds / parts) for each in measured]
+    prediction = predictor.predict(trial.settled, links, coding_seconds)
+    samples = prediction.samples_per_second / parts
+    prediction = dataclasses.replace(prediction, samples_per_second=samples)
     flags_of_it = list(trial.candidate.flags)
     logging.info("%s: %.1f samples/s", " ".join(flags_of_it), prediction.samples_per_second)
     digest = predictions.digest_of(trial.run.method)

@@ -108,6 +108,16 @@ class _ScriptSubject:
         dataset = Dataset(inputs, labels, inputs[:0], labels[:0])
         return Predictor(pool, dataset, load_kernels(run.kernels, on_gpu=has_gpu(run)), pushes)
 
+    def parts_of_batch(self, run: Run) -> int:
+        """Return the number of workers where they step together."""
+        return run.nb_workers if _divides_batch(run) else 1
+
+
+def _divides_batch(run: Run) -> bool:
+    """Whether the script's batch is the whole run's, as `thinwire.keras.place` has it."""
+    usual = "global" if run.method.steps_together and run.data.shard == "auto" else "worker"
+    return (run.data.batch or usual) == "global"
+
 
 def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredModel:
     """Run a script until its `fit` has measured a few steps.

@@ -15,7 +15,7 @@ from tests.harness import KERNELS, method
 from tests.thinwire.advisor.test_predict import dense_rounds, sparse_rounds
 from tests.thinwire.simulator.toy import run_of
 from thinwire.advisor import measure as links
-from thinwire.advisor import predict, script
+from thinwire.advisor import predict, role, script
 from thinwire.flags.run import read_run
 from thinwire.keras import measure
 from thinwire.models.flat_model import SharedModel
@@ -159,6 +159,40 @@ def test_a_script_is_advised_on_with_a_command_that_runs_it(advise, tmp_path, ca
     assert found.script == [str(tmp_path / "train.py"), "--epochs=3"]
     adacomp = found.predicted[1].prediction
     assert adacomp.bytes_down_per_pull > 4 * 24  # Adam on the PS changes every entry
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--method=bsp"], 2),
+        (["--method=bsp", "--batch=worker"], 1),
+        (["--method=bsp", "--shard=off"], 1),
+        (["--method=asgd"], 1),
+        (["--method=asgd", "--batch=global"], 2),
+        (["--method=esync"], 1),
+    ],
+)
+def test_workers_that_step_together_divide_the_batch(flags, parts):
+    with given("--type_node=Advisor", "--nb_workers=2", *flags):
+        assert script._ScriptSubject([]).parts_of_batch(read_run()) == parts
+
+
+def test_a_part_of_a_batch_takes_a_part_of_a_step():
+    seen = []
+
+    class Played:
+        def coding_seconds(self, run):
+            return 0.0
+
+        def predict(self, run, links, coding_seconds):
+            seen.extend(link.step_seconds for link in links)
+            return predictions.Prediction(1.0, 64.0, 1.0, 1.0)
+
+    run = run_of(method("bsp"), 2)
+    trial = predict.RunnableCandidate(predict.CANDIDATES[0], run, run)
+    link = predictions.WorkerLink(1, 0.4, 0.0, 0.0, 0.0, 1)
+    row = role._predict(Played(), trial, [link], 4)
+    assert seen == [0.1] and row.prediction.samples_per_second == 16.0
 
 
 def test_advice_on_another_script_is_not_repeated(advise):
