@@ -33,6 +33,7 @@ FLOORS = {
     "matplotlib": "3.9",
     "rich": "13",
     "ml_dtypes": "0.5.1",
+    "cloudpickle": "3.0",
 }
 _TENSORFLOW_FLOOR = "2.20"
 _PYTHON_FLOOR = (3, 11)
