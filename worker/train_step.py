@@ -6,7 +6,6 @@ gradients land in another (measured ways: BUILD_NOTES.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +73,9 @@ class TrainStep:
 
     def vary_local_randomness(self, number: int) -> None:
         """Give dropout and other random layers a stream of their own on worker `number`."""
-        vary_randomness(self._local, number)
+        for variable in self._local:
+            if "seed_generator_state" in variable.path:
+                variable.assign(variable.value + number)
 
     def save_local(self) -> State:
         """Return the variables that stay on this worker (statistics, dropout seeds)."""
@@ -107,18 +108,6 @@ class TrainStep:
         parts = tf.split(flat, self._sizes)
         for variable, part, shape in zip(self.variables, parts, self._shapes, strict=True):
             variable.assign(tf.reshape(part, shape))
-
-
-def vary_randomness(variables: Iterable[Any], number: int) -> None:
-    """Give dropout and other random layers a stream of their own.
-
-    Args:
-        variables: A model's, among them the states of Keras' seed generators.
-        number: Of the stream; 0 leaves the model's own.
-    """
-    for variable in variables:
-        if number and "seed_generator_state" in variable.path:
-            variable.assign(variable.value + number)
 
 
 def decay(gradient: Float32 | DeviceArray, weights: Float32, weight_decay: float) -> None:

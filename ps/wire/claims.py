@@ -49,7 +49,8 @@ class ClaimBounds:
                             --max_local_steps; 2**24 where that is no limit.
     samples                 At least one, and at most a largest batch, for each local step. No
                             batch is larger than the training set. Its size is known where --epochs
-                            counts by it; else 2**24. Never above 2**31 - 1.
+                            counts by it; else 2**24. Never above 2**31 - 1. None in a round of one
+                            step that a worker without a row left sits out.
     learning_rate           Finite and not negative; at most 1e6 where the optimizer steps with it.
     loss_scale              0 without a LossScaleOptimizer; with it finite and above 0.
     overflow                Only with a loss scale, and then without blocks.
@@ -100,8 +101,9 @@ class ClaimBounds:
             return
         _check("local_steps", push.local_steps, 1, self.most_local_steps, _OF_PACER)
         most = min(_MOST_SAMPLES, push.local_steps * self.largest_batch)
-        of_what = "one at least for each local step, and at most the training set"
-        _check("samples", push.samples, push.local_steps, most, f" ({of_what} that the PS counts)")
+        of_what = "one at least for each of several local steps, and at most the training set"
+        least = push.local_steps if push.local_steps > 1 else 0
+        _check("samples", push.samples, least, most, f" ({of_what} that the PS counts)")
 
     def _check_scale(self, push: pb.Push) -> None:
         """Check the loss scale of a push, and that an overflow brings nothing."""

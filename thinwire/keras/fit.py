@@ -39,9 +39,9 @@ class FitCallback(keras.callbacks.Callback):
         self._session.raise_failure()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End `fit` with what went wrong in the last batch."""
+        """End `fit` with what went wrong in the last batch; wait for those that have another."""
         del epoch, logs
-        self._session.raise_failure()
+        self._session.end_epoch()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Leave; from here on the model has the final weights."""

@@ -35,6 +35,7 @@ from thinwire.session import LeavesOnExit, RunOver, Session, StepInfo, part_of
 from thinwire.settings import ScriptSettings, read_settings
 from thinwire.sharing.data import Shared, share
 from thinwire.sharing.place import WorkerPlace
+from thinwire.sharing.randomness import own_randomness
 from thinwire.worker.client.slots import fetch_slots
 from thinwire.worker.core.messages import ScriptFigures
 
@@ -146,7 +147,8 @@ class ModelSession(LeavesOnExit):
         if self._barriers is not None:
             self._barriers.count_fit()
         try:
-            yield dict(self._data.arguments)
+            with contextlib.nullcontext() if place is None else own_randomness(place):
+                yield dict(self._data.arguments)
         except BaseException:
             self.close("error")
             raise
@@ -166,6 +168,25 @@ class ModelSession(LeavesOnExit):
         """Count a mini-batch, or several in one execution; raise what went wrong before."""
         self.raise_failure()
         self._num_batches += 1
+
+    def end_epoch(self) -> None:
+        """Sit out the last rounds of an epoch in which only others have rows."""
+        self.raise_failure()
+        session = self._session
+        if session is None or self.model.stop_training:
+            return
+        for _ in range(self._data.short_by):
+            with self._lock:
+                if not session.stopped:
+                    self._sit_out(session)
+        self.raise_failure()
+
+    def _sit_out(self, session: Session) -> None:
+        """Take part in a round with nothing, which leaves the others' mean as it is."""
+        nothing = session.weights.copy() if self.takes_weights else np.zeros_like(session.weights)
+        figures = ScriptFigures(loss_scale=session.loss_scale)
+        self._try_step(nothing, 0, 0.0, session.means.copy(), self._rate, figures)
+        session.assign()
 
     def raise_failure(self) -> None:
         """Raise what went wrong in an exchange, where TensorFlow would have swallowed it."""

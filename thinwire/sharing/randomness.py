@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from keras.src.random.seed_generator import global_seed_generator
 from tensorflow.python.eager import context
 
 from thinwire.sharing.place import WorkerPlace
-from thinwire.worker.train_step import vary_randomness
 
 _STEP = 1_000_003
 _NUM_SEEDS = 2**31 - 1
 
 
 @contextlib.contextmanager
-def own_randomness(variables: Iterable[Any], place: WorkerPlace) -> Iterator[None]:
-    """Let layers, shuffles and random ops draw other numbers than on the other workers.
+def own_randomness(place: WorkerPlace) -> Iterator[None]:
+    """Let random ops draw other numbers than on the other workers.
 
     The launcher seeds all workers alike, so that a script's own draws agree. Within `fit` that
-    would give each worker the same dropout mask and the same order of its rows. Worker 1 draws
-    what the script alone would. Afterwards all workers agree again.
+    would give each worker the same noise. Worker 1 draws what the script alone would. Afterwards
+    all workers agree again. The seeds of a model's layers are not among these.
 
     Args:
-        variables: Of the model, with the states of its seed generators.
         place: This worker's.
     """
-    number = place.worker - 1
     if place.num_workers == 1:
         yield
         return
-    own, common = list(variables), global_seed_generator().state
+    number, common = place.worker - 1, global_seed_generator().state
     tensorflow, seed = context.context(), context.global_seed()
     before = common.numpy()
-    vary_randomness(own, number)
     common.assign(before + np.uint32(number))
     if seed is not None:  # what is traced in `fit` takes its seeds from it
         tensorflow._seed = (seed + number * _STEP) % _NUM_SEEDS
@@ -44,5 +39,4 @@ def own_randomness(variables: Iterable[Any], place: WorkerPlace) -> Iterator[Non
         yield
     finally:
         tensorflow._seed = seed
-        vary_randomness(own, -number)
         common.assign(before + np.uint32(1))  # how often it was drawn from may differ

@@ -53,7 +53,7 @@ CAUSES = {
     "query": (events.Query, lambda talk: talk.query(ROGUE)),
     "pull": (events.Pull, lambda talk: talk.say(ROGUE, frame(pull=pb.Pull()))),
     "leave": (events.Leave, lambda talk: talk.say(ROGUE, frame(leave=pb.Leave(cause="done")))),
-    "malformed": (events.PushRejected, lambda talk: talk.push(ROGUE, samples=0)),
+    "malformed": (events.PushRejected, lambda talk: talk.push(ROGUE, samples=2**31 - 1)),
 }
 
 

@@ -43,7 +43,7 @@ def main(worker, num_workers):
         place = places(num_workers, one_group)[worker - 1]
         for name, x in pipelines().items():
             shared = share({"x": x, "y": None, "shuffle": True}, place)
-            with own_randomness([], place):
+            with own_randomness(place):
                 result[f"{name}, {'one group' if one_group else 'alone'}"] = [
                     [row for batch in batches(shared.arguments) for row in batch]
                     for _ in range(EPOCHS)

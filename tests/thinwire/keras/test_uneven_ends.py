@@ -1,0 +1,80 @@
+"""Workers whose epochs have another number of steps, or of rows in a step."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.thinwire.keras.runs import LOSS, X, Y, alone, assert_same, plain_model, scripts
+from thinwire import distribute
+
+
+def make():
+    model = plain_model()
+    model.compile(keras.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize(("nb_workers", "batch_size"), ((2, 19), (3, 20)))
+def test_uneven_batches_of_bsp_are_keras_alone(nb_workers, batch_size, tmp_path):
+    options = {"batch_size": batch_size, "epochs": 3}
+    expected, _ = alone(make, **options)
+    with scripts(tmp_path, "bsp", nb_workers) as run:
+        for model, _ in run.fit(make, **options):
+            assert_same(model, expected)
+            assert model.thinwire.num_exchanges == 3 * -(-96 // batch_size)
+
+
+FORMS = {
+    "tf.data": lambda: {
+        "x": tf.data.Dataset.from_tensor_slices((X, Y)).map(lambda x, y: (x * 1, y)).batch(20)
+    },
+    "batches of tf.data": lambda: {
+        "x": tf.data.Dataset.from_tensor_slices((X, Y))
+        .shuffle(96, seed=1)
+        .batch(20, drop_remainder=True)
+        .map(lambda x, y: (x * 1, y))
+    },
+    "PyDataset": lambda: {"x": Batches()},
+}
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        rows = slice(20 * index, 20 * index + 20)
+        return X[rows], Y[rows]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_gives_the_scripts_batches(form, tmp_path):
+    keras.utils.set_random_seed(1)
+    expected = make()
+    expected.fit(**FORMS[form](), epochs=2, shuffle=False, verbose=0)
+
+    def script(settings):
+        tf.random.set_seed(1)
+        model = distribute(make(), settings)
+        model.fit(**FORMS[form](), epochs=2, shuffle=False, verbose=0)
+        return model
+
+    with scripts(tmp_path, "bsp", 2) as run:
+        for model in run.each(script):
+            assert_same(model, expected)
+
+
+@pytest.mark.parametrize("method", ("bsp", "asgd"))
+def test_a_worker_with_fewer_steps_holds_nobody_up(method, tmp_path):
+    def script(settings):
+        model = distribute(make(), settings, shard="off")
+        rows = 96 if settings["id_worker"] == 1 else 24
+        model.fit(X[:rows], Y[:rows], batch_size=12, epochs=2, verbose=0)
+        return model
+
+    with scripts(tmp_path, method, 2) as run:
+        first, second = run.each(script)
+    assert_same(first, second, atol=0)
+    assert (first.thinwire.num_exchanges, second.thinwire.num_exchanges) == (16, 4)
+    assert np.isfinite(first.get_weights()[0]).all()
