@@ -71,7 +71,7 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
                 f"{SETTINGS_VARIABLE}={path}: others may read it; expected mode 0600. Run "
                 f"`chmod 600 {path}`, or unset the variable."
             )
-        found = json.loads(path.read_bytes()[:_MOST_BYTES])
+        found = dict(json.loads(path.read_bytes()[:_MOST_BYTES]))
         measured_to = str(found.get("measured_to", ""))
         return LaunchedScript(_words(found["flags"]), _words(found["script"]), measured_to)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -240,5 +240,5 @@ class _ScriptRun:
                 summary["seconds"],
             )
         page = self._run.run_dir / "report" / "index.html"
-        if page.exists():
+        if page.exists() and code in (EXIT_DONE, EXIT_INTERRUPTED):
             logging.info("report: %s", page)

@@ -1,0 +1,200 @@
+"""Where a script's settings come from, and what of a script contradicts its launcher."""
+
+import argparse
+import json
+
+import pytest
+
+from thinwire.ops.run.script_settings import SETTINGS_VARIABLE, write_settings
+from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.settings import read_settings, source_of
+
+WORDS = (
+    "--type_node=Worker",
+    "--model_from=worker",
+    "--nb_workers=3",
+    "--method=bsp",
+    "--ps_hosts=127.0.0.1:7",
+    "--id_worker=2",
+    "--seed=5",
+    "--log_level=warning",
+)
+SCHEDULERS = ("TF_CONFIG", "SLURM_PROCID", "SLURM_NTASKS", "RANK", "WORLD_SIZE", "MASTER_ADDR")
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler(monkeypatch):
+    for name in (*SCHEDULERS, SETTINGS_VARIABLE, "JOB_COMPLETION_INDEX", "THINWIRE_PS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    def write(*words):
+        path = write_settings(tmp_path, 2, [*WORDS, f"--run_dir={tmp_path}", *words], ["train.py"])
+        monkeypatch.setenv(SETTINGS_VARIABLE, str(path))
+        return path
+
+    return write
+
+
+def read(args=None, **keywords):
+    return read_settings(args, keywords, type_node="Worker")
+
+
+def test_the_launcher_s_file_gives_a_worker_its_place(launched):
+    launched()
+    found = read()
+    assert source_of(None, {}) == found.source == "thinwire run"
+    assert found.is_launched
+    run = found.run
+    assert (run.nb_workers, run.seed, run.addresses) == (3, 5, ("127.0.0.1:7",))
+    assert found.worker().id_worker == 2 and run.model_is_offered
+    assert run.method.choices["server_optimizer"] == "script"
+
+
+def test_a_method_of_changes_steps_on_the_workers(launched):
+    launched("--method=dgs")
+    method = read().run.method
+    assert method.kind is Kind.DELTA and method.local.brings_weights
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"method": "dgs"}, ["method=dgs", "--method=bsp"]),
+        ({"nb_workers": 2}, ["nb_workers=2", "--nb_workers=3"]),
+        ({"id_worker": 1}, ["id_worker", "numbers the workers"]),
+        ({"batch_size": 32}, ["batch_size"]),
+        ({"learning_rate": 0.1}, ["learning_rate"]),
+        ({"dataset": "mnist"}, ["dataset"]),
+    ],
+)
+def test_what_contradicts_the_launcher_is_refused_with_both(launched, keywords, words):
+    launched()
+    with pytest.raises(ConfigurationError) as refused:
+        read(**keywords)
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_a_script_may_repeat_the_launcher_and_add_what_is_its_own(launched):
+    launched()
+    found = read(method="BSP", nb_workers=3, clip_norm=2.5, measure="off")
+    assert (found.worker().clip_norm, found.worker().measure) == (2.5, "off")
+
+
+def test_a_script_s_own_arguments_are_its_own(launched):
+    launched()
+    own = argparse.Namespace(epochs=7, batch_size=64, learning_rate=0.5, seed=9, model="resnet")
+    found = read(own)
+    assert (found.run.epochs, found.run.seed) == (None, 5)
+
+
+def test_a_file_that_others_may_read_is_refused(launched):
+    launched().chmod(0o644)
+    with pytest.raises(ConfigurationError, match="0600"):
+        read()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"flags": 1, "script": []}', "{"])
+def test_a_file_of_another_form_is_refused(launched, text):
+    launched().write_text(text)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        source_of(None, {})
+
+
+def test_a_missing_file_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv(SETTINGS_VARIABLE, str(tmp_path / "gone"))
+    with pytest.raises(ConfigurationError, match="gone"):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("environment", "source", "worker", "workers", "address"),
+    [
+        (
+            {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-09],x"},
+            "Slurm",
+            2,
+            4,
+            "gpu07:2223",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"},
+            "torchrun",
+            1,
+            2,
+            "10.0.0.1:2223",
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "THINWIRE_PS": "ps:9"},
+            "torchrun",
+            2,
+            2,
+            "ps:9",
+        ),
+        (
+            {"JOB_COMPLETION_INDEX": "2", "THINWIRE_PS": "ps:9", "THINWIRE_NB_WORKERS": "3"},
+            "Kubernetes",
+            3,
+            3,
+            "ps:9",
+        ),
+        (
+            {
+                "TF_CONFIG": json.dumps(
+                    {
+                        "cluster": {"ps": ["ps:9"], "worker": ["a:1", "b:1"]},
+                        "task": {"type": "worker", "index": 1},
+                    }
+                )
+            },
+            "TF_CONFIG",
+            2,
+            2,
+            "ps:9",
+        ),
+    ],
+)
+def test_cluster_managers_give_a_worker_its_place(
+    monkeypatch, environment, source, worker, workers, address
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = read()
+    assert source_of(None, {}) == found.source == source
+    assert (found.worker().id_worker, found.run.nb_workers) == (worker, workers)
+    assert found.run.addresses == (address,) and found.run.model_is_offered
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},  # a job of one task
+        {"RANK": "0"},
+        {"JOB_COMPLETION_INDEX": "0"},
+    ],
+)
+def test_without_a_place_a_script_is_alone(monkeypatch, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert source_of(None, {}) is None
+    assert source_of([], {"clip_norm": 1.0}) is None
+    assert source_of(None, {"id_worker": 1}) == "arguments"
+    assert source_of(["--nb_workers=2"], {}) == "arguments"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"SLURM_PROCID": "4", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "a"}, "rank 4 of 4"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "THINWIRE_PS"),
+        ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "RANK='x'"),
+        ({"JOB_COMPLETION_INDEX": "0", "THINWIRE_PS": "ps:9"}, "THINWIRE_NB_WORKERS"),
+    ],
+)
+def test_a_place_that_is_none_is_refused(monkeypatch, environment, words):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=words):
+        source_of(None, {})
