@@ -44,6 +44,11 @@ TOPICS = (
                     "seconds",
                     low=0.0,
                 ),
+                switch(
+                    "preload_keras",
+                    "With --model_from=worker: import Keras while the model is awaited, for "
+                    "optimizers that need it.",
+                ),
                 integer(
                     "max_model_bytes",
                     8 << 30,
@@ -69,6 +74,7 @@ class PsFlags:
     linger_seconds: float
     journal: str = "auto"
     max_model_bytes: int = 8 << 30
+    preload_keras: bool = False
 
     @property
     def node(self) -> str:
@@ -105,4 +111,5 @@ def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags
         linger_seconds=given.linger_seconds,
         journal=given.journal,
         max_model_bytes=given.max_model_bytes,
+        preload_keras=given.preload_keras,
     )

@@ -6,6 +6,7 @@ import functools
 import json
 import secrets
 import signal
+import threading
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.directory import clear_node, scalars_of
+from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
     EXIT_CONFIGURATION,
     EXIT_DONE,
@@ -171,6 +173,8 @@ def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
     """Wait for a worker that offers the model, then serve it; return the exit code."""
     stage = OfferStage(run, own)
     stage.listen()
+    if own.preload_keras:
+        threading.Thread(target=import_quietly, args=("keras",), name="keras", daemon=True).start()
     try:
         with handle_signals(lambda number, frame: stage.interrupt()):
             shard = start_offered(run, own, saved, stage)

@@ -24,6 +24,7 @@ from thinwire.flags.registration import define
 from thinwire.launcher import tf_config
 from thinwire.ops.run.directory import LogFile, lock_of
 from thinwire.ops.run.lock import LockOwner
+from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -193,20 +194,7 @@ def _prepare_process(run: Run) -> None:
     if run.device != "auto":
         os.environ["CUDA_VISIBLE_DEVICES"] = run.device.removeprefix("gpu:").replace("cpu", "-1")
     if run.type_node != "Cluster" and _needs_tensorflow(run):
-        _import_tensorflow_quietly()
-
-
-def _import_tensorflow_quietly() -> None:
-    """Import TensorFlow without the lines it writes to stderr before its log settings apply."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        importlib.import_module("tensorflow")
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        import_quietly("tensorflow")
 
 
 def _node_name() -> str:

@@ -44,7 +44,15 @@ if TYPE_CHECKING:
 
 
 class RunOver(Exception):
-    """The run has ended; there is nothing to step for any more."""
+    """The run has ended; there is nothing to step for any more.
+
+    Attributes:
+        cause: Its stop reason, where another script has brought the end about; else empty.
+    """
+
+    def __init__(self, text: str, cause: str = "") -> None:
+        super().__init__(text)
+        self.cause = cause
 
 
 @dataclasses.dataclass(frozen=True)

@@ -262,7 +262,8 @@ class ModelSession(LeavesOnExit):
     def _raise_if_broken(self, cause: str, message: str = "") -> None:
         """Raise the end of a run that another script has spoiled."""
         if FitBarriers.is_failure(cause):
-            raise RunOver(f"the run has ended ({cause}){f': {message}' if message else ''}.")
+            text = f"the run has ended ({cause}){f': {message}' if message else ''}"
+            raise RunOver(text, cause)
 
     def _prepare(self) -> None:
         """Stand in for the compiled optimizer, whichever that is now."""

@@ -35,7 +35,7 @@ from thinwire.ops.run.settings import (
     Run,
     finished_summary,
 )
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
@@ -155,9 +155,21 @@ def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
         own = ("--quiet", "--status_interval_seconds=1")
         return dataclasses.replace(node, flags=(*node.flags, *own))
     if node.role == "PS":
-        return node
+        preload = ("--preload_keras",) if _may_need_keras(run, pathlib.Path(script[0])) else ()
+        return dataclasses.replace(node, flags=(*node.flags, *preload))
     words = tuple(each for each in node.flags if not each.startswith(_OF_ROLES))
     return dataclasses.replace(node, flags=(*words, f"--seed={run.seed}"), script=tuple(script))
+
+
+def _may_need_keras(run: Run, script: pathlib.Path) -> bool:
+    """Return whether the PS will probably step with an optimizer of Keras.
+
+    Of all optimizers only SGD needs none, and a script that never names it has another, or that of
+    another file: a wrong guess costs memory, or the seconds of an import when the run begins.
+    """
+    if run.method.kind is not Kind.GRADIENT:
+        return False
+    return b"sgd" not in script.read_bytes().lower()
 
 
 class _ScriptRun:

@@ -33,6 +33,7 @@ if not __package__:  # run by its path, without a module path of ours: see `prog
     sys.path.remove(_ROOT)
 
 from thinwire.launcher.failures import Failure
+from thinwire.ops.run.quiet import quiet_stderr
 from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER, SETTINGS_VARIABLE, write_settings
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
@@ -49,6 +50,8 @@ from thinwire.ops.run.settings import (
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.script import RECORD
 
+#: (module, exception) by which a script learns that the run is over.
+_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.session", "RunOver"))
 #: Ends of a run that are reported elsewhere.
 _OTHERS_CAUSES = (SCRIPT_FAILED, "interrupted")
 #: Where everybody is interrupted, it is the PS that ends the run; where this script is alone, it.
@@ -148,20 +151,6 @@ def _end(number: int, frame: Any) -> None:
     raise SystemExit(128 + number)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop what TensorFlow writes to stderr before its log settings apply."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Does something as soon as a module has been imported, whoever imports it.
 
@@ -186,7 +175,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
             def execute_and_act(module: types.ModuleType) -> None:
                 del loader.exec_module  # the class has it still
-                with _quiet() if fullname == "tensorflow" else contextlib.nullcontext():
+                with quiet_stderr() if fullname == "tensorflow" else contextlib.nullcontext():
                     execute(module)
                 action(module)
 
@@ -278,9 +267,11 @@ def _code_of_end(error: BaseException) -> int:
 
 def _cause_of_end(error: BaseException) -> str:
     """Return why the run is over, if that is what the error reports; else nothing."""
-    control = sys.modules.get("thinwire.worker.client.control")  # else nothing can have ended
-    is_end = control is not None and isinstance(error, control.RunHalted)
-    return str(getattr(error, "cause", "")) if is_end else ""
+    for module, name in _ENDS:
+        kind = getattr(sys.modules.get(module), name, None)  # else nothing can have ended
+        if kind is not None and isinstance(error, kind):
+            return str(getattr(error, "cause", ""))
+    return ""
 
 
 def _failure(error: BaseException, path: pathlib.Path) -> Failure | None:

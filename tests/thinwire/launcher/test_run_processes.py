@@ -1,0 +1,201 @@
+"""`thinwire run` with real processes: a toy script on two workers, to its end and to many others."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from tests.nodes import MAIN
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+SCRIPT = """
+import os, sys, time
+import keras, numpy as np
+import thinwire
+
+worker = os.environ["THINWIRE_SETTINGS"][-6] if "THINWIRE_SETTINGS" in os.environ else "0"
+what, epochs = sys.argv[1], int(sys.argv[2])
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.05), "mse")
+model = thinwire.distribute(model)
+
+class Acts(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if what == "slow":
+            time.sleep(0.05)
+        if what == "raise" and worker == "2":
+            raise ValueError("oh no")
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, "is over")
+
+model.fit(x, x.sum(1, keepdims=True), batch_size=16, epochs=epochs, verbose=0, callbacks=[Acts()])
+print("loss", float(model.evaluate(x, x.sum(1, keepdims=True), verbose=0)))
+"""
+
+
+class Command:
+    """One `thinwire run` of the script above, in a folder."""
+
+    def __init__(self, folder, *arguments):
+        self.folder = folder
+        (folder / "toy.py").write_text(SCRIPT)
+        self.log = folder / "command.log"
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(MAIN), "run", f"--run_dir={folder / 'run'}", *arguments],
+                cwd=folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+            )
+
+    def output(self):
+        return self.log.read_text()
+
+    def wait_for(self, text):
+        wait_until(lambda: text in self.output() or self.process.poll() is not None)
+        assert text in self.output(), self.output()[-3000:]
+
+    def end(self):
+        try:
+            return self.process.wait(120)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+    def summary(self):
+        return json.loads((self.folder / "run" / "summary.json").read_text())
+
+    def find(self, word):
+        """Return the process, not its watchdog, with a word on its command line."""
+        mine = [
+            (pid, words) for pid, words in processes() if str(self.folder / "run") in str(words)
+        ]
+        found = [pid for pid, words in mine if word in words and "watchdog" not in str(words)]
+        assert len(found) == 1, mine
+        return found[0]
+
+
+def processes():
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield int(path.parent.name), path.read_text().split("\0")
+        except (OSError, UnicodeDecodeError):  # it has just ended
+            continue
+
+
+def wait_until(condition, seconds=90.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not seen in time"
+        threading.Event().wait(0.05)
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Start commands, and see to it that nothing of them is left."""
+    started = []
+
+    def start(*arguments):
+        started.append(Command(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+    run_dir = str(tmp_path / "run")
+    wait_until(lambda: not [words for _, words in processes() if run_dir in str(words)], 40)
+
+
+def test_a_script_trains_to_its_end_once(command, tmp_path):
+    run = command("toy.py", "fit", "2")
+    assert run.end() == 0, run.output()
+    losses = [line for line in run.output().splitlines() if "] loss " in line]
+    assert len(losses) == 2 and len({line.partition("loss")[2] for line in losses}) == 1
+    assert str(tmp_path / "run" / "report" / "index.html") in run.output()
+    summary = run.summary()
+    assert (summary["stop_reason"], summary["updates"]) == ("finished", 8)
+    assert summary["script"]["arguments"] == ["fit", "2"] and "--seed=1" in summary["flags"]
+    assert {"keras", "numpy", "python"} <= summary["versions"].keys()
+    assert not (tmp_path / "run" / "settings").exists()
+    again = command("toy.py", "fit", "2")
+    assert again.end() == 0 and "this run is finished" in again.output()
+    assert again.summary()["updates"] == 8
+
+
+def test_a_script_that_raises_in_one_worker_ends_the_run(command, tmp_path):
+    run = command("--method=asgd", "toy.py", "raise", "500")
+    assert run.end() == 1
+    assert run.output().count("ValueError: oh no") == 1
+    assert "[worker 2]" in next(line for line in run.output().splitlines() if "oh no" in line)
+    assert run.summary()["stop_reason"] == "script_failed"
+    assert "ValueError: oh no" in (tmp_path / "run" / "logs" / "worker-2.out").read_text()
+
+
+def test_interrupted_and_without_its_ps_the_same_command_resumes(command):
+    flags = ("--checkpoint_interval_seconds=0.2", "toy.py", "slow", "40")
+    run = command(*flags)
+    run.wait_for("epoch 1 is over")
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    run = command(*flags)
+    run.wait_for("epoch 1 is over")
+    os.kill(run.find("--type_node=PS"), signal.SIGKILL)
+    assert run.end() == 3
+    run = command(*flags[:-1], "2")
+    assert run.end() == 0, run.output()
+    assert run.summary()["stop_reason"] == "finished"
+    assert run.summary()["updates"] > 16  # it went on from a checkpoint
+
+
+def test_a_run_outlives_a_killed_worker_and_its_supervisor(command):
+    run = command("--method=asgd", "--lease_seconds=1.5", "toy.py", "slow", "12")
+    run.wait_for("[worker 2] epoch 1 is over")
+    os.kill(run.find("--id_worker=2"), signal.SIGKILL)
+    os.kill(run.find("--type_node=Supervisor"), signal.SIGKILL)
+    assert run.end() == 0, run.output()
+    assert "[worker 1] loss" in run.output() and "[worker 2] loss" not in run.output()
+    assert run.summary()["stop_reason"] == "finished"
+
+
+FUNCTION = """
+import sys, textwrap
+import thinwire
+
+def train(rows, units):
+    import keras, numpy as np
+    x = np.ones((rows, 2), "float32")
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)])
+    model.compile("adam", "mse")
+    thinwire.distribute(model).fit(x, x[:, :1], verbose=0)
+    return {"parameters": model.count_params()}
+
+if __name__ == "__main__":
+    found = thinwire.run(train, (32, 1), nb_workers=2, method="dgs", run_dir=sys.argv[1])
+    print("FOUND", found.value, found.summary["updates"], found.run_dir.name)
+"""
+
+
+def test_a_function_trains_as_a_script_does(tmp_path):
+    (tmp_path / "main_program.py").write_text(textwrap.dedent(FUNCTION))
+    done = subprocess.run(
+        [sys.executable, "main_program.py", str(tmp_path / "run")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(MAIN.parent)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = next(line for line in done.stdout.splitlines() if line.startswith("FOUND"))
+    assert found.startswith("FOUND {'parameters': 3} ") and found.endswith(" run"), found
