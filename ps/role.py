@@ -17,7 +17,7 @@ from thinwire.ops.offer import read_offer
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run import fingerprint
-from thinwire.ops.run.directory import clear_node, scalars_of
+from thinwire.ops.run.directory import clear_node, launched_with, scalars_of
 from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
     EXIT_CONFIGURATION,
@@ -465,6 +465,8 @@ class ShardProcess:
     def _sum_up(self) -> None:
         if self.leads and not self._summary_is_written():
             summary = run_status.summarise(self.board.status(), [])
+            if self.run.model_is_offered:
+                summary |= launched_with(self.run.run_dir)
             write_json_atomically(self.run.run_dir / "summary.json", summary)
 
     def _summary_is_written(self) -> bool:

@@ -1,4 +1,4 @@
-"""`thinwire run` with real processes: a toy script on two workers, to its end and to many others."""
+"""`thinwire run` with real processes: a toy script on two workers, to its end and to others."""
 
 import json
 import os
