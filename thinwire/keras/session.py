@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from thinwire import interrupts
@@ -158,11 +159,39 @@ class ModelSession(LeavesOnExit):
     def begin_fit(self) -> None:
         """Join before the first step, unless only that shows what the model is."""
         if self._session is None and self._is_offered:
+            self._build_first()
             return
         if self._wait_for_others("begin"):
             self._join()
         if self.stopped:
             self.model.stop_training = True
+
+    def _build_first(self) -> None:
+        """Let the first step be traced twice where that creates the model's variables.
+
+        Inside a trace new variables have no values yet, and values are what is offered to a PS.
+        """
+        model = self.model
+        if model.run_eagerly or all(layer.built for layer in model._flatten_layers()):
+            return
+        alone = model.train_function
+
+        def first(iterator: Any) -> Any:
+            model.train_function = alone
+            self._build(iterator.element_spec)
+            return alone(iterator)
+
+        model.train_function = first
+
+    def _build(self, data_spec: Any) -> None:
+        step = self._step
+        if step is None:
+            return
+        step.only_builds = True
+        try:
+            tf.function(self.model.train_step, autograph=False).get_concrete_function(data_spec)
+        finally:
+            step.only_builds = False
 
     def begin_batch(self) -> None:
         """Count a mini-batch, or several in one execution; raise what went wrong before."""

@@ -80,6 +80,7 @@ class ExchangeStep:
 
     Attributes:
         optimizer: The compiled one; a LossScaleOptimizer where Keras put one around it.
+        only_builds: Whether steps are traced for the variables that they create, and nothing else.
     """
 
     def __init__(self, optimizer: Any, session: StepOwner) -> None:
@@ -90,6 +91,7 @@ class ExchangeStep:
         self._loss: Any = None  # of the mini-batch being traced, like the next
         self._rows: Any = None
         self._was_applied = False
+        self.only_builds = False
         self._finalize_alone = optimizer.finalize_variable_values
         optimizer.apply, optimizer.scale_loss = self._apply, self._scale_loss
         optimizer.finalize_variable_values = self._finalize
@@ -142,6 +144,8 @@ class ExchangeStep:
         session = self._session
         session.check_in_fit()
         self._was_applied = True
+        if self.only_builds:
+            return
         variables = trainable_variables
         if variables is None:
             variables = inner(self.optimizer)._trainable_variables

@@ -58,3 +58,32 @@ def test_one_worker_that_steps_itself_is_keras_alone(method, settings, tmp_path)
     assert_same(model, expected)
     for name, values in history.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4)
+
+
+class Unbuilt(keras.Model):
+    """A subclassed model whose layers have no variables before the first batch."""
+
+    def __init__(self):
+        super().__init__(name="unbuilt")
+        initial = keras.initializers.GlorotUniform
+        self.hidden = keras.layers.Dense(
+            8, "tanh", name="hidden", kernel_initializer=initial(seed=1)
+        )
+        self.logits = keras.layers.Dense(4, name="logits", kernel_initializer=initial(seed=2))
+
+    def call(self, x):
+        return self.logits(self.hidden(x))
+
+
+@pytest.mark.parametrize("method", ["bsp", "esync"])
+def test_a_model_that_its_first_batch_builds_is_keras_alone(method, tmp_path):
+    def make():
+        model = Unbuilt()
+        model.compile(keras.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
+        return model
+
+    expected, history = alone(make, epochs=2)
+    with scripts(tmp_path, method, 1) as run:
+        [(model, found)] = run.fit(make, epochs=2)
+    assert_same(model, expected)
+    assert found["loss"] == pytest.approx(history["loss"], rel=1e-4)
