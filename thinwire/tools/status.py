@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _ABOUT = """What a run is, how far it is, and whether its processes live.
 
 Exits with 0 for a run that goes on or has reached its end; 2 where there is no such run; 3 for one
-that has died or does not answer; 4 where its PS rejects this observer; 130, 5 or 2 for one that was
-interrupted, has diverged, or whose journal could not be written, as its nodes did.
+that has died or does not answer; 4 where its PS rejects this observer; else as the nodes of a run
+that was stopped: 130 interrupted, 5 diverged, 1 a script that failed or returned early.
 """
 _PATIENCE_SECONDS = 3.0
 #: A PS imports what it needs and reads its checkpoint before it listens.

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.supervisor.samples import write_run
-from tests.thinwire.tools.test_status import living, server
+from tests.thinwire.tools.test_status import living, report, server
 from thinwire.tools import stop
 
 #: A process that holds a launcher's lock until it is interrupted, as a Cluster does.
@@ -85,3 +85,18 @@ def test_of_a_run_elsewhere_nothing_here_is_interrupted(tmp_path, capsys, monkey
         monkeypatch.setattr("thinwire.tools.recorded.NodeProcess.is_here", False)
         assert stop.main([str(tmp_path), "--seconds=0.2"]) == 3
     assert "stop it there" in capsys.readouterr().err
+
+
+def test_real_nodes_are_seen_and_ended(nodes, capsys):
+    nodes.cluster(1, "--method=asgd", "--iter_max=1000000")
+    nodes.watch(lambda status: status.version > 3)
+    code, found = report(capsys, nodes.run_dir)
+    assert (code, found["state"], found["source"]) == (0, "running", "shard 0")
+    assert found["version"] > 3 and found["workers"][0]["state"] == "training"
+    alive = {each["node"] for each in found["processes"] if each["alive"]}
+    assert alive == {"ps-0", "worker-1"}
+    assert stop.main([str(nodes.run_dir)]) == 0
+    assert [nodes.wait(name) for name in ("ps", "worker-1")] == [130] * 2
+    capsys.readouterr()
+    code, found = report(capsys, nodes.run_dir)
+    assert (code, found["state"], found["why"]) == (130, "stopped", "interrupted")
