@@ -48,7 +48,7 @@ def make_offer(
             script_optimizer=type(optimizer).__name__,
         )
     # A schedule can only be read by examples where it is known how many make a step.
-    clock = "examples" if batch_size else "steps"
+    clock = method.schedule_clock if batch_size else "steps"
     described = describe(optimizer, shared.variables, batch_size or 0, clock, paths)
     return Offer(
         shared.spec,

@@ -538,10 +538,10 @@ class ModelSession(LeavesOnExit):
         num_train = self._num_train or data.num_examples
         batch_size = data.batch_size
         self._offer = make_offer(shared, optimizer, method, without_gradient, batch_size, num_train)
-        if method.steps_on_workers:
+        if method.steps_on_workers and method.schedule_clock == "examples":
             self.clock = RunClock(data, int(inner(optimizer)._iterations))
         momentum = sgd_momentum(inner(optimizer)) if method.takes_momentum else 0.0
-        return Session(settings, shared, num_train, momentum, self._offer)
+        return Session(settings, shared, num_train, momentum, self._offer, inner(optimizer))
 
     def _join(self) -> None:
         """Join or join again, and take over the server's weights."""

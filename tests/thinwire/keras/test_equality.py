@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.thinwire.keras.runs import LOSS, alone, assert_same, plain_model, scripts
+from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, assert_same, plain_model, scripts
 
 
 def compiled(optimizer, **options):
@@ -87,3 +87,34 @@ def test_a_model_that_its_first_batch_builds_is_keras_alone(method, tmp_path):
         [(model, found)] = run.fit(make, epochs=2)
     assert_same(model, expected)
     assert found["loss"] == pytest.approx(history["loss"], rel=1e-4)
+
+
+def test_a_model_that_has_trained_goes_on_with_its_optimizer_s_state(tmp_path):
+    """As one that was loaded: moments and count travel to two shards, and come back after fit."""
+
+    def make():
+        model = plain_model()
+        model.compile(keras.optimizers.Nadam(0.05, use_ema=True), loss=LOSS)
+        return model
+
+    former, _ = alone(make, epochs=2)
+    weights = [variable.numpy() for variable in former.trainable_variables]
+    slots = [variable.numpy() for variable in former.optimizer.variables]
+
+    def loaded():
+        model = make()
+        model.optimizer.build(model.trainable_variables)
+        for variable, values in zip(model.trainable_variables, weights, strict=True):
+            variable.assign(values)
+        for variable, values in zip(model.optimizer.variables, slots, strict=True):
+            variable.assign(values)
+        return model
+
+    former.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0, epochs=2)
+    with scripts(tmp_path, "bsp", 2, nb_ps=2) as run:
+        for model, _ in run.fit(loaded, epochs=2):
+            assert_same(model, former)
+            for mine, other in zip(
+                model.optimizer.variables, former.optimizer.variables, strict=True
+            ):
+                np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5, err_msg=other.path)
