@@ -410,7 +410,7 @@ class ShardClient:
             if self._in_use or self._closing.is_set() or self.halt_cause:
                 return
             self._receive_unrequested()
-            if self.halt_cause:  # it has just come, and the stream ends with the run
+            if self.protocol.halt_cause:  # it has just come, and the stream ends with the run
                 return
             lost = self._session is None and time.monotonic() >= self._try_again_at
             if lost and (not self.protocol.is_expelled or may_rejoin()):
