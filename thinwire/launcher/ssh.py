@@ -306,7 +306,7 @@ def _named_files() -> dict[str, pathlib.Path]:
 
 
 def _place(name: str, path: pathlib.Path) -> str:
-    return f"{_SENT}/{name}/{path.name}"
+    return f"{_SENT}/{name}" if name == _SCRIPT else f"{_SENT}/{name}/{path.name}"
 
 
 def pack(files: dict[str, pathlib.Path]) -> bytes:
@@ -320,7 +320,9 @@ def pack(files: dict[str, pathlib.Path]) -> bytes:
         for link in sorted(path for path in program.PACKAGE.iterdir() if path.is_symlink()):
             archive.add(link.resolve(), link.name, filter=_member)
         for name, path in files.items():
-            archive.add(path, _place(name, path), filter=_member if path.is_dir() else _strip_owner)
+            archive.add(
+                path, _place(name, path), filter=_of_script if path.is_dir() else _strip_owner
+            )
             if buffer.getbuffer().nbytes > _LARGEST_ARCHIVE_BYTES:
                 raise ConfigurationError(
                     f"{path} is too large to be copied to every host (more than "
@@ -336,6 +338,11 @@ def _member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     if "__pycache__" in parts or any(part.startswith(".") for part in parts):
         return None
     return _strip_owner(info)
+
+
+def _of_script(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out what earlier runs have written beside a script, too."""
+    return None if f"{_SENT}/{_SCRIPT}/runs" in info.name else _member(info)
 
 
 def _strip_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -11,6 +11,8 @@ import pytest
 
 from thinwire.launcher import program, ssh
 from thinwire.launcher.program import PACKAGE
+from thinwire.launcher.role import Node
+from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER
 
 PACKAGES = ("data", "ops", "proto", "ps", "supervisor", "worker")
 
@@ -52,6 +54,22 @@ def test_the_sent_code_is_whole_and_the_users_files_go_with_it(tmp_path, monkeyp
     assert not [name for name in names if "__pycache__" in name]
     assert len(names) == len(set(names))
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, "thinwire", "sent"}
+
+
+def test_a_script_s_folder_goes_with_the_code(tmp_path, monkeypatch):
+    folder = tmp_path / ".hidden"
+    for name in ("train.py", "helper.py", ".git/config", "runs/train/launch.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    monkeypatch.setattr(ssh, "FLAGS", Flags())
+    deployment = ssh.code_deployment(folder / "train.py")
+    with open_archive(deployment.archive) as archive:
+        sent = {name for name in archive.getnames() if name.startswith("sent")}
+    assert sent == {"sent/script", "sent/script/train.py", "sent/script/helper.py"}
+    node = Node("worker-1", "Worker", 1, ("--seed=1",), script=(str(folder / "train.py"), "x"))
+    words = deployment.words(node, ["--worker_threads=1"])
+    assert words[words.index("--") :] == ["--", "sent/script/train.py", "x"]
+    assert IN_SCRIPT_FOLDER in words and "--seed=1" in words
 
 
 def test_unpacked_code_runs_and_its_links_are_links(tmp_path):

@@ -1,14 +1,16 @@
 """A cluster over a real sshd: started, followed, stopped; nothing is left, however it ends."""
 
+import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
-from tests.nodes import free_port
+from tests.nodes import MAIN, free_port
 from tests.thinwire.launcher.sshd import MISSING, SSHD, Sshd
 from thinwire.launcher.hosts import Host
 from thinwire.launcher.ssh import HostFailed, Ssh
@@ -79,6 +81,45 @@ def test_one_command_starts_follows_and_ends_a_cluster(nodes, sshd):
     assert (copied / "sent" / "groups_file" / "my groups").read_text() == "1 2\n"
     assert (copied / "thinwire" / "ops").is_symlink()
     assert "exit codes: {'ps-0': 0, 'worker-1': 0, 'worker-2': 0" in nodes.output("cluster")
+    wait_for_none(nodes.run_dir)
+
+
+SCRIPT = """
+import helper, keras, numpy, os, thinwire
+x = numpy.loadtxt("rows.txt", dtype="float32", ndmin=2)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+thinwire.distribute(model).fit(x, x[:, :1], batch_size=4, verbose=0)
+print(helper.WORD, os.path.basename(os.getcwd()))
+"""
+
+
+@needs_sshd
+def test_a_script_runs_on_the_hosts_with_its_folder(nodes, sshd):
+    folder = nodes.folder / "my script"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "helper.py").write_text("WORD = 'helped'")
+    (folder / "rows.txt").write_text("1 2\n" * 16)
+    (nodes.folder / "hosts").write_text(f"{sshd.host} slots=3\n")
+    own = (f"--hosts_file={nodes.folder / 'hosts'}", f"--ssh_options={sshd.options}")
+    done = subprocess.run(
+        [
+            *(sys.executable, str(MAIN), "run", *own),
+            *(f"--sync_dst_dir={nodes.folder / 'there'}", f"--port={nodes.port}"),
+            *(f"--run_dir={nodes.run_dir}", str(folder / "train.py")),
+        ],
+        cwd=nodes.folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert "[worker 1] helped script" in lines and "[worker 2] helped script" in lines
+    assert nodes.summary()["stop_reason"] == "finished"
+    assert not list((nodes.run_dir / "settings").glob("*"))
     wait_for_none(nodes.run_dir)
 
 
