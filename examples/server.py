@@ -1,4 +1,4 @@
-"""The server of fit_worker.py and loop_worker.py, in a script of its own:
+"""The server of loop_worker.py, in a script of its own:
 
 python examples/server.py --nb_workers=2 --method=dgs --learning_rate=0.03 --epochs=10
 """
@@ -6,7 +6,7 @@ python examples/server.py --nb_workers=2 --method=dgs --learning_rate=0.03 --epo
 import sys
 
 import keras
-from fit_single import build_model
+from fit import build_model
 
 from thinwire import init_server
 

@@ -1,14 +1,22 @@
-"""Fashion-MNIST with Keras alone: python examples/fit_single.py"""
+"""Fashion-MNIST with Keras: alone with
+
+python examples/fit.py
+
+and on two workers with
+
+thinwire run --nb_workers=2 --method=dgs examples/fit.py
+"""
 
 import keras
 
+import thinwire
 from thinwire.data.registry import load
 
 EPOCHS = 10
 
 
 def build_model():
-    """Return the network, with names of its own: they are the same on every node."""
+    """Return the network."""
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
@@ -37,6 +45,7 @@ def main():
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
+    model = thinwire.distribute(model)
     test = (data.test_images, data.test_labels)
     decay = keras.callbacks.LearningRateScheduler(rate_of)
     model.fit(
