@@ -36,7 +36,7 @@ FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "pow
 #: Words of a command that only exist at a reader's.
 AT_THE_READERS = {"--data_dir=/data": f"--data_dir={ROOT / 'data'}", "...": None}
 #: Script in examples/ -> who it is; it takes main.py's settings.
-SCRIPTS = {"server.py": "PS", "fit_worker.py": "Worker", "loop_worker.py": "Worker"}
+SCRIPTS = {"server.py": "PS", "loop_worker.py": "Worker"}
 PARSE = argparse.ArgumentParser.parse_args
 
 
