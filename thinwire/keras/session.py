@@ -28,7 +28,6 @@ from thinwire.keras.step import ExchangeStep, WeightsChanged, inner
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.offer import Offer
-from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import StreamLost
@@ -37,7 +36,6 @@ from thinwire.settings import ScriptSettings, read_settings
 from thinwire.sharing.data import Shared, share
 from thinwire.sharing.place import WorkerPlace
 from thinwire.sharing.randomness import own_randomness
-from thinwire.worker.client.slots import fetch_slots
 from thinwire.worker.core.messages import ScriptFigures
 
 if TYPE_CHECKING:
@@ -158,6 +156,9 @@ class ModelSession(LeavesOnExit):
 
     def begin_fit(self) -> None:
         """Join before the first step, unless only that shows what the model is."""
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        if not optimizer.built and variables:
+            optimizer.build(variables)  # Keras would only do so while it traces the first step
         if self._session is None and self._is_offered:
             self._build_first()
             return
@@ -259,11 +260,8 @@ class ModelSession(LeavesOnExit):
         offer, step = self._offer, self._step
         if offer is None or offer.optimizer is None or step is None:
             return
-        part, run = session.part, session.settings.run
         try:
-            own = OwnSlots(inner(step.optimizer), offer.optimizer, session.shared.variables)
-            parts, rate = fetch_slots(run, session.own.id_worker, part.run_id, part.core.layouts)
-            own.fill(part.core.layouts, parts, rate)
+            session.fill_slots(inner(step.optimizer))
         except (StreamLost, ConfigurationError, ValueError) as error:
             logging.warning("the compiled optimizer keeps its own state: %s", error)
             return
@@ -411,6 +409,12 @@ class ModelSession(LeavesOnExit):
         missing = [variable for gradient, variable in pairs if gradient is None]
         session = self._session = self._new_session(missing)
         before = session.variables.read()
+        if len(before) != session.variables.size:
+            raise ConfigurationError(
+                f"{self.model.name!r} creates its variables within its first step, where they have "
+                "no values yet; expected a model that is built before. Call it on one mini-batch "
+                "before fit: model(x[:1])."
+            )
         check_same_variables(self.variables, [variable for _, variable in pairs])
         self._join()
         if self._is_offered and not session.stopped:
