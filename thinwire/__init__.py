@@ -16,6 +16,7 @@ from thinwire.ops.types import ConfigurationError
 if TYPE_CHECKING:
     from thinwire.adacomp import PS, Worker
     from thinwire.gradient_sgd import GradientSGD
+    from thinwire.identity import is_chief, num_workers, worker_id
     from thinwire.keras.distribute import distribute
     from thinwire.launcher.function import FunctionRun, RunFailed, run
     from thinwire.server import ServerHandle, Snapshot, init_server
@@ -38,7 +39,10 @@ __all__ = [
     "__version__",
     "distribute",
     "init_server",
+    "is_chief",
+    "num_workers",
     "run",
+    "worker_id",
 ]
 
 _MODULES = {
@@ -53,7 +57,10 @@ _MODULES = {
     "ServerHandle": "server",
     "Snapshot": "server",
     "init_server": "server",
+    "is_chief": "identity",
+    "num_workers": "identity",
     "run": "launcher.function",
+    "worker_id": "identity",
 }
 
 

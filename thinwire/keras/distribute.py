@@ -6,6 +6,7 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from thinwire.identity import note_settings
 from thinwire.keras.checks import check_model
 from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
@@ -57,5 +58,6 @@ def distribute(
         model.thinwire = ModelSession(model, chosen, args, settings, num_train)
         surround_fit(model, model.thinwire)
         RECORD.add(model.thinwire)
+        note_settings(chosen)
     forward_attributes()
     return model

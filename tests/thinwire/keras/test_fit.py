@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import thinwire
 from tests.thinwire.toy import LOSS, X, Y, build, serving, trained
 from thinwire import GradientSGD, W_global, distribute
 from thinwire.ops.types import ConfigurationError
@@ -291,3 +292,12 @@ def test_no_model_is_trained_alone_silently(other, words):
             fit(model)
         with pytest.raises(ConfigurationError, match="train_on_batch"):
             model.train_on_batch(X[:8], Y[:8])
+
+
+def test_a_script_knows_its_place(monkeypatch):
+    for name in ("THINWIRE_SETTINGS", "TF_CONFIG", "SLURM_PROCID", "RANK", "JOB_COMPLETION_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("thinwire.identity._given", [])
+    assert (thinwire.worker_id(), thinwire.num_workers(), thinwire.is_chief()) == (1, 1, True)
+    distribute(compiled(), mode="asgd", nb_workers=3, id_worker=2)
+    assert (thinwire.worker_id(), thinwire.num_workers(), thinwire.is_chief()) == (2, 3, False)
