@@ -28,6 +28,7 @@ from thinwire.sharing.data import part_of_data
 from thinwire.sharing.place import WorkerPlace
 from thinwire.worker.client.offering import Offering
 from thinwire.worker.client.shard_client import ShardGone
+from thinwire.worker.client.slots import fetch_slots
 from thinwire.worker.core.messages import (
     NO_FIGURES,
     PushRequest,
@@ -169,6 +170,20 @@ class Session:
         if described is None:
             raise ConfigurationError("no PS steps with this script's optimizer; there are no slots")
         return OwnSlots(optimizer, described, self.shared.variables)
+
+    def fill_slots(self, optimizer: Any) -> None:
+        """Give the script's own optimizer the state that the PS has brought it to.
+
+        Args:
+            optimizer: The compiled one, without the loss scaling around it.
+
+        Raises:
+            Unreachable, StreamLost, RequestRejected: A shard does not answer.
+            ConfigurationError, ValueError: It was built on other variables.
+        """
+        layouts, run = self.part.core.layouts, self.settings.run
+        parts, rate = fetch_slots(run, self.own.id_worker, self.part.run_id, layouts)
+        self._own_slots(optimizer).fill(layouts, parts, rate)
 
     @property
     def means(self) -> Float32:

@@ -7,7 +7,6 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import keras
-from absl import logging
 
 if TYPE_CHECKING:
     from thinwire.keras.session import ModelSession
@@ -70,29 +69,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         return session.train_step(train_step, data)
 
     model.fit, model.train_step = fit, step
-    model._maybe_symbolic_build = functools.partial(_build, model, model._maybe_symbolic_build)
     model.train_function = None  # one of an earlier `fit` holds the old step
-
-
-def _build(model: keras.Model, alone: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Build an unbuilt model from its first mini-batch, before a step is traced.
-
-    Keras would create its variables while it traces the step, where they have no values yet that
-    could be exchanged. What cannot be called so is left to Keras.
-    """
-    if all(layer.built for layer in model._flatten_layers()):
-        alone(iterator=iterator, data_batch=data_batch)
-        return
-    if data_batch is None:
-        for _, _, found in iterator:
-            data_batch = found[0] if isinstance(found, list | tuple) else next(found)
-            break
-    inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data_batch)
-    options = {"training": False} if model._call_has_training_arg else {}
-    try:
-        model(inputs, **options)
-    except Exception as error:  # noqa: BLE001 - of the script's model, which may have no `call`
-        logging.info("%s is built by its first step: %s", model.name, error)
 
 
 def _signature(alone: Any) -> inspect.Signature:

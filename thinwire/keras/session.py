@@ -156,9 +156,7 @@ class ModelSession(LeavesOnExit):
 
     def begin_fit(self) -> None:
         """Join before the first step, unless only that shows what the model is."""
-        optimizer, variables = self.model.optimizer, self.model.trainable_variables
-        if not optimizer.built and variables:
-            optimizer.build(variables)  # Keras would only do so while it traces the first step
+        self._build_optimizer()
         if self._session is None and self._is_offered:
             self._build_first()
             return
@@ -193,6 +191,13 @@ class ModelSession(LeavesOnExit):
             tf.function(self.model.train_step, autograph=False).get_concrete_function(data_spec)
         finally:
             step.only_builds = False
+        self._build_optimizer()
+
+    def _build_optimizer(self) -> None:
+        """Create the optimizer's variables, which Keras may only do while it traces a step."""
+        optimizer, variables = self.model.optimizer, self.model.trainable_variables
+        if not optimizer.built and variables:
+            optimizer.build(variables)
 
     def begin_batch(self) -> None:
         """Count a mini-batch, or several in one execution; raise what went wrong before."""
