@@ -54,6 +54,7 @@ AT_ONCE = [
     (["--device=gpu"], 1, ["device", "gpu:N"]),
     (["stray"], 1, ["stray"]),
     (["--id_worker=0"], 2, ["id_worker=0", "1..4"]),
+    (["--model_from=worker"], 2, ["model_from=worker", "thinwire run"]),
     (["--id_worker=9", "--nb_workers=4"], 2, ["id_worker=9", "1..4"]),
     (["--link_loss=1"], 2, ["link_loss=1"]),
     (["--link_mbps=1,2,3"], 2, ["link_mbps", "3 values"]),

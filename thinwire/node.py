@@ -129,6 +129,11 @@ def _play(script: list[str] | None) -> int:
     observability.check(run, FLAGS)
     if run.type_node in CHECKS:
         CHECKS[run.type_node](run)
+    if script is None and run.model_is_offered and run.type_node not in _WITHOUT_MODEL:
+        raise ConfigurationError(
+            f"--type_node={run.type_node} --model_from=worker: there is no script to bring the "
+            "model; start the script with `thinwire run`, or take --model_from=flags."
+        )
     if _needs_tensorflow(run):
         _require_tensorflow()
     if script is not None and FLAGS.dry_run:
