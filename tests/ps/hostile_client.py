@@ -127,7 +127,7 @@ class Liar:
             case 2:
                 return push_frame(**right | {"kind": dice.choice((1 - self.shard.kind, 2, 77))})
             case 3:
-                return push_frame(**right, samples=dice.choice((0, 2**31, 2**32 - 1)))
+                return push_frame(**right, samples=dice.choice((2**31, 2**32 - 1)))
             case 4:
                 return push_frame(**right, step=dice.choice((0, BIG, 2**63, 2**53 + 1)))
             case 5:
