@@ -426,12 +426,16 @@ class ShardProcess:
         since = time.monotonic() - (self.core.ended_at or 0.0)
         if since >= self.own.linger_seconds:
             return True
-        waits_for_supervisor = (
-            self.leads and not connections.had_supervisor and not self.interrupted
-        )
+        waits_for_supervisor = self.leads and not self._had_supervisor() and not self.interrupted
         everyone_left = all(each.left or each.stream.lost for each in connections.everyone())
         patience = self.own.linger_seconds / 3 if waits_for_supervisor else 0.2
         return everyone_left and since >= patience
+
+    def _had_supervisor(self) -> bool:
+        """Return whether the run's Supervisor has come; of an offered model it only looks on."""
+        connections = self.server.connections
+        looked_on = self.run.model_is_offered and connections.had_onlooker
+        return connections.had_supervisor or looked_on
 
     def _finish(self, leader: LeaderClient | None) -> int:
         reason = self.core.stop_reason or "interrupted"

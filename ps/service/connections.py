@@ -95,6 +95,7 @@ class Connections:
         self.observers: dict[int, Connection] = {}
         self.had_supervisor = False  # one that evaluates was connected
         self.was_evaluated = False  # and one of them left in good order
+        self.had_onlooker = False  # one that does not evaluate was connected
         self._traffic: dict[int, ClosedTraffic] = {}
         self._peer_addresses: dict[int, str] = {}  # of the newest incarnation of each worker
         self._numbers = 0
@@ -125,6 +126,7 @@ class Connections:
             self._numbers += 1
             self.observers[self._numbers] = connection
             self.had_supervisor |= connection.evaluates
+            self.had_onlooker |= connection.role == pb.ROLE_SUPERVISOR
             return self._numbers
 
     def drop_observer(self, number: int) -> None:
