@@ -40,7 +40,7 @@ OPTIMIZER = {
 
 def refuse(given: Iterable[str]) -> None:
     """Refuse flags that no script's run heeds; raises ConfigurationError, naming one."""
-    _refuse(given, NEVER)
+    _refuse(given, NEVER | dict.fromkeys(OPTIMIZER[Kind.DELTA], COMPILED))
 
 
 def refuse_optimizer(given: Iterable[str], kind: Kind) -> None:

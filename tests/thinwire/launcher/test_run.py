@@ -1,0 +1,99 @@
+"""What `thinwire run` takes, refuses and shows before it starts anything."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.nodes import MAIN
+
+SCRIPT = "import keras  # with Adam\n"
+
+
+def run(folder, *words, script="train.py"):
+    (folder / "train.py").write_text(SCRIPT)
+    arguments = [*words, *([script] if script else []), *(["--own=1"] if script else [])]
+    return subprocess.run(
+        [sys.executable, str(MAIN), "run", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_dry_run_shows_everything_and_writes_nothing(tmp_path):
+    done = run(tmp_path, "--dry_run", "--method=dgs", "--nb_ps=2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("method: dgs (pacer every, codec dgs")
+    starts = {line.partition(":")[0] for line in lines}
+    assert {
+        "ps-0",
+        "ps-1",
+        "worker-1",
+        "worker-2",
+        "supervisor-0",
+        "up, per exchange and worker",
+    } <= (starts)
+    worker = next(line for line in lines if line.startswith("worker-2: "))
+    assert worker.endswith("-- train.py --own=1") and "--id_worker=2" in worker
+    assert "--preload_keras" not in done.stdout  # changes of weights are added
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_ps_that_will_need_keras_imports_it_in_time(tmp_path):
+    assert run(tmp_path, "--dry_run").stdout.count("--preload_keras") == 1
+
+
+def test_a_dry_run_knows_the_size_of_the_model_from_last_time(tmp_path):
+    folder = tmp_path / "runs" / "train"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text('{"num_parameters": 1000}')
+    out = run(tmp_path, "--dry_run", "--value_dtype=bfloat16").stdout
+    assert "2,000 bytes with N = 1,000" in out and "down: 4 bytes x N (dense): 4,000 bytes" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "code", "text"),
+    [
+        ([], None, 2, "was given no script"),
+        ([], "missing.py", 2, "missing.py is no file"),
+        (["--network=cnn"], "train.py", 2, "--network is not for `thinwire run`"),
+        (["--batch_size=5"], "train.py", 2, "it is that of the script's own fit"),
+        (["--learning_rate=1"], "train.py", 2, "the one that the script compiles"),
+        (["--method=dgs", "--local_lr=1"], "train.py", 2, "--local_lr is not for"),
+        (["--model_from=flags"], "train.py", 2, "the script brings the model"),
+        (["--like=nowhere"], "train.py", 2, "--like=nowhere"),
+        (["--no_such_flag=1"], "train.py", 1, "no_such_flag"),
+        (["--type_node=PS"], "train.py", 1, "--type_node=PS"),
+        (["--launcher=ssh"], "train.py", 2, "--hosts_file"),
+    ],
+)
+def test_what_is_refused_before_anything_starts(tmp_path, words, script, code, text):
+    done = run(tmp_path, "--dry_run", *words, script=script)
+    assert done.returncode == code and text in done.stderr, done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_repeated_with_what_is_different_named(tmp_path):
+    folder = tmp_path / "runs" / "train"
+    folder.mkdir(parents=True)
+    document = {
+        "flags": ["--nb_workers=3", "--method=dgs", "--seed=9"],
+        "versions": {"numpy": "0.1"},
+        "script": {
+            "path": str(tmp_path / "train.py"),
+            "folder": str(tmp_path),
+            "arguments": ["--old=2"],
+            "sha256": "0",
+        },
+    }
+    (folder / "launch.json").write_text(json.dumps(document))
+    done = run(tmp_path, "--dry_run", "--like=runs/train", "--method=asgd", script=None)
+    assert done.returncode == 0, done.stderr
+    assert "method: asgd" in done.stdout and "run directory: runs/train-2" in done.stdout
+    worker = next(line for line in done.stdout.splitlines() if line.startswith("worker-3"))
+    assert "--seed=9" in worker and worker.endswith(f"-- {tmp_path / 'train.py'} --old=2")
+    assert "numpy was 0.1 and is" in done.stderr and "train.py has changed" in done.stderr
