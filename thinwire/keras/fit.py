@@ -28,15 +28,20 @@ class FitCallback(keras.callbacks.Callback):
         del logs
         self._session.begin_fit()
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count."""
+        del epoch, logs
+        self._session.begin_epoch()
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Count, and end `fit` with what went wrong in the batch before."""
         del batch, logs
         self._session.begin_batch()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """End `fit` before it evaluates, if something went wrong."""
+        """End the epoch before it is evaluated, and `fit` if something went wrong."""
         del logs
-        self._session.raise_failure()
+        self._session.end_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End `fit` with what went wrong in the last batch; wait for those that have another."""

@@ -79,6 +79,7 @@ class ModelSession(LeavesOnExit):
         self._failure: Exception | None = None
         self._in_fit = self._has_left = self._has_slots = self._shares_itself = False
         self._data = Shared({})
+        self._to_sit_out = 0  # rounds of this epoch
         self._num_batches = 0  # begun in this `fit`
         self._num_calls = 0  # of `exchange`, in this `fit`
         self._rate = 0.0  # as last written into the optimizer, or compiled, or sent
@@ -204,13 +205,18 @@ class ModelSession(LeavesOnExit):
         self.raise_failure()
         self._num_batches += 1
 
+    def begin_epoch(self) -> None:
+        """Find how many of the coming epoch's rounds this worker has no rows for."""
+        self._to_sit_out = self._data.short_by
+
     def end_epoch(self) -> None:
-        """Sit out the last rounds of an epoch in which only others have rows."""
+        """Sit out the last rounds of an epoch, in which only others have rows; once."""
         self.raise_failure()
-        session = self._session
+        session, number = self._session, self._to_sit_out
+        self._to_sit_out = 0
         if session is None or self.model.stop_training:
             return
-        for _ in range(self._data.short_by):
+        for _ in range(number):
             with self._lock:
                 if not session.stopped:
                     self._sit_out(session)

@@ -17,11 +17,12 @@ def make():
 
 @pytest.mark.parametrize(("nb_workers", "batch_size"), ((2, 19), (3, 20)))
 def test_uneven_batches_of_bsp_are_keras_alone(nb_workers, batch_size, tmp_path):
-    options = {"batch_size": batch_size, "epochs": 3}
-    expected, _ = alone(make, **options)
+    options = {"batch_size": batch_size, "epochs": 3, "validation_data": (X, Y)}
+    expected, history = alone(make, **options)
     with scripts(tmp_path, "bsp", nb_workers) as run:
-        for model, _ in run.fit(make, **options):
+        for model, found in run.fit(make, **options):
             assert_same(model, expected)
+            np.testing.assert_allclose(found["val_loss"], history["val_loss"], rtol=1e-4)
             assert model.thinwire.num_exchanges == 3 * -(-96 // batch_size)
 
 
