@@ -13,7 +13,7 @@ from thinwire.ops.codecs.registry import CodecChoices, build_codec
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS, refuse_idle
 from thinwire.ops.methods.method import METHODS, Method
-from thinwire.ops.methods.validation import rule_for, validate
+from thinwire.ops.methods.validation import check_dense, rule_for, validate
 from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
 from thinwire.ops.optimizers.local import LOCAL_FLAGS, LOCAL_OPTIMIZERS, LocalUpdate
@@ -230,8 +230,11 @@ def adopt(method: Method, offer: Offer) -> Method:
     fingerprint that nodes compare is that of the method without it.
 
     Raises:
-        ConfigurationError: The offer names what is not on the allow-list, or lacks an optimizer.
+        ConfigurationError: The offer names what is not on the allow-list, or lacks an optimizer,
+            or its optimizer cannot step with what the codec sends.
     """
     if not method.server.awaits_offer:
         return method
-    return dataclasses.replace(method, server=server_update(offer))
+    adopted = dataclasses.replace(method, server=server_update(offer))
+    check_dense(adopted)
+    return adopted

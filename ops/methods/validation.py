@@ -52,6 +52,7 @@ def validate(method: Method) -> list[str]:
     _check_overlap(method)
     warnings = method.router.check(method.codec)
     _check_server(method)
+    check_dense(method)
     _check_local(method)
     _check_script_steps(method)
     warnings += [text for is_idle, text in _idle_choices(method) if is_idle]
@@ -139,6 +140,20 @@ def _check_overlap(method: Method) -> None:
                 f"--overlap computes the next gradient before an exchange is answered; this is "
                 f"{what}. Leave one of them out."
             )
+
+
+def check_dense(method: Method) -> None:
+    """Refuse gradients of which only a part is sent, where the optimizer cannot step with them.
+
+    Raises:
+        ConfigurationError: They are not all sent.
+    """
+    if method.server.needs_dense and method.codec.sends_fraction:
+        raise ConfigurationError(
+            f"{method.server.described.name} divides by means over rows and columns of the "
+            f"gradient, which are 0 where --codec={method.choices['codec']} sends nothing of "
+            "them. Take --method=asgd or --method=bsp, or another optimizer."
+        )
 
 
 def _check_server(method: Method) -> None:

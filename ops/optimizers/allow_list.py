@@ -145,6 +145,9 @@ OPTIMIZERS: dict[str, dict[str, Argument]] = {
 #: Those whose step of an entry depends on that entry alone; they may step any part of a variable.
 ELEMENTWISE = frozenset(OPTIMIZERS) - {"Adafactor", "Lamb", "Muon"}
 
+#: Those that divide by products of means over rows and columns, which underflow where both are 0.
+DENSE_ONLY = frozenset({"Adafactor"})
+
 _INITIAL = {"initial_learning_rate": NUMBER}
 _DECAY = {**_INITIAL, "decay_steps": _STEPS, "decay_rate": NUMBER, "staircase": _FLAG}
 

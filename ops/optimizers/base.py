@@ -52,6 +52,10 @@ class ServerUpdate(Policy, Protocol):
     def needs_one_shard(self) -> bool:
         """Whether a step depends on all variables of the model together."""
 
+    @property
+    def needs_dense(self) -> bool:
+        """Whether gradients of which only a part is sent make it divide by zero."""
+
     def adds(self, kind: Kind) -> bool:
         """Return whether updates of this kind are simply added."""
 

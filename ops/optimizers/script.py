@@ -42,6 +42,7 @@ class GradientsOnly:
     awaits_offer = False
     needs_whole_variables = False
     needs_one_shard = False
+    needs_dense = False
 
     def adds(self, kind: Kind) -> bool:
         """Return False: no changes of weights come here."""
@@ -146,6 +147,11 @@ class ScriptUpdate(GradientsOnly):
     def needs_one_shard(self) -> bool:  # type: ignore[override]
         """Whether gradients are clipped by the norm of them all."""
         return bool(self.described.config.get("global_clipnorm"))
+
+    @property
+    def needs_dense(self) -> bool:  # type: ignore[override]
+        """Whether gradients of which only a part is sent make it divide by zero."""
+        return self.described.name in allow_list.DENSE_ONLY
 
     @property
     def _is_flat(self) -> bool:

@@ -98,6 +98,11 @@ class OptimizerUpdate:
         """Never: nothing is clipped by a norm of all variables."""
         return False
 
+    @property
+    def needs_dense(self) -> bool:
+        """Whether gradients of which only a part is sent make it divide by zero."""
+        return OPTIMIZERS[self.optimizer] in allow_list.DENSE_ONLY
+
     def adds(self, kind: Kind) -> bool:
         """Return whether updates of this kind are added, times `global_lr`."""
         return kind is Kind.DELTA and not self.feeds_deltas

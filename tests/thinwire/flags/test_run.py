@@ -77,8 +77,8 @@ def test_a_method_is_its_row(name):
 @pytest.mark.parametrize(("interface", "registry"), list(zip(INTERFACES, REGISTRIES, strict=True)))
 def test_an_explicit_flag_overrides_one_interface_alone(interface, registry):
     for value in registry:
-        method = run_of("--method=adacomp", f"--{interface}={value}").method
-        assert method.choices == METHODS["adacomp"] | {interface: value}
+        method = run_of("--method=asgd", f"--{interface}={value}").method
+        assert method.choices == METHODS["asgd"] | {interface: value}
 
 
 def test_hyper_parameters_reach_the_policy_that_has_them():
