@@ -210,7 +210,7 @@ class ExchangeStep:
         if scale is not None:
             scale.assign(tf.reshape(new_scale, []))
         if session.clock is not None:
-            session.clock.variable.assign(tf.reshape(count, []))
+            session.clock.variable.assign(tf.cast(tf.reshape(count, []), tf.int64))
 
     @property
     def _scale(self) -> Any:

@@ -118,3 +118,13 @@ def test_a_model_that_has_trained_goes_on_with_its_optimizer_s_state(tmp_path):
                 model.optimizer.variables, former.optimizer.variables, strict=True
             ):
                 np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5, err_msg=other.path)
+
+
+@pytest.mark.parametrize("method", ["bsp", "dgs"])
+def test_steps_that_run_eagerly_are_keras_alone(method, tmp_path):
+    make = compiled(OPTIMIZERS["adamw"], run_eagerly=True)
+    expected, _ = alone(make, epochs=1)
+    settings = {"compression_rate": 1} if method == "dgs" else {}
+    with scripts(tmp_path, method, 1, **settings) as run:
+        [(model, _)] = run.fit(make, epochs=1)
+    assert_same(model, expected)
