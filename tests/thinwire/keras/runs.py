@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 
 import keras
 import numpy as np
@@ -58,9 +59,13 @@ class Scripts:
         for number in numbers:
             threads.append(threading.Thread(target=work, args=(number,), daemon=True))
             threads[-1].start()
-        for thread in threads:
-            thread.join(90)
-            assert not thread.is_alive(), "a script hangs"
+        deadline = time.monotonic() + 90
+        while any(thread.is_alive() for thread in threads):
+            if errors:  # the others wait for it, as they do until a launcher ends them
+                raise errors[0]
+            assert time.monotonic() < deadline, "a script hangs"
+            threads[0].join(0.05)
+            threads[-1].join(0.05)
         if errors:
             raise errors[0]
         return [results[number] for number in numbers]
