@@ -8,6 +8,8 @@ are replaced, on this one instance.
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -22,6 +24,25 @@ if TYPE_CHECKING:
     from thinwire.models.flat_model import FlatVariables
 
 _Pairs = Sequence[tuple[Any, Any]]  # gradient or None, variable
+
+
+#: `check` of the train_step that runs in this thread, if any.
+_GUARD = threading.local()
+
+
+@functools.cache
+def _guard_optimizers() -> None:
+    """Let every optimizer of Keras be checked before it steps, once for the process."""
+    base, apply = keras.optimizers.Optimizer, keras.optimizers.Optimizer.apply
+
+    @functools.wraps(apply)
+    def guarded(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        check = getattr(_GUARD, "check", None)
+        if check is not None:
+            check(optimizer, trainable_variables)
+        return apply(optimizer, grads, trainable_variables)
+
+    base.apply = guarded
 
 
 class StepOwner(Protocol):
@@ -85,6 +106,7 @@ class ExchangeStep:
 
     def __init__(self, optimizer: Any, session: StepOwner) -> None:
         """Take the place of three of `optimizer`'s methods."""
+        _guard_optimizers()
         self.optimizer = optimizer
         self._session = session
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
@@ -246,22 +268,16 @@ class ExchangeStep:
 
     @contextlib.contextmanager
     def _guarding_others(self) -> Iterator[None]:
-        """Refuse another optimizer that steps shared variables meanwhile."""
-        base, mine = keras.optimizers.Optimizer, (self.optimizer, inner(self.optimizer))
-        apply = base.apply
-
-        def guarded(other: Any, grads: Any, trainable_variables: Any = None) -> Any:
-            if not any(other is each for each in mine):
-                self._check_other(other, trainable_variables)
-            return apply(other, grads, trainable_variables)
-
-        base.apply = guarded
+        """Refuse another optimizer that steps shared variables meanwhile, in this thread."""
+        before, _GUARD.check = getattr(_GUARD, "check", None), self._check_other
         try:
             yield
         finally:
-            base.apply = apply
+            _GUARD.check = before
 
     def _check_other(self, other: Any, variables: Any) -> None:
+        if other is self.optimizer or other is inner(self.optimizer):
+            return
         shared = {id(each) for each in self._session.shared_variables()}
         touched = [v for v in variables or other._trainable_variables if id(v) in shared]
         if touched:
