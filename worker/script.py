@@ -27,10 +27,19 @@ class ScriptRecord:
     def __init__(self) -> None:
         self._sessions: list[ScriptSession] = []
         self._endings: list[Callable[[bool, str], None]] = []
+        self._left_fit_by: BaseException | None = None
 
     def add(self, session: ScriptSession) -> None:
         """Record a session, once the script has called `distribute`."""
         self._sessions.append(session)
+
+    def leave_fit(self, error: BaseException) -> None:
+        """Record what a `fit` was left by, which the script may catch."""
+        self._left_fit_by = error
+
+    def has_left_fit_by(self, error: BaseException) -> bool:
+        """Return whether an error that ends the script comes out of its last `fit`."""
+        return error is self._left_fit_by
 
     def at_end(self, ending: Callable[[bool, str], None]) -> None:
         """Call `ending` once with (whether the script failed, why), when the script has ended."""

@@ -37,6 +37,7 @@ from thinwire.sharing.data import Shared, share
 from thinwire.sharing.place import WorkerPlace
 from thinwire.sharing.randomness import own_randomness
 from thinwire.worker.core.messages import ScriptFigures
+from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
     import keras
@@ -149,7 +150,8 @@ class ModelSession(LeavesOnExit):
         try:
             with contextlib.nullcontext() if place is None else own_randomness(place):
                 yield dict(self._data.arguments)
-        except BaseException:
+        except BaseException as error:
+            RECORD.leave_fit(error)
             self.close("error")
             raise
         finally:

@@ -16,6 +16,7 @@ class Failure:
 
     code: int  # exit code
     text: str  # a message, or a traceback; may have several lines
+    is_lost: bool = False  # the worker could not reach the PS; the script did nothing wrong
 
     @property
     def headline(self) -> str:
@@ -36,6 +37,6 @@ class Failure:
             return line, None
         try:
             found = json.loads(text)
-            return before, cls(int(found["code"]), str(found["text"]))
+            return before, cls(int(found["code"]), str(found["text"]), bool(found["is_lost"]))
         except (ValueError, KeyError, TypeError):
             return line, None

@@ -315,6 +315,7 @@ class Cluster:
             FLAGS.restart_workers, FLAGS.restart_window_seconds, mendable=rules.mendable
         )
         self.root_cause: int | None = None  # exit code of the failure that ended the run
+        self.at_fault: set[int] = set()  # workers that failed by themselves, whatever their code
 
     def run(self) -> int:
         """Start every node, wait for the end, reap every process."""
@@ -408,9 +409,10 @@ class Cluster:
         codes = [child.poll() for child in self._of("Worker")]
         own_fault = [code for code in codes if code and code > 0]  # the others were killed
         if self.rules.one_failure_is_all:
-            failed = [code for code in own_fault if code != EXIT_UNREACHABLE]  # that one is lost
-            if failed:
-                return failed[0]
+            for child, code in zip(self._of("Worker"), codes, strict=True):
+                is_lost = code == EXIT_UNREACHABLE and child.node.number not in self.at_fault
+                if code and code > 0 and not is_lost:
+                    return code
         if all(code not in (None, EXIT_DONE) for code in codes):
             return next(iter(own_fault), EXIT_UNREACHABLE)
         return None

@@ -226,6 +226,8 @@ class _ScriptRun:
         with self._lock:
             is_first = not self._failures
             self._failures[worker] = failure
+        if not failure.is_lost:
+            self._cluster.at_fault.add(worker)
         if is_first and not self._cluster.interrupted.is_set():
             self._workers[worker].show(failure.text)
 
@@ -242,7 +244,7 @@ class _ScriptRun:
             summary = {}
         if code == EXIT_INTERRUPTED:
             logging.info("interrupted; the same command resumes the run")
-        elif code == EXIT_UNREACHABLE:
+        elif code == EXIT_UNREACHABLE and (first is None or first.is_lost):
             logging.error("the PS is gone; the same command resumes the run")
         elif code == EXIT_DONE and summary:
             logging.info(

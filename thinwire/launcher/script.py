@@ -43,6 +43,7 @@ from thinwire.ops.run.settings import (
     EXIT_INTERRUPTED,
     EXIT_OF_STOP,
     EXIT_REFUSED,
+    EXIT_SCRIPT,
     EXIT_UNREACHABLE,
     SCRIPT_FAILED,
     Diverged,
@@ -193,6 +194,12 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
         _execute(path, words)
     except SystemExit as error:
         code = _code_of(error)
+        if code == EXIT_DONE and RECORD.has_left_fit_by(error):
+            failure = Failure(
+                EXIT_SCRIPT,
+                f"{path.name} ended with exit code 0 in the middle of fit, which the other workers "
+                "would go on with; expected fit to return: set self.model.stop_training = True.",
+            )
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
         time.sleep(_INTERRUPTED_SECONDS)
@@ -287,7 +294,7 @@ def _failure(error: BaseException, path: pathlib.Path) -> Failure | None:
         return Failure(EXIT_BAD_FLAG, text.rstrip())
     frames = list(_outside(traceback.extract_tb(trace)))
     where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-    return Failure(code, f"{where}{error}")
+    return Failure(code, f"{where}{error}", is_lost=code == EXIT_UNREACHABLE)
 
 
 def _expected_code(error: BaseException) -> int | None:

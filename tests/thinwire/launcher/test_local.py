@@ -211,3 +211,20 @@ def test_workers_share_the_cores(monkeypatch):
         )
     with given("--worker_threads=3"):
         assert role.threads_of(8, 2) == 3
+
+
+def test_exit_code_3_is_a_lost_worker_s_unless_the_script_chose_it(monkeypatch, tmp_path):
+    pretend = pretending(monkeypatch, tmp_path)
+    monkeypatch.setattr(role, "RULES", role.EndRules(True, mendable=(), kill_after_seconds=0.02))
+    scripts = {"worker-2": Script(code=3), "worker-1": Script(turns=9)}
+    code, launcher = pretend(scripts)
+    assert code == 3 and not launcher.heard("worker-1")
+
+    class AtFault(role.Cluster):
+        def run(self):
+            self.at_fault.add(2)
+            return super().run()
+
+    monkeypatch.setattr(role, "Cluster", AtFault)
+    code, launcher = pretend({**scripts, "worker-1": ENDLESS, "ps-0": ENDLESS, "ps-1": ENDLESS})
+    assert code == 3 and signal.SIGTERM in launcher.heard("worker-1")

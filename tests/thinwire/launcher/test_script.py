@@ -109,6 +109,13 @@ print(tf.random.uniform([]).numpy(), tf.config.threading.get_intra_op_parallelis
         (TRAINED + "raise SystemExit(7)", 7, ["exit code 7"]),
         (TRAINED + "import sys; sys.exit('words')", 1, ["exit code 1"]),
         (TRAINED + "raise KeyboardInterrupt", 130, ["interrupted"]),
+        (
+            TRAINED
+            + "end = SystemExit(0)\nfrom thinwire.worker.script import RECORD\n"
+            + "RECORD.leave_fit(end)\nraise end",
+            1,
+            ["in the middle of fit", "stop_training"],
+        ),
         ("print('alone')", 2, ["mine.py", "thinwire.distribute()"]),
         (
             TRAINED.replace("num_exchanges, stopped = 1", "num_exchanges, stopped = 0"),
