@@ -50,6 +50,11 @@ NOT_RUN = {
     TOOLS["health"][0]: "requests the state of a node elsewhere; "
     "tests/proto/grpc/test_health.py has one",
     "python examples/": "tests/thinwire/test_examples.py",
+    "main.py run": "tests/thinwire/launcher/test_run_processes.py and tests/scripts run scripts",
+    "thinwire.tools.status": "needs a run that goes on; tests/thinwire/tools/test_status.py",
+    "thinwire.tools.stop": "needs a run that goes on; tests/thinwire/tools/test_stop.py",
+    "thinwire.tools.doctor": "names other hosts; tests/thinwire/tools/test_doctor.py",
+    "tests.scripts.quality": "takes hours; tests/scripts/test_scripts.py runs some of it",
     "bench/netns.sh": "needs root",
     "pip install": "changes this environment",
     "pytest": "runs tests",

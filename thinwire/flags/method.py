@@ -209,7 +209,7 @@ METHOD = Topic(
         number(
             "compression_rate",
             0.01,
-            "Entries that sparsifying codecs KEEP.",
+            "Entries that sparsifying codecs KEEP; 0.1 for scripts.",
             "fraction",
             rule=above_zero("1 or more is dense"),
         ),

@@ -67,6 +67,9 @@ _IS_DEVICE = FlagRule(
 )
 #: Default of --iter_max where the flags name the model; scripts end by themselves.
 _ITER_MAX = 100_000
+#: Default of --compression_rate where the model is a script's: its few epochs are too short for a
+#: hundredth of the entries (docs/SCRIPTS.md).
+SCRIPT_COMPRESSION_RATE = 0.1
 _IS_LIMIT = above_zero("leave it out for no limit")
 
 _RUN = Topic(
@@ -308,6 +311,8 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
     _check_partition(given)
     _check_files(given)
     _check_model_from(given)
+    if given.model_from == FROM_WORKER:
+        given.set_default("compression_rate", SCRIPT_COMPRESSION_RATE)
     if given.model is None:
         check_preprocessing(given.dataset, given.augment, given.input_pipeline)
     addresses = _addresses(given)
