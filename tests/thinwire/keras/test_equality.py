@@ -46,8 +46,8 @@ def test_two_workers_of_bsp_are_keras_alone(name, tmp_path):
         ("esync", {}),
         ("bsp", {"pacer": "fixed", "local_steps": 3}),
         ("dgs", {"compression_rate": 1}),
-        ("gd", {"compression_rate": 1}),
-        ("dgc", {"compression_rate": 1, "warmup_epochs": 0}),
+        pytest.param("gd", {"compression_rate": 1}, marks=pytest.mark.product),
+        pytest.param("dgc", {"compression_rate": 1, "warmup_epochs": 0}, marks=pytest.mark.product),
     ],
 )
 def test_one_worker_that_steps_itself_is_keras_alone(method, settings, tmp_path):

@@ -152,11 +152,3 @@ def test_an_optimizer_of_the_script_steps_on_the_workers_or_not_at_all(tmp_path)
         assert_same(run.fit(make)[0][0], expected)
     with scripts(tmp_path / "b", "bsp", 1) as run, pytest.raises(ConfigurationError, match="dgs"):
         run.fit(make)
-
-
-def test_steps_run_eagerly_lose_no_batch(tmp_path):
-    make = compiled(lambda: keras.optimizers.Adam(0.01), run_eagerly=True)
-    expected, _ = alone(make)
-    with scripts(tmp_path, "bsp", 2) as run:
-        for model, _ in run.fit(make):
-            assert_same(model, expected)
