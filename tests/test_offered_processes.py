@@ -116,10 +116,14 @@ SCHEDULE = {
 @pytest.mark.parametrize(
     ("offer", "heavy"),
     [
-        (offer_with("SGD", momentum=0.9), []),
-        (offer_with("AdamW", learning_rate=SCHEDULE, use_ema=True), ["keras", "tensorflow"]),
+        pytest.param(offer_with("SGD", momentum=0.9), [], id="momentum"),
+        pytest.param(
+            offer_with("AdamW", learning_rate=SCHEDULE, use_ema=True),
+            ["keras", "tensorflow"],
+            id="adamw",
+            marks=pytest.mark.product,
+        ),
     ],
-    ids=["momentum", "adamw"],
 )
 def test_a_killed_ps_goes_on_bit_for_bit_without_an_offer(shard_of, offer, heavy):
     killed = shard_of(*ONE)
@@ -140,6 +144,7 @@ def test_a_killed_ps_goes_on_bit_for_bit_without_an_offer(shard_of, offer, heavy
     np.testing.assert_array_equal(last, at_once)
 
 
+@pytest.mark.product
 @pytest.mark.processes
 def test_another_script_in_the_same_folder_is_refused_by_name(shard_of):
     before = shard_of(*ONE)

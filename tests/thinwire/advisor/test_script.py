@@ -233,6 +233,7 @@ def test_a_script_is_measured_without_side_effects(tmp_path):
     assert not (tmp_path / "settings").exists()
 
 
+@pytest.mark.product
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "why"),

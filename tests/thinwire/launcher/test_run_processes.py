@@ -158,6 +158,7 @@ def test_interrupted_and_without_its_ps_the_same_command_resumes(command):
     assert run.summary()["updates"] > 16  # it went on from a checkpoint
 
 
+@pytest.mark.product
 def test_a_run_outlives_a_killed_worker_and_its_supervisor(command):
     run = command("--method=asgd", "--lease_seconds=1.5", "toy.py", "slow", "12")
     run.wait_for("[worker 2] epoch 1 is over")
@@ -186,6 +187,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.product
 def test_a_function_trains_as_a_script_does(tmp_path):
     (tmp_path / "main_program.py").write_text(textwrap.dedent(FUNCTION))
     done = subprocess.run(

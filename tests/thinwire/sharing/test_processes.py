@@ -12,6 +12,7 @@ from tests.thinwire.sharing.two_processes import EPOCHS, N
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.product
 @pytest.mark.processes
 def test_parts_of_unseeded_data_are_disjoint_and_complete_in_every_epoch():
     module = "tests.thinwire.sharing.two_processes"
