@@ -135,6 +135,15 @@ class DownSparse:
         if self.resync_every:
             replicas.count_iteration(request, self.resync_every, shard, state)
 
+    def _has_grown(self, worker: int, is_large: bool, state: State) -> bool:
+        """Count a worker's large replies in a row; return whether they are enough to switch."""
+        counts = state["large_replies"]
+        before = counts.pop(str(worker), 0)
+        count = before + 1 if is_large else 0
+        if 0 < count < self.patience:
+            counts[str(worker)] = count
+        return count >= self.patience
+
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
         """Return the fraction of entries that this reply may have."""
         del request, shard
@@ -143,23 +152,26 @@ class DownSparse:
 
 @dataclasses.dataclass(frozen=True)
 class DownAuto(DownSparse):
-    """Be `delta` for each worker until a reply to it is large, from then on `sparse`.
+    """Be `delta` for each worker until its replies are large one after another, then `sparse`.
 
     A reply is large if it changes more than `switch_fraction` of the shard's entries, takes more
-    bytes than the sparse reply would, and more than `push_factor` times those of its push. That
-    reply is still exact; a replica is kept from then on. So replies stay exact where they cost
+    bytes than the sparse reply would, and more than `push_factor` times those of its push. The
+    last of `patience` large ones in a row is still exact; a replica is kept from then on. A single
+    one only shows that the worker was busy elsewhere, compiling or evaluating. So replies stay exact where they cost
     about as much as pushes, as in DGC's warm-up; and without `down_ratio` no reply is made smaller
     than its push.
 
     Attributes:
         switch_fraction: Of the entries.
         push_factor: Of the bytes of the push that a reply answers; 0: the push does not matter.
+        patience: Large replies in a row after which a worker gets sparse ones.
 
     Source: DGS's secondary compression "on demand"; docs/methods/down.md.
     """
 
     switch_fraction: float = 0.1
     push_factor: float = 8.0
+    patience: int = 16
     omits_own_entries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -168,10 +180,13 @@ class DownAuto(DownSparse):
         check_fraction("switch_fraction", self.switch_fraction)
         if not self.push_factor >= 0:  # refuses NaN too
             raise ConfigurationError(f"push_factor={self.push_factor}: expected 0 or more.")
+        if self.patience < 1:
+            raise ConfigurationError(f"patience={self.patience}: expected 1 or more replies.")
 
     def init(self, size: int) -> State:
-        """Return the states of both, and the version since which each worker has been exact."""
-        return super().init(size) | {"delta": DownDelta().init(size), "exact_since": {}}
+        """Return the states of both, since when each worker is exact, and its large replies."""
+        own = {"exact_since": {}, "large_replies": {}}
+        return super().init(size) | {"delta": DownDelta().init(size)} | own
 
     def record_update(
         self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
@@ -185,6 +200,7 @@ class DownAuto(DownSparse):
     def forget(self, worker: int, state: State) -> State:
         """Drop all state of a worker."""
         state["exact_since"].pop(str(worker), None)
+        state["large_replies"].pop(str(worker), None)
         state["delta"] = DownDelta().forget(worker, state["delta"])
         return super().forget(worker, state)
 
@@ -199,7 +215,7 @@ class DownAuto(DownSparse):
             state["exact_since"][str(request.worker)] = shard.version
             return full_reply(shard)
         reply = DownDelta().gather(request, shard, state["delta"])
-        if self._is_large(reply, request, shard):
+        if self._has_grown(request.worker, self._is_large(reply, request, shard), state):
             from thinwire.ops.downlink import replicas
 
             del state["exact_since"][str(request.worker)]

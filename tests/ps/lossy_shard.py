@@ -39,11 +39,11 @@ def sending(down_codec="sparse", name="asgd", nb_workers=2, codec="topk", **choi
     return method(name, nb_workers=nb_workers, overrides=overrides, **choices)
 
 
-def eager(chosen):
-    """Let auto switch by the share of entries alone, however large pushes are."""
+def eager(chosen, push_factor=0.0):
+    """Let auto switch by the first large reply, and by the share of entries alone."""
     down_codec = chosen.down_codec
     if isinstance(down_codec, DownAuto):
-        down_codec = dataclasses.replace(down_codec, push_factor=0.0)
+        down_codec = dataclasses.replace(down_codec, push_factor=push_factor, patience=1)
     return dataclasses.replace(chosen, down_codec=down_codec)
 
 

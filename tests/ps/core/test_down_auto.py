@@ -33,6 +33,22 @@ def test_auto_switches_where_more_than_a_tenth_changes():
     assert world.counts["sparse"] == 1
 
 
+def test_auto_stays_exact_for_a_worker_that_was_away_for_a_moment():
+    chosen = eager(sending("auto", compression_rate=0.01))
+    patient = dataclasses.replace(chosen.down_codec, patience=3)
+    world = World(dataclasses.replace(chosen, down_codec=patient))
+
+    def reply_after(num_pushes):
+        for _ in range(num_pushes):
+            world.push(1)
+        world.push(2)
+        return world.counts["copies"]
+
+    assert [reply_after(number) for number in (8, 8, 0, 8, 8)] == [0] * 5
+    assert reply_after(8) == 1  # the third in a row
+    np.testing.assert_array_equal(world.base(2), world.theta)
+
+
 def test_auto_takes_no_model_that_was_sent_in_parts_for_an_exact_one():
     world = World(eager(sending("auto", compression_rate=0.1, down_ratio=0.03)))
     for _ in range(6):
@@ -59,7 +75,7 @@ def test_auto_stays_exact_while_replies_are_about_as_large_as_pushes():
         world.push(1)
         world.push(2)
     assert (world.counts["copies"], world.counts["sparse"]) == (0, 0)
-    thin = World(sending("auto", compression_rate=0.01))
+    thin = World(eager(sending("auto", compression_rate=0.01), push_factor=8.0))
     for _ in range(25):
         thin.push(1)
     assert thin.counts["copies"] == 0  # its own replies are as thin as its pushes

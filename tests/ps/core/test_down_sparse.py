@@ -82,7 +82,7 @@ def test_with_everything_sent_a_worker_has_the_shard_bit_for_bit(happenings):
 )
 def test_every_shard_and_rule_keeps_what_its_workers_have(name, dtype, choices):
     chosen = sending("auto", name, 3, "dense", down_ratio=0.3, down_value_dtype=dtype, **choices)
-    run = MiniRun(chosen, iter_max=40, nb_ps=3)
+    run = MiniRun(eager(chosen, push_factor=8.0), iter_max=40, nb_ps=3)
     run.join_all()
     num_checked = 0
     while run.turn():
@@ -254,6 +254,7 @@ def test_a_delay_is_compensated_from_what_the_worker_really_has(down_codec):
     chosen = sending(
         down_codec, nb_workers=3, codec="dense", dcasgd_lambda=5.0, overrides=overrides
     )
+    chosen = eager(chosen, push_factor=8.0)
     run, problem = MiniRun(chosen, iter_max=60, rate=0.3), Softmax()
     run.join_all()
     num_apart = 0
