@@ -135,15 +135,6 @@ class DownSparse:
         if self.resync_every:
             replicas.count_iteration(request, self.resync_every, shard, state)
 
-    def _has_grown(self, worker: int, is_large: bool, state: State) -> bool:
-        """Count a worker's large replies in a row; return whether they are enough to switch."""
-        counts = state["large_replies"]
-        before = counts.pop(str(worker), 0)
-        count = before + 1 if is_large else 0
-        if 0 < count < self.patience:
-            counts[str(worker)] = count
-        return count >= self.patience
-
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
         """Return the fraction of entries that this reply may have."""
         del request, shard
@@ -185,7 +176,7 @@ class DownAuto(DownSparse):
 
     def init(self, size: int) -> State:
         """Return the states of both, since when each worker is exact, and its large replies."""
-        own = {"exact_since": {}, "large_replies": {}}
+        own: State = {"exact_since": {}, "large_replies": {}}
         return super().init(size) | {"delta": DownDelta().init(size)} | own
 
     def record_update(
@@ -222,6 +213,15 @@ class DownAuto(DownSparse):
             state["delta"] = DownDelta().forget(request.worker, state["delta"])
             replicas.keep(request.worker, shard, state)
         return reply
+
+    def _has_grown(self, worker: int, is_large: bool, state: State) -> bool:
+        """Count a worker's large replies in a row; return whether they are enough to switch."""
+        counts = state["large_replies"]
+        before = counts.pop(str(worker), 0)
+        count = before + 1 if is_large else 0
+        if 0 < count < self.patience:
+            counts[str(worker)] = count
+        return count >= self.patience
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
         """Return `down_ratio`; if it is not set, the size of the push or more."""
