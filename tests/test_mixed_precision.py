@@ -85,3 +85,21 @@ def split(flat, model):
 def assign(model, flat):
     for part, variable in zip(split(flat, model), model.trainable_variables, strict=True):
         variable.assign(part)
+
+
+def test_a_residual_of_two_scales_can_only_be_unscaled_before_it():
+    """Why the worker unscales: what it kept back at one scale would be sent at another."""
+    first, second = np.array([1.0, 3.0]), np.array([2.0, 0.0])
+    scales = (4.0, 2.0)  # halved by an overflow in between
+
+    def received(unscaled_by_the_ps):
+        kept, total = np.zeros(2), np.zeros(2)
+        for gradient, scale in zip((first, second), scales, strict=True):
+            kept += gradient * scale if unscaled_by_the_ps else gradient
+            sent = np.where(np.abs(kept) == np.abs(kept).max(), kept, 0.0)  # the largest entry
+            kept -= sent
+            total += sent / scale if unscaled_by_the_ps else sent
+        return total + (kept / scales[-1] if unscaled_by_the_ps else kept)
+
+    np.testing.assert_array_equal(received(unscaled_by_the_ps=False), first + second)
+    assert received(unscaled_by_the_ps=True)[0] == 4.0  # of 3: the kept 1 counts twice
