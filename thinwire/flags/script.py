@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from thinwire.flags import run as run_flags
+from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError, Kind
 
 _MODEL_AND_DATA = next(each for each in run_flags.TOPICS if each.title == "Model and data")
@@ -31,9 +32,10 @@ NEVER = OWN_MODEL_AND_DATA | {
     "id_ps": "`thinwire run` numbers the shards",
     "num_restarts": "`thinwire run` counts the restarts",
 }
+_RATES = ("learning_rate", "lr_schedule")
 #: Flags of the optimizers, by what workers send.
 OPTIMIZER = {
-    Kind.GRADIENT: ("server_optimizer", "momentum", "weight_decay", "learning_rate", "lr_schedule"),
+    Kind.GRADIENT: ("server_optimizer", "momentum", "weight_decay", *_RATES),
     Kind.DELTA: ("local_optimizer", "local_momentum", "local_lr"),
 }
 
@@ -43,17 +45,19 @@ def refuse(given: Iterable[str]) -> None:
     _refuse(given, NEVER | dict.fromkeys(OPTIMIZER[Kind.DELTA], COMPILED))
 
 
-def refuse_optimizer(given: Iterable[str], kind: Kind) -> None:
-    """Refuse flags of the optimizer that the script brings.
+def refuse_optimizer(given: Iterable[str], method: Method) -> None:
+    """Refuse flags of the optimizer that the script brings, and of one that steps with no rate.
 
     Args:
         given: Names of the flags that were given.
-        kind: What the method's workers send.
+        method: Of the run.
 
     Raises:
         ConfigurationError: One of them; the message names it.
     """
-    _refuse(given, dict.fromkeys(OPTIMIZER[kind], COMPILED))
+    adds = method.kind is Kind.DELTA and method.server.keeps_sparse  # changes, as they come
+    rates = _RATES if adds else ()
+    _refuse(given, dict.fromkeys((*OPTIMIZER[method.kind], *rates), COMPILED))
 
 
 def _refuse(given: Iterable[str], reasons: Mapping[str, str]) -> None:

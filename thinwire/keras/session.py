@@ -273,14 +273,19 @@ class ModelSession(LeavesOnExit):
         offer, step = self._offer, self._step
         if offer is None or offer.optimizer is None or step is None:
             return
+        before = None if step.rate is None else float(step.rate.numpy())
         try:
             session.fill_slots(inner(step.optimizer))
         except (StreamLost, ConfigurationError, ValueError) as error:
             logging.warning("the compiled optimizer keeps its own state: %s", error)
             return
         self._has_slots = True
-        if step.rate is not None:
-            self._rate = float(step.rate.numpy())
+        if before is None:
+            return
+        was_set = before != np.float32(self._rate)  # after the last push, as callbacks may
+        self._rate = float(step.rate.numpy())
+        if was_set:
+            step.assign_rate(before)
 
     def _finish_rounds(self, session: Session) -> None:
         """Send the local steps that no exchange has taken along."""

@@ -137,7 +137,7 @@ def show(run: Run, script: Sequence[str]) -> int:
 def _check(run: Run) -> str:
     """Refuse flags that cannot work before anything starts; return the launcher's name."""
     devices(run.nb_workers)
-    script_flags.refuse_optimizer((name for name in FLAGS if FLAGS[name].present), run.method.kind)
+    script_flags.refuse_optimizer((name for name in FLAGS if FLAGS[name].present), run.method)
     return launch.check(runs_script=True)
 
 

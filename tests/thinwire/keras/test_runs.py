@@ -109,6 +109,28 @@ def test_a_rate_that_a_callback_sets_counts_once(tmp_path):
             assert found["learning_rate"] == pytest.approx(history["learning_rate"])
 
 
+def test_a_rate_that_is_set_after_the_last_step_is_that_of_the_next_fit(tmp_path):
+    make = compiled(lambda: keras.optimizers.Adam(0.3))
+
+    def train(model, **options):
+        def halve(epoch, logs):
+            model.optimizer.learning_rate = float(model.optimizer.learning_rate) / 2
+
+        for _ in range(2):
+            halved = keras.callbacks.LambdaCallback(on_epoch_end=halve)
+            model.fit(X, Y, callbacks=[halved], **options, verbose=0)
+        return model, float(model.optimizer.learning_rate)
+
+    options = {"batch_size": BATCH, "shuffle": False}
+    expected, rate = train(make(), **options)
+    with scripts(tmp_path, "bsp", 2) as run:
+        for model, found in run.each(
+            lambda settings: train(distribute(make(), settings), **options)
+        ):
+            assert_same(model, expected)
+            assert found == pytest.approx(rate)
+
+
 @pytest.mark.parametrize("method", ["bsp", "asgd", "dgs"])
 def test_two_fits_and_a_second_compile(method, tmp_path):
     with scripts(tmp_path, method, 2) as run:

@@ -64,6 +64,7 @@ def test_a_dry_run_knows_the_size_of_the_model_from_last_time(tmp_path):
         (["--batch_size=5"], "train.py", 2, "it is that of the script's own fit"),
         (["--learning_rate=1"], "train.py", 2, "the one that the script compiles"),
         (["--method=dgs", "--local_lr=1"], "train.py", 2, "--local_lr is not for"),
+        (["--method=dgs", "--learning_rate=1"], "train.py", 2, "the one that the script compiles"),
         (["--model_from=flags"], "train.py", 2, "the script brings the model"),
         (["--like=nowhere"], "train.py", 2, "--like=nowhere"),
         (["--no_such_flag=1"], "train.py", 1, "no_such_flag"),
