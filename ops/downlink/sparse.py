@@ -148,9 +148,9 @@ class DownAuto(DownSparse):
     A reply is large if it changes more than `switch_fraction` of the shard's entries, takes more
     bytes than the sparse reply would, and more than `push_factor` times those of its push. The
     last of `patience` large ones in a row is still exact; a replica is kept from then on. A single
-    one only shows that the worker was busy elsewhere, compiling or evaluating. So replies stay exact where they cost
-    about as much as pushes, as in DGC's warm-up; and without `down_ratio` no reply is made smaller
-    than its push.
+    one only shows that the worker was busy elsewhere, compiling or evaluating. So replies stay
+    exact where they cost about as much as pushes, as in DGC's warm-up; and without `down_ratio` no
+    reply is made smaller than its push.
 
     Attributes:
         switch_fraction: Of the entries.
