@@ -47,7 +47,7 @@ model.fit(
     noisy_train,
     clean_train,
     batch_size=32,
-    epochs=8,
+    epochs=20,
     validation_data=(noisy_test, clean_test),
     verbose=2,
 )

@@ -60,7 +60,7 @@ model = keras.Sequential(
 )
 model.compile("nadam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 model = thinwire.distribute(model)
-model.fit(train, epochs=8, validation_data=test, verbose=2)
+model.fit(train, epochs=20, validation_data=test, verbose=2)
 
 _, accuracy = model.evaluate(test, verbose=0)
 print(json.dumps({"metric": "accuracy", "value": accuracy}))
