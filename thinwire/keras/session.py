@@ -140,6 +140,8 @@ class ModelSession(LeavesOnExit):
         Raises:
             ConfigurationError: Data that cannot be shared, or an optimizer that cannot step.
         """
+        if self._offer is not None and self._step is not None:
+            self._warn_of_new_optimizer(self._step.optimizer)
         self._prepare()
         place = self._place()
         self._data = Shared(arguments) if place is None else share(arguments, place)
@@ -156,6 +158,15 @@ class ModelSession(LeavesOnExit):
             raise
         finally:
             self._in_fit = False
+
+    def _warn_of_new_optimizer(self, before: Any) -> None:
+        """Name what a second `compile` would have begun anew, and a PS's optimizer does not."""
+        if self.takes_weights or self.model.optimizer is before:
+            return
+        logging.warning(
+            "the model was compiled again: the PS's optimizer goes on with its state and its count "
+            "of steps, which Keras alone would begin anew"
+        )
 
     def begin_fit(self) -> None:
         """Join before the first step, unless only that shows what the model is."""
