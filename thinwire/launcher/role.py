@@ -60,6 +60,8 @@ _OWN_FLAGS = (
     "metrics_port",
 )
 _TURN_SECONDS = 0.1
+#: How long PS and Supervisor may take to end by themselves where no worker is left to wait for.
+_ALONE_SECONDS = 2.0
 #: Children have a session of their own: what ends us must be passed on, a closed terminal too.
 _END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
 #: Exit codes of a worker that another start may mend: a crash (an uncaught error is code 1; the
@@ -342,6 +344,7 @@ class Cluster:
     def _wait(self) -> None:
         """Wait until every node has ended; once one has failed for good, end the others."""
         ending_since, patient = None, False  # patient: PS and Supervisor may end by themselves
+        alone_since: float | None = None  # without any worker
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
@@ -356,7 +359,10 @@ class Cluster:
             if ps_gone or self.root_cause is not None or self.interrupted.is_set():
                 ending_since = now if ending_since is None else ending_since
             lasting = 0.0 if ending_since is None else now - ending_since
-            if patient and (ps_gone or lasting >= self.rules.workers_first_seconds):
+            if patient and all(child.poll() is not None for child in self._of("Worker")):
+                alone_since = now if alone_since is None else alone_since
+            alone = alone_since is not None and now - alone_since >= _ALONE_SECONDS
+            if patient and (ps_gone or alone or lasting >= self.rules.workers_first_seconds):
                 patient = False
                 self._signal(signal.SIGTERM, self._of("PS") + self._of("Supervisor"))
             too_long = ending_since is not None and lasting >= self.rules.kill_after_seconds
