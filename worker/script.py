@@ -5,7 +5,7 @@ The script's sessions record themselves here; whoever runs the script reads it a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -49,6 +49,11 @@ class ScriptRecord:
         """Call what `at_end` was given, the newest first; nothing when repeated."""
         while self._endings:
             self._endings.pop()(failed, message)
+
+    @property
+    def sessions(self) -> Sequence[ScriptSession]:
+        """All of them, in the order of the calls of `distribute`."""
+        return tuple(self._sessions)
 
     @property
     def is_distributed(self) -> bool:

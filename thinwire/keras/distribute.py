@@ -11,6 +11,7 @@ from thinwire.keras.checks import check_model
 from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
 from thinwire.keras.measure import measure_fit
+from thinwire.keras.saving import save_whole
 from thinwire.keras.session import ModelSession
 from thinwire.ops.run.script_settings import read_settings_file
 from thinwire.ops.types import ConfigurationError
@@ -57,6 +58,7 @@ def distribute(
             raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
         model.thinwire = ModelSession(model, chosen, args, settings, num_train)
         surround_fit(model, model.thinwire)
+        save_whole(model)
         RECORD.add(model.thinwire)
         note_settings(chosen)
     forward_attributes()

@@ -567,6 +567,7 @@ class ModelSession(LeavesOnExit):
         if not self._is_offered:
             check_variables(shared.variables)
             return Session(settings, shared, self._num_train)
+        self._refuse_second_model(shared, settings)
         optimizer, method = step.optimizer, settings.run.method
         num_train = self._num_train or data.num_examples
         batch_size = data.batch_size
@@ -575,6 +576,24 @@ class ModelSession(LeavesOnExit):
             self.clock = RunClock(data, int(inner(optimizer)._iterations))
         momentum = sgd_momentum(inner(optimizer)) if method.takes_momentum else 0.0
         return Session(settings, shared, num_train, momentum, self._offer, inner(optimizer))
+
+    def _refuse_second_model(self, shared: SharedModel, settings: ScriptSettings) -> None:
+        """Refuse another model than the one that the script has trained in the run.
+
+        Raises:
+            ConfigurationError: Its variables are others.
+        """
+        for other in RECORD.sessions:
+            known = getattr(other, "_session", None)
+            if known is None or known.settings.run.addresses != settings.run.addresses:
+                continue
+            if known.shared.spec != shared.spec:
+                raise ConfigurationError(
+                    f"{self.model.name!r} is the second model that this script trains with "
+                    f"thinwire.distribute(), after {known.shared.model.name!r}; expected one: a "
+                    "run has one model. Leave distribute() out for the other, which every worker "
+                    "then trains alone, or train it in a run of its own."
+                )
 
     def _join(self) -> None:
         """Join or join again, and take over the server's weights."""
