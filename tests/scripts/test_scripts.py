@@ -10,6 +10,18 @@ from tests.scripts import quality
 SCRIPTS = quality.scripts()
 THEIRS = {"keras", "numpy", "tensorflow", "thinwire"} | set(sys.stdlib_module_names)
 NASTY = sorted(path.stem for path in (quality.FOLDER / "nasty").glob("*.py"))
+#: Script that must fail -> with which code, and a part of what the user reads.
+FAILS = {
+    "raises": (1, "RuntimeError: the second worker's disk is full"),
+    "returns_early": (1, "worker 2 returned early: its script ended after 1 calls of fit"),
+    "never_distributes": (2, "ended without a call of thinwire.distribute()"),
+    "never_fits": (2, "ended without an exchange"),
+    "gan": (2, "each worker would train them alone. Expected one optimizer"),
+    "lambda_rate": (2, "Take a method whose workers step with it themselves: --method=dgs"),
+    "generator_data": (2, 'Give distribute() shard="off"'),
+    "two_models": (2, "expected one: a run has one model"),
+    "fine_tuning": (2, "have become trainable since the first fit"),
+}
 #: A short one of every kind of step: merged at the PS, each alone, on the worker.
 SHORT = (("save_and_load", "bsp"), ("multi_output", "asgd"), ("tf_data_shuffle", "dgs"))
 #: Of one seed and one run: quality is measured over three by `make product`.
@@ -58,6 +70,17 @@ def test_quality(name, method, tmp_path_factory):
             quality.measure(results, name, each, seed, workers=2)
     shown = quality.cell(results, name, method, (1, 2, 3))
     assert not shown.startswith("**"), shown
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("name", NASTY)
+def test_what_cannot_work_ends_with_words_that_help(name):
+    code, text = FAILS[name]
+    finished = quality.run(quality.nasty(name), method="bsp", timeout=110)
+    assert (finished.code, finished.timed_out) == (code, False), finished.output[-3000:]
+    assert (finished.processes, finished.files) == ((), ())
+    assert text in finished.output
+    assert finished.output.count("Traceback") == int(name == "raises")
 
 
 # -- the harness itself -------------------------------------------------------------------------
