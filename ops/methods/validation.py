@@ -171,7 +171,10 @@ def _check_server(method: Method) -> None:
     if method.takes_local_steps:
         way_out = "give --server_optimizer too, or take --local_momentum"
     else:
-        way_out = "the codec has its own momentum; for decay there is --worker_weight_decay"
+        way_out = (
+            "the codec has its own momentum; for decay there is --worker_weight_decay, and for "
+            "scripts what their compiled optimizer is given"
+        )
     raise ConfigurationError(
         f"--server_optimizer={method.server.optimizer} with --momentum={method.server.momentum:g} "
         f"and --weight_decay={method.server.weight_decay:g}: with "
