@@ -32,6 +32,7 @@ from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.sharding.split import shard_spec
 from thinwire.ops.types import ModelSpec, TensorSpec, Update
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
@@ -150,7 +151,8 @@ class JournaledShard:
     def __init__(self, method: str, spec: ModelSpec, folder: pathlib.Path | None) -> None:
         self.method, bodies = _method(method), load_kernels("numpy")
         (self.layout,) = self.method.place(spec, 1)
-        config = CoreConfig(Budget(1 << 40), Schedule(0.01), _WORKERS, offsets=self.layout.offsets)
+        part = shard_spec(spec, self.layout)
+        config = CoreConfig(Budget(1 << 40), Schedule(0.01), _WORKERS, spec=part)
         theta = np.random.default_rng(1).normal(size=self.layout.size).astype(np.float32)
         membership = Coordinator(_WORKERS, 1e9)
         self.core = PsCore(config, self.method, theta, bodies, membership, self.method.sync)

@@ -73,7 +73,7 @@ AT_ONCE = [
     (["--partition=file", "--data_sharding_file=absent"], 2, ["data_sharding_file", "absent"]),
     (["--model=missing.py"], 2, ["model", "missing.py"]),
     (["--ps_hosts=nonsense"], 2, ["ps_hosts", "nonsense"]),
-    (["--local_optimizer=rmsprop"], 1, ["local_optimizer", "rmsprop", "momentum"]),
+    (["--local_optimizer=sdg"], 1, ["local_optimizer", "sdg", "momentum"]),
     (["--local_lr=0"], 1, ["local_lr", "above 0"]),
     (["--local_opt_state=average"], 2, ["--local_opt_state", "--pacer=every", "--pacer=esync"]),
     (["--method=esync", "--local_optimizer=adam", "--local_momentum=0.5"], 2, ["local_momentum"]),
