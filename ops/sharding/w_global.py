@@ -76,15 +76,19 @@ class SharedVariables:
 W_global = SharedVariables()
 
 
-def shared_variables(model: keras.Model) -> list[keras.Variable]:
+def shared_variables(
+    model: keras.Model, stepped: Iterable[keras.Variable] | None = None, numbers_paths: bool = False
+) -> list[keras.Variable]:
     """Return the variables to share, in W_global order, and freeze the registry.
 
     Args:
         model: The model that was built last, with its variables created.
+        stepped: Those that a step gives to the optimizer; None: not known.
+        numbers_paths: Whether paths may be repeated; see `model_spec`.
 
     Returns:
         The content of W_global and of a ``tf.compat.v1`` collection of that name; when both are
-        empty, every trainable variable.
+        empty, every trainable variable, as far as it is stepped.
 
     Raises:
         ConfigurationError: Nothing to share, or a variable is listed twice, is not one of the
@@ -93,6 +97,9 @@ def shared_variables(model: keras.Model) -> list[keras.Variable]:
     trainable = list(model.trainable_variables)
     listed = [*W_global, *_graph_collection(model)]
     chosen = listed or trainable
+    if not listed and stepped is not None:
+        known = {id(variable) for variable in stepped}
+        chosen = [variable for variable in trainable if id(variable) in known]
     if not chosen:
         raise ConfigurationError(
             f"Model {model.name!r} has no trainable variables to share; expected at least one. "
@@ -100,7 +107,7 @@ def shared_variables(model: keras.Model) -> list[keras.Variable]:
         )
     for variable in chosen:
         _check_member(variable, model, trainable)
-    model_spec(chosen)
+    model_spec(chosen, numbers_paths)
     W_global.freeze()
     return chosen
 

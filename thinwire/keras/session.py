@@ -397,7 +397,7 @@ class ModelSession(LeavesOnExit):
         """Return the variables that are or will be shared."""
         if self._session is not None:
             return self.variables
-        return shared_variables(self.model)
+        return shared_variables(self.model, numbers_paths=self._is_offered)
 
     def train_step(self, train_step: Callable[[Any], Any], data: Any) -> Any:
         """Call the model's own `train_step`, whose `apply` then comes here."""
@@ -436,7 +436,8 @@ class ModelSession(LeavesOnExit):
             check_same_variables(self.variables, [variable for _, variable in pairs])
             return False
         missing = [variable for gradient, variable in pairs if gradient is None]
-        session = self._session = self._new_session(missing)
+        stepped = [variable for _, variable in pairs]
+        session = self._session = self._new_session(missing, stepped)
         before = session.variables.read()
         if len(before) != session.variables.size:
             raise ConfigurationError(
@@ -444,7 +445,7 @@ class ModelSession(LeavesOnExit):
                 "no values yet; expected a model that is built before. Call it on one mini-batch "
                 "before fit: model(x[:1])."
             )
-        check_same_variables(self.variables, [variable for _, variable in pairs])
+        check_same_variables(self.variables, stepped)
         self._join()
         if self._is_offered and not session.stopped:
             run = session.settings.run
@@ -559,11 +560,13 @@ class ModelSession(LeavesOnExit):
             raise RuntimeError("the model has not joined a run yet")
         return self._session
 
-    def _new_session(self, without_gradient: Sequence[Any] = ()) -> Session:
+    def _new_session(
+        self, without_gradient: Sequence[Any] = (), stepped: Sequence[Any] | None = None
+    ) -> Session:
         settings, step, data = self._settings, self._step, self._data
         if settings is None or step is None:
             raise RuntimeError("the model trains alone")
-        shared = SharedModel.of(self.model, is_offered=self._is_offered)
+        shared = SharedModel.of(self.model, self._is_offered, stepped)
         if not self._is_offered:
             check_variables(shared.variables)
             return Session(settings, shared, self._num_train)

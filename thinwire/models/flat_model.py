@@ -119,26 +119,33 @@ class SharedModel:
         self._share(model, user_module)
 
     @classmethod
-    def of(cls, model: Any, is_offered: bool = False) -> SharedModel:
+    def of(
+        cls, model: Any, is_offered: bool = False, stepped: Sequence[Any] | None = None
+    ) -> SharedModel:
         """Share a Keras model that was built elsewhere, from the weights that it has.
 
         Args:
             model: Built.
             is_offered: Whether nobody builds it by itself, so that paths need not be unique:
                 repeated ones are numbered.
+            stepped: The variables that a step gives to the optimizer; None: not known.
 
         Raises:
             ConfigurationError: It has nothing to share, or W_global does not fit it.
         """
         shared = cls.__new__(cls)
-        shared._share(model, None, is_offered)
+        shared._share(model, None, is_offered, stepped)
         return shared
 
     def _share(
-        self, model: Any, user_module: ModuleType | None, numbers_paths: bool = False
+        self,
+        model: Any,
+        user_module: ModuleType | None,
+        numbers_paths: bool = False,
+        stepped: Sequence[Any] | None = None,
     ) -> None:
         self.model, self.user_module = model, user_module
-        self.variables = w_global.shared_variables(model)
+        self.variables = w_global.shared_variables(model, stepped, numbers_paths)
         self.spec: ModelSpec = w_global.model_spec(self.variables, numbers_paths)
         self.statistics = moving_statistics(model)
 

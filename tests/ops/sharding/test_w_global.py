@@ -48,6 +48,21 @@ def test_all_trainable_variables_by_default(model: keras.Model) -> None:
     ]
 
 
+def test_what_no_step_gives_to_the_optimizer_is_not_shared(model: keras.Model) -> None:
+    """Such as a copy of the network that a train_step averages by itself."""
+    stepped = model.get_layer("two").trainable_variables
+    paths = [variable.path for variable in shared_variables(model, stepped)]
+    assert paths == ["two/kernel", "two/bias"]
+
+
+def test_a_copy_may_have_the_same_paths_where_they_are_numbered(model: keras.Model) -> None:
+    variables = [*model.trainable_variables, *keras.models.clone_model(model).trainable_variables]
+    with pytest.raises(ConfigurationError, match="two variables with the path"):
+        model_spec(variables)
+    paths = [tensor.path for tensor in model_spec(variables, numbers_paths=True).tensors]
+    assert {"one/kernel", "one/kernel_2"} <= set(paths)
+
+
 def test_order_is_the_users(model: keras.Model) -> None:
     W_global.add(model.layers[2].bias)
     W_global.extend([model.layers[0].kernel])
