@@ -52,7 +52,7 @@ def test_what_no_step_gives_to_the_optimizer_is_not_shared(model: keras.Model) -
     """Such as a copy of the network that a train_step averages by itself."""
     stepped = model.get_layer("two").trainable_variables
     paths = [variable.path for variable in shared_variables(model, stepped)]
-    assert paths == ["two/kernel", "two/bias"]
+    assert paths == ["tiny/two/kernel", "tiny/two/bias"]
 
 
 def test_a_copy_may_have_the_same_paths_where_they_are_numbered(model: keras.Model) -> None:
@@ -60,7 +60,7 @@ def test_a_copy_may_have_the_same_paths_where_they_are_numbered(model: keras.Mod
     with pytest.raises(ConfigurationError, match="two variables with the path"):
         model_spec(variables)
     paths = [tensor.path for tensor in model_spec(variables, numbers_paths=True).tensors]
-    assert {"one/kernel", "one/kernel_2"} <= set(paths)
+    assert {"tiny/one/kernel", "tiny/one/kernel_2"} <= set(paths)
 
 
 def test_order_is_the_users(model: keras.Model) -> None:
