@@ -102,5 +102,5 @@ class RunControl:
                         stream.send(pb.ToClient(barrier=pb.Barrier(name=outcome.name)))
                 case ScriptsEnd():
                     if outcome.message:
-                        logging.error("the run ends (%s): %s", outcome.cause, outcome.message)
+                        logging.info("the run ends (%s): %s", outcome.cause, outcome.message)
                     self._put(events.Stop(outcome.cause))
