@@ -246,6 +246,7 @@ def test_a_script_that_cannot_be_measured_is_explained(tmp_path, text, why):
         script.measure(run_of(method("asgd"), 2), [str(path)], tmp_path)
 
 
+@pytest.mark.product
 def test_the_command_takes_a_script_and_names_one_that_is_missing(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "thinwire", "advise", f"--run_dir={tmp_path}", "missing.py", "--x"],

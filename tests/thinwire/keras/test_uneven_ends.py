@@ -49,6 +49,7 @@ class Batches(keras.utils.PyDataset):
         return X[rows], Y[rows]
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data_gives_the_scripts_batches(form, tmp_path):
     keras.utils.set_random_seed(1)

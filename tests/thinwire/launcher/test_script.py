@@ -86,6 +86,7 @@ print(oct(stat.S_IMODE(os.stat(path).st_mode)), open(path).read())
     assert not list(folder.iterdir()) and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.product
 def test_workers_draw_the_same_numbers(tmp_path):
     text = (
         TRAINED

@@ -94,6 +94,7 @@ print(helper.WORD, os.path.basename(os.getcwd()))
 """
 
 
+@pytest.mark.product
 @needs_sshd
 def test_a_script_runs_on_the_hosts_with_its_folder(nodes, sshd):
     folder = nodes.folder / "my script"
