@@ -208,9 +208,7 @@ def check_optimizer(described: Described) -> None:
     """
     config = dict(described.config)
     rate = config.pop("learning_rate", None)
-    legal = OPTIMIZERS.get(described.name) if isinstance(described.name, str) else None
-    if legal is None:
-        raise ConfigurationError(_unknown("optimizer", described.name, OPTIMIZERS))
+    legal = _legal("optimizer", described.name, OPTIMIZERS)
     if isinstance(rate, Mapping):
         check_schedule(schedule_of(rate))
     elif not NUMBER.allows(rate):
@@ -232,9 +230,7 @@ def check_schedule(described: Described) -> None:
     Raises:
         ConfigurationError: It names class, argument and what was expected.
     """
-    legal = SCHEDULES.get(described.name) if isinstance(described.name, str) else None
-    if legal is None:
-        raise ConfigurationError(_unknown("schedule", described.name, SCHEDULES))
+    legal = _legal("schedule", described.name, SCHEDULES)
     _check("schedule", described.name, described.config, legal)
     if "boundaries" in legal:
         boundaries = described.config.get("boundaries", [])
@@ -252,9 +248,7 @@ def check_constraint(described: Described) -> None:
     Raises:
         ConfigurationError: It names class, argument and what was expected.
     """
-    legal = CONSTRAINTS.get(described.name) if isinstance(described.name, str) else None
-    if legal is None:
-        raise ConfigurationError(_unknown("constraint", described.name, CONSTRAINTS))
+    legal = _legal("constraint", described.name, CONSTRAINTS)
     _check("constraint", described.name, described.config, legal)
 
 
@@ -284,5 +278,13 @@ def _check(what: str, name: str, config: Mapping[str, Any], legal: Mapping[str, 
             )
 
 
-def _unknown(what: str, name: object, known: Mapping[str, Any]) -> str:
-    return f"{what} {name!r:.100} is not known; expected one of {', '.join(sorted(known))}."
+def _legal(
+    what: str, name: object, known: Mapping[str, Mapping[str, Argument]]
+) -> Mapping[str, Argument]:
+    """Return the arguments that a class may have; raises ConfigurationError if it is not known."""
+    legal = known.get(name) if isinstance(name, str) else None
+    if legal is None:
+        raise ConfigurationError(
+            f"{what} {name!r:.100} is not known; expected one of {', '.join(sorted(known))}."
+        )
+    return legal

@@ -16,7 +16,7 @@ from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.described import WAYS_OUT, build_schedule
-from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate
+from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate, RunsOwnRate
 from thinwire.ops.optimizers.slots import ITERATION, Slot, velocity_slots
 from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer, is_elementwise
 from thinwire.ops.types import ConfigurationError, Kind, State, TensorSpec, Update
@@ -51,7 +51,7 @@ class GradientsOnly:
 
 
 @dataclasses.dataclass(frozen=True)
-class AwaitedUpdate(GradientsOnly):
+class AwaitedUpdate(GradientsOnly, RunsOwnRate):
     """Stands for the optimizer of a script until its offer is there."""
 
     awaits_offer = True
@@ -73,16 +73,6 @@ class AwaitedUpdate(GradientsOnly):
         del theta, spec
         return {"described": self.described}
 
-    def rate(self, scheduled: float, samples: int, state: State) -> float:
-        """Return the run's own rate."""
-        del samples, state
-        return scheduled
-
-    def set_rate(self, rate: float, state: State) -> State:
-        """Leave everything as it is."""
-        del rate
-        return state
-
     def apply(
         self,
         theta: Float32,
@@ -95,11 +85,6 @@ class AwaitedUpdate(GradientsOnly):
         """Refuse as `init` does."""
         del update, kind, rate, kernels, state
         return None, self.init(theta)
-
-    def slots(self, state: State) -> list[Slot]:
-        """Return none."""
-        del state
-        return []
 
     def save(self, state: State) -> State:
         """Return nothing."""

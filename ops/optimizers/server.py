@@ -30,8 +30,27 @@ OPTIMIZERS = {
 }
 
 
+class RunsOwnRate:
+    """What steps at the rate of the run's own schedule: no script sets it, or has the slots."""
+
+    def rate(self, scheduled: float, samples: int, state: State) -> float:
+        """Return the rate of the run's own schedule."""
+        del samples, state
+        return scheduled
+
+    def set_rate(self, rate: float, state: State) -> State:
+        """Leave the rate to the run's own schedule."""
+        del rate
+        return state
+
+    def slots(self, state: State) -> list[Slot]:
+        """Return none: no script has this optimizer."""
+        del state
+        return []
+
+
 @dataclasses.dataclass(frozen=True)
-class OptimizerUpdate:
+class OptimizerUpdate(RunsOwnRate):
     """How the PS steps.
 
     Attributes:
@@ -119,16 +138,6 @@ class OptimizerUpdate:
 
         return {"optimizer": VariablesOptimizer(self.described, theta, spec)}
 
-    def rate(self, scheduled: float, samples: int, state: State) -> float:
-        """Return the rate of the run's own schedule."""
-        del samples, state
-        return scheduled
-
-    def set_rate(self, rate: float, state: State) -> State:
-        """Leave the rate to the run's own schedule."""
-        del rate
-        return state
-
     def apply(
         self,
         theta: Float32,
@@ -138,19 +147,7 @@ class OptimizerUpdate:
         kernels: Kernels,
         state: State,
     ) -> tuple[Int64 | None, State]:
-        """Step `theta` in place.
-
-        Args:
-            theta: [n] float32.
-            update: The released, weighted mean.
-            kind: What its values mean.
-            rate: Scheduled learning rate, used for gradients.
-            kernels: That apply it.
-            state: From `init`.
-
-        Returns:
-            The entries that changed (None: all), and the state.
-        """
+        """Step `theta` in place; see ServerUpdate."""
         adds = self.adds(kind)
         if "optimizer" in state and not adds:
             state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)
@@ -161,11 +158,6 @@ class OptimizerUpdate:
         else:
             kernels.apply_sparse(theta, update.indices, update.values, factor)
         return update.indices, state
-
-    def slots(self, state: State) -> list[Slot]:
-        """Return none: no script has this optimizer."""
-        del state
-        return []
 
     def save(self, state: State) -> State:
         """Return copies of the slots, as plain data."""
