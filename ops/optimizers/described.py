@@ -10,7 +10,7 @@ Source: design, section 11, with the traps of Keras 3.15 that are listed there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.offer import Described, LossScale, OptimizerOffer
@@ -109,17 +109,13 @@ def describe_constraints(
         constraint = variable.constraint
         if constraint is None:
             continue
-        name = type(constraint).__name__
-        known = allow_list.CONSTRAINTS.get(name)
-        if known is None or type(constraint) is not getattr(keras.constraints, name):
-            raise ConfigurationError(
-                f"the constraint of {path} is a {type(constraint).__module__}.{name}, which a PS "
-                f"cannot build; expected one of {', '.join(allow_list.CONSTRAINTS)} of "
-                f"keras.constraints. {WAYS_OUT}"
-            )
-        arguments = constraint.get_config()
-        config = {each: _plain(arguments[each], f"{name}({each})") for each in known}
-        found[path] = Described(name, config)
+        found[path] = _described(
+            constraint,
+            keras.constraints,
+            allow_list.CONSTRAINTS,
+            f"the constraint of {path} is",
+            "expected one of",
+        )
         allow_list.check_constraint(found[path])
     return found
 
@@ -131,17 +127,40 @@ def _rate(optimizer: Any, name: str) -> Any:
     rate = optimizer._learning_rate
     if not callable(rate) or isinstance(rate, keras.Variable):
         return float(rate)
-    kind = type(rate).__name__
-    known = allow_list.SCHEDULES.get(kind)
-    if known is None or type(rate) is not getattr(keras.optimizers.schedules, kind):
+    schedule = _described(
+        rate,
+        keras.optimizers.schedules,
+        allow_list.SCHEDULES,
+        f"{name}(learning_rate=...) is",
+        "expected a number or one of",
+    )
+    return {"name": schedule.name, "config": schedule.config}
+
+
+def _described(
+    made: Any, module: Any, known: Mapping[str, Iterable[str]], what: str, expected: str
+) -> Described:
+    """Return an object's class and arguments.
+
+    Args:
+        made: The object.
+        module: Of Keras, in which its class must be.
+        known: Names of the classes that a PS builds, and of their arguments.
+        what: The beginning of a refusal.
+        expected: The beginning of what it says then.
+
+    Raises:
+        ConfigurationError: A PS cannot build it.
+    """
+    name = type(made).__name__
+    if name not in known or type(made) is not getattr(module, name):
         raise ConfigurationError(
-            f"{name}(learning_rate=...) is a {type(rate).__module__}.{kind}, which a PS cannot "
-            f"build; expected a number or one of {', '.join(allow_list.SCHEDULES)} of "
-            f"keras.optimizers.schedules. {WAYS_OUT}"
+            f"{what} a {type(made).__module__}.{name}, which a PS cannot build; {expected} "
+            f"{', '.join(known)} of {module.__name__}. {WAYS_OUT}"
         )
-    arguments = rate.get_config()
-    config = {each: _plain(arguments[each], f"{kind}({each})") for each in known}
-    return {"name": kind, "config": config}
+    arguments = made.get_config()
+    config = {each: _plain(arguments[each], f"{name}({each})") for each in known[name]}
+    return Described(name, config)
 
 
 def _plain(value: Any, what: str) -> Any:

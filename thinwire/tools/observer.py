@@ -6,6 +6,7 @@ An observer is a Supervisor's stream without a model: it evaluates nothing and t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import time
@@ -63,19 +64,14 @@ def read_status(contact: Contact) -> RunStatus:
         Unreachable: No status in time.
         RequestRejected: The shard rejects this observer.
     """
-    session, deadline = _open(contact), time.monotonic() + contact.seconds
-    try:
-        while (left := deadline - time.monotonic()) > 0:
-            message, _ = session.receive(left)
-            if message.WhichOneof("body") == "report":
-                return RunStatus.from_json(message.report.document)
-    except StreamLost as error:
-        raise Unreachable(f"{contact.address}: {error}") from error
-    except ValueError as error:
-        raise Unreachable(f"{contact.address} sent a status of another version: {error}") from error
-    finally:
-        session.close(0.0)
-    raise Unreachable(f"{contact.address} sent no status within {contact.seconds:g} s")
+    with _Conversation(contact) as shard:
+        message, _ = shard.wait_for("report", "sent no status")
+        try:
+            return RunStatus.from_json(message.report.document)
+        except ValueError as error:
+            raise Unreachable(
+                f"{contact.address} sent a status of another version: {error}"
+            ) from error
 
 
 def end_run(contact: Contact, cause: str) -> str:
@@ -87,18 +83,10 @@ def end_run(contact: Contact, cause: str) -> str:
         Unreachable: The end was not announced in time.
         RequestRejected: The shard rejects this observer.
     """
-    session, deadline = _open(contact), time.monotonic() + contact.seconds
-    try:
-        session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
-        while (left := deadline - time.monotonic()) > 0:
-            message, _ = session.receive(left)
-            if message.WhichOneof("body") == "halt":
-                return message.halt.cause
-    except StreamLost as error:
-        raise Unreachable(f"{contact.address}: {error}") from error
-    finally:
-        session.close(0.0)
-    raise Unreachable(f"{contact.address} announced no end within {contact.seconds:g} s")
+    with _Conversation(contact) as shard:
+        shard.session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
+        message, _ = shard.wait_for("halt", "announced no end")
+        return message.halt.cause
 
 
 def measure_downlink(contact: Contact) -> float | None:
@@ -110,22 +98,50 @@ def measure_downlink(contact: Contact) -> float | None:
     """
     if 4 * read_status(contact).num_parameters > _MOST_PULLED_BYTES:
         return None
-    session, deadline = _open(contact, _MOST_PULLED_BYTES), time.monotonic() + contact.seconds
-    began = time.monotonic()
-    try:
-        session.send_control(pb.ToServer(pull=pb.Pull(observe=True)))
-        while (left := deadline - time.monotonic()) > 0:
-            message, payload = session.receive(left)
-            if message.WhichOneof("body") == "reply":
-                return 8e-6 * len(payload) / (time.monotonic() - began)
-    except StreamLost as error:
-        raise Unreachable(f"{contact.address}: {error}") from error
-    finally:
-        session.close(0.0)
-    raise Unreachable(f"{contact.address} sent no model within {contact.seconds:g} s")
+    with _Conversation(contact, _MOST_PULLED_BYTES) as shard:
+        began = time.monotonic()
+        shard.session.send_control(pb.ToServer(pull=pb.Pull(observe=True)))
+        _, payload = shard.wait_for("reply", "sent no model")
+        return 8e-6 * len(payload) / (time.monotonic() - began)
 
 
-def _open(contact: Contact, most_payload_bytes: int = _NO_PAYLOAD) -> ClientSession:
+class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
+    """One stream to shard 0, for one request.
+
+    Args:
+        contact: Of the shard.
+        most_payload_bytes: That an answer may have.
+
+    Raises:
+        Unreachable, RequestRejected: It does not answer, or rejects this observer.
+    """
+
+    def __init__(self, contact: Contact, most_payload_bytes: int = _NO_PAYLOAD) -> None:
+        self._contact = contact
+        self.session = _open(contact, most_payload_bytes)
+        self._deadline = time.monotonic() + contact.seconds
+
+    def __exit__(self, *error: object) -> None:
+        self.session.close(0.0)
+
+    def wait_for(self, body: str, failing: str) -> tuple[pb.ToClient, memoryview]:
+        """Return the first message of a kind, and its payload; others are passed over.
+
+        Raises:
+            Unreachable: It did not come in time, and the shard is `failing`.
+        """
+        address, seconds = self._contact.address, self._contact.seconds
+        try:
+            while (left := self._deadline - time.monotonic()) > 0:
+                message, payload = self.session.receive(left)
+                if message.WhichOneof("body") == body:
+                    return message, payload
+        except StreamLost as error:
+            raise Unreachable(f"{address}: {error}") from error
+        raise Unreachable(f"{address} {failing} within {seconds:g} s")
+
+
+def _open(contact: Contact, most_payload_bytes: int) -> ClientSession:
     hello = pb.Hello(protocol_version=messages.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR)
     session = ClientSession(
         contact.address, hello, most_payload_bytes, credentials=contact.credentials
