@@ -147,7 +147,7 @@ def _described(
         module: Of Keras, in which its class must be.
         known: Names of the classes that a PS builds, and of their arguments.
         what: The beginning of a refusal.
-        expected: The beginning of what it says then.
+        expected: How it continues: what is accepted, up to the names.
 
     Raises:
         ConfigurationError: A PS cannot build it.
