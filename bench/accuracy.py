@@ -16,6 +16,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from thinwire.supervisor.metrics_log import evaluations_in
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMON = (
     "--type_node=Cluster",
@@ -97,8 +99,8 @@ def run_arm(study: Study, arm: str, seed: int, folder: pathlib.Path, updates: in
 def last_accuracy(run_dir: pathlib.Path, count: int) -> float:
     """Return the mean accuracy of the last evaluations."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    evaluations = [entry for entry in map(json.loads, lines) if entry["kind"] == "eval"]
-    by_version = {entry["version"]: entry["accuracy"] for entry in evaluations}
+    evaluations = evaluations_in(list(map(json.loads, lines)))
+    by_version = {each.version: each.metrics["accuracy"] or 0.0 for each in evaluations}
     return statistics.mean(list(by_version.values())[-count:])
 
 

@@ -15,12 +15,15 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.routing.counters import BLOCK, rows_of
-from thinwire.ops.telemetry.run_status import Evaluation, RunStatus, WorkerMetrics
+from thinwire.ops.telemetry.evaluation import Evaluation
+from thinwire.ops.telemetry.run_status import RunStatus, WorkerMetrics
 
 _BAR_CELLS = 20  # as wide as Keras draws it
 _RATE_WINDOW = 20  # statuses behind the rate that the ETA is made of
 _MOST_WORKERS_SHOWN = 32
-_LARGEST_PLAIN_LOSS = 1e4  # a larger one is shown by its power of ten
+#: Metrics outside of these bounds are shown by their power of ten.
+_LEAST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e4
+_MOST_METRICS_SHOWN = 4
 _COLUMNS = ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited")
 _DATAGRAM_COLUMNS = ("fresh", "fill")
 _STATE_STYLES = {
@@ -88,13 +91,16 @@ def format_bytes(num_bytes: float) -> str:
     return f"{_three_digits(num_bytes)} TB"
 
 
-def format_loss(loss: float) -> str:
-    """Return a loss: ``0.3125``, or ``1.23e+05`` of many digits.
+def format_metric(value: float | None) -> str:
+    """Return a metric: ``0.3125``, or ``1.23e+05`` of many digits; None is not finite.
 
-    >>> format_loss(123456.7)
+    >>> format_metric(123456.7)
     '1.23e+05'
     """
-    return f"{loss:.4f}" if abs(loss) < _LARGEST_PLAIN_LOSS else f"{loss:.2e}"
+    if value is None:
+        return "not finite"
+    plain = value == 0 or _LEAST_PLAIN <= abs(value) < _LARGEST_PLAIN
+    return f"{value:.4f}" if plain else f"{value:.2e}"
 
 
 def progress_line(progress: Progress) -> str:
@@ -256,14 +262,18 @@ def _measures(progress: Progress) -> list[str]:
     evaluation, loss = progress.evaluation, progress.status.loss
     parts = []
     if evaluation is not None:
-        parts.append(f"accuracy: {evaluation.accuracy:.4f}")
-        if evaluation.loss is not None:
-            parts.append(f"test loss: {format_loss(evaluation.loss)}")
+        shown = list(evaluation.metrics.items())[:_MOST_METRICS_SHOWN]
+        parts += [f"{_plain_name(name)}: {format_metric(value)}" for name, value in shown]
     if loss is not None:
-        parts.append(f"loss: {format_loss(loss)}")
+        parts.append(f"loss: {format_metric(loss)}")
     if progress.updates_per_second is not None:
         parts.append(f"{_three_digits(progress.updates_per_second)} updates/s")
     return parts
+
+
+def _plain_name(name: str) -> str:
+    """Return a metric's name beside that of the training loss, which the workers report."""
+    return "test loss" if name == "loss" else name
 
 
 def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
@@ -273,7 +283,7 @@ def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
         str(worker.clock),
         str(worker.lag),
         _three_digits(worker.steps_per_second),
-        "-" if worker.loss is None else format_loss(worker.loss),
+        "-" if worker.loss is None else format_metric(worker.loss),
         format_bytes(worker.bytes_up),
         format_bytes(worker.bytes_down),
         format_duration(worker.wait_seconds),

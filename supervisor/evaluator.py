@@ -9,7 +9,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +35,6 @@ _TOP = 5
 _SAME_VERSION_SECONDS = 2.0
 
 Weights = Sequence[Any] | Callable[[], None]
-
-
-class Scores(NamedTuple):
-    """Scores of a model on the test set."""
-
-    accuracy: float  # correct / total
-    loss: float  # mean; NaN or infinite when the model has diverged
-    top5_accuracy: float | None  # the right answer among the best five / total; None: not wanted
 
 
 class Evaluator:
@@ -89,8 +81,8 @@ class Evaluator:
         self._variables = list(model.trainable_variables if variables is None else variables)
         self._run_batch = self._compile()
 
-    def evaluate(self, weights: Weights) -> Scores:
-        """Set the weights and return their scores over all examples.
+    def evaluate(self, weights: Weights) -> dict[str, float]:
+        """Set the weights and return their metrics over all examples.
 
         Args:
             weights: one array per variable, or a function that sets them itself.
@@ -111,8 +103,8 @@ class Evaluator:
             correct += int(counts[0])
             among_five += int(counts[1])
             losses.append(float(batch_loss) * num_valid)
-        top5_accuracy = among_five / total if self._top5 else None
-        return Scores(correct / total, math.fsum(losses) / total, top5_accuracy)
+        scores = {"accuracy": correct / total, "loss": math.fsum(losses) / total}
+        return scores | ({"top5_accuracy": among_five / total} if self._top5 else {})
 
     def _starts(self) -> range:
         return range(0, len(self._images), self.batch_size)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+from thinwire.ops.run.target import ACCURACY
 from thinwire.ops.telemetry import run_status
+from thinwire.ops.telemetry.evaluation import Evaluation, latest, ranges
 from thinwire.ops.telemetry.instruments import Instrument, counter, gauge
 
 
-def collect(
-    status: run_status.RunStatus | None, evaluations: list[run_status.Evaluation]
-) -> list[Instrument]:
+def collect(status: run_status.RunStatus | None, evaluations: list[Evaluation]) -> list[Instrument]:
     """Return the instruments of this moment (any thread).
 
     Args:
@@ -18,28 +18,34 @@ def collect(
         evaluations: All, the newest last; may grow meanwhile.
     """
     kept = evaluations.copy()
-    latest = kept[-1] if kept else None
-    loss = latest.loss if latest is not None else None
+    newest = latest(kept)
+    metrics = {name: _number(each["last"]) for name, each in ranges(kept).items()}
+    best = ranges(kept).get(ACCURACY, {}).get("max")
     return [
         counter("evaluations", "Evaluations of the central model.", len(kept)),
         gauge(
             "test_accuracy",
             "Of the newest evaluation; 0 to 1.",
-            latest.accuracy if latest is not None else math.nan,
+            metrics.get(ACCURACY, math.nan),
         ),
         gauge(
             "best_test_accuracy",
             "Of the best one.",
-            max((each.accuracy for each in kept), default=math.nan),
+            _number(best),
         ),
-        gauge("test_loss", "Of the newest evaluation.", math.nan if loss is None else loss),
+        gauge("test_loss", "Of the newest evaluation.", metrics.get("loss", math.nan)),
+        gauge("test_metric", "Of the newest evaluation that has it.", metrics, "metric"),
         gauge(
             "evaluated_version",
             "Updates in the model that was evaluated last.",
-            latest.version if latest is not None else 0,
+            newest.version if newest is not None else 0,
         ),
         *([] if status is None else _of_run(status)),
     ]
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _of_run(status: run_status.RunStatus) -> list[Instrument]:

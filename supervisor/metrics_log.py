@@ -17,8 +17,9 @@ from absl import logging
 
 from thinwire.ops.persistence.documents import parse_json
 from thinwire.ops.run.directory import METRICS_FILE, rounds_of, scalars_of
+from thinwire.ops.telemetry.evaluation import Evaluation
 from thinwire.ops.telemetry.round_trace import Round, line_of, unpack
-from thinwire.ops.telemetry.run_status import Evaluation, RunStatus, WorkerMetrics
+from thinwire.ops.telemetry.run_status import RunStatus, WorkerMetrics
 from thinwire.ops.telemetry.tensorboard import ScalarFile
 from thinwire.ops.types import ConfigurationError
 
@@ -73,9 +74,7 @@ class MetricsLog:
         """Record an evaluation of the central model."""
         self.evaluations.append(evaluation)
         self._append({"kind": EVALUATION_KIND, **evaluation.to_dict()})
-        values = {"eval/accuracy": evaluation.accuracy, "eval/loss": evaluation.loss}
-        if evaluation.top5_accuracy is not None:
-            values["eval/top5_accuracy"] = evaluation.top5_accuracy
+        values = {f"eval/{name}": value for name, value in evaluation.metrics.items()}
         self._scalars.write(values, evaluation.version)
 
     def add_status(self, status: RunStatus) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -10,8 +11,10 @@ from absl import logging
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run.directory import clear_records, launched_with
 from thinwire.ops.run.settings import Run
+from thinwire.ops.run.target import Target, find, find_name
 from thinwire.ops.telemetry import predictions, run_status
-from thinwire.supervisor.dashboard import format_loss
+from thinwire.ops.telemetry.evaluation import Evaluation, latest, names_in
+from thinwire.supervisor.dashboard import format_metric
 from thinwire.supervisor.metrics_log import MetricsLog, RoundsLog
 from thinwire.supervisor.report.writer import write_report
 
@@ -39,7 +42,7 @@ class Recorder:
 
         Args:
             run: The run's settings.
-            scorer: Evaluates the model; None: nobody does, and `evaluate` is never called.
+            scorer: Evaluates the model here; None: `evaluate` is never called.
 
         Raises:
             ConfigurationError: Records, or an Advisor's file, that are none of this version.
@@ -51,12 +54,12 @@ class Recorder:
         self._log = MetricsLog(run.run_dir, resume=not run.overwrite)
         self.evaluations = self._log.evaluations
         self._rounds = RoundsLog(run.run_dir)
-        self._best = max((e.accuracy for e in self.evaluations), default=-1.0)
+        self._warned = False
 
     @property
-    def latest(self) -> run_status.Evaluation | None:
+    def latest(self) -> Evaluation | None:
         """The newest evaluation."""
-        return self.evaluations[-1] if self.evaluations else None
+        return latest(self.evaluations)
 
     def status(self, status: run_status.RunStatus) -> None:
         """Log a status document."""
@@ -70,11 +73,11 @@ class Recorder:
         self,
         status: run_status.RunStatus,
         weights: Float32,
-        versions: list[int],
+        versions: Sequence[int],
         final: bool,
         statistics: Float32 | None = None,
-    ) -> run_status.Evaluation:
-        """Evaluate on the whole test set and log the result.
+    ) -> Evaluation:
+        """Evaluate on the whole test set, and record the result; keep the model if it is the best.
 
         Args:
             status: Of the run at this moment.
@@ -85,38 +88,86 @@ class Recorder:
         """
         if self._scorer is None:
             raise RuntimeError("this run has no model to evaluate")
-        accuracy, raw_loss, top5_accuracy = self._scorer.score(weights, statistics)
-        loss = raw_loss if math.isfinite(raw_loss) else None
-        evaluation = run_status.Evaluation(
+        metrics = self._scorer.score(weights, statistics)
+        target = self._run.target
+        is_scored = target is not None and find_name(metrics, target.metric)
+        goal = target if target is not None and is_scored else self._scorer.goal
+        before = self._best(goal)
+        evaluation = self.record(status, metrics, versions, final)
+        if self._best(goal) != before:
+            self._scorer.save(self._run.run_dir / "best.keras")
+        return evaluation
+
+    def record(
+        self,
+        status: run_status.RunStatus,
+        metrics: Mapping[str, float],
+        versions: Sequence[int],
+        final: bool = False,
+    ) -> Evaluation:
+        """Record metrics that somebody has computed of the central model.
+
+        Args:
+            status: Of the run at this moment.
+            metrics: By name, at least one.
+            versions: Of each shard, that the model was at.
+            final: The run is over.
+        """
+        evaluation = Evaluation(
             version=versions[0],
             samples=status.samples,
             seconds=status.seconds,
-            accuracy=accuracy,
-            loss=loss,
+            metrics={
+                name: float(value) if math.isfinite(value) else None
+                for name, value in metrics.items()
+            },
             bytes_up=status.bytes_up,
             bytes_down=status.bytes_down,
-            versions=versions,
+            versions=list(versions),
             final=final,
-            top5_accuracy=top5_accuracy,
         )
         self._log.add_evaluation(evaluation)
-        if accuracy > self._best:
-            self._best = accuracy
-            self._scorer.save(self._run.run_dir / "best.keras")
         logging.info(
-            "version %d: test accuracy %.4f%s, loss %s%s",
+            "version %d: test %s%s",
             evaluation.version,
-            accuracy,
-            "" if top5_accuracy is None else f", top-5 {top5_accuracy:.4f}",
-            "not finite" if loss is None else format_loss(loss),
+            ", ".join(f"{name} {format_metric(v)}" for name, v in evaluation.metrics.items()),
             " (final)" if final else "",
         )
+        if self.evaluations[0].version != evaluation.version:  # several may have one version
+            self._check_target()
         return evaluation
+
+    def has_reached_target(self) -> bool:
+        """Return whether the newest evaluation has reached the run's target; logs that it has."""
+        target, newest = self._run.target, self.latest
+        if target is None or newest is None or not target.is_reached(newest.metrics):
+            return False
+        value = format_metric(find(newest.metrics, target.metric))
+        logging.info("%s is %s: the target %s is reached", target.metric, value, target)
+        return True
+
+    def _check_target(self) -> None:
+        """Warn once of a target that no evaluation has."""
+        target, names = self._run.target, names_in(self.evaluations)
+        if target is None or not names or self._warned or find_name(names, target.metric):
+            return
+        self._warned = True
+        logging.warning(
+            "--target=%s: the evaluations have no %s, so it does not end the run; they have %s. "
+            "Name one of these, or compile the model with that metric.",
+            *(target, target.metric, ", ".join(names)),
+        )
+
+    def _best(self, goal: Target) -> float | None:
+        """Return the best value so far of a metric; None: there is none."""
+        found = (find(each.metrics, goal.metric) for each in self.evaluations)
+        return goal.best((value for value in found if value is not None), default=None)
 
     def finish(self, status: run_status.RunStatus) -> None:
         """Write summary.json and the report."""
+        self._check_target()
         self._log.add_status(status)
-        summary = run_status.summarise(status, self.evaluations, self._run.target_accuracy)
+        summary = run_status.summarise(status, self.evaluations, self._run.target)
         summary |= about(self._run)
         if self._advice is not None:
             path, found = self._advice

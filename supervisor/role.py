@@ -27,6 +27,7 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.telemetry import run_status
+from thinwire.ops.telemetry.evaluation import latest_until
 from thinwire.ops.telemetry.instruments import Instrument
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import messages
@@ -211,7 +212,7 @@ class _Watcher:
             return
         self._shown = status
         if now >= self._due["show"]:
-            evaluation = run_status.latest_of(status, self.recorder.evaluations)
+            evaluation = latest_until(status.version, self.recorder.evaluations)
             self.dashboard.update(status, evaluation)
             pause = 0.0 if self.dashboard.live else self.own.status_interval_seconds
             self._due["show"] = now + pause
@@ -263,12 +264,15 @@ class _Watcher:
             )
             return status.version
         self.recorder.evaluate(status, view.weights, view.versions, final, view.statistics)
-        target = self.run.target_accuracy
-        latest = self.recorder.latest
-        if target is not None and latest is not None and latest.accuracy >= target and not final:
-            logging.info("accuracy %.4f reaches the target %g", latest.accuracy, target)
-            self.shards[0].session.send_control(pb.ToServer(halt=pb.Halt(cause="target_accuracy")))
+        if not final:
+            self._end_at_target()
         return view.versions[0]
+
+    def _end_at_target(self) -> None:
+        """End the run if the newest evaluation has reached its target."""
+        if self.run.target is not None and self.recorder.has_reached_target():
+            halt = pb.Halt(cause=self.run.target.stop_reason)
+            self.shards[0].session.send_control(pb.ToServer(halt=halt))
 
     # -- the end ----------------------------------------------------------------------------
 

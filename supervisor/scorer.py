@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.models.loss import ensure_compiled_loss
 from thinwire.ops.run.settings import Run
-from thinwire.supervisor.evaluator import Evaluator, Scores
+from thinwire.ops.run.target import Target
+from thinwire.supervisor.evaluator import Evaluator
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -27,14 +28,16 @@ class ModelScorer:
 
     def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:
         self._shared = shared
+        self.goal = Target.of_accuracy(1.0)
+        """By which metric the best model is found."""
         self._statistics = FlatVariables(shared.statistics)
         loss = ensure_compiled_loss(shared.model)
         self._evaluator = Evaluator(
             shared.model, loss, images, labels, run.batch_size, top5=run.top5
         )
 
-    def score(self, weights: Float32, statistics: Float32 | None) -> Scores:
-        """Return the scores on the whole test set.
+    def score(self, weights: Float32, statistics: Float32 | None) -> dict[str, float]:
+        """Return the metrics on the whole test set.
 
         Args:
             weights: [num_parameters] float32.

@@ -59,7 +59,7 @@ class RoleHelp:
 
 ROLE_HELP = {
     "PS": RoleHelp((*ps_flags.TOPICS, *_NODE)),
-    "Worker": RoleHelp((*worker_flags.TOPICS, *_NODE), ("target_accuracy",)),
+    "Worker": RoleHelp((*worker_flags.TOPICS, *_NODE), ("target", "target_accuracy")),
     "Supervisor": RoleHelp((*supervisor_flags.TOPICS, *_NODE)),
     "Cluster": RoleHelp(
         (

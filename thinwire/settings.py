@@ -60,6 +60,7 @@ _OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_w
 _PLACES = frozenset({"id_worker", "nb_workers", "ip_PS", "port", "ps_hosts", "method", "mode"})
 LAUNCHER, ARGUMENTS, TF_CONFIG = "thinwire run", "arguments", "TF_CONFIG"
 
+_SUPERVISORS = "it is the Supervisor's; give it to main.py --type_node=Supervisor"
 #: Flags that a script has other ways for -> what those are.
 _ELSEWHERE = {
     "device": "choose it with tf.config or CUDA_VISIBLE_DEVICES, before TensorFlow starts",
@@ -67,7 +68,8 @@ _ELSEWHERE = {
     "quiet": "set absl.logging's verbosity",
     "slowdown": "the script itself computes the gradients",
     "step_seconds": "the script itself computes the gradients",
-    "target_accuracy": "it is the Supervisor's; give it to main.py --type_node=Supervisor",
+    "target": _SUPERVISORS,
+    "target_accuracy": _SUPERVISORS,
 }
 #: The same of scripts that bring model and data themselves.
 _OWN_MODEL_AND_DATA = script_flags.OWN_MODEL_AND_DATA

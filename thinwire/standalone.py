@@ -108,8 +108,8 @@ class _Standalone:
             start = time.monotonic()
             if start - evaluated_at >= self.own.eval_interval_seconds or self._due(evaluated):
                 evaluated, evaluated_at = self.version, start
-                if self._evaluate(final=False):
-                    return "target_accuracy"
+                if self._evaluate(final=False) and self.run.target is not None:
+                    return self.run.target.stop_reason
             if start >= next_save:
                 self._save()
                 next_save = start + self.run.checkpoint_interval_seconds
@@ -145,11 +145,10 @@ class _Standalone:
         return self.budget.end(self.version, self.version * self.run.batch_size)
 
     def _evaluate(self, final: bool) -> bool:
-        """Evaluate; return whether the target accuracy is reached."""
+        """Evaluate; return whether the target is reached."""
         weights = self.trainer.flat()
-        evaluation = self.recorder.evaluate(self._status(None), weights, [self.version], final)
-        target = self.run.target_accuracy
-        return target is not None and evaluation.accuracy >= target
+        self.recorder.evaluate(self._status(None), weights, [self.version], final)
+        return self.recorder.has_reached_target()
 
     def _status(self, reason: str | None) -> run_status.RunStatus:
         run = self.run

@@ -30,6 +30,6 @@ def evaluator() -> Callable[[Path], float]:
     def accuracy(path: Path) -> float:
         flat = np.load(path)
         # A model that diverged is worth what it is: nothing.
-        return own.evaluate(work.unflatten(flat)).accuracy if np.isfinite(flat).all() else 0.0
+        return own.evaluate(work.unflatten(flat))["accuracy"] if np.isfinite(flat).all() else 0.0
 
     return accuracy

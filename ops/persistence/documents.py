@@ -54,6 +54,7 @@ class Document:
         where = where or cls.__name__
         if not isinstance(values, dict):
             _refuse(where, values, "an object")
+        values = cls.upgrade(values)
         kinds = _kinds(cls)
         for name in values:
             if name not in kinds:
@@ -67,6 +68,11 @@ class Document:
             if name not in given and name in _required(cls):
                 raise ValueError(f"{where} lacks the field {name!r}")
         return cls(**given)
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields as today's version has them, of what an older one may have written."""
+        return values
 
     @classmethod
     def from_json(cls: type[_DocumentType], text: str | bytes) -> _DocumentType:
@@ -122,7 +128,8 @@ def _write(value: Any, kind: Any, where: str) -> Any:
     if isinstance(value, Document):
         return value.to_dict()
     if isinstance(value, dict):
-        return {str(key): _write(item, Any, f"{where}.{key}") for key, item in value.items()}
+        item_kind = (*typing.get_args(kind), Any)[1] if typing.get_args(kind) else Any
+        return {str(key): _write(item, item_kind, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_write(item, Any, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):

@@ -13,6 +13,7 @@ from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import Schedule
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.ops.run.target import ACCURACY_REACHED, REACHED, Target
 from thinwire.ops.types import ConfigurationError, Link
 
 #: Exit codes of every role (docs/OPERATIONS.md).
@@ -44,8 +45,10 @@ EXIT_OF_STOP = {
     "journal_failed": EXIT_CONFIGURATION,  # a PS's disk does not take what is to be kept
 }
 
-#: Stop reasons of a run that reached one of its limits, which each is named after.
-LIMIT_REASONS = ("iter_max", "epochs", "max_seconds", "target_accuracy")
+#: Stop reasons of a run that reached its target.
+TARGET_REASONS = (ACCURACY_REACHED, REACHED)
+#: Stop reasons of a run that reached one of its limits, which each other is named after.
+LIMIT_REASONS = ("iter_max", "epochs", "max_seconds", *TARGET_REASONS)
 #: Stop reasons of a run that reached an end of its own.
 END_REASONS = (*LIMIT_REASONS, FINISHED)
 
@@ -101,7 +104,7 @@ class Run:
     iter_max: int | None  # None: no limit
     epochs: float | None
     max_seconds: float | None
-    target_accuracy: float | None
+    target: Target | None  # of an evaluation, that ends the run
     kernels: str
     device: str
     lease_seconds: float
@@ -160,23 +163,27 @@ def links(columns: Mapping[str, Sequence[float]], nb_workers: int) -> tuple[Link
     return tuple(Link(**row) for row in rows)
 
 
-def limit_of(run: Run, reason: str | None) -> float | None:
-    """Return the limit that a stop reason is named after, if it has one and it was given."""
+def limit_of(run: Run, reason: str | None) -> float | str | None:
+    """Return the limit of a stop reason, if it has one and it was given; a target as its text."""
+    if reason in TARGET_REASONS:
+        return str(run.target) if run.target and run.target.stop_reason == reason else None
     return getattr(run, reason) if reason in LIMIT_REASONS else None
 
 
-def is_finished(run: Run, reason: str | None, reached: float | None) -> bool:
+def is_finished(run: Run, reason: str | None, reached: float | str | None) -> bool:
     """Return whether a run that once ended this way has nothing left to do.
 
     Args:
         run: The settings of now; a raised limit makes the run go on.
         reason: Why it ended then.
-        reached: How far it had come by the measure of that reason.
+        reached: How far it had come by the measure of that reason: the `limit_of` then, or more.
     """
     if reason == FINISHED:
         return True
+    if reason in TARGET_REASONS:
+        return run.target is not None and run.target.is_implied_by(reached)
     limit = limit_of(run, reason)
-    return limit is not None and reached is not None and limit <= reached
+    return limit is not None and reached is not None and float(limit) <= float(reached)
 
 
 def finished_summary(run: Run) -> str | None:
@@ -186,17 +193,18 @@ def finished_summary(run: Run) -> str | None:
         reached = {
             "iter_max": summary["updates"],
             "max_seconds": summary["seconds"],
-            "target_accuracy": summary["best_test_accuracy"],
             "epochs": run.epochs,
         }
         reason = summary["stop_reason"]
+        if reason in TARGET_REASONS:
+            return reason if run.target and run.target.is_reached_in(summary) else None
         return reason if is_finished(run, reason, reached.get(reason)) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
-    """Return whether summary.json is of this very end, and has an accuracy.
+    """Return whether summary.json is of this very end, and has an evaluation.
 
     Args:
         run: The run's settings.
@@ -206,6 +214,6 @@ def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
     try:
         summary = json.loads((run.run_dir / "summary.json").read_text())
         same = summary["updates"] == updates and summary["stop_reason"] == reason
-        return same and summary["test_accuracy"] is not None
+        return bool(same and (summary.get("metrics") or summary["test_accuracy"] is not None))
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -1,4 +1,4 @@
-"""The run's status document, its evaluations, and the summary made of both.
+"""The run's status document, and the summary made of it and of the evaluations.
 
 PS shard 0 makes a `RunStatus` and sends it to the Supervisor; the node that ends the run calls
 `summarise`. "Up" is from worker to server. Bytes are those on the wire for training, headers
@@ -13,18 +13,17 @@ from typing import Any, Literal
 
 from thinwire.ops.persistence.documents import Document, parse_json, write_json_atomically
 from thinwire.ops.routing.counters import SentCounts
+from thinwire.ops.run.target import ACCURACY, ACCURACY_REACHED, Target
+from thinwire.ops.telemetry.evaluation import Evaluation, ranges, standing
 
 __all__ = [
     "ACCURACY_MARKS",
     "SUMMARY_SCHEMA",
-    "Evaluation",
     "Histogram",
     "MembershipCounts",
     "RunStatus",
     "WorkerMetrics",
-    "latest_of",
     "parse_json",
-    "standing",
     "summarise",
     "write_json_atomically",
 ]
@@ -169,66 +168,27 @@ class RunStatus(Document):
         return sum(losses) / len(losses) if losses else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation(Document):
-    """The central model on the whole test set, and the cost of the training up to then."""
-
-    version: int  # updates applied
-    samples: int
-    seconds: float  # training time, as in RunStatus
-    accuracy: float  # share of the test set, 0 to 1
-    loss: float | None  # None when it is not finite
-    bytes_up: int
-    bytes_down: int
-    versions: list[int] = dataclasses.field(default_factory=list)  # of each shard
-    final: bool = False  # of the version the run ended with
-    top5_accuracy: float | None = None  # likewise of the best five classes; None: not wanted
-
-
-def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Drop evaluations of versions that a server restart undid, and repeats of a version.
-
-    Args:
-        evaluations: in the order they were made.
-
-    Returns:
-        The last one of each version that still belongs to the run, versions ascending.
-    """
-    kept: list[Evaluation] = []
-    for evaluation in evaluations:
-        while kept and kept[-1].version >= evaluation.version:
-            kept.pop()
-        kept.append(evaluation)
-    return kept
-
-
-def latest_of(status: RunStatus, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the newest evaluation that a run as far as this can have had; None: there is none.
-
-    What a former run left in the same directory is of a later version.
-    """
-    latest = evaluations[-1] if evaluations else None
-    return latest if latest is not None and latest.version <= status.version else None
-
-
 def summarise(
     status: RunStatus,
     evaluations: Sequence[Evaluation],
-    target_accuracy: float | None = None,
+    target: Target | None = None,
 ) -> dict[str, Any]:
     """Return the document of summary.json.
 
     Args:
         status: the last one of the run.
-        evaluations: in the order they were made; may be empty, then all accuracies are null.
-        target_accuracy: one more mark for ``time_to_accuracy``.
+        evaluations: in the order they were made; may be empty, then there are no metrics.
+        target: of the run; one of accuracy is one more mark for ``time_to_accuracy``.
 
     Raises:
         ValueError: a policy reports under the name of one of the summary's own keys.
     """
     kept = standing(evaluations)
-    last = kept[-1] if kept else None
-    marks = sorted({*ACCURACY_MARKS, *([] if target_accuracy is None else [target_accuracy])})
+    metrics = ranges(kept)
+    accuracy, loss, top5 = (metrics.get(name, {}) for name in (ACCURACY, "loss", "top5_accuracy"))
+    marks = [Target.of_accuracy(mark) for mark in ACCURACY_MARKS]
+    if target is not None and target not in marks and target.stop_reason == ACCURACY_REACHED:
+        marks = sorted([*marks, target], key=lambda mark: mark.bound)
     staleness = status.staleness
     summary: dict[str, Any] = {
         "schema": SUMMARY_SCHEMA,
@@ -241,10 +201,11 @@ def summarise(
         "updates": status.version,
         "samples": status.samples,
         "seconds": status.seconds,
-        "test_accuracy": last.accuracy if last else None,
-        "test_loss": last.loss if last else None,
-        "best_test_accuracy": max((e.accuracy for e in kept), default=None),
-        "time_to_accuracy": {_mark_name(mark): _first_at(mark, kept) for mark in marks},
+        "test_accuracy": accuracy.get("last"),
+        "test_loss": loss.get("last"),
+        "best_test_accuracy": accuracy.get("max"),
+        "time_to_accuracy": {_mark_name(mark.bound): _first_at(mark, kept) for mark in marks},
+        "metrics": metrics,
         **_traffic(status),
         "updates_per_second": _ratio(status.version, status.seconds),
         "samples_per_second": _ratio(status.samples, status.seconds),
@@ -254,10 +215,11 @@ def summarise(
         "membership": status.membership.to_dict(),
         "stop_reason": status.stop_reason,
     }
-    if last is not None and last.top5_accuracy is not None:
-        summary["test_top5_accuracy"] = last.top5_accuracy
-        known = [e.top5_accuracy for e in kept if e.top5_accuracy is not None]
-        summary["best_test_top5_accuracy"] = max(known)
+    if top5:
+        summary["test_top5_accuracy"] = top5["last"]
+        summary["best_test_top5_accuracy"] = top5["max"]
+    if target is not None:
+        summary["target"] = {"text": str(target), "reached": _first_at(target, kept)}
     for name, block in status.policies.items():
         if name in summary:
             raise ValueError(f"a policy reports as {name!r}, which is a key of the summary itself")
@@ -277,10 +239,10 @@ def _traffic(status: RunStatus) -> dict[str, Any]:
     }
 
 
-def _first_at(mark: float, evaluations: Sequence[Evaluation]) -> dict[str, Any] | None:
+def _first_at(mark: Target, evaluations: Sequence[Evaluation]) -> dict[str, Any] | None:
     """Return the cost of the first evaluation that reached ``mark``."""
     for evaluation in evaluations:
-        if evaluation.accuracy >= mark:
+        if mark.is_reached(evaluation.metrics):
             return {
                 "seconds": evaluation.seconds,
                 "updates": evaluation.version,

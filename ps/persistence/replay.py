@@ -34,7 +34,7 @@ class ReplaySettings:
 
     config: CoreConfig
     lease_seconds: float
-    limits: dict[str, float | None]  # stop reason -> the limit that it is named after
+    limits: dict[str, float | str | None]  # stop reason -> its limit, as `limit_of` has it
 
     def to_plain(self) -> State:
         """Return plain data without arrays."""
@@ -63,7 +63,7 @@ class Replayed:
     place: JournalPosition  # after the last record
     num_records: int
     generation: int  # the highest one that this shard ever had
-    limits: dict[str, float | None]  # of the last generation
+    limits: dict[str, float | str | None]  # of the last generation
     damage: str | None = None  # why it ends there, if a record follows
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from thinwire.ops.run.settings import LIMIT_REASONS
 from thinwire.proto import framing, versions
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed, MessageAssembler
@@ -39,7 +40,7 @@ _RENEWALS_PER_LEASE = 10
 #: Barriers of one message, and characters of the name of one.
 _MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
 #: What a supervisor may end a run for.
-_HALT_CAUSES = ("iter_max", "epochs", "max_seconds", "target_accuracy", "interrupted", "diverged")
+_HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
 
 

@@ -17,14 +17,10 @@ from typing import Any
 
 from thinwire.ops.persistence.documents import parse_json, write_json_atomically
 from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE, rounds_of
+from thinwire.ops.run.target import ACCURACY
+from thinwire.ops.telemetry.evaluation import Evaluation, standing
 from thinwire.ops.telemetry.round_trace import line_of
-from thinwire.ops.telemetry.run_status import (
-    Evaluation,
-    RunStatus,
-    WorkerMetrics,
-    standing,
-    summarise,
-)
+from thinwire.ops.telemetry.run_status import RunStatus, WorkerMetrics, summarise
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import format as log_files
 from thinwire.supervisor.esync_logs import runs as measured_runs
@@ -83,7 +79,7 @@ def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
     logged = _read(folder)
     run = measured_runs.of_logs(folder, logged)
     evaluations = [
-        Evaluation(point.round, 0, point.seconds, point.accuracy, None, 0, 0)
+        Evaluation(point.round, 0, point.seconds, {ACCURACY: point.accuracy}, 0, 0)
         for point in run.points
     ]
     for worker, each in enumerate(logged, 1):

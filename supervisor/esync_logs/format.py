@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from thinwire.ops.persistence.documents import parse_json
+from thinwire.ops.run.target import ACCURACY
+from thinwire.ops.telemetry.evaluation import Evaluation
 from thinwire.ops.telemetry.round_trace import (
     CHECK_READY,
     ENCODE,
@@ -24,7 +26,6 @@ from thinwire.ops.telemetry.round_trace import (
     GLOBAL_PHASES,
     Round,
 )
-from thinwire.ops.telemetry.run_status import Evaluation
 
 #: Our method -> the folder's name, and the name in figures. Others keep their own.
 MODES = {
@@ -84,8 +85,9 @@ def place_accuracies(
     placed = {}
     for evaluation in evaluations:
         position = bisect.bisect_right(versions, evaluation.version) - 1
-        if position >= 0:
-            placed[position] = evaluation.accuracy
+        accuracy = evaluation.metrics.get(ACCURACY)
+        if position >= 0 and accuracy is not None:
+            placed[position] = accuracy
     return placed
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from thinwire.ops.persistence.documents import parse_json
 from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE
+from thinwire.ops.run.target import ACCURACY
+from thinwire.ops.telemetry.evaluation import standing
 from thinwire.ops.telemetry.round_trace import Round
-from thinwire.ops.telemetry.run_status import standing
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import format as log_files
 from thinwire.supervisor.esync_logs.format import DeviceLog
@@ -200,8 +201,9 @@ def _load_run(run_dir: pathlib.Path) -> MeasuredRun:
         non_iid=is_non_iid(run_dir, summary),
         num_parameters=int(summary["num_parameters"]),
         points=[
-            EvaluationPoint(e.seconds, e.version, e.accuracy)
-            for e in standing(evaluations_in(lines))
+            EvaluationPoint(each.seconds, each.version, accuracy)
+            for each in standing(evaluations_in(lines))
+            if (accuracy := each.metrics.get(ACCURACY)) is not None
         ],
         devices=[_device(rounds) for rounds in rounds_by_worker(run_dir).values()],
         bytes_up=summary.get("bytes_up"),

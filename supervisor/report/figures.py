@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from thinwire.ops.telemetry.evaluation import is_share
 from thinwire.ops.telemetry.run_status import Histogram
 
 _DOTS_PER_INCH = 180
@@ -61,16 +62,35 @@ THEMES: Mapping[str, Theme] = {
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Accuracy (0 to 1) against some cost in its base unit, for one run."""
+    """A metric against some cost in its base unit, for one run."""
 
     name: str
     costs: Sequence[float]
-    accuracies: Sequence[float]
+    values: Sequence[float]
 
     def without_free_points(self) -> Curve:
         """Return the points that cost something: a logarithmic axis has no zero."""
-        points = [(c, a) for c, a in zip(self.costs, self.accuracies, strict=True) if c > 0]
-        return Curve(self.name, [cost for cost, _ in points], [accuracy for _, accuracy in points])
+        points = [(c, v) for c, v in zip(self.costs, self.values, strict=True) if c > 0]
+        return Curve(self.name, [cost for cost, _ in points], [value for _, value in points])
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A metric as a picture shows it: its words and its unit."""
+
+    label: str
+    unit: str = ""
+    size: float = 1.0  # of the unit
+
+    @classmethod
+    def of(cls, metric: str) -> Quantity:
+        """Return how a metric of this name is shown; shares are shown in percent."""
+        words = _plain(metric.replace("_", " ").strip() or metric)
+        return cls(f"Test {words}", "%", 0.01) if is_share(metric) else cls(f"Test {words}")
+
+    def written(self, value: float) -> str:
+        """Return a value, in the unit, as text."""
+        return f"{value:.1f} {self.unit}" if self.unit else f"{value:.4g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +111,8 @@ BYTES = Axis("Traffic, up and down", (("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
 UPDATES = Axis("Updates applied", (("", 1.0),))
 
 
-def accuracy_figure(curves: Sequence[Curve], axis: Axis, theme: Theme) -> bytes:
-    """Draw test accuracy against a cost, one line a run.
+def metric_figure(curves: Sequence[Curve], axis: Axis, quantity: Quantity, theme: Theme) -> bytes:
+    """Draw a metric of the test set against a cost, one line a run.
 
     One curve is labelled with its last value; several get a legend above.
     """
@@ -106,7 +126,7 @@ def accuracy_figure(curves: Sequence[Curve], axis: Axis, theme: Theme) -> bytes:
     styles = itertools.cycle(itertools.product(_LINE_STYLES, theme.series))
     for curve, (line_style, colour) in zip(drawn, styles, strict=False):
         xs = [cost / size for cost in curve.costs]
-        ys = [100 * accuracy for accuracy in curve.accuracies]
+        ys = [value / quantity.size for value in curve.values]
         axes.plot(xs, ys, line_style, color=colour, linewidth=2, label=_plain(curve.name))
         axes.plot(xs[-1], ys[-1], "o", color=colour, markersize=6, clip_on=False)
     notes = [unit] if unit else []
@@ -117,11 +137,11 @@ def accuracy_figure(curves: Sequence[Curve], axis: Axis, theme: Theme) -> bytes:
         axes.set_xlim(left=0)
         axes.locator_params(axis="x", nbins=6)
     axes.set_xlabel(f"{axis.label} ({', '.join(notes)})" if notes else axis.label)
-    axes.set_ylabel("Test accuracy (%)")
+    axes.set_ylabel(f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label)
     if len(curves) > 1:
         legend_above(axes, theme, num_columns=min(3, len(drawn)))
     else:
-        _label_last(axes, xs[-1], ys[-1], theme)
+        _label_last(axes, (xs[-1], ys[-1]), quantity.written(ys[-1]), theme)
     return to_png(figure, axes, theme)
 
 
@@ -260,10 +280,9 @@ def legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
     )
 
 
-def _label_last(axes: Any, x: float, y: float, theme: Theme) -> None:
-    text = f"{y:.1f} %"
+def _label_last(axes: Any, point: tuple[float, float], text: str, theme: Theme) -> None:
     offset = {"textcoords": "offset points", "xytext": (0, 9), "ha": "right"}
-    axes.annotate(text, (x, y), color=theme.text, fontsize=11, fontweight="bold", **offset)
+    axes.annotate(text, point, color=theme.text, fontsize=11, fontweight="bold", **offset)
     axes.margins(y=0.12)
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import base64
 import dataclasses
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from thinwire.ops.routing.counters import BLOCK, rows_of
+from thinwire.ops.run.target import ACCURACY
+from thinwire.ops.telemetry.evaluation import best_of, is_larger_better, is_share, ranges_in
 from thinwire.supervisor.dashboard import format_bytes, format_duration
 
 ABSENT = "–"
+#: Metrics in a tile, or in two columns, of their own.
+_MOST_METRICS_SHOWN = 4
 
 
 def table(
@@ -77,6 +81,14 @@ def _shown(write: Callable[[float], str]) -> Callable[[Any], str]:
 
 
 percent = _shown(lambda value: f"{100 * value:.1f} %")
+number = _shown(lambda value: f"{value:.4g}")
+
+
+def written(metric: str) -> Callable[[Any], str]:
+    """Return how a metric of this name is written."""
+    return percent if is_share(metric) else number
+
+
 duration = _shown(lambda value: f"{value:.1f} s" if value < 59.95 else format_duration(value))
 size = _shown(format_bytes)
 times = _shown(lambda value: f"{value:,.0f}×" if value >= 99.5 else f"{value:.1f}×")
@@ -242,7 +254,7 @@ class _Column:
 def run_page(run: RunSection, curves: Sequence[Picture]) -> str:
     """Return the page of one run."""
     body = [_header(run.name, _one_line(run.summary)), _tiles(run.summary)]
-    body += ["<h2>Accuracy and what it cost</h2>", _pictures(curves, "curves")]
+    body += ["<h2>Metrics and what they cost</h2>", _pictures(curves, "curves")]
     body += ["<h2>Staleness, time and data</h2>", _pictures(run.pictures)]
     body += ["<h2>Workers</h2>", _workers_table(run.summary["workers"])]
     if beside := tables(run.summary):
@@ -256,7 +268,7 @@ def comparison_page(runs: Sequence[RunSection], curves: Sequence[Picture]) -> st
     title = f"{len(runs)} runs compared" if len(runs) > 1 else runs[0].name
     body = [_header(title, " · ".join(run.name for run in runs))]
     body += ["<h2>Summary</h2>", _summary_table(runs)]
-    body += ["<h2>Accuracy and what it cost</h2>", _pictures(curves, "curves")]
+    body += ["<h2>Metrics and what they cost</h2>", _pictures(curves, "curves")]
     body += ["<h2>Composition</h2>", _policies_table(runs)]
     for run in runs:
         body += [f"<h2>{text(run.name)}</h2>", _pictures(run.pictures)]
@@ -292,8 +304,12 @@ def _one_line(summary: Mapping[str, Any]) -> str:
 
 
 def _tiles(summary: Mapping[str, Any]) -> str:
+    metrics = ranges_in(summary)
     tiles = [
-        (percent(summary.get("test_accuracy")), "test accuracy at the end"),
+        *(
+            (written(name)(metrics[name]["last"]), f"test {name} at the end")
+            for name in _leading(metrics)
+        ),
         (duration(summary.get("seconds")), "training time"),
         (rate(summary.get("updates_per_second")), "updates per second"),
         (size(_traffic(summary)), "over the network"),
@@ -343,8 +359,7 @@ def _summary_table(runs: Sequence[RunSection]) -> str:
 def _summary_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
     columns = [
         _Column("method", lambda s: s.get("method"), str),
-        _Column("final accuracy", lambda s: s.get("test_accuracy"), percent, max),
-        _Column("best accuracy", lambda s: s.get("best_test_accuracy"), percent, max),
+        *_metric_columns(summaries),
         _Column("time", lambda s: s.get("seconds"), duration, min),
     ]
     columns += [_mark_column(mark) for mark in _shown_marks(summaries)]
@@ -363,6 +378,30 @@ def _summary_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
         _Column("workers", lambda s: s.get("nb_workers"), format_count),
         _Column("ended by", lambda s: s.get("stop_reason"), lambda v: str(v or ABSENT)),
     ]
+
+
+def _metric_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
+    """Return two columns for each of the leading metrics: at the end, and the best."""
+    names = dict.fromkeys(name for summary in summaries for name in ranges_in(summary))
+    columns = []
+    for name in _leading(names):
+        better = max if is_larger_better(name) else min
+
+        def last(summary: Mapping[str, Any], name: str = name) -> Any:
+            return ranges_in(summary).get(name, {}).get("last")
+
+        def best(summary: Mapping[str, Any], name: str = name) -> Any:
+            return best_of(name, ranges_in(summary).get(name, {}))
+
+        columns.append(_Column(f"final {name}", last, written(name), better))
+        columns.append(_Column(f"best {name}", best, written(name), better))
+    return columns
+
+
+def _leading(names: Iterable[str]) -> list[str]:
+    """Return the metrics for which there is space, the loss last."""
+    ordered = sorted(names, key=lambda name: (name != ACCURACY, name == "loss"))
+    return ordered[:_MOST_METRICS_SHOWN]
 
 
 def _datagram_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:

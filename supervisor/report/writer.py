@@ -10,22 +10,22 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thinwire.ops.persistence.documents import parse_json
 from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE
-from thinwire.ops.telemetry.run_status import (
-    SUMMARY_SCHEMA,
-    Evaluation,
-    Histogram,
-    RunStatus,
-    standing,
-)
+from thinwire.ops.run.target import ACCURACY, Target, find_name
+from thinwire.ops.telemetry.evaluation import Evaluation, names_in, standing
+from thinwire.ops.telemetry.run_status import SUMMARY_SCHEMA, Histogram, RunStatus
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.metrics_log import STATUS_KIND, evaluations_in, read_lines
 from thinwire.supervisor.report import figures, page
 
+#: So many metrics are drawn.
+_MOST_METRICS = 12
+_LONGEST_FILE_NAME = 100
 _OBJECTS = ("seams", "time_to_accuracy", "staleness", "rejected_pushes", "membership")
 
 
@@ -37,6 +37,12 @@ class ReportedRun:
     summary: dict[str, Any]
     evaluations: list[Evaluation]
     staleness: Histogram
+
+    @property
+    def target(self) -> Target | None:
+        """What was to be reached, if the summary has it."""
+        known = self.summary.get("target")
+        return Target.parse(known["text"]) if known else None
 
 
 def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
@@ -119,28 +125,55 @@ def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def curve_pictures(runs: Sequence[ReportedRun]) -> list[page.Picture]:
-    """Draw accuracy against time, updates and bytes, all runs in each."""
-    costs = {
-        "accuracy_seconds": (figures.SECONDS, "Accuracy against time", _seconds),
-        "accuracy_bytes": (figures.BYTES, "Accuracy against traffic", _bytes),
-        "accuracy_updates": (figures.UPDATES, "Accuracy against updates", _updates),
-    }
-    pictures = []
-    for name, (axis, title, cost_of) in costs.items():
-        curves = [
-            figures.Curve(
-                run.name,
-                [cost_of(evaluation) for evaluation in run.evaluations],
-                [evaluation.accuracy for evaluation in run.evaluations],
-            )
-            for run in runs
+    """Draw the first metric against time, bytes and updates, the others against updates.
+
+    All runs that have a metric are in its pictures.
+    """
+    first, *others = ordered_metrics(runs)[:_MOST_METRICS] or [ACCURACY]
+    pairs = [(first, cost) for cost in _COSTS] + [(name, "updates") for name in others]
+    file_names = _file_names([f"{name}_{cost}" for name, cost in pairs])
+    return [
+        _curve_picture(runs, metric, cost, file_name)
+        for (metric, cost), file_name in zip(pairs, file_names, strict=True)
+    ]
+
+
+def ordered_metrics(runs: Sequence[ReportedRun]) -> list[str]:
+    """Return the metrics of runs: first those of targets, then accuracy; the loss comes last."""
+    names = list(dict.fromkeys(name for run in runs for name in names_in(run.evaluations)))
+    goals = {find_name(names, run.target.metric) for run in runs if run.target is not None}
+    return sorted(names, key=lambda name: (name not in goals, name != ACCURACY, name == "loss"))
+
+
+def _curve_picture(
+    runs: Sequence[ReportedRun], metric: str, cost: str, file_name: str
+) -> page.Picture:
+    axis, against, cost_of = _COSTS[cost]
+    curves = []
+    for run in runs:
+        points = [
+            (cost_of(each), value)
+            for each in run.evaluations
+            if (value := each.metrics.get(metric)) is not None
         ]
-        drawn = {
-            key: figures.accuracy_figure(curves, axis, theme)
-            for key, theme in figures.THEMES.items()
-        }
-        pictures.append(page.Picture(name, title, drawn))
-    return pictures
+        curves.append(figures.Curve(run.name, [c for c, _ in points], [v for _, v in points]))
+    quantity = figures.Quantity.of(metric)
+    drawn = {
+        key: figures.metric_figure(curves, axis, quantity, theme)
+        for key, theme in figures.THEMES.items()
+    }
+    title = f"{metric.replace('_', ' ').strip() or metric} {against}"
+    return page.Picture(file_name, title[:1].upper() + title[1:], drawn)
+
+
+def _file_names(names: Sequence[str]) -> list[str]:
+    """Return names that are files anywhere, each once."""
+    safe: list[str] = []
+    for name in names:
+        stem = re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip(".-")[:_LONGEST_FILE_NAME]
+        number = sum(each.partition("~")[0] == stem for each in safe)
+        safe.append(f"{stem}~{number + 1}" if number else stem)
+    return safe
 
 
 def run_pictures(run: ReportedRun) -> list[page.Picture]:
@@ -158,16 +191,12 @@ def run_pictures(run: ReportedRun) -> list[page.Picture]:
     return pictures
 
 
-def _seconds(evaluation: Evaluation) -> float:
-    return evaluation.seconds
-
-
-def _bytes(evaluation: Evaluation) -> float:
-    return evaluation.bytes_up + evaluation.bytes_down
-
-
-def _updates(evaluation: Evaluation) -> float:
-    return evaluation.version
+#: Name of a cost -> its axis, how a title names it, and what it is of an evaluation.
+_COSTS: Mapping[str, tuple[figures.Axis, str, Callable[[Evaluation], float]]] = {
+    "seconds": (figures.SECONDS, "against time", lambda each: each.seconds),
+    "bytes": (figures.BYTES, "against traffic", lambda each: each.bytes_up + each.bytes_down),
+    "updates": (figures.UPDATES, "against updates", lambda each: each.version),
+}
 
 
 def _check_summary(summary: Any) -> None:
@@ -186,6 +215,11 @@ def _check_summary(summary: Any) -> None:
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ValueError(f"{SUMMARY_FILE} has {key} {value!r:.40} of a worker")
     figures.known_rows(workers)
+    target = summary.get("target")
+    if target is not None:
+        if not isinstance(target, dict) or not isinstance(target.get("text"), str):
+            raise ValueError(f"{SUMMARY_FILE} has no text of its target")
+        Target.parse(target["text"])
 
 
 def _last_staleness(lines: Sequence[dict[str, Any]]) -> Histogram:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import pathlib
 import random
 import shutil
@@ -24,6 +23,7 @@ from tests.chaos.process_cast import Awake, Cast
 from tests.chaos.process_trial import Trial
 from tests.chaos.soak_churn import Churn
 from tests.chaos.soak_samples import Growth, Sample, growth, sample
+from thinwire.supervisor.metrics_log import evaluations_in, read_lines
 
 _NB_WORKERS, _NB_PS = 3, 2
 #: A step takes so long, that many minutes do not make too many updates for the run in peace.
@@ -186,10 +186,9 @@ class Soak:
 
 def _accuracy(run_dir: pathlib.Path) -> float:
     """Return the mean accuracy over the last part of a run."""
-    lines = (json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines())
-    evaluations = [line for line in lines if line["kind"] == "eval"]
-    least = (1 - _LAST_PART) * evaluations[-1]["version"]
-    last = [each["accuracy"] for each in evaluations if each["version"] >= least]
+    evaluations = evaluations_in(read_lines(run_dir / "metrics.jsonl")[0])
+    least = (1 - _LAST_PART) * evaluations[-1].version
+    last = [each.metrics["accuracy"] for each in evaluations if each.version >= least]
     return float(sum(last) / len(last))
 
 

@@ -7,8 +7,8 @@ import math
 import pathlib
 
 from thinwire.ops.persistence.documents import write_json_atomically
+from thinwire.ops.telemetry.evaluation import Evaluation
 from thinwire.ops.telemetry.run_status import (
-    Evaluation,
     Histogram,
     RunStatus,
     WorkerMetrics,
@@ -64,13 +64,14 @@ def make_status(version: int = 800, **changes) -> RunStatus:
 
 
 def make_evaluation(version: int, best: float = 0.85, **changes) -> Evaluation:
-    """An evaluation on a plausible learning curve."""
+    """An evaluation on a plausible learning curve; changes may be of its metrics, too."""
     accuracy = best - (best - 0.1) * math.exp(-version / 400)
+    metrics = {"accuracy": accuracy, "loss": 2.3 * (1 - accuracy)}
+    metrics |= {name: changes.pop(name) for name in tuple(metrics) if name in changes}
     values = {
         "samples": 10 * version,
         "seconds": 0.02 * version,
-        "accuracy": accuracy,
-        "loss": 2.3 * (1 - accuracy),
+        "metrics": metrics,
         "bytes_up": 9_000 * version,
         "bytes_down": 30_000 * version,
         "versions": [version],
@@ -130,18 +131,21 @@ DATAGRAMS = {
 }
 
 
-def write_run(run_dir: pathlib.Path, best: float = 0.85, **changes) -> pathlib.Path:
-    """Write summary.json and metrics.jsonl of a finished run."""
+def write_run(
+    run_dir: pathlib.Path, best: float = 0.85, metrics=None, target=None, **changes
+) -> pathlib.Path:
+    """Write summary.json and metrics.jsonl of a finished run, whose evaluations may be given."""
+    values = {} if metrics is None else {"metrics": metrics}
     run_dir.mkdir(parents=True)
     workers = [make_worker(number, 2000, state="done") for number in (1, 2, 3, 4)]
     status = make_status(2000, **{"stop_reason": "iter_max", "workers": workers} | changes)
     evaluations = [
-        make_evaluation(version, best, bytes_up=status.bytes_up * version // 2000)
+        make_evaluation(version, best, bytes_up=status.bytes_up * version // 2000, **values)
         for version in range(0, 2001, 200)
     ]
     lines = [{"kind": "eval", **evaluation.to_dict()} for evaluation in evaluations]
     lines.append({"kind": "status", **status.to_dict()})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (run_dir / "metrics.jsonl").write_text(text, encoding="utf-8")
-    write_json_atomically(run_dir / "summary.json", summarise(status, evaluations))
+    write_json_atomically(run_dir / "summary.json", summarise(status, evaluations, target))
     return run_dir

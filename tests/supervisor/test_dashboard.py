@@ -14,7 +14,7 @@ from thinwire.supervisor.dashboard import (
     RateMeter,
     format_bytes,
     format_duration,
-    format_loss,
+    format_metric,
     plain_line,
     progress_line,
     render,
@@ -159,10 +159,18 @@ def test_bytes(num_bytes, text):
 
 @pytest.mark.parametrize(
     ("loss", "text"),
-    [(0.3125, "0.3125"), (9999.0, "9999.0000"), (1e4, "1.00e+04"), (-3.5e30, "-3.50e+30")],
+    [
+        (0.3125, "0.3125"),
+        (0.0, "0.0000"),
+        (2e-5, "2.00e-05"),
+        (None, "not finite"),
+        (9999.0, "9999.0000"),
+        (1e4, "1.00e+04"),
+        (-3.5e30, "-3.50e+30"),
+    ],
 )
 def test_a_huge_loss_is_shown_by_its_power_of_ten(loss, text):
-    assert format_loss(loss) == text
+    assert format_metric(loss) == text
 
 
 def test_the_workers_table_is_aligned_and_cut():

@@ -49,6 +49,7 @@ from thinwire.ops.run.flags import (
     words,
 )
 from thinwire.ops.run.settings import DataChoice, ModelChoice, Run
+from thinwire.ops.run.target import Target, is_target
 from thinwire.ops.sharding import placement
 from thinwire.ops.sharding.placement import BySpeed
 from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
@@ -70,6 +71,11 @@ _ITER_MAX = 100_000
 #: Default of --compression_rate where the model is a script's: its few epochs are too short for a
 #: hundredth of the entries (docs/SCRIPTS.md).
 SCRIPT_COMPRESSION_RATE = 0.1
+_IS_TARGET = FlagRule(
+    is_target,
+    "must be the name of a metric, <= or >=, and a number, in quotes because < and > are the "
+    "shell's: --target='val_mae<=0.3'",
+)
 _IS_LIMIT = above_zero("leave it out for no limit")
 
 _RUN = Topic(
@@ -276,10 +282,18 @@ _STOP = Topic(
         number(
             "target_accuracy",
             None,
-            "Stop when an evaluation reaches it.",
+            "Stop when an evaluation reaches it; short for --target='accuracy>=...'.",
             "fraction",
             low=0.0,
             high=1.0,
+            unset="none",
+        ),
+        words(
+            "target",
+            None,
+            "Stop when a metric of the evaluations reaches a bound, in quotes: 'val_mae<=0.3'.",
+            "'NAME<=NUMBER' or 'NAME>=NUMBER'",
+            rule=_IS_TARGET,
             unset="none",
         ),
     ),
@@ -322,6 +336,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "run_dir": _run_dir(given),
         "model": ModelChoice(path=given.model, **_named_like_fields(given, ModelChoice)),
         "iter_max": _iter_max(given),
+        "target": _target(given),
         "data": DataChoice(
             sharding_file=given.data_sharding_file, **_named_like_fields(given, DataChoice)
         ),
@@ -345,6 +360,19 @@ def _iter_max(given: flags.FlagValues) -> int | None:
         return _ITER_MAX
     limit: int | None = given.iter_max
     return limit
+
+
+def _target(given: flags.FlagValues) -> Target | None:
+    """Return the target of --target or --target_accuracy."""
+    if given.target is None:
+        bound = given.target_accuracy
+        return None if bound is None else Target.of_accuracy(bound)
+    if given.target_accuracy is not None:
+        raise ConfigurationError(
+            f"--target={given.target} and --target_accuracy={given.target_accuracy:g}: a run has "
+            "one target; leave one out."
+        )
+    return Target.parse(given.target)
 
 
 def _run_dir(given: flags.FlagValues) -> pathlib.Path:

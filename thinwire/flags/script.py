@@ -24,6 +24,7 @@ NEVER = OWN_MODEL_AND_DATA | {
     "batch_size": "it is that of the script's own fit",
     "slowdown": _COMPUTES,
     "step_seconds": _COMPUTES,
+    "target": _EVALUATES,
     "target_accuracy": _EVALUATES,
     "top5": _EVALUATES,
     "eval_interval_seconds": _EVALUATES,

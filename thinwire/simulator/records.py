@@ -56,12 +56,13 @@ class SimulationRecords:
         self._show_at = time.monotonic()
 
     def keep(self, now: float) -> None:
-        """Evaluate, record and show what is due at `now`; at the target accuracy end the run."""
+        """Evaluate, record and show what is due at `now`; at the target end the run."""
         version = self._simulation.shards[0].core.version
         if version != self._evaluated and (now >= self._evaluate_at or self._due(version)):
             self._evaluate_at = now + self._own.eval_interval_seconds
-            if self._evaluate(final=False) and self._simulation.shards[0].core.stop_reason is None:
-                self._simulation.stop("target_accuracy")
+            reached, target = self._evaluate(final=False), self._run.target
+            if reached and target and self._simulation.shards[0].core.stop_reason is None:
+                self._simulation.stop(target.stop_reason)
         if now >= self._record_at:
             crowd = math.ceil(len(self._simulation.workers) / _WORKERS_A_LINE)
             self._record_at = now + _RECORD_SECONDS * crowd
@@ -95,14 +96,11 @@ class SimulationRecords:
         return interval > 0 and version - max(0, self._evaluated) >= interval
 
     def _evaluate(self, final: bool) -> bool:
-        """Evaluate; return whether the target accuracy is reached."""
+        """Evaluate; return whether the target is reached."""
         weights, statistics, versions = self._view()
         self._evaluated = versions[0]
-        evaluation = self._recorder.evaluate(
-            self._status(None), weights, versions, final, statistics
-        )
-        target = self._run.target_accuracy
-        return target is not None and evaluation.accuracy >= target
+        self._recorder.evaluate(self._status(None), weights, versions, final, statistics)
+        return self._recorder.has_reached_target()
 
     def _view(self) -> tuple[Float32, Float32 | None, list[int]]:
         """Return the whole model, averaged statistics if any, and the version of each shard."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from thinwire.ops.run.directory import LAUNCH_FILE, METRICS_FILE, SUMMARY_FILE, lock_files
 from thinwire.ops.run.lock import LockOwner, is_held, owner_of
+from thinwire.ops.telemetry.evaluation import ranges_in
 from thinwire.ops.telemetry.run_status import RunStatus
 
 #: Of the end of metrics.jsonl; a status has some kilobytes for every worker.
@@ -92,6 +93,11 @@ class RecordedRun:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) and "stop_reason" in found else None
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float | None]]:
+        """Last, least and largest value of each metric in the summary."""
+        return ranges_in(self.summary or {})
 
     @functools.cached_property
     def status(self) -> RunStatus | None:

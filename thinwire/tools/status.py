@@ -202,6 +202,7 @@ def document(report: RunReport) -> dict[str, Any]:
     if report.source == "summary.json":
         for name in ("test_accuracy", "best_test_accuracy", "test_loss"):
             found[name] = summary.get(name)
+        found["metrics"] = {} if recorded is None else recorded.metrics
     if recorded is not None:
         found["script"] = script_of(recorded)
         found["processes"] = [
@@ -242,7 +243,14 @@ def lines(report: RunReport) -> Iterator[str]:
 
 
 def _run_lines(report: RunReport, found: dict[str, Any]) -> Iterator[str]:
-    from thinwire.supervisor.dashboard import Progress, format_bytes, progress_line, worker_table
+    from thinwire.ops.telemetry.evaluation import best_of
+    from thinwire.supervisor.dashboard import (
+        Progress,
+        format_bytes,
+        format_metric,
+        progress_line,
+        worker_table,
+    )
 
     script = f", {found['script']}" if found.get("script") else ""
     yield (
@@ -258,9 +266,10 @@ def _run_lines(report: RunReport, found: dict[str, Any]) -> Iterator[str]:
             f"  bytes       up {format_bytes(status.bytes_up)}, "
             f"down {format_bytes(status.bytes_down)}"
         )
-    if found.get("test_accuracy") is not None:
-        yield (
-            f"  accuracy    {found['test_accuracy']:.4f}, best {found['best_test_accuracy']:.4f}"
+    for name, each in found.get("metrics", {}).items():
+        last, best = format_metric(each.get("last")), best_of(name, each)
+        yield f"  test        {name} {last}" + (
+            "" if best is None else f", best {format_metric(best)}"
         )
     if status is not None:
         for line in worker_table(status):

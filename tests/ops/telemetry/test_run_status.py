@@ -10,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.ops.persistence.documents import write_json_atomically
+from thinwire.ops.run.target import Target
+from thinwire.ops.telemetry.evaluation import Evaluation
 from thinwire.ops.telemetry.run_status import (
-    Evaluation,
     Histogram,
     MembershipCounts,
     RunStatus,
     WorkerMetrics,
-    latest_of,
-    standing,
     summarise,
 )
 
 SUMMARY_KEYS = (
     "schema method seams nb_workers nb_ps num_parameters seed updates samples seconds "
-    "test_accuracy test_loss best_test_accuracy time_to_accuracy bytes_up bytes_down "
+    "test_accuracy test_loss best_test_accuracy time_to_accuracy metrics bytes_up bytes_down "
     "bytes_up_per_push bytes_down_per_pull compression_up compression_down "
     "updates_per_second samples_per_second staleness rejected_pushes workers membership "
     "stop_reason groups"
@@ -77,8 +76,9 @@ STATUS = RunStatus(
 
 
 def evaluation(version, accuracy, **changes):
-    values = {"loss": 1 - accuracy, "bytes_up": 10 * version, "bytes_down": 20 * version}
-    made = Evaluation(version, 10 * version, version / 10, accuracy, versions=[version], **values)
+    values = {"bytes_up": 10 * version, "bytes_down": 20 * version, "versions": [version]}
+    metrics = {"accuracy": accuracy, "loss": 1 - accuracy}
+    made = Evaluation(version, 10 * version, version / 10, metrics, **values)
     return dataclasses.replace(made, **changes)
 
 
@@ -175,7 +175,7 @@ def test_summary_has_exactly_the_agreed_keys():
 
 def test_summary_numbers():
     evaluations = [evaluation(20, 0.81), evaluation(40, 0.79, final=True)]
-    summary = summarise(STATUS, evaluations, target_accuracy=0.805)
+    summary = summarise(STATUS, evaluations, Target.of_accuracy(0.805))
     assert (summary["test_accuracy"], summary["best_test_accuracy"]) == (0.79, 0.81)
     assert summary["compression_up"] == 4000 * 40 / 2000
     assert summary["compression_down"] == 4000 * 41 / 8000
@@ -201,11 +201,6 @@ def test_a_policy_may_not_overwrite_the_summary():
         summarise(dataclasses.replace(STATUS, policies={"seconds": {}}), [])
 
 
-def test_evaluations_undone_by_a_restart_do_not_count():
-    made = [evaluation(v, 0.5) for v in (10, 20, 30)] + [evaluation(20, 0.7), evaluation(25, 0.6)]
-    assert [(e.version, e.accuracy) for e in standing(made)] == [(10, 0.5), (20, 0.7), (25, 0.6)]
-
-
 def test_json_files_are_replaced_whole(tmp_path):
     path = tmp_path / "summary.json"
     write_json_atomically(path, {"a": 1})
@@ -215,18 +210,26 @@ def test_json_files_are_replaced_whole(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_the_best_five_answers_are_told_where_they_were_counted():
-    told = [evaluation(10, 0.5, top5_accuracy=0.9), evaluation(20, 0.6, top5_accuracy=0.8)]
-    summary = summarise(STATUS, told)
+def test_the_best_five_answers_are_reported_where_they_were_counted():
+    metrics = [{"accuracy": 0.5, "top5_accuracy": 0.9}, {"accuracy": 0.6, "top5_accuracy": 0.8}]
+    made = [evaluation(10, 0.5, metrics=metrics[0]), evaluation(20, 0.6, metrics=metrics[1])]
+    summary = summarise(STATUS, made)
     assert summary["test_top5_accuracy"] == 0.8 and summary["best_test_top5_accuracy"] == 0.9
     assert "test_top5_accuracy" not in summarise(STATUS, [evaluation(10, 0.5)])
-    assert Evaluation.from_dict(told[0].to_dict()) == told[0]
 
 
-def test_evaluations_of_a_former_run_are_not_shown():
-    now = dataclasses.replace(STATUS, version=3)
-    former = Evaluation(40, 400, 4.0, 0.9, 0.1, 2000, 8000)
-    assert latest_of(now, []) is None
-    assert latest_of(now, [former]) is None
-    ours = dataclasses.replace(former, version=2)
-    assert latest_of(now, [former, ours]) is ours
+def test_the_summary_has_any_metric_and_the_target():
+    made = [
+        evaluation(10, 0, metrics={"mae": 0.9, "loss": 2.0}),
+        evaluation(20, 0, metrics={"mae": 0.2, "loss": None}),
+        evaluation(30, 0, metrics={"mae": 0.4, "loss": 1.0}),
+    ]
+    summary = summarise(STATUS, made, Target.parse("val_mae<=0.3"))
+    assert summary["metrics"] == {
+        "mae": {"last": 0.4, "min": 0.2, "max": 0.9},
+        "loss": {"last": 1.0, "min": 1.0, "max": 2.0},
+    }
+    assert summary["target"]["text"] == "val_mae<=0.3"
+    assert summary["target"]["reached"]["updates"] == 20
+    assert summary["test_accuracy"] is None and summary["test_loss"] == 1.0
+    assert set(summary["time_to_accuracy"].values()) == {None}

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.supervisor.samples import DATAGRAMS, write_run
+from thinwire.ops.run.target import Target
 from thinwire.ops.telemetry.run_status import Histogram
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.report import figures, page
@@ -22,6 +23,8 @@ from thinwire.supervisor.report.writer import (
 )
 
 LIGHT = figures.THEMES["light"]
+SHARE = figures.Quantity.of("accuracy")
+METRICS = {"../odd name ": 1.0, "loss": 3e-5, "mae": 0.25}
 WORKER = {
     "id": 1,
     "compute_seconds": 3.0,
@@ -62,14 +65,27 @@ def run_dir(tmp_path_factory):
 def test_report_has_a_picture_of_everything(run_dir):
     path = write_report(run_dir)
     pictures = {picture.stem: picture.read_bytes() for picture in path.parent.glob("*.png")}
-    expected = "accuracy_bytes accuracy_seconds accuracy_updates staleness worker_time"
+    expected = "accuracy_bytes accuracy_seconds accuracy_updates loss_updates staleness worker_time"
     assert " ".join(sorted(pictures)) == expected
     assert all(min(size_of(picture)) > 400 for picture in pictures.values())
     reader = Reader(path.read_text(encoding="utf-8"))
-    assert len(reader.links) == 10
+    assert len(reader.links) == 12
     assert all(link.startswith("data:image/png") for link in reader.links)
     for shown in ("84.5 %", "187×", "78.0 MB", "40.0 s", "worker 4", "topk"):
         assert shown in reader.text
+
+
+def test_metrics_of_any_name_have_curves(tmp_path):
+    run_dir = write_run(tmp_path / "run", metrics=METRICS, target=Target.parse("val_mae<=0.4"))
+    path = write_report(run_dir)
+    names = {picture.stem for picture in path.parent.glob("*.png")}
+    costs = {f"mae_{cost}" for cost in ("seconds", "bytes", "updates")}
+    others = {"odd-name-_updates", "loss_updates"}
+    assert names == costs | others | {"staleness", "worker_time"}
+    text = Reader(path.read_text(encoding="utf-8")).text
+    assert text.count("Mae against traffic") == 1 and text.count("Loss against updates") == 1
+    assert "test mae at the end" in text and "0.25" in text
+    assert "accuracy" not in " ".join(text).lower()
 
 
 def test_comparison_is_one_file_with_every_run(run_dir, tmp_path):
@@ -116,7 +132,8 @@ def test_damaged_figures_of_datagrams_are_dashes(run_dir, block):
 
 def test_the_best_value_of_a_column_is_marked(run_dir):
     run = page.RunSection("worse", load_run(run_dir).summary, [])
-    better = page.RunSection("better", run.summary | {"test_accuracy": 0.9}, [])
+    metrics = run.summary["metrics"] | {"accuracy": {"last": 0.9, "min": 0.1, "max": 0.9}}
+    better = page.RunSection("better", run.summary | {"metrics": metrics}, [])
     text = page.comparison_page([run, better], [])
     assert '<td class="best">90.0 %</td>' in text and "<td>84.5 %</td>" in text
     assert '<td class="best">' not in page.comparison_page([run], [])
@@ -127,6 +144,7 @@ def test_a_run_that_never_evaluated_still_has_a_report(tmp_path):
     (run_dir / "metrics.jsonl").write_text("")
     summary = json.loads((run_dir / "summary.json").read_text())
     summary |= {"test_accuracy": None, "best_test_accuracy": None, "compression_up": None}
+    summary |= {"metrics": {}}
     (run_dir / "summary.json").write_text(json.dumps(summary))
     assert write_report(run_dir).is_file()
     assert main([str(run_dir), "--output", str(tmp_path / "page.html")]) == 0
@@ -193,9 +211,9 @@ def test_figures_take_extremes():
     free = figures.Curve("at the start", [0], [0.1])
     curves = [free, figures.Curve("_small", [0, 10], [0.1, 0.5])]
     curves.append(figures.Curve("x" * 200, [0, 10_000], [0.1, 0.9]))
-    assert size_of(figures.accuracy_figure(curves, figures.BYTES, LIGHT))
-    assert size_of(figures.accuracy_figure([free], figures.SECONDS, LIGHT))
-    assert size_of(figures.accuracy_figure([], figures.SECONDS, LIGHT))
+    assert size_of(figures.metric_figure(curves, figures.BYTES, SHARE, LIGHT))
+    assert size_of(figures.metric_figure([free], figures.SECONDS, SHARE, LIGHT))
+    assert size_of(figures.metric_figure([], figures.SECONDS, SHARE, LIGHT))
 
 
 def test_reports_do_not_need_tensorflow():

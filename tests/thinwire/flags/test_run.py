@@ -39,7 +39,7 @@ def test_defaults():
     assert run.addresses == ("127.0.0.1:2223",)
     assert run.run_dir == pathlib.Path("runs/adacomp-fashion_mnist_sample")
     assert run_of("--model=examples/own_model.py").run_dir == pathlib.Path("runs/adacomp-own_model")
-    assert (run.epochs, run.max_seconds, run.target_accuracy) == (None, None, None)
+    assert (run.epochs, run.max_seconds, run.target) == (None, None, None)
     assert not run.overwrite
     own = worker_of()
     assert (own.id_worker, own.clip_norm) == (1, 0.0)

@@ -69,7 +69,7 @@ def run_of(chosen, nb_workers, nb_ps=1, iter_max=60, **settings):
         "iter_max": iter_max,
         "epochs": None,
         "max_seconds": None,
-        "target_accuracy": None,
+        "target": None,
         "kernels": "numpy",
         "device": "cpu",
         "lease_seconds": 10.0,
