@@ -14,6 +14,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_SUPERVISOR: _ClassVar[Role]
     ROLE_SHARD: _ClassVar[Role]
     ROLE_SCRIPT: _ClassVar[Role]
+    ROLE_EVALUATOR: _ClassVar[Role]
 
 class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -81,6 +82,7 @@ ROLE_WORKER: Role
 ROLE_SUPERVISOR: Role
 ROLE_SHARD: Role
 ROLE_SCRIPT: Role
+ROLE_EVALUATOR: Role
 REASON_UNSPECIFIED: Reason
 REASON_PROTOCOL_VERSION: Reason
 REASON_RUN: Reason
@@ -127,7 +129,7 @@ OPERATION_ADD: Operation
 OPERATION_SET_REST: Operation
 
 class ToServer(_message.Message):
-    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots")
+    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots", "fit_begun", "epoch_ended", "evaluated", "evaluator", "fit_ended")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +144,11 @@ class ToServer(_message.Message):
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FIT_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_ENDED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATOR_FIELD_NUMBER: _ClassVar[int]
+    FIT_ENDED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     pull: Pull
     push: Push
@@ -156,10 +163,15 @@ class ToServer(_message.Message):
     barrier: Barrier
     finished: Finished
     slots: SlotsRequest
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ...) -> None: ...
+    fit_begun: FitBegun
+    epoch_ended: EpochEnded
+    evaluated: Evaluated
+    evaluator: Evaluator
+    fit_ended: FitEnded
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., evaluator: _Optional[_Union[Evaluator, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots", "finished")
+    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots", "finished", "fit_begun", "epoch_ended", "evaluated", "fit_ended")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +184,10 @@ class ToClient(_message.Message):
     BARRIER_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FIT_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_ENDED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    FIT_ENDED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     reply: Reply
@@ -184,7 +200,11 @@ class ToClient(_message.Message):
     barrier: Barrier
     slots: Slots
     finished: Finished
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    fit_begun: FitBegun
+    epoch_ended: EpochEnded
+    evaluated: Evaluated
+    fit_ended: FitEnded
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("path", "shape", "dtype")
@@ -595,6 +615,72 @@ class Slots(_message.Message):
     document: str
     payload_bytes: int
     def __init__(self, document: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class FitBegun(_message.Message):
+    __slots__ = ("fit", "validates", "variables", "num_weights", "num_parameters")
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    VALIDATES_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    fit: int
+    validates: bool
+    variables: _containers.RepeatedScalarFieldContainer[int]
+    num_weights: int
+    num_parameters: int
+    def __init__(self, fit: _Optional[int] = ..., validates: bool = ..., variables: _Optional[_Iterable[int]] = ..., num_weights: _Optional[int] = ..., num_parameters: _Optional[int] = ...) -> None: ...
+
+class EpochEnded(_message.Message):
+    __slots__ = ("fit", "epoch")
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    fit: int
+    epoch: int
+    def __init__(self, fit: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Metric(_message.Message):
+    __slots__ = ("name", "values", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: _containers.RepeatedScalarFieldContainer[float]
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[float]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("fit", "epoch", "answers", "final", "versions", "metrics", "nobody")
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    NOBODY_FIELD_NUMBER: _ClassVar[int]
+    fit: int
+    epoch: int
+    answers: bool
+    final: bool
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    metrics: _containers.RepeatedCompositeFieldContainer[Metric]
+    nobody: str
+    def __init__(self, fit: _Optional[int] = ..., epoch: _Optional[int] = ..., answers: bool = ..., final: bool = ..., versions: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., nobody: _Optional[str] = ...) -> None: ...
+
+class Evaluator(_message.Message):
+    __slots__ = ("available", "message")
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    available: bool
+    message: str
+    def __init__(self, available: bool = ..., message: _Optional[str] = ...) -> None: ...
+
+class FitEnded(_message.Message):
+    __slots__ = ("fit", "history")
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    fit: int
+    history: str
+    def __init__(self, fit: _Optional[int] = ..., history: _Optional[str] = ...) -> None: ...
 
 class Halt(_message.Message):
     __slots__ = ("cause", "message")

@@ -149,6 +149,10 @@ class Barriers:
             script.seen_at += seconds
         self._absent_at += seconds
 
+    def present(self, now: float) -> list[int]:
+        """Return the workers that the others wait for."""
+        return [w for w in range(1, self._nb_workers + 1) if now < self._gone_at(w)]
+
     def tick(self, now: float) -> list[Outcome]:
         """Return what has become due by time alone."""
         return self._settle(now)
@@ -171,7 +175,7 @@ class Barriers:
             return []
         if (early := self._returned_early()) is not None:
             return self._end(RETURNED_EARLY, early)
-        present = [w for w in range(1, self._nb_workers + 1) if now < self._gone_at(w)]
+        present = self.present(now)
         if not present and any(script.has_finished for script in self._scripts.values()):
             return self._end(FINISHED)
         reached = min((self._position(worker) for worker in present), default=_LAST)

@@ -35,6 +35,7 @@ class Connection:
         link = Link(hello.link.mbps, hello.link.delay_ms, hello.link.loss)
         self.chunk_bytes = chunk_bytes(link, stream.chunks)
         self.evaluates = hello.role == pb.ROLE_SUPERVISOR and len(hello.model) > 0
+        self.takes_requests = hello.role == pb.ROLE_EVALUATOR and incarnation > 0
         self.left = False
         self.welcomed = False  # the core has admitted this worker on this stream
 
@@ -266,12 +267,14 @@ class Observers:
         self._rounds.take(worker, batch, [each for each in supervisors if each.evaluates])
 
     def publish_status(self) -> None:
-        """Send the status document to every supervisor."""
-        supervisors = self._connections.with_role(pb.ROLE_SUPERVISOR)
-        if self.on_status is not None and supervisors:
+        """Send the status document to every supervisor, and to the evaluator."""
+        evaluators = self._connections.with_role(pb.ROLE_EVALUATOR)
+        listeners = self._connections.with_role(pb.ROLE_SUPERVISOR)
+        listeners += [each for each in evaluators if each.takes_requests]
+        if self.on_status is not None and listeners:
             report = pb.ToClient(report=pb.Report(document=self.on_status()))
-            for supervisor in supervisors:
-                supervisor.send(report)
+            for listener in listeners:
+                listener.send(report)
 
     def send_epoch(self, epoch: pb.Membership) -> None:
         """Send a new epoch to every following shard."""

@@ -75,11 +75,16 @@ def hello_to_leader(mine: Identity) -> pb.Hello:
     )
 
 
+#: Roles whose clients have no part in the updates, and of these those that control scripts.
+_CONTROLLERS = (pb.ROLE_SCRIPT, pb.ROLE_EVALUATOR)
+_OBSERVERS = (pb.ROLE_SUPERVISOR, *_CONTROLLERS)
+
+
 def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     """Return (reason, message) of a refusal, or None for a Hello of our version that fits."""
-    if hello.role not in (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR, pb.ROLE_SHARD, pb.ROLE_SCRIPT):
+    if hello.role not in (*_OBSERVERS, pb.ROLE_WORKER, pb.ROLE_SHARD):
         return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
-    looks_only = hello.role in (pb.ROLE_SUPERVISOR, pb.ROLE_SCRIPT) and not hello.model
+    looks_only = hello.role in _OBSERVERS and not hello.model
     # A Supervisor that only looks need not know it.
     any_number = hello.role == pb.ROLE_SUPERVISOR and looks_only and hello.num_shards == 0
     if (hello.shard, hello.num_shards) != (mine.shard, mine.num_shards) and not any_number:
@@ -88,7 +93,7 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             f"{hello.shard} of {hello.num_shards}; give all nodes the same --nb_ps and --ps_hosts "
             "and this PS its --id_ps."
         )
-    if hello.role == pb.ROLE_SCRIPT and hello.incarnation and mine.shard:
+    if hello.role in _CONTROLLERS and hello.incarnation and mine.shard:
         return pb.REASON_TOPOLOGY, (
             f"shard: this is PS {mine.shard}, and scripts meet at PS 0; give all nodes the same "
             "--ps_hosts."
@@ -113,7 +118,7 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
                 "all workers the same script. A changed script needs another --run_dir, or "
                 "--overwrite."
             )
-    if hello.role in (pb.ROLE_SUPERVISOR, pb.ROLE_SCRIPT) or looks_only:
+    if hello.role in _OBSERVERS or looks_only:
         return None
     expected, given = list(mine.fingerprint), list(hello.fingerprint)
     if hello.role == pb.ROLE_SHARD:

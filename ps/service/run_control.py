@@ -1,4 +1,7 @@
-"""The control streams of the workers' scripts: what comes on them goes to `Barriers`, and back."""
+"""The control streams of the workers' scripts, and of those that evaluate for them.
+
+What comes on them goes to `Barriers` and `Evaluations`, and back.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,40 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.service.barriers import BarrierOpening, Barriers, Outcome, ScriptsEnd
 from thinwire.ps.service.connections import Connection
+from thinwire.ps.service.evaluations import (
+    Evaluations,
+    ForEvaluator,
+    ForScript,
+    ForSupervisors,
+    Notice,
+)
 
 
 class RunControl:
     """The scripts of a run on the network (writer thread, except `is_worker` and what names it).
 
     Args:
-        barriers: Their state.
+        barriers: Where scripts meet.
+        lease_seconds: Silence after which a Supervisor counts as lost.
         put: Queues an event for the core.
+        version: Returns the number of updates applied so far.
         clock: Of this shard.
     """
 
     def __init__(
         self,
         barriers: Barriers,
+        lease_seconds: float,
         put: Callable[[events.Event], None],
+        version: Callable[[], int] = int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._barriers, self._put, self._clock = barriers, put, clock
+        self._evaluations = Evaluations(lease_seconds, barriers.present)
+        self._version = version
         self._streams: dict[int, Connection] = {}  # worker -> the stream of its script
+        self._supervisors: dict[int, Connection] = {}  # that start evaluators, by `id` of these
+        self._evaluator: Connection | None = None
 
     def is_worker(self, worker: int) -> bool:
         """Return whether there is a worker of this id (any thread)."""
@@ -51,13 +69,35 @@ class RunControl:
         self._streams[connection.id] = connection
         if old is not None:
             old.stream.close()
-        now = self._clock()
-        self._perform(self._barriers.begin(connection.id, connection.incarnation, now))
+        now, worker, incarnation = self._clock(), connection.id, connection.incarnation
+        self._perform(self._barriers.begin(worker, incarnation, now))
+        self._notify(self._evaluations.begin(worker, incarnation, now))
 
     def arrive(self, connection: Connection, name: str, passed: Sequence[str]) -> None:
         """Note that a script has come to a barrier."""
         if self._is_current(connection):
-            self._perform(self._barriers.arrive(connection.id, name, self._clock(), passed))
+            now, worker = self._clock(), connection.id
+            self._perform(self._barriers.arrive(worker, name, now, passed))
+            self._notify(self._evaluations.arrive(worker, name, now))
+
+    def receive(
+        self,
+        connection: Connection,
+        message: pb.FitBegun | pb.FitEnded | pb.EpochEnded | pb.Evaluated,
+    ) -> None:
+        """Note what a script reports of its fit, or an answer that it has had."""
+        if not self._is_current(connection):
+            return
+        evaluations, worker, now = self._evaluations, connection.id, self._clock()
+        match message:
+            case pb.FitBegun():
+                self._notify(evaluations.begin_fit(worker, message, now))
+            case pb.FitEnded():
+                self._notify(evaluations.end_fit(message))
+            case pb.EpochEnded():
+                self._notify(evaluations.request(worker, message.fit, message.epoch, now))
+            case pb.Evaluated():
+                self._notify(evaluations.know(worker, message, now))
 
     def finish(self, connection: Connection, failed: bool, message: str) -> None:
         """Note that a script has ended, and confirm it."""
@@ -66,6 +106,7 @@ class RunControl:
         outcomes = self._barriers.finish(connection.id, failed, message, self._clock())
         connection.send(pb.ToClient(finished=pb.Finished()))
         self._perform(outcomes)
+        self._notify(self._evaluations.arrive(connection.id, "", self._clock()))
 
     def alive(self, connection: Connection) -> None:
         """Note a sign of life."""
@@ -78,20 +119,76 @@ class RunControl:
             del self._streams[connection.id]
             self._barriers.lost(connection.id, connection.incarnation, self._clock())
 
+    # -- those that evaluate ------------------------------------------------------------------
+
+    def offer_evaluator(self, connection: Connection, is_available: bool, why: str) -> None:
+        """Note whether a Supervisor starts an evaluator where one is wanted, or why not."""
+        number, now = id(connection), self._clock()
+        if not is_available:
+            self._supervisors.pop(number, None)
+            self._notify(self._evaluations.withdraw(number, why, now))
+            return
+        self._supervisors[number] = connection
+        for message in self._evaluations.offer(number, now):
+            connection.send(message)
+
+    def lose_supervisor(self, connection: Connection) -> None:
+        """Note that the stream of a Supervisor has ended."""
+        if self._supervisors.pop(id(connection), None) is not None:
+            self._notify(self._evaluations.withdraw(id(connection), "", self._clock()))
+
+    def begin_evaluator(self, connection: Connection) -> None:
+        """Take over the stream of the evaluator; an older one is ended."""
+        old, self._evaluator = self._evaluator, connection
+        if old is not None:
+            old.stream.close()
+        self._notify(self._evaluations.begin_evaluator(self._clock()))
+
+    def take_evaluation(self, connection: Connection, evaluated: pb.Evaluated) -> None:
+        """Note an evaluation of the evaluator."""
+        if self._evaluator is connection:
+            self._notify(self._evaluations.answer(evaluated, self._clock()))
+
+    def lose_evaluator(self, connection: Connection) -> None:
+        """Note that the stream of an evaluator has ended."""
+        if self._evaluator is connection:
+            self._evaluator = None
+            self._notify(self._evaluations.end_evaluator(self._clock()))
+
+    # -- time ---------------------------------------------------------------------------------
+
     def excuse(self, seconds: float) -> None:
         """Do not count a time in which this process stood still."""
         self._barriers.excuse(seconds)
+        self._evaluations.excuse(seconds)
 
     def tick(self) -> None:
         """Do what has become due by time alone."""
-        self._perform(self._barriers.tick(self._clock()))
+        now = self._clock()
+        self._perform(self._barriers.tick(now))
+        self._notify(self._evaluations.tick(now, self._version()))
 
     def next_deadline(self) -> float | None:
         """Return when `tick` may have an effect."""
-        return self._barriers.next_deadline(self._clock())
+        now = self._clock()
+        found = (self._barriers.next_deadline(now), self._evaluations.next_deadline(now))
+        return min((when for when in found if when is not None), default=None)
 
     def _is_current(self, connection: Connection) -> bool:
         return self._streams.get(connection.id) is connection
+
+    def _notify(self, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            match notice:
+                case ForScript():
+                    script = self._streams.get(notice.worker)
+                    receivers = [] if script is None else [script]
+                case ForEvaluator():
+                    receivers = [] if self._evaluator is None else [self._evaluator]
+                case ForSupervisors():
+                    receivers = list(self._supervisors.values())
+            for receiver in receivers:
+                receiver.send(notice.message)
 
     def _perform(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

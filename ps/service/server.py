@@ -100,7 +100,7 @@ class ShardServer:
         barriers = Barriers(
             core.config.nb_workers, lease_seconds, core.config.start_timeout_seconds
         )
-        self.scripts = RunControl(barriers, self.queue.put)
+        self.scripts = RunControl(barriers, lease_seconds, self.queue.put, lambda: core.version)
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
@@ -163,6 +163,8 @@ class ShardServer:
 
         def welcome() -> None:
             self.observers.welcome(connection, self._welcome_message(None), self._halt())
+            if connection.takes_requests:
+                self.scripts.begin_evaluator(connection)
 
         self.queue.put(welcome)
 

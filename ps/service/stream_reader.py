@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -39,6 +40,10 @@ _LONGEST_MESSAGE = 2000
 _RENEWALS_PER_LEASE = 10
 #: Barriers of one message, and characters of the name of one.
 _MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
+#: Fits and epochs are counted below this, and variables of a model; metrics of one evaluation, the
+#: values of one, and the characters of a fit's history.
+_MOST_COUNTED, _MOST_VARIABLES = 1 << 31, 1 << 20
+_MOST_METRICS, _MOST_VALUES, _LONGEST_HISTORY = 1000, 100_000, 900_000
 #: What a supervisor may end a run for.
 _HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
@@ -202,7 +207,9 @@ class StreamReader:
             self._begin_script(hello)
         else:
             checked_link(hello.link)
-            self.connection = Connection(self.stream, hello, 0)
+            is_evaluator = hello.role == pb.ROLE_EVALUATOR
+            incarnation = hello.incarnation if is_evaluator else 0
+            self.connection = Connection(self.stream, hello, incarnation)
             self.number = self.server.connections.add_observer(self.connection)
             self.server.welcome_observer(self.connection)
 
@@ -331,6 +338,45 @@ class StreamReader:
         finish, message = self.server.scripts.finish, finished.message[:_LONGEST_MESSAGE]
         self.server.queue.put(functools.partial(finish, self._worker, finished.failed, message))
 
+    def _fit_begun(self, fit: pb.FitBegun, payload: memoryview) -> None:
+        del payload
+        if not 0 < fit.fit < _MOST_COUNTED or len(fit.variables) > _MOST_VARIABLES:
+            raise Malformed(f"fit {fit.fit} of {len(fit.variables)} variables")
+        self._of_script(fit)
+
+    def _epoch_ended(self, ended: pb.EpochEnded, payload: memoryview) -> None:
+        del payload
+        _check_place(ended.fit, ended.epoch)
+        self._of_script(ended)
+
+    def _fit_ended(self, fit: pb.FitEnded, payload: memoryview) -> None:
+        del payload
+        _check_place(fit.fit, 0)
+        if len(fit.history) > _LONGEST_HISTORY:
+            raise Malformed(f"a history of {len(fit.history)} characters")
+        self._of_script(fit)
+
+    def _script_knows(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
+        del payload
+        _check_evaluated(evaluated)
+        self._of_script(evaluated)
+
+    def _of_script(self, message: Any) -> None:
+        self.server.queue.put(functools.partial(self.server.scripts.receive, self._worker, message))
+
+    def _evaluated(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
+        """Take an evaluation of the evaluator."""
+        del payload
+        _check_evaluated(evaluated)
+        take = self.server.scripts.take_evaluation
+        self.server.queue.put(functools.partial(take, self._worker, evaluated))
+
+    def _evaluator(self, evaluator: pb.Evaluator, payload: memoryview) -> None:
+        """Note whether a Supervisor starts an evaluator."""
+        del payload
+        offer, why = self.server.scripts.offer_evaluator, evaluator.message[:_LONGEST_MESSAGE]
+        self.server.queue.put(functools.partial(offer, self._worker, evaluator.available, why))
+
     def _request_slots(self, slots: pb.SlotsRequest, payload: memoryview) -> None:
         del slots, payload
         self.server.queue.put(functools.partial(self.server.send_slots, self._worker))
@@ -378,8 +424,14 @@ class StreamReader:
             return
         if connection.role != pb.ROLE_WORKER:
             self.server.connections.drop_observer(self.number)
-            if connection.role == pb.ROLE_SCRIPT:
-                self.server.queue.put(functools.partial(self.server.scripts.lost, connection))
+            scripts = self.server.scripts
+            actions: dict[int, Callable[[Connection], None]] = {
+                pb.ROLE_SCRIPT: scripts.lost,
+                pb.ROLE_SUPERVISOR: scripts.lose_supervisor,
+                pb.ROLE_EVALUATOR: scripts.lose_evaluator,
+            }
+            if (lost := actions.get(connection.role)) is not None:
+                self.server.queue.put(functools.partial(lost, connection))
             return
         self.server.lose(connection)
 
@@ -397,6 +449,15 @@ class StreamReader:
         (pb.ROLE_SUPERVISOR, "heartbeat"): _heartbeat,
         (pb.ROLE_SUPERVISOR, "leave"): _observer_leaves,
         (pb.ROLE_SUPERVISOR, "report"): _report,
+        (pb.ROLE_SUPERVISOR, "evaluator"): _evaluator,
+        (pb.ROLE_EVALUATOR, "pull"): _observe,
+        (pb.ROLE_EVALUATOR, "evaluated"): _evaluated,
+        (pb.ROLE_EVALUATOR, "heartbeat"): _heartbeat,
+        (pb.ROLE_EVALUATOR, "leave"): _observer_leaves,
+        (pb.ROLE_SCRIPT, "fit_begun"): _fit_begun,
+        (pb.ROLE_SCRIPT, "epoch_ended"): _epoch_ended,
+        (pb.ROLE_SCRIPT, "fit_ended"): _fit_ended,
+        (pb.ROLE_SCRIPT, "evaluated"): _script_knows,
         (pb.ROLE_SCRIPT, "barrier"): _arrive,
         (pb.ROLE_SCRIPT, "finished"): _script_finished,
         (pb.ROLE_SCRIPT, "slots"): _request_slots,
@@ -407,3 +468,20 @@ class StreamReader:
         (pb.ROLE_SHARD, "report"): _report,
         (pb.ROLE_SHARD, "leave"): _observer_leaves,
     }
+
+
+def _check_place(fit: int, epoch: int) -> None:
+    if not (0 < fit < _MOST_COUNTED and epoch < _MOST_COUNTED):
+        raise Malformed(f"epoch {epoch} of fit {fit}")
+
+
+def _check_evaluated(evaluated: pb.Evaluated) -> None:
+    """Refuse an evaluation that no evaluator can have made."""
+    _check_place(evaluated.fit, evaluated.epoch)
+    if len(evaluated.metrics) > _MOST_METRICS or len(evaluated.nobody) > _LONGEST_MESSAGE:
+        raise Malformed(f"{len(evaluated.metrics)} metrics")
+    if sum(len(metric.values) for metric in evaluated.metrics) > _MOST_VALUES:
+        raise Malformed("metrics of too many values")
+    for metric in evaluated.metrics:
+        if math.prod(metric.shape) != len(metric.values) or len(metric.name) > _LONGEST_MESSAGE:
+            raise Malformed(f"metric {metric.name!r:.80} of another shape than its values have")

@@ -43,7 +43,26 @@ def _of_scripts() -> dict[str, Message]:
     overflow = pb.Push(step=42, loss_scale=65536.0, overflow=True)
     no_model = pb.Refusal(reason=pb.REASON_NO_MODEL, message="this PS has no model yet")
     opened = pb.Barrier(name="fit-2-end", cause="returned_early")
+    begun = pb.FitBegun(
+        fit=2, validates=True, variables=[0, 1, 4], num_weights=5, num_parameters=44
+    )
+    metrics = [
+        pb.Metric(name="loss", values=[0.5]),
+        pb.Metric(name="f1", values=[0.25, 1.0], shape=[2]),
+    ]
+    evaluated = pb.Evaluated(fit=2, epoch=3, answers=True, versions=[7, 8], metrics=metrics)
+    nobody = pb.Evaluated(fit=2, epoch=3, answers=True, nobody="the evaluator has ended")
+    ended = pb.FitEnded(fit=2, history='{"epoch": [0], "history": {"loss": [0.5]}}')
     return {
+        "to_server_fit_begun": pb.ToServer(fit_begun=begun),
+        "to_client_fit_begun": pb.ToClient(fit_begun=begun),
+        "to_server_epoch_ended": pb.ToServer(epoch_ended=pb.EpochEnded(fit=2, epoch=3)),
+        "to_client_epoch_ended": pb.ToClient(epoch_ended=pb.EpochEnded(fit=2, epoch=3)),
+        "to_server_evaluated": pb.ToServer(evaluated=evaluated),
+        "to_client_evaluated": pb.ToClient(evaluated=nobody),
+        "to_server_evaluator": pb.ToServer(evaluator=pb.Evaluator(message="it has crashed")),
+        "to_server_fit_ended": pb.ToServer(fit_ended=ended),
+        "to_client_fit_ended": pb.ToClient(fit_ended=ended),
         "to_server_hello_script": pb.ToServer(hello=pb.Hello(role=pb.ROLE_SCRIPT, id=3)),
         "to_server_offer": pb.ToServer(offer=offer),
         "to_server_barrier": pb.ToServer(barrier=pb.Barrier(name="fit-2-end")),
