@@ -57,7 +57,7 @@ Notice = ForScript | ForEvaluator | ForSupervisors
 
 
 @dataclasses.dataclass
-class _Script:
+class _EvaluatedScript:
     """One incarnation of a worker's script.
 
     Attributes:
@@ -83,7 +83,7 @@ class Evaluations:
 
     def __init__(self, lease_seconds: float, present: Callable[[float], Sequence[int]]) -> None:
         self._lease_seconds, self._present = lease_seconds, present
-        self._scripts: dict[int, _Script] = {}
+        self._scripts: dict[int, _EvaluatedScript] = {}
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, pb.FitEnded] = {}
         self._answers: dict[tuple[int, int], pb.Evaluated] = {}
@@ -103,7 +103,7 @@ class Evaluations:
             self._alone_since = now
         known = self._scripts.get(worker)
         if known is None or known.incarnation != incarnation:
-            self._scripts[worker] = _Script(incarnation)
+            self._scripts[worker] = _EvaluatedScript(incarnation)
         return self._settle(now)
 
     def begin_fit(self, worker: int, fit: pb.FitBegun, now: float) -> list[Notice]:
@@ -238,7 +238,7 @@ class Evaluations:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _advance(self, worker: int, position: Position) -> _Script:
+    def _advance(self, worker: int, position: Position) -> _EvaluatedScript:
         script = self._scripts[worker]
         script.position = max(script.position, position)
         if script.waits_for is not None and script.waits_for < position:
@@ -249,7 +249,7 @@ class Evaluations:
         if self._has_evaluator:
             yield ForEvaluator(message)
 
-    def _waiting(self) -> list[tuple[tuple[int, int], _Script]]:
+    def _waiting(self) -> list[tuple[tuple[int, int], _EvaluatedScript]]:
         """Return the scripts that wait, and for what, the earliest epoch first."""
         waiting = [
             (script.waits_for, script)
@@ -291,7 +291,7 @@ class Evaluations:
         upfront = [position for position in positions if position >= newest]
         return next(iter([*upfront, *positions]), _NOWHERE)
 
-    def _stalled_at(self, script: _Script) -> float:
+    def _stalled_at(self, script: _EvaluatedScript) -> float:
         return max(script.since, self._moved_at) + STALL_SECONDS
 
     def _given_up_at(self, place: tuple[int, int]) -> float:
