@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
@@ -20,12 +20,14 @@ from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-FORMAT = 1
+FORMAT = 2
 #: A longer document is not read: it must fit into one message of the wire. A thousand variables
 #: take about 100 KiB.
 MAX_DOCUMENT_BYTES = 1000 << 10
 #: Most variables of a model, entries along one axis, and characters of a path or a class.
 MAX_VARIABLES, MAX_AXIS, MAX_NAME = 8192, (1 << 31) - 1, 1000
+#: Most optimizers of a script.
+MAX_OPTIMIZERS = 64
 #: --schedule_clock values.
 CLOCKS = ("examples", "steps")
 #: --model_from values: a node's own flags, or the first worker that is let in.
@@ -42,7 +44,7 @@ class Described:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOffer:
-    """The optimizer that the PS steps with.
+    """An optimizer that the PS steps with.
 
     Attributes:
         optimizer: Its class and arguments; without the loss scaling around it.
@@ -51,6 +53,7 @@ class OptimizerOffer:
         clock: "examples": schedules are read at examples / batch_size; "steps": at its own count.
         by_adamw: Paths that a Muon leaves to AdamW, by its rules about paths.
         iterations: Steps that it had taken before the run.
+        paths: Of the variables that it steps; empty: all, of the only optimizer.
     """
 
     optimizer: Described
@@ -59,6 +62,7 @@ class OptimizerOffer:
     clock: str = "examples"
     by_adamw: tuple[str, ...] = ()
     iterations: int = 0
+    paths: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,18 +80,19 @@ class Offer:
     Attributes:
         spec: The shared variables, in order.
         statistics: Values of moving statistics that are averaged over the workers.
-        optimizer: What the PS steps with; None: the workers step, and send changes of weights.
+        optimizers: What the PS steps with, each its own variables, all together every one; none:
+            the workers step, and send changes of weights.
         constraints: Path -> constraint of that variable.
         unused: Paths of shared variables that get no gradient; nothing steps or decays them.
         loss_scale: None: losses are not scaled.
         num_examples: Of the whole training set; 0: unknown.
         weights_digest: SHA-256, in hexadecimal, of the initial weights; shards compare it.
-        script_optimizer: The compiled optimizer wherever it steps, to compare scripts by.
+        script_optimizer: The compiled optimizers wherever they step, to compare scripts by.
     """
 
     spec: ModelSpec
     statistics: int = 0
-    optimizer: OptimizerOffer | None = None
+    optimizers: tuple[OptimizerOffer, ...] = ()
     constraints: Mapping[str, Described] = dataclasses.field(default_factory=dict)
     unused: tuple[str, ...] = ()
     loss_scale: LossScale | None = None
@@ -110,9 +115,17 @@ class Offer:
         document = json.loads(self.to_json())
         for name in ("format", "spec", "weights_digest"):
             del document[name]
-        if self.optimizer is not None:
-            del document["optimizer"]["iterations"]
+        for row in document["optimizers"]:
+            del row["iterations"]
         return [(f"script.{name}", json.dumps(document[name])) for name in sorted(document)]
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """Return the numbers of the variables that each of the optimizers steps, ascending."""
+        numbers = {tensor.path: number for number, tensor in enumerate(self.spec.tensors)}
+        return [
+            tuple(sorted(numbers[path] for path in each.paths)) or tuple(range(len(numbers)))
+            for each in self.optimizers
+        ]
 
 
 def weights_digest(flat: Float32) -> str:
@@ -162,25 +175,20 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
             "Give the PS a larger --max_model_bytes if that is right."
         )
     named = {*found["constraints"], *found["unused"]}
-    given = found["optimizer"]
-    optimizer = None
-    if given is not None:
-        optimizer = OptimizerOffer(
-            _described(given["optimizer"]),
-            _words(given["without_decay"]),
-            _count(given["batch_size"]),
-            _one_of(given["clock"], CLOCKS),
-            _words(given["by_adamw"]),
-            _count(given["iterations"]),
-        )
-        named |= {*optimizer.without_decay, *optimizer.by_adamw}
+    if len(found["optimizers"]) > MAX_OPTIMIZERS:
+        count = len(found["optimizers"])
+        raise ValueError(f"{count} optimizers; expected at most {MAX_OPTIMIZERS}")
+    optimizers = tuple(_optimizer(row) for row in found["optimizers"])
+    for each in optimizers:
+        named |= {*each.without_decay, *each.by_adamw, *each.paths}
     if unknown := sorted(named - paths):
         raise ValueError(f"{unknown[0]!r:.100} is no variable of the model")
+    _check_groups(optimizers, paths)
     scale = found["loss_scale"]
     return Offer(
         spec,
         _count(found["statistics"]),
-        optimizer,
+        optimizers,
         {str(path): _described(row) for path, row in dict(found["constraints"]).items()},
         _words(found["unused"]),
         None if scale is None else _loss_scale(scale),
@@ -188,6 +196,29 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
         _word(found["weights_digest"]),
         _word(found["script_optimizer"]),
     )
+
+
+def _optimizer(row: Any) -> OptimizerOffer:
+    return OptimizerOffer(
+        _described(row["optimizer"]),
+        _words(row["without_decay"]),
+        _count(row["batch_size"]),
+        _one_of(row["clock"], CLOCKS),
+        _words(row["by_adamw"]),
+        _count(row["iterations"]),
+        _words(row["paths"]),
+    )
+
+
+def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) -> None:
+    """Refuse optimizers of which not exactly one steps each variable."""
+    stepped = [path for each in optimizers for path in each.paths]
+    if len(optimizers) == 1 and not stepped:
+        return
+    if not all(each.paths for each in optimizers):
+        raise ValueError("an optimizer without variables")
+    if optimizers and (len(set(stepped)) < len(stepped) or len(stepped) < len(paths)):
+        raise ValueError("expected each variable to be stepped by exactly one optimizer")
 
 
 def _tensor(row: Any) -> TensorSpec:

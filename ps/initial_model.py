@@ -10,7 +10,7 @@ import numpy as np
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import Offer
-from thinwire.ops.optimizers.slots import SlotPlace, divide, num_values, places_in, planned
+from thinwire.ops.optimizers.slots import divide, num_values, slot_places
 from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout
@@ -94,9 +94,10 @@ def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
 def _method_of(run: Run, offer: Offer) -> Method:
     """Return the run's method with the optimizer that steps the offered model."""
     server = run.method.server
-    if offer.optimizer is not None and not server.awaits_offer:
+    if offer.optimizers and not server.awaits_offer:
+        name = offer.optimizers[0].optimizer.name
         raise ConfigurationError(
-            f"the offer names the optimizer {offer.optimizer.optimizer.name}, and this run's PS "
+            f"the offer names the optimizer {name}, and this run's PS "
             f"steps with --server_optimizer={server.optimizer}; give all nodes the same --method "
             "and --server_optimizer."
         )
@@ -111,7 +112,8 @@ def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
     """
     layout = offered_layouts(run, offer)[id_ps]
     num_statistics = offer.statistics if id_ps == 0 else 0
-    num_bytes = 4 * (layout.size + num_statistics + num_values(_slot_places(offer, layout)))
+    num_slots = sum(num_values(places) for places in slot_places(offer, layout))
+    num_bytes = 4 * (layout.size + num_statistics + num_slots)
     if not layout.size or num_bytes > _MOST_SHARD_BYTES:
         raise ConfigurationError(
             f"PS {id_ps} would hold {num_bytes:,} bytes of the offered model; expected 4 to "
@@ -136,17 +138,19 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
     layouts = offered_layouts(run, offer)
     size = layouts[id_ps].size
     num_statistics = offer.statistics if id_ps == 0 else 0
-    method, slots = _method_of(run, offer), size + num_statistics
+    method, start = _method_of(run, offer), size + num_statistics
     if payload is None:
-        values = np.zeros(slots, np.float32)
+        values = np.zeros(start, np.float32)
     else:
         values = np.frombuffer(payload, np.dtype("<f4"))
         _check_finite(values)
-    if len(values) > slots:
-        initial = divide(values[slots:], _slot_places(offer, layouts[id_ps]))
-        method = dataclasses.replace(
-            method, server=dataclasses.replace(method.server, initial=tuple(initial))
-        )
+    if len(values) > start:
+        initial, first = [], start
+        for places in slot_places(offer, layouts[id_ps]):
+            last = first + num_values(places)
+            initial.append(divide(values[first:last], places))
+            first = last
+        method = dataclasses.replace(method, server=method.server.starting_at(initial))
     if bool(offer.statistics) and not run.method.bn_sync:
         raise ConfigurationError(
             f"the offer has {offer.statistics} moving statistics and this run averages none; give "
@@ -161,18 +165,11 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
         spec=offer.spec,
         layouts=layouts,
         weights=values[:size],
-        statistics=values[size:slots],
+        statistics=values[size:start],
         method=method,
         num_examples=offer.num_examples if run.epochs is not None else None,
         offer=offer,
     )
-
-
-def _slot_places(offer: Offer, layout: ShardLayout) -> list[SlotPlace]:
-    """Return the slots that come with a shard's weights."""
-    if offer.optimizer is None:
-        return []
-    return places_in(planned(offer.optimizer, offer.spec), offer.spec, layout)
 
 
 def _check_finite(values: Float32) -> None:

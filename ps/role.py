@@ -31,7 +31,7 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.sharding import placement
-from thinwire.ops.sharding.split import shard_spec
+from thinwire.ops.sharding.split import part_of_layout, shard_spec
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.base import SyncPolicy
 from thinwire.ops.telemetry import run_status
@@ -248,6 +248,8 @@ class ShardProcess:
         self.layout = layouts[own.id_ps]
         for number, layout in enumerate(layouts if self.leads and run.nb_ps > 1 else ()):
             logging.info("PS %d holds %s", number, placement.describe_shard(self.spec, layout))
+        groups = model.offer.groups() if model.offer else []
+        self._groups = [part_of_layout(self.layout, numbers)[1] for numbers in groups]
         self.saved = saved or SavedShard(run, own.node)
         self.saved.check(self.spec, self.offer)
         self.run_id = self.saved.run_id
@@ -323,6 +325,7 @@ class ShardProcess:
             self.run.lease_seconds,
             most_streams(self.run),
             self.bounds,
+            self._groups,
         )
         if stage is None or stage.listening is None:
             self.server.guard = guard_of(self.run)

@@ -23,11 +23,15 @@ from thinwire.ops.optimizers.slots import (
     divide,
     encode,
     join,
-    places_in,
-    planned,
+    slot_places,
 )
 from thinwire.ops.persistence.checkpoint import Checkpoints
-from thinwire.ops.sharding.split import shard_positions, shard_spec
+from thinwire.ops.sharding.split import (
+    part_of_layout,
+    part_of_spec,
+    shard_positions,
+    shard_spec,
+)
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
@@ -105,15 +109,21 @@ def train_alone(optimizer, own, rows, batches):
 
 
 def offer_of(optimizer, own, batch_size, num_examples=0, clock="examples", unused=(UNUSED,)):
-    """Return a script's offer as a PS reads it."""
-    described = describe(optimizer, own, batch_size, clock)
+    """Return a script's offer as a PS reads it; `optimizer` may be several, each with variables."""
+    several = optimizer if isinstance(optimizer, list) else [(optimizer, own)]
+    described = [describe(each, stepped, batch_size, clock) for each, stepped in several]
+    optimizers = [each.offer for each in described]
+    if len(several) > 1:
+        paths = [tuple(variable.path for variable in stepped) for _, stepped in several]
+        pairs = zip(optimizers, paths, strict=True)
+        optimizers = [dataclasses.replace(each, paths=stepped) for each, stepped in pairs]
     tensors = [TensorSpec(variable.path, tuple(variable.shape)) for variable in own]
     made = Offer(
         ModelSpec(tuple(tensors)),
-        optimizer=described.offer,
+        optimizers=tuple(optimizers),
         constraints=describe_constraints(own),
         unused=unused,
-        loss_scale=described.loss_scale,
+        loss_scale=described[0].loss_scale,
         num_examples=num_examples,
     )
     return read_offer(made.to_json(), 1 << 30)
@@ -144,10 +154,17 @@ class ScriptRun:
             shard.load_state_dict(through_disk(other.state_dict()))
         bounds = ClaimBounds.of(self.method, scales_loss=offer.loss_scale is not None)
         self.decoders = [
-            PushDecoder(layout, self.method.kind, BODIES, bounds=bounds) for layout in self.layouts
+            PushDecoder(
+                layout,
+                self.method.kind,
+                BODIES,
+                bounds=bounds,
+                groups=[part_of_layout(layout, numbers)[1] for numbers in offer.groups()],
+            )
+            for layout in self.layouts
         ]
         self.workers = [
-            WorkerCore(offer.spec, self.layouts, chosen, BODIES, [1, number])
+            WorkerCore(offer.spec, self.layouts, chosen, BODIES, [1, number], groups=offer.groups())
             for number in range(1, nb_workers + 1)
         ]
         for worker, other in zip(self.workers, former.workers if former else (), strict=False):
@@ -171,11 +188,13 @@ class ScriptRun:
         )
         spec, chosen = self.offer.spec, self.method
         own = np.concatenate([theta[at] for at in shard_positions(spec, layout)])
-        places = places_in(planned(self.offer.optimizer, spec), spec, layout)
-        if places:
-            initial = divide(join(cut(self.slots, spec, layout), places), places)
-            server = dataclasses.replace(chosen.server, initial=initial)
-            chosen = dataclasses.replace(chosen, server=server)
+        places = slot_places(self.offer, layout)
+        if any(places):
+            initial = []
+            for slots, numbers, each in zip(self.slots, self.offer.groups(), places, strict=True):
+                part, (held, _) = part_of_spec(spec, numbers), part_of_layout(layout, numbers)
+                initial.append(divide(join(cut(slots, part, held), each), each))
+            chosen = dataclasses.replace(chosen, server=chosen.server.starting_at(initial))
         rule = rule if number == 0 else rule.without_bound()
         return PsCore(config, chosen, own, BODIES, member, rule)
 
@@ -226,15 +245,16 @@ class ScriptRun:
             theta = self.workers[number - 1].weights
             self.push(number, rows.gradient(theta, part), len(part))
 
-    def fill(self, optimizer, own):
-        """Give a script's own optimizer of some variables the slots of all shards."""
-        parts, rates = [], []
+    def fill(self, optimizer, own, number=0):
+        """Give one of a script's own optimizers of some variables the slots of all shards."""
+        found = []
         for core in self.shards:
-            document, pieces = encode(core.model.slots(), core.model.learning_rate)
-            slots, rate = decode(document, memoryview(b"".join(map(bytes, pieces))))
-            parts.append(slots)
-            rates.append(rate)
-        OwnSlots(optimizer, self.offer.optimizer, own).fill(self.layouts, parts, rates[0])
+            document, pieces = encode(core.model.slots())
+            found.append(decode(document, memoryview(b"".join(map(bytes, pieces))))[number])
+        numbers = self.offer.groups()[number]
+        layouts = [part_of_layout(layout, numbers)[0] for layout in self.layouts]
+        slots = OwnSlots(optimizer, self.offer.optimizers[number], own)
+        slots.fill(layouts, [state.slots for state in found], found[0].rate)
 
     @property
     def theta(self):

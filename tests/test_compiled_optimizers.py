@@ -190,8 +190,9 @@ def test_an_optimizer_that_has_moved_goes_on_with_its_slots(name):
     rows, plan = Rows(flat_of(own).size, 64), batches()
     theta = train_alone(optimizer, own, rows, plan[:7])
     offer = offer_of(optimizer, own, BATCH)
-    assert offer.optimizer.iterations == 7
-    run = ScriptRun(offer, theta, 2, slots=OwnSlots(optimizer, offer.optimizer, own).collect())
+    assert offer.optimizers[0].iterations == 7
+    own_slots = OwnSlots(optimizer, offer.optimizers[0], own)
+    run = ScriptRun(offer, theta, 2, slots=[own_slots.collect()])
     expected = train_alone(optimizer, own, rows, plan[7:])
     for batch in plan[7:]:
         run.round(rows, halves(batch))

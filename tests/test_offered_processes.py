@@ -89,7 +89,7 @@ def train(worker, steps):
 
 def offer_with(name, **config):
     optimizer = OptimizerOffer(Described(name, {"learning_rate": 0.1, **config}), batch_size=10)
-    return dataclasses.replace(OFFER, optimizer=optimizer)
+    return dataclasses.replace(OFFER, optimizers=(optimizer,))
 
 
 @pytest.mark.processes

@@ -22,6 +22,7 @@ from thinwire.ops.codecs.wrappers import WarmUp
 from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.run.settings import Diverged
+from thinwire.ops.sharding.split import part_of_layout
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.settings import ScriptSettings
 from thinwire.sharing.data import part_of_data
@@ -98,8 +99,8 @@ class Session:
         momentum: Of the script's SGD, where the method `takes_momentum`: the script then steps
             without.
         offer: The model, to be offered to servers without one; None: they have it.
-        optimizer: The compiled one, without the loss scaling around it, where a PS steps with it;
-            None: whatever state it has stays here.
+        optimizers: Those of the script, without the loss scaling around them, in the order of the
+            offer, where a PS steps with them; empty: whatever state they have stays here.
 
     Raises:
         ConfigurationError: The codec warms up, and the size of the training set is not given; or
@@ -113,7 +114,7 @@ class Session:
         num_train: int | None = None,
         momentum: float = 0.0,
         offer: Offer | None = None,
-        optimizer: Any = None,
+        optimizers: Sequence[Any] = (),
     ) -> None:
         self.settings, self.shared = settings, shared
         self.own = settings.worker()
@@ -125,14 +126,14 @@ class Session:
         self._offering: Offering | None = None
         if offer is not None:
             offer = dataclasses.replace(offer, statistics=self.statistics.size)
-            if offer.optimizer is not None and optimizer is None:
-                fresh = dataclasses.replace(offer.optimizer, iterations=0)
-                offer = dataclasses.replace(offer, optimizer=fresh)
+            if not optimizers:
+                fresh = (dataclasses.replace(each, iterations=0) for each in offer.optimizers)
+                offer = dataclasses.replace(offer, optimizers=tuple(fresh))
             self._offering = Offering(
                 offer,
                 self.variables.read,
                 self.statistics.read,
-                lambda: self._own_slots(optimizer).collect(),
+                lambda: [own.collect() for own in self._own_slots(optimizers)],
             )
         if self.takes_weights and (self.own.weight_decay or self.own.clip_norm):
             raise ConfigurationError(
@@ -160,30 +161,43 @@ class Session:
         """The weights to compute the next gradient at: [num_parameters] float32, not a copy."""
         return self.part.core.weights
 
-    def _own_slots(self, optimizer: Any) -> OwnSlots:
-        """Return the slots of the script's own optimizer, which a PS steps with.
+    @property
+    def _offer(self) -> Offer | None:
+        return None if self._offering is None else self._offering.offer
+
+    def _own_slots(self, optimizers: Sequence[Any]) -> list[OwnSlots]:
+        """Return the slots of the script's own optimizers, which a PS steps with.
 
         Raises:
-            ConfigurationError: No PS does, or it was built on other variables.
+            ConfigurationError: No PS does, or one was built on other variables.
         """
-        described = self._offering.offer.optimizer if self._offering is not None else None
-        if described is None:
+        offer, variables = self._offer, self.shared.variables
+        if offer is None or not offer.optimizers:
             raise ConfigurationError("no PS steps with this script's optimizer; there are no slots")
-        return OwnSlots(optimizer, described, self.shared.variables)
+        return [
+            OwnSlots(optimizer, described, [variables[number] for number in numbers])
+            for optimizer, described, numbers in zip(
+                optimizers, offer.optimizers, offer.groups(), strict=True
+            )
+        ]
 
-    def fill_slots(self, optimizer: Any) -> None:
-        """Give the script's own optimizer the state that the PS has brought it to.
+    def fill_slots(self, optimizers: Sequence[Any]) -> None:
+        """Give the script's own optimizers the state that the PS has brought them to.
 
         Args:
-            optimizer: The compiled one, without the loss scaling around it.
+            optimizers: In the order of the offer, without the loss scaling around them.
 
         Raises:
             Unreachable, StreamLost, RequestRejected: A shard does not answer.
-            ConfigurationError, ValueError: It was built on other variables.
+            ConfigurationError, ValueError: One was built on other variables.
         """
         layouts, run = self.part.core.layouts, self.settings.run
-        parts, rate = fetch_slots(run, self.own.id_worker, self.part.run_id, layouts)
-        self._own_slots(optimizer).fill(layouts, parts, rate)
+        own, offer = self._own_slots(optimizers), self._offer
+        shards = fetch_slots(run, self.own.id_worker, self.part.run_id, layouts)
+        for number, numbers in enumerate(offer.groups() if offer else ()):
+            states = [states[number] for states in shards]
+            parts = [part_of_layout(layout, numbers)[0] for layout in layouts]
+            own[number].fill(parts, [state.slots for state in states], states[0].rate)
 
     @property
     def means(self) -> Float32:

@@ -166,6 +166,7 @@ class WorkerSession:
             [run.seed, own.id_worker],
             statistics,
             num_examples,
+            offering.offer.groups() if offering else (),
         )
         self.exchange = exchange_for(run, own, self.core, self.closing, offering)
         self.stopwatch = Stopwatch()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, Self
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
@@ -56,6 +57,10 @@ class ServerUpdate(Policy, Protocol):
     def needs_dense(self) -> bool:
         """Whether gradients of which only a part is sent make it divide by zero."""
 
+    @property
+    def num_optimizers(self) -> int:
+        """How many optimizers it is, each with variables of its own."""
+
     def adds(self, kind: Kind) -> bool:
         """Return whether updates of this kind are simply added."""
 
@@ -68,16 +73,24 @@ class ServerUpdate(Policy, Protocol):
                 variable; not given: one slice.
         """
 
-    def rate(self, scheduled: float, samples: int, state: State) -> float:
+    def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
+        """Return this for a script's optimizers that have moved before.
+
+        Args:
+            slots: Of each, by slice of what the shard holds of its variables.
+        """
+
+    def rate(self, scheduled: float, samples: int, state: State, number: int = 0) -> float:
         """Return the learning rate of the next update.
 
         Args:
             scheduled: By the run's own schedule.
-            samples: Examples consumed before it.
+            samples: Examples that this optimizer has consumed before it.
             state: From `init`.
+            number: Of the optimizer, where a script has several.
         """
 
-    def set_rate(self, rate: float, state: State) -> State:
+    def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Step with this rate from now on: a script has set it."""
 
     def apply(
@@ -88,6 +101,7 @@ class ServerUpdate(Policy, Protocol):
         rate: float,
         kernels: Kernels,
         state: State,
+        number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Step `theta` in place.
 
@@ -98,13 +112,14 @@ class ServerUpdate(Policy, Protocol):
             rate: What `rate` has returned, used for gradients.
             kernels: That apply it.
             state: From `init`.
+            number: Of the optimizer, where a script has several.
 
         Returns:
             The entries that changed (None: all), and the state.
         """
 
-    def slots(self, state: State) -> list[Slot]:
-        """Return copies of what a script's own optimizer would hold; none: there is no script."""
+    def slots(self, state: State) -> list[list[Slot]]:
+        """Return copies of what each of a script's own optimizers would hold; none: no script."""
 
     def save(self, state: State) -> State:
         """Return copies of the state as plain data."""

@@ -1,7 +1,8 @@
 """The optimizer of a script as a policy: it waits for the offer, and then steps with its own rate.
 
 Plain SGD and SGD with momentum take the paths that --server_optimizer has; any other steps whole
-variables (`thinwire.ops.optimizers.variables`).
+variables (`thinwire.ops.optimizers.variables`). Several optimizers of one script, as a GAN has
+them, step each their own variables.
 
 Source: design, section 11.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
@@ -19,10 +20,11 @@ from thinwire.ops.optimizers.described import WAYS_OUT, build_schedule
 from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate, RunsOwnRate
 from thinwire.ops.optimizers.slots import ITERATION, Slot, velocity_slots
 from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer, is_elementwise
-from thinwire.ops.types import ConfigurationError, Kind, State, TensorSpec, Update
+from thinwire.ops.sharding.split import part_of_spec
+from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, State, TensorSpec, Update
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64, ModelSpec
+    from thinwire.ops.types import Float32, Int64
 
 #: Arguments of SGD that only Keras' own step has.
 _ONLY_KERAS = (
@@ -43,6 +45,7 @@ class GradientsOnly:
     needs_whole_variables = False
     needs_one_shard = False
     needs_dense = False
+    num_optimizers = 1
 
     def adds(self, kind: Kind) -> bool:
         """Return False: no changes of weights come here."""
@@ -81,9 +84,10 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
         rate: float,
         kernels: Kernels,
         state: State,
+        number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Refuse as `init` does."""
-        del update, kind, rate, kernels, state
+        del update, kind, rate, kernels, state, number
         return None, self.init(theta)
 
     def save(self, state: State) -> State:
@@ -159,10 +163,12 @@ class ScriptUpdate(GradientsOnly):
         import numpy as np
 
         allow_list.check_optimizer(self.described)
-        state: State = {"set_rate": None, "steps": self.offer.iterations}
+        state: State = {"set_rate": None, "steps": self.offer.iterations, "inner": {}}
         rate = self.described.config["learning_rate"]
         if not isinstance(rate, int | float):
             state["schedule"] = _RateAtStep(build_schedule(allow_list.schedule_of(rate)))
+        if not len(theta):  # other shards hold what it steps
+            return state
         if self._is_flat:
             state["inner"] = self._flat.init(theta, spec)
             if self.initial and "optimizer" in state["inner"]:
@@ -177,9 +183,14 @@ class ScriptUpdate(GradientsOnly):
             state["inner"] = {"optimizer": optimizer}
         return state
 
-    def rate(self, scheduled: float, samples: int, state: State) -> float:
+    def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
+        """Return this for an optimizer that has moved before: its slots, by slice of the shard."""
+        (initial,) = slots
+        return dataclasses.replace(self, initial=tuple(initial))
+
+    def rate(self, scheduled: float, samples: int, state: State, number: int = 0) -> float:
         """Return the script's own rate: as it was set last, of its schedule, or as compiled."""
-        del scheduled
+        del scheduled, number
         if state["set_rate"] is not None:
             return float(state["set_rate"])
         if "schedule" in state:
@@ -197,8 +208,9 @@ class ScriptUpdate(GradientsOnly):
         epochs, rest = divmod(samples, self.num_examples) if self.num_examples else (0, samples)
         return self.offer.iterations + epochs * -(-self.num_examples // batch) + rest // batch
 
-    def set_rate(self, rate: float, state: State) -> State:
+    def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Step with this rate from now on: a script has set it."""
+        del number
         state["set_rate"] = rate
         return state
 
@@ -210,10 +222,14 @@ class ScriptUpdate(GradientsOnly):
         rate: float,
         kernels: Kernels,
         state: State,
+        number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Step `theta` in place; see ServerUpdate."""
+        del number
         state["steps"] += 1
         touched = None
+        if not len(theta):
+            return None, state
         if self._is_flat:
             touched, state["inner"] = self._flat.apply(
                 theta, update, kind, rate, kernels, state["inner"]
@@ -222,17 +238,17 @@ class ScriptUpdate(GradientsOnly):
             state["inner"]["optimizer"].step(theta, update, rate, negate=False)
         return touched, state
 
-    def slots(self, state: State) -> list[Slot]:
+    def slots(self, state: State) -> list[list[Slot]]:
         """Return copies of what the script's own optimizer would hold, by slice."""
         import numpy as np
 
         inner = state["inner"].get("optimizer")
         if isinstance(inner, VariablesOptimizer):
-            return inner.slots()
+            return [inner.slots()]
         found = [Slot(None, ITERATION, np.asarray(state["steps"], np.int64))]
         if inner is not None:
             found += velocity_slots(inner.save(), state["tensors"])
-        return found
+        return [found]
 
     def save(self, state: State) -> State:
         """Return copies of slots, count and rate."""
@@ -248,6 +264,143 @@ class ScriptUpdate(GradientsOnly):
         state["steps"], state["set_rate"] = saved["steps"], saved["set_rate"]
         if "optimizer" in state["inner"]:
             state["inner"]["optimizer"].restore(saved["slots"], theta)
+        return state
+
+
+class _Part:
+    """What one of several optimizers steps of a shard.
+
+    Attributes:
+        update: The optimizer.
+        positions: [k] int64 ascending, its entries of the shard.
+        theta: [k] float32, their values at the last step.
+        state: The optimizer's.
+    """
+
+    def __init__(self, update: ScriptUpdate, theta: Float32, spec: ModelSpec) -> None:
+        import numpy as np
+
+        from thinwire.ops.kernels.numpy_ops import aligned
+
+        self.update, offsets = update, spec.offsets
+        numbers = [n for n, each in enumerate(spec.tensors) if each.path in update.offer.paths]
+        pieces = [np.arange(offsets[n], offsets[n + 1]) for n in numbers]
+        self.positions = np.concatenate([np.empty(0, np.int64), *pieces])
+        self.theta = aligned(len(self.positions))
+        self.read(theta)
+        self.state = update.init(self.theta, part_of_spec(spec, numbers))
+
+    def read(self, theta: Float32) -> None:
+        """Take over the values of the shard."""
+        import numpy as np
+
+        np.take(theta, self.positions, out=self.theta)
+
+    def own(self, update: Update) -> Update:
+        """Return an update of these entries alone, by their place among them."""
+        import numpy as np
+
+        if update.indices is None:
+            return Update(None, update.values[self.positions])
+        if len(update.indices) == len(self.positions):
+            return Update(None, update.values)
+        return Update(np.searchsorted(self.positions, update.indices), update.values)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptUpdates(GradientsOnly):
+    """Steps as several compiled optimizers of a script do, each its own variables.
+
+    Attributes:
+        updates: One for each; `offer.paths` names its variables.
+    """
+
+    updates: tuple[ScriptUpdate, ...]
+
+    @property
+    def num_optimizers(self) -> int:  # type: ignore[override]
+        """How many there are."""
+        return len(self.updates)
+
+    @property
+    def described(self) -> Described:
+        """The first one that needs whole gradients, or the first."""
+        return next((each for each in self.updates if each.needs_dense), self.updates[0]).described
+
+    @property
+    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+        """Whether no shard may hold a part of a variable."""
+        return any(each.needs_whole_variables for each in self.updates)
+
+    @property
+    def needs_one_shard(self) -> bool:  # type: ignore[override]
+        """Whether gradients of one of them are clipped by the norm of them all."""
+        return any(each.needs_one_shard for each in self.updates)
+
+    @property
+    def needs_dense(self) -> bool:  # type: ignore[override]
+        """Whether gradients of which only a part is sent make one of them divide by zero."""
+        return any(each.needs_dense for each in self.updates)
+
+    def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
+        """Return this for optimizers that have moved before: the slots of each, by slice."""
+        pairs = zip(self.updates, slots, strict=True)
+        moved = tuple(each.starting_at([initial]) for each, initial in pairs)
+        return dataclasses.replace(self, updates=moved)
+
+    def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
+        """Return the state for the shard's flat weights; see ServerUpdate.
+
+        Raises:
+            ConfigurationError: An optimizer is not on the allow-list.
+        """
+        known = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
+        return {"parts": [_Part(each, theta, known) for each in self.updates]}
+
+    def rate(self, scheduled: float, samples: int, state: State, number: int = 0) -> float:
+        """Return the script's own rate of one of them."""
+        part = state["parts"][number]
+        return float(part.update.rate(scheduled, samples, part.state))
+
+    def set_rate(self, rate: float, state: State, number: int = 0) -> State:
+        """Let one of them step with this rate from now on: a script has set it."""
+        part = state["parts"][number]
+        part.state = part.update.set_rate(rate, part.state)
+        return state
+
+    def apply(
+        self,
+        theta: Float32,
+        update: Update,
+        kind: Kind,
+        rate: float,
+        kernels: Kernels,
+        state: State,
+        number: int = 0,
+    ) -> tuple[Int64 | None, State]:
+        """Let one of them step its part of `theta` in place; see ServerUpdate."""
+        part = state["parts"][number]
+        part.read(theta)
+        touched, part.state = part.update.apply(
+            part.theta, part.own(update), kind, rate, kernels, part.state
+        )
+        theta[part.positions] = part.theta
+        return part.positions if touched is None else part.positions[touched], state
+
+    def slots(self, state: State) -> list[list[Slot]]:
+        """Return copies of what each of the script's own optimizers would hold, by slice."""
+        return [part.update.slots(part.state)[0] for part in state["parts"]]
+
+    def save(self, state: State) -> State:
+        """Return copies of the slots, count and rate of each."""
+        parts = enumerate(state["parts"])
+        return {str(number): part.update.save(part.state) for number, part in parts}
+
+    def restore(self, saved: State, theta: Float32, state: State) -> State:
+        """Load what `save` returned; the weights are `theta`."""
+        for number, part in enumerate(state["parts"]):
+            part.read(theta)
+            part.state = part.update.restore(saved[str(number)], part.theta, part.state)
         return state
 
 
@@ -267,24 +420,29 @@ class _RateAtStep:
         return rate
 
 
-def server_update(offer: Offer) -> ScriptUpdate:
+def server_update(offer: Offer) -> ScriptUpdate | ScriptUpdates:
     """Return how the PS steps for a script.
 
     Raises:
         ConfigurationError: The offer names what is not on the allow-list, or no optimizer.
     """
-    if offer.optimizer is None:
+    if not offer.optimizers:
         raise ConfigurationError(
             "the offer has no optimizer, so the workers step; expected a method that sends changes "
             f"of weights. {WAYS_OUT}"
         )
-    allow_list.check_optimizer(offer.optimizer.optimizer)
     for constraint in offer.constraints.values():
         allow_list.check_constraint(constraint)
+    updates = [_update_of(each, offer) for each in offer.optimizers]
+    return updates[0] if len(updates) == 1 else ScriptUpdates(tuple(updates))
+
+
+def _update_of(optimizer: OptimizerOffer, offer: Offer) -> ScriptUpdate:
+    allow_list.check_optimizer(optimizer.optimizer)
     rules = VariableRules(
-        offer.optimizer.without_decay,
-        offer.optimizer.by_adamw,
+        optimizer.without_decay,
+        optimizer.by_adamw,
         offer.constraints,
         offer.unused,
     )
-    return ScriptUpdate(offer.optimizer, rules, offer.num_examples)
+    return ScriptUpdate(optimizer, rules, offer.num_examples)

@@ -8,7 +8,8 @@ Keras's SGD; so does momentum (`ops/optimizers/momentum_sgd`). Everything else r
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
@@ -33,17 +34,23 @@ OPTIMIZERS = {
 class RunsOwnRate:
     """What steps at the rate of the run's own schedule: no script sets it, or has the slots."""
 
-    def rate(self, scheduled: float, samples: int, state: State) -> float:
+    num_optimizers = 1
+
+    def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
+        """Refuse: no script has this optimizer."""
+        raise ValueError(f"slots of {len(slots)} optimizers; expected none")
+
+    def rate(self, scheduled: float, samples: int, state: State, number: int = 0) -> float:
         """Return the rate of the run's own schedule."""
-        del samples, state
+        del samples, state, number
         return scheduled
 
-    def set_rate(self, rate: float, state: State) -> State:
+    def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Leave the rate to the run's own schedule."""
-        del rate
+        del rate, number
         return state
 
-    def slots(self, state: State) -> list[Slot]:
+    def slots(self, state: State) -> list[list[Slot]]:
         """Return none: no script has this optimizer."""
         del state
         return []
@@ -146,8 +153,10 @@ class OptimizerUpdate(RunsOwnRate):
         rate: float,
         kernels: Kernels,
         state: State,
+        number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Step `theta` in place; see ServerUpdate."""
+        del number
         adds = self.adds(kind)
         if "optimizer" in state and not adds:
             state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)

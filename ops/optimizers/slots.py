@@ -14,7 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from thinwire.ops.offer import OptimizerOffer
+from thinwire.ops.offer import Offer, OptimizerOffer
+from thinwire.ops.sharding.split import part_of_layout, part_of_spec
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State, TensorSpec
 
 if TYPE_CHECKING:
@@ -79,21 +80,38 @@ def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
     return found
 
 
-def encode(slots: Sequence[Slot], rate: float) -> tuple[str, list[memoryview]]:
-    """Return the document and the arrays, little-endian; see `decode`."""
+@dataclasses.dataclass(frozen=True)
+class OptimizerState:
+    """What an optimizer holds on one shard.
+
+    Attributes:
+        slots: By slice of what the shard holds of its variables.
+        rate: Its learning rate.
+    """
+
+    slots: Sequence[Slot]
+    rate: float
+
+
+def encode(states: Sequence[OptimizerState]) -> tuple[str, list[memoryview]]:
+    """Return the document and the arrays, little-endian, of all optimizers; see `decode`."""
     import numpy as np
 
-    rows, pieces = [], []
-    for slot in slots:
-        values = np.asarray(slot.values)
-        rows.append([slot.slice, slot.role, list(values.shape), values.dtype.name])
-        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-        pieces.append(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
-    return json.dumps({"rate": rate, "arrays": rows}), pieces
+    rows: list[dict[str, Any]] = []
+    pieces = []
+    for state in states:
+        rows.append({"rate": state.rate, "arrays": []})
+        for slot in state.slots:
+            values = np.asarray(slot.values)
+            array = [slot.slice, slot.role, list(values.shape), values.dtype.name]
+            rows[-1]["arrays"].append(array)
+            little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+            pieces.append(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
+    return json.dumps(rows), pieces
 
 
-def decode(document: str, payload: memoryview) -> tuple[list[Slot], float]:
-    """Return slots and learning rate of what a shard has sent; the arrays are copies.
+def decode(document: str, payload: memoryview) -> list[OptimizerState]:
+    """Return what a shard has sent of all optimizers; the arrays are copies.
 
     Raises:
         ValueError: It is not what `encode` makes.
@@ -101,21 +119,23 @@ def decode(document: str, payload: memoryview) -> tuple[list[Slot], float]:
     import numpy as np
 
     try:
-        found = json.loads(document)
-        slots, start = [], 0
-        for number, role, shape, dtype in found["arrays"]:
-            if dtype not in _DTYPES:
-                raise ValueError(f"an array of {dtype!r:.50}; expected {', '.join(_DTYPES)}")
-            count = math.prod(int(size) for size in shape)
-            stop = start + count * np.dtype(dtype).itemsize
-            if count < 0 or stop > len(payload):
-                raise ValueError(f"{len(payload)} bytes; expected more")
-            values = np.frombuffer(payload[start:stop], np.dtype(dtype).newbyteorder("<"))
-            slots.append(Slot(number, str(role), values.astype(dtype).reshape(shape)))
-            start = stop
+        states, start = [], 0
+        for found in json.loads(document):
+            slots = []
+            for number, role, shape, dtype in found["arrays"]:
+                if dtype not in _DTYPES:
+                    raise ValueError(f"an array of {dtype!r:.50}; expected {', '.join(_DTYPES)}")
+                count = math.prod(int(size) for size in shape)
+                stop = start + count * np.dtype(dtype).itemsize
+                if count < 0 or stop > len(payload):
+                    raise ValueError(f"{len(payload)} bytes; expected more")
+                values = np.frombuffer(payload[start:stop], np.dtype(dtype).newbyteorder("<"))
+                slots.append(Slot(number, str(role), values.astype(dtype).reshape(shape)))
+                start = stop
+            states.append(OptimizerState(slots, float(found["rate"])))
         if start != len(payload):
             raise ValueError(f"{len(payload)} bytes; expected {start}")
-        return slots, float(found["rate"])
+        return states
     except (TypeError, KeyError, RecursionError, OverflowError) as error:
         raise ValueError(f"unreadable slots ({type(error).__name__}: {error!s:.200})") from error
 
@@ -201,6 +221,10 @@ def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
 
     All of it is float32; its count of steps stands in the offer itself.
 
+    Args:
+        offer: The optimizer.
+        spec: The variables that it steps.
+
     Raises:
         ConfigurationError: The optimizer is not on the allow-list.
     """
@@ -258,6 +282,21 @@ def places_in(places: Sequence[SlotPlace], spec: ModelSpec, layout: ShardLayout)
         for place in by_tensor.get(piece.tensor, ()):
             shape = place.shape if whole else (piece.size,)
             found.append(SlotPlace(number, place.role, shape))
+    return found
+
+
+def slot_places(offer: Offer, layout: ShardLayout) -> list[list[SlotPlace]]:
+    """Return the slots of each optimizer that come with a shard's weights.
+
+    Slices are those of what the shard holds of the optimizer's variables.
+
+    Raises:
+        ConfigurationError: An optimizer is not on the allow-list.
+    """
+    found = []
+    for optimizer, numbers in zip(offer.optimizers, offer.groups(), strict=True):
+        spec, (own, _) = part_of_spec(offer.spec, numbers), part_of_layout(layout, numbers)
+        found.append(places_in(planned(optimizer, spec), spec, own))
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 from thinwire.ops.types import (
     Block,
@@ -87,6 +88,28 @@ def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
         whole = piece.size == tensor.size
         pieces.append(tensor if whole else TensorSpec(tensor.path, (piece.size,)))
     return ModelSpec(tuple(pieces))
+
+
+def part_of_spec(spec: ModelSpec, numbers: Sequence[int]) -> ModelSpec:
+    """Return some variables of a model, by their numbers, as a model of their own."""
+    return ModelSpec(tuple(spec.tensors[number] for number in numbers))
+
+
+def part_of_layout(layout: ShardLayout, numbers: Sequence[int]) -> tuple[ShardLayout, list[int]]:
+    """Return what a shard holds of some variables of a model.
+
+    Args:
+        layout: Of the shard, for the whole model.
+        numbers: Of the variables, ascending.
+
+    Returns:
+        The layout for `part_of_spec(spec, numbers)`, and the numbers of its slices in `layout`.
+    """
+    renumbered = {number: own for own, number in enumerate(numbers)}
+    slots = [slot for slot, piece in enumerate(layout.slices) if piece.tensor in renumbered]
+    pieces = [layout.slices[slot] for slot in slots]
+    own = (Slice(renumbered[piece.tensor], piece.start, piece.stop) for piece in pieces)
+    return ShardLayout(tuple(own)), slots
 
 
 def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:

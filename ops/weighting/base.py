@@ -30,6 +30,7 @@ class Arrival:
     learning_rate: float | None = None  # the rate that a script has set; None: it has not
     loss_scale: float = 0.0  # of the loss that it was computed with; 0: none
     overflow: bool = False  # it overflowed at that scale, and is empty
+    optimizer: int = 0  # which of a script's optimizers steps with it
 
     @property
     def computed_at(self) -> int:

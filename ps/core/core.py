@@ -574,6 +574,8 @@ class PsCore:
         found = self._members.take_submitted(arrivals)
         pushes = [each for each in found if not self._guard.has_refused(each.worker, each.step)]
         self._pacing.released([each.worker for each in arrivals])
+        if different := self._other_steps(pushes):
+            return different
         if not pushes or self._lifecycle.is_over or self._lifecycle.is_spent:
             return []
         version, live = self.version, self._scheduler.live()
@@ -589,6 +591,7 @@ class PsCore:
                     learning_rate=push.learning_rate,
                     loss_scale=push.loss_scale,
                     overflow=push.overflow,
+                    optimizer=push.optimizer,
                 )
                 for push in pushes
             ],
@@ -613,9 +616,18 @@ class PsCore:
             return []
         return self._stop(reason, now) if reason else []
 
+    def _other_steps(self, pushes: Sequence[events.Push]) -> list[events.Action]:
+        """Refuse a round whose workers step different optimizers; there is no mean of these."""
+        if len({push.optimizer for push in pushes}) <= 1:
+            return []
+        first, epoch = pushes[0], self.membership.epoch
+        for push in pushes:
+            self._members[push.worker].request = None
+        return [refusals.other_optimizer(push, first, epoch) for push in pushes]
+
     def _count_applied(self, push: events.Push, version: int, group: str) -> None:
         """Count a push that was merged into the update that follows `version`."""
-        self.model.samples += push.samples
+        self.model.count(push.samples, push.optimizer, push.repeats_batch)
         self.counters.applied(push, version, group)
         self._guard.applied(push.worker)
         self._members[push.worker].staleness = version - push.computed_at

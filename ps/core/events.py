@@ -57,6 +57,8 @@ class Push:
     learning_rate: float | None = None  # the rate that the script has set; None: it has not
     loss_scale: float = 0.0  # of the loss that the update was computed with; 0: none
     overflow: bool = False  # it overflowed at that scale, and is empty
+    optimizer: int = 0  # which of a script's optimizers steps with it
+    repeats_batch: bool = False  # an earlier push has counted its examples
     # The wire's message and the pieces of its payload, for a journal; None: not kept.
     coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
         default=None, compare=False, repr=False

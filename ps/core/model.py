@@ -21,7 +21,7 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import OptimizerUpdate
-from thinwire.ops.optimizers.slots import Slot
+from thinwire.ops.optimizers.slots import OptimizerState
 from thinwire.ops.types import Kind, ModelSpec, State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
 from thinwire.ps.core.loss_scale import LossScaler
@@ -71,6 +71,7 @@ class ShardModel:
         self.budget, self.schedule = budget, schedule
         self.version = 0
         self.samples = 0
+        self._stepped_samples = [0] * method.server.num_optimizers  # of each
         self._weighting = method.weighting.init(len(theta))
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta, spec)
@@ -97,10 +98,27 @@ class ShardModel:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next update, of the run's own schedule or of a script's optimizer."""
+        """The rate of the next update, of the run's own schedule or of a script's optimizer.
+
+        Of several optimizers it is the first one's.
+        """
+        return self._rate_of(0)
+
+    def _rate_of(self, optimizer: int) -> float:
         scheduled = self.schedule.rate(self.budget.fraction(self.version, self.samples))
-        counted = self.samples - self._scaler.skipped_samples
-        return self.method.server.rate(scheduled, counted, self._server)
+        counted = self._stepped_samples[optimizer] - self._scaler.skipped_samples
+        return self.method.server.rate(scheduled, counted, self._server, optimizer)
+
+    def count(self, samples: int, optimizer: int = 0, repeats: bool = False) -> None:
+        """Count the examples of an update that was applied.
+
+        Args:
+            samples: How many.
+            optimizer: Which of a script's optimizers has stepped with it.
+            repeats: Whether an earlier update has counted them for the run.
+        """
+        self._stepped_samples[optimizer] += samples
+        self.samples += 0 if repeats else samples
 
     @property
     def loss_scale(self) -> float:
@@ -113,15 +131,16 @@ class ShardModel:
         A release with an overflow changes no weights; it counts nevertheless.
 
         Args:
-            arrivals: In order of worker id.
+            arrivals: In order of worker id, all for the same optimizer.
             oldest_base: Smallest base version a live worker may still push from.
 
         Returns:
             The arrivals that the weighting kept.
         """
         rates = [each.learning_rate for each in arrivals if each.learning_rate is not None]
+        number = arrivals[0].optimizer
         if rates:
-            self._server = self.method.server.set_rate(rates[0], self._server)
+            self._server = self.method.server.set_rate(rates[0], self._server, number)
         if self._scaler.skips(arrivals):
             self.version += 1
             nothing = np.empty(0, np.int64)
@@ -137,7 +156,13 @@ class ShardModel:
         lone = self._lone(arrivals)
         before = own_entries.values_at(lone, self.theta)
         touched, self._server = self.method.server.apply(
-            self.theta, merged, self.method.kind, self.learning_rate, self.kernels, self._server
+            self.theta,
+            merged,
+            self.method.kind,
+            self._rate_of(number),
+            self.kernels,
+            self._server,
+            number,
         )
         self.version += 1
         own = own_entries.find(lone, before, self._seen, self.version)
@@ -223,9 +248,10 @@ class ShardModel:
         gone = (self._counts["copies"] - now) * self.theta.nbytes
         return {"bytes": _num_bytes(self._down) + gone, **self._counts}
 
-    def slots(self) -> list[Slot]:
-        """Return copies of the optimizer's state by slice; none where no script has compiled it."""
-        return self.method.server.slots(self._server)
+    def slots(self) -> list[OptimizerState]:
+        """Return copies of each optimizer's state; none where no script has compiled one."""
+        states = enumerate(self.method.server.slots(self._server))
+        return [OptimizerState(slots, self._rate_of(number)) for number, slots in states]
 
     def whole(self) -> Update:
         """Return a copy of all weights."""
@@ -242,6 +268,7 @@ class ShardModel:
         return {
             "version": self.version,
             "samples": self.samples,
+            "stepped_samples": list(self._stepped_samples),
             "theta": self.theta.copy(),
             "optimizer": self.method.server.save(self._server),
             "loss_scale": self._scaler.state_dict(),
@@ -257,6 +284,8 @@ class ShardModel:
             _take_back(self._down, state)
             return
         self.version, self.samples = state["version"], state["samples"]
+        one = [self.samples] * len(self._stepped_samples)  # of an earlier version, which had one
+        self._stepped_samples = list(state.get("stepped_samples", one))
         np.copyto(self.theta, state["theta"])
         saved = state["optimizer"]
         self._server = self.method.server.restore(saved, self.theta, self._server)

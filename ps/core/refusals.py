@@ -48,6 +48,17 @@ def outlier(push: Push, why: str, epoch: int) -> Reject:
     return Reject(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
 
 
+def other_optimizer(push: Push, first: Push, epoch: int) -> Reject:
+    """Refuse a round whose workers do not step the same optimizer of their script."""
+    message = (
+        f"worker {push.worker} steps optimizer {push.optimizer + 1} of the script and worker "
+        f"{first.worker} optimizer {first.optimizer + 1} in the same round; expected all workers "
+        "of a round to step their optimizers in the same order. Let no condition on a worker's own "
+        "data decide which one steps, or take --method=asgd, which has no rounds."
+    )
+    return Reject(push.worker, push.incarnation, "OPTIMIZER", message, push.step, epoch)
+
+
 def quarantined(event: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Reject:
     """Refuse a worker in quarantine; it may send Hello again when its term is over."""
     message = (

@@ -69,7 +69,7 @@ _RECORDS = (
         "Push",
         events.Push,
         "worker incarnation step base_version generation epoch update samples local_steps loss aux "
-        "base_checksum num_bytes lag learning_rate loss_scale overflow",
+        "base_checksum num_bytes lag learning_rate loss_scale overflow optimizer repeats_batch",
     ),
     _Record(
         "Query",

@@ -64,7 +64,7 @@ class EventCoder:
         """See `PushDecoder` for the arguments."""
         self._layout = layout
         self._kind = kind = method.kind if method.collective == THROUGH_PS else Kind.VALUES
-        self._decoder = PushDecoder(layout, kind, kernels, aux_count)
+        self._decoder = PushDecoder(layout, kind, kernels, aux_count, groups=None)
         self._chooser = IndexChooser()
 
     def code(self, event: events.Event, now: float) -> list[Any]:
@@ -95,6 +95,8 @@ class EventCoder:
             sets_rate=push.learning_rate is not None,
             loss_scale=push.loss_scale,
             overflow=push.overflow,
+            optimizer=push.optimizer,
+            repeats_batch=push.repeats_batch,
         )
         blocks = blocks_of(push.update, self._layout)
         coded = [self._chooser.encode(block) for block in blocks]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 from absl import logging
@@ -66,6 +66,7 @@ class ShardServer:
         lease_seconds: Sent to workers.
         max_streams: Workers, supervisors and shards that may be connected.
         bounds: Of what workers may claim; None: by the method alone.
+        groups: Slices that each optimizer of the script steps; empty: one steps all.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ShardServer:
         lease_seconds: float,
         max_streams: int,
         bounds: ClaimBounds | None = None,
+        groups: Sequence[Collection[int]] = (),
     ) -> None:
         self.core, self.layout, self.share = core, layout, share
         self.journaled = JournaledCore(core)
@@ -85,7 +87,7 @@ class ShardServer:
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         model, self.bounds = core.model, bounds or ClaimBounds.of(core.model.method)
         self.decoder = PushDecoder(
-            layout, model.kind, model.kernels, core.averages.size, self.bounds
+            layout, model.kind, model.kernels, core.averages.size, self.bounds, groups
         )
         self.datagrams: DatagramPort | None = None
         if core.model.method.router.uses_datagrams:
@@ -184,8 +186,7 @@ class ShardServer:
         """
         version = self.core.version
         if self._slots is None or self._slots[0] != version:
-            model = self.core.model
-            self._slots = (version, *encode_slots(model.slots(), model.learning_rate))
+            self._slots = (version, *encode_slots(self.core.model.slots()))
         _, document, pieces = self._slots
         message = pb.ToClient(slots=pb.Slots(document=document))
         connection.stream.send(functools.partial(frames, message, pieces), counted=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +61,7 @@ class PushDecoder:
         kernels: Kernels,
         aux_count: int = 0,
         bounds: ClaimBounds | None = None,
+        groups: Sequence[Collection[int]] | None = (),
     ) -> None:
         """Remember what every push must fit.
 
@@ -70,8 +71,11 @@ class PushDecoder:
             kernels: The array work.
             aux_count: How many values come beside each push.
             bounds: Of what workers may claim; None: of what workers of any run may.
+            groups: Slices that each optimizer of the script steps; empty: one steps all; None:
+                not known, and not checked.
         """
         self.keeps_coded = False
+        self._groups = None if groups is None else [frozenset(slots) for slots in groups]
         self._bounds = bounds or ClaimBounds()
         self.aux_count = aux_count
         self._layout, self._kind, self._kernels = layout, kind, kernels
@@ -112,6 +116,7 @@ class PushDecoder:
                 f"{push.kind}"
             )
         self._bounds.check_push(push)
+        self._check_group(push)
         expected = 0 if push.more else self.aux_count
         payload, aux = messages.carve_aux(payload, push.aux_count, (expected,))
         blocks = messages.blocks_from_message(push.blocks, payload, self._sizes, parts)
@@ -155,7 +160,29 @@ class PushDecoder:
             learning_rate=push.learning_rate if push.sets_rate else None,
             loss_scale=push.loss_scale,
             overflow=push.overflow,
+            optimizer=push.optimizer,
+            repeats_batch=push.repeats_batch,
         )
+
+    def _check_group(self, push: pb.Push) -> None:
+        """Check that a push holds only what its optimizer steps.
+
+        Raises:
+            Malformed: There is no such optimizer, or it steps other slices.
+        """
+        if self._groups is None:
+            return
+        most = max(1, len(self._groups))
+        if push.optimizer >= most:
+            raise Malformed(f"optimizer {push.optimizer}: expected 0 to {most - 1}")
+        if not self._groups:
+            return
+        for block in push.blocks:
+            if block.slot not in self._groups[push.optimizer]:
+                raise Malformed(
+                    f"slot {block.slot} is not stepped by optimizer {push.optimizer}; expected "
+                    "one of its own"
+                )
 
     def _is_plain(self, described: Sequence[pb.Block]) -> bool:
         """Return whether the payload of these (legal) blocks is the whole shard, in float32."""

@@ -116,14 +116,21 @@ def _seeds() -> list[bytes]:
     assert keras.optimizers  # imported before any offer is read
     clipped = Described("AdamW", {"learning_rate": 0.1, "clipnorm": 1.0, "use_ema": True})
     cosine = {"name": "CosineDecay", "config": {"initial_learning_rate": 0.1, "decay_steps": 5}}
+    paths = tuple(tensor.path for tensor in OFFER.spec.tensors)
     replace = functools.partial(type(OFFER), OFFER.spec)
     offers = [
         OFFER,
         _WITHOUT_OPTIMIZER,
-        replace(optimizer=OptimizerOffer(clipped, ("dense/bias",), 32), num_examples=100),
-        replace(optimizer=OptimizerOffer(clipped, iterations=7)),
+        replace(optimizers=(OptimizerOffer(clipped, ("dense/bias",), 32),), num_examples=100),
+        replace(optimizers=(OptimizerOffer(clipped, iterations=7),)),
         replace(
-            optimizer=OptimizerOffer(Described("SGD", {"learning_rate": cosine})),
+            optimizers=(
+                OptimizerOffer(clipped, paths=paths[:1]),
+                OptimizerOffer(clipped, iterations=7, paths=paths[1:]),
+            )
+        ),
+        replace(
+            optimizers=(OptimizerOffer(Described("SGD", {"learning_rate": cosine})),),
             constraints={"dense/kernel": Described("NonNeg", {})},
             unused=("out/kernel",),
             loss_scale=LossScale(32768.0, 2000),

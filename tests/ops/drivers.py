@@ -215,7 +215,7 @@ class OnShard(Driver):
             for worker in range(1, int(rng.integers(2, 4)))
         ]
         kept = state.apply(arrivals, max(0, state.version - 6))
-        state.samples += 8 * len(kept)
+        state.count(8 * len(kept))
         worker = 1 + number % WORKERS  # it was answered `WORKERS` turns ago, at that version
         asked = (
             ModelRequest(9, 0, None),

@@ -21,8 +21,10 @@ SPEC = ModelSpec((TensorSpec("dense/kernel", (4, 3)), TensorSpec("dense/bias", (
 OFFER = Offer(
     spec=SPEC,
     statistics=2,
-    optimizer=OptimizerOffer(
-        Described("AdamW", {"learning_rate": 0.001}), ("dense/bias",), 32, "examples"
+    optimizers=(
+        OptimizerOffer(
+            Described("AdamW", {"learning_rate": 0.001}), ("dense/bias",), 32, "examples"
+        ),
     ),
     constraints={"dense/kernel": Described("NonNeg", {})},
     unused=("dense/bias",),
@@ -48,11 +50,24 @@ def test_an_offer_survives_the_wire():
 def test_all_scripts_have_the_rows_of_the_fingerprint_alike_but_not_the_weights():
     rows = dict(OFFER.fingerprint())
     assert all(name.startswith("script.") for name in rows)
-    assert "script.optimizer" in rows
+    assert "script.optimizers" in rows
     assert not {"script.spec", "script.weights_digest", "script.format"} & set(rows)
 
 
+ROW = json.loads(OFFER.to_json())["optimizers"][0]
 SPEC_ROWS = [["a", [4, 3], "float32"], ["b", [3], "float32"]]
+
+
+def test_several_optimizers_step_variables_of_their_own():
+    bias, kernel = (
+        OptimizerOffer(Described("SGD", {"learning_rate": 0.1}), paths=(path,))
+        for path in ("dense/bias", "dense/kernel")
+    )
+    offer = Offer(SPEC, optimizers=(bias, kernel))
+    assert read_offer(offer.to_json(), LIMIT) == offer
+    assert offer.groups() == [(1,), (0,)]
+    assert OFFER.groups() == [(0, 1)]
+    assert Offer(SPEC).groups() == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +77,7 @@ SPEC_ROWS = [["a", [4, 3], "float32"], ["b", [3], "float32"]]
         ("[]", "cannot be read"),
         ("[" * 100_000, "RecursionError"),
         ("1" * 5000, "cannot be read"),
-        (changed(format=2), "format 2"),
+        (changed(format=1), "format 1"),
         (changed(spec=[]), "at least one variable"),
         (changed(spec=[SPEC_ROWS[0]] * 2), "each path once"),
         (changed(spec=[["a", [0], "float32"]]), "at least one trainable value"),
@@ -87,7 +102,15 @@ SPEC_ROWS = [["a", [4, 3], "float32"], ["b", [3], "float32"]]
         (changed(unused="dense/bias"), "no variable"),
         (changed(constraints={"nowhere": {"name": "NonNeg", "config": {}}}), "no variable"),
         (changed(constraints={"dense/bias": "NonNeg"}), "cannot be read"),
-        (changed(optimizer={"optimizer": {"name": "SGD", "config": []}}), "cannot be read"),
+        (changed(optimizers=[{"optimizer": {"name": "SGD", "config": []}}]), "cannot be read"),
+        (changed(optimizers=[ROW] * 65), "at most 64"),
+        (changed(optimizers=[ROW] * 2), "without variables"),
+        (changed(optimizers=[ROW | {"paths": ["nowhere"]}]), "'nowhere' is no variable"),
+        (changed(optimizers=[ROW | {"paths": ["dense/bias"]}]), "exactly one optimizer"),
+        (
+            changed(optimizers=[ROW | {"paths": ["dense/bias", "dense/kernel"]}] * 2),
+            "exactly one optimizer",
+        ),
         (changed(loss_scale={"initial": float("nan"), "growth_steps": 1}), "loss_scale"),
         (changed(loss_scale={"initial": 1.0, "growth_steps": 0}), "loss_scale"),
         (changed(num_examples=1 << 62), "whole number"),

@@ -40,6 +40,7 @@ def _of_scripts() -> dict[str, Message]:
     offer = pb.Offer(document='{"format": 1}', payload_bytes=44)
     slots = pb.Slots(document='{"arrays": []}', payload_bytes=8)
     scaled = pb.Push(step=41, loss_scale=32768.0, sets_rate=True, learning_rate=0.01)
+    several = pb.Push(step=43, optimizer=2, repeats_batch=True)
     overflow = pb.Push(step=42, loss_scale=65536.0, overflow=True)
     no_model = pb.Refusal(reason=pb.REASON_NO_MODEL, message="this PS has no model yet")
     opened = pb.Barrier(name="fit-2-end", cause="returned_early")
@@ -77,6 +78,7 @@ def _of_scripts() -> dict[str, Message]:
         "to_server_slots": pb.ToServer(slots=pb.SlotsRequest()),
         "to_server_push_scaled": pb.ToServer(push=scaled),
         "to_server_push_overflow": pb.ToServer(push=overflow),
+        "to_server_push_several": pb.ToServer(push=several),
         "to_client_refusal_no_model": pb.ToClient(refusal=no_model),
         "to_client_reply_scaled": pb.ToClient(reply=pb.Reply(version=42, loss_scale=32768.0)),
         "to_client_barrier": pb.ToClient(barrier=opened),

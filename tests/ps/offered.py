@@ -30,7 +30,7 @@ SPEC = ModelSpec(
     )
 )
 SGD = OptimizerOffer(Described("SGD", {"learning_rate": 0.5, "momentum": 0.0}), batch_size=10)
-OFFER = Offer(SPEC, optimizer=SGD, num_examples=1000)
+OFFER = Offer(SPEC, optimizers=(SGD,), num_examples=1000)
 FLAGS = (
     *("--model_from=worker", "--method=asgd", "--nb_workers=2", "--kernels=numpy"),
     *("--lease_seconds=2", "--linger_seconds=0.5", "--reconnect_timeout_seconds=20"),

@@ -30,13 +30,13 @@ def optimizer(name, **config):
 )
 def test_slots_come_behind_the_weights(described, roles):
     run = run_of("--method=bsp", "--server_optimizer=script", "--model_from=worker", "--nb_ps=2")
-    offer = Offer(SPEC, statistics=2, optimizer=described)
+    offer = Offer(SPEC, statistics=2, optimizers=(described,))
     layouts = offered_layouts(run, offer)
     places = planned(described, SPEC)
     assert {place.role for place in places} == roles
     slots = [Slot(each.slice, each.role, some(number, each)) for number, each in enumerate(places)]
     weights, statistics = np.arange(28, dtype=np.float32), np.ones(2, np.float32)
-    offering = Offering(offer, lambda: weights, lambda: statistics, lambda: slots)
+    offering = Offering(offer, lambda: weights, lambda: statistics, lambda: [slots])
     for shard, layout in enumerate(layouts):
         document, pieces = offering.make(shard, layouts)
         payload = memoryview(b"".join(bytes(piece) for piece in pieces))
@@ -46,7 +46,7 @@ def test_slots_come_behind_the_weights(described, roles):
         assert model.statistics.tolist() == [1, 1][: 2 * (shard == 0)]
         server = model.method.server
         state = server.init(model.weights.copy(), shard_spec(SPEC, layout))
-        found = {(slot.slice, slot.role): slot.values for slot in server.slots(state)}
+        found = {(slot.slice, slot.role): slot.values for slot in server.slots(state)[0]}
         assert found.pop((None, "iteration")) == 5
         own = [piece.tensor for piece in layout.slices]
         expected = {

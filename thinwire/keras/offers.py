@@ -52,7 +52,7 @@ def make_offer(
     described = describe(optimizer, shared.variables, batch_size or 0, clock, paths)
     return Offer(
         shared.spec,
-        optimizer=described.offer,
+        optimizers=(described.offer,),
         constraints=describe_constraints(shared.variables, paths),
         unused=tuple(unused),
         loss_scale=described.loss_scale,
@@ -67,10 +67,10 @@ def check_same_optimizer(offer: Offer, shared: SharedModel, optimizer: Any) -> N
     Raises:
         ConfigurationError: The script has compiled the model again, with another one.
     """
-    if offer.optimizer is None:
+    if not offer.optimizers:
         return
     paths = [tensor.path for tensor in shared.spec.tensors]
-    known, found = offer.optimizer, describe(optimizer, shared.variables, paths=paths).offer
+    known, found = offer.optimizers[0], describe(optimizer, shared.variables, paths=paths).offer
     before, now = dict(known.optimizer.config), dict(found.optimizer.config)
     is_same = (known.optimizer.name, known.without_decay) == (
         found.optimizer.name,

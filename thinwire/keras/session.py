@@ -282,11 +282,11 @@ class ModelSession(LeavesOnExit):
     def _fill_slots(self, session: Session) -> None:
         """Let the compiled optimizer have the state that the PS made, for callbacks and saving."""
         offer, step = self._offer, self._step
-        if offer is None or offer.optimizer is None or step is None:
+        if offer is None or not offer.optimizers or step is None:
             return
         before = None if step.rate is None else float(step.rate.numpy())
         try:
-            session.fill_slots(inner(step.optimizer))
+            session.fill_slots([inner(step.optimizer)])
         except (StreamLost, ConfigurationError, ValueError) as error:
             logging.warning("the compiled optimizer keeps its own state: %s", error)
             return
@@ -578,7 +578,7 @@ class ModelSession(LeavesOnExit):
         if method.steps_on_workers and method.schedule_clock == "examples":
             self.clock = RunClock(data, int(inner(optimizer)._iterations))
         momentum = sgd_momentum(inner(optimizer)) if method.takes_momentum else 0.0
-        return Session(settings, shared, num_train, momentum, self._offer, inner(optimizer))
+        return Session(settings, shared, num_train, momentum, self._offer, [inner(optimizer)])
 
     def _refuse_second_model(self, shared: SharedModel, settings: ScriptSettings) -> None:
         """Refuse another model than the one that the script has trained in the run.

@@ -132,6 +132,7 @@ def _header(outgoing: PushRequest, shard: int, incarnation: int, epoch: int) -> 
     push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
     push.loss_scale, push.overflow = outgoing.loss_scale, outgoing.overflow
     push.sets_rate = outgoing.sets_rate
+    push.optimizer, push.repeats_batch = outgoing.optimizer, outgoing.repeats_batch
     if outgoing.base_checksums is not None:
         push.base_checksum = outgoing.base_checksums[shard]
     return message

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.offer import Offer, weights_digest
-from thinwire.ops.optimizers.slots import Slot, cut, join, places_in, planned
-from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.optimizers.slots import Slot, cut, join, slot_places
+from thinwire.ops.sharding.split import part_of_layout, part_of_spec, shard_positions
 from thinwire.ops.types import ShardLayout
 from thinwire.proto.framing import BytesLike
 
@@ -26,13 +26,14 @@ class Offering:
         offer: What it is; the digest of its weights is filled in when it is made.
         weights: Returns the present weights: [num_parameters] float32.
         statistics: Returns the moving statistics that are averaged: [m] float32.
-        slots: Returns the slots by variable, where the script's optimizer has moved before the run.
+        slots: Returns the slots of each optimizer, by those of its variables, where one of them has
+            moved before the run.
     """
 
     offer: Offer
     weights: Callable[[], Float32]
     statistics: Callable[[], Float32]
-    slots: Callable[[], Sequence[Slot]] = tuple
+    slots: Callable[[], Sequence[Sequence[Slot]]] = tuple
 
     def make(self, shard: int, layouts: Sequence[ShardLayout]) -> tuple[str, Sequence[BytesLike]]:
         """Return the document and the payload of the offer to a shard.
@@ -47,8 +48,10 @@ class Offering:
         pieces: list[BytesLike] = [flat[place].data for place in places]
         if shard == 0:
             pieces.append(np.ascontiguousarray(self.statistics(), "<f4").data)
-        if offer.optimizer is not None and (planned_slots := planned(offer.optimizer, offer.spec)):
-            own = cut(self.slots(), offer.spec, layouts[shard])
-            values = join(own, places_in(planned_slots, offer.spec, layouts[shard]))
-            pieces.append(values.astype("<f4", copy=False).data)
+        slots_of = slot_places(offer, layouts[shard])
+        if any(slots_of):
+            for slots, numbers, own in zip(self.slots(), offer.groups(), slots_of, strict=True):
+                layout, _ = part_of_layout(layouts[shard], numbers)
+                values = join(cut(slots, part_of_spec(offer.spec, numbers), layout), own)
+                pieces.append(values.astype("<f4", copy=False).data)
         return offer.to_json(), pieces

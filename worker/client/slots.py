@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from thinwire.ops.optimizers.slots import Slot, decode
+from thinwire.ops.optimizers.slots import OptimizerState, decode
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ShardLayout
 from thinwire.proto import messages
@@ -19,8 +19,8 @@ _MOST_ARRAYS, _SLACK_BYTES = 8, 1 << 20
 
 def fetch_slots(
     run: Run, id_worker: int, run_id: str, layouts: Sequence[ShardLayout]
-) -> tuple[list[list[Slot]], float]:
-    """Return the slots of every shard, by slice of its layout, and the learning rate.
+) -> list[list[OptimizerState]]:
+    """Return what each shard holds of every optimizer.
 
     Args:
         run: The run's settings.
@@ -31,17 +31,13 @@ def fetch_slots(
     Raises:
         Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the request.
     """
-    parts, rates = [], []
-    for shard, layout in enumerate(layouts):
-        slots, rate = _fetch(run, id_worker, run_id, shard, layout)
-        parts.append(slots)
-        rates.append(rate)
-    return parts, rates[0]
+    shards = enumerate(layouts)
+    return [_fetch(run, id_worker, run_id, shard, layout) for shard, layout in shards]
 
 
 def _fetch(
     run: Run, id_worker: int, run_id: str, shard: int, layout: ShardLayout
-) -> tuple[list[Slot], float]:
+) -> list[OptimizerState]:
     hello = pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_SCRIPT,  # without incarnation: it takes no part in barriers

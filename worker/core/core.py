@@ -21,7 +21,7 @@ from thinwire.ops.downlink.types import Operation
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.methods.method import Method
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
-from thinwire.ops.sharding.split import shard_positions, split_packet
+from thinwire.ops.sharding.split import part_of_spec, shard_positions, split_packet
 from thinwire.ops.types import Block, Kind, ModelSpec, Packet, ShardLayout, State, where_of
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.worker.core.local_round import LocalRound
@@ -48,6 +48,8 @@ class UpdatePacker:
         method: The composition.
         kernels: Of the host or the device.
         seed: The run's seed and the worker's number: entropy of its random generator.
+        groups: Numbers of the tensors that each optimizer of a script steps, which are coded by
+            themselves; empty: one steps all.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class UpdatePacker:
         method: Method,
         kernels: Kernels,
         seed: Sequence[int],
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self._method, self._kernels, self._layouts = method, kernels, layouts
         self._spec = spec
@@ -65,9 +68,11 @@ class UpdatePacker:
         self._rng = np.random.default_rng(seed)
         # Datagrams and the workers' own sums have no place for positions.
         self._sends_rows = not method.router.channels and method.collective == THROUGH_PS
-        self._codec_state = method.codec.init(spec, kernels)
+        self._groups = [tuple(group) for group in groups] or [tuple(range(len(spec.tensors)))]
+        self._codec_states = self._initial_states()
         self._router_state = method.router.init(layouts)
-        self._last_packet: Packet | None = None
+        self._last_packet: Packet | None = None  # slots count the tensors of its group
+        self._last_group = 0
         self.sent: list[tuple[Block, ...]] = []
 
     def encode(
@@ -77,8 +82,9 @@ class UpdatePacker:
         learning_rate: float,
         epoch: float,
         touched: Mapping[int, Int64] | None = None,
+        group: int = 0,
     ) -> Packet:
-        """Code a change of the whole model.
+        """Code a change of the model, or of the tensors that one optimizer steps.
 
         Args:
             values: [num_parameters] float32 gradient or change of weights; an array, or an
@@ -87,25 +93,31 @@ class UpdatePacker:
             learning_rate: In use now.
             epoch: Examples the whole run has consumed / examples of the training set.
             touched: Tensor's number -> ascending rows that are not 0; left out: any may be.
+            group: Number of the optimizer.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: NaN or infinity in them; nothing has changed.
         """
-        tensors = [
-            values[start:stop]
-            for start, stop in zip(self._offsets, self._offsets[1:], strict=False)
-        ]
+        numbers = self._groups[group]
+        tensors = [values[self._offsets[n] : self._offsets[n + 1]] for n in numbers]
+        rows = self._few_rows(touched or {})
         context = EncodeContext(
             step=step,
             learning_rate=learning_rate,
             rng=self._rng,
             kernels=self._kernels,
             epoch=epoch,
-            touched=self._few_rows(touched or {}),
+            touched={own: rows[n] for own, n in enumerate(numbers) if n in rows},
         )
-        packet, self._codec_state = self._method.codec.encode(tensors, self._codec_state, context)
-        self._last_packet = dataclasses.replace(packet, kind=self._method.kind)
-        return self._last_packet
+        packet, self._codec_states[group] = self._method.codec.encode(
+            tensors, self._codec_states[group], context
+        )
+        packet = dataclasses.replace(packet, kind=self._method.kind)
+        self._last_packet, self._last_group = packet, group
+        if len(numbers) == len(self._spec.tensors):
+            return packet
+        blocks = (dataclasses.replace(each, slot=numbers[each.slot]) for each in packet.blocks)
+        return Packet(tuple(blocks), packet.kind)
 
     def _few_rows(self, touched: Mapping[int, Int64]) -> dict[int, TouchedRows]:
         """Return the touched rows of tensors that are smaller on the wire without the others."""
@@ -141,21 +153,24 @@ class UpdatePacker:
         """Take the last packet, which was rejected, back into the residuals."""
         if self._last_packet is None:
             return
-        codec, router = self._method.codec, self._method.router
-        self._codec_state = codec.undelivered(self._last_packet, self._codec_state)
+        codec, router, group = self._method.codec, self._method.router, self._last_group
+        state = codec.undelivered(self._last_packet, self._codec_states[group])
+        self._codec_states[group] = state
         for shard in range(len(self._layouts)):
             self._router_state = router.undelivered(shard, None, self._router_state)
 
     def forget(self, shards: Iterable[int]) -> None:
         """Drop the residuals: shards rejected the last packet as too large."""
-        self._codec_state = self._method.codec.init(self._spec, self._kernels)
+        self._codec_states = self._initial_states()
         for shard in shards:
             self.record_loss(shard, ())
 
     def save(self) -> State:
         """Return the state that survives this process."""
+        first, *others = [self._kernels.as_saved(state) for state in self._codec_states]
         return {
-            "codec": self._kernels.as_saved(self._codec_state),
+            "codec": first,
+            "more_codecs": {str(number): state for number, state in enumerate(others, 1)},
             "router": self._router_state,
             "rng": json.dumps(self._rng.bit_generator.state),
         }
@@ -164,8 +179,16 @@ class UpdatePacker:
         """Restore what `save` returned; residuals only if the state `fits` the shards' model."""
         self._rng.bit_generator.state = json.loads(state["rng"])
         if fits:
-            self._codec_state = self._kernels.as_kept(state["codec"], self._codec_state)
+            saved = {"0": state["codec"], **state.get("more_codecs", {})}
+            self._codec_states = [
+                self._kernels.as_kept(saved[str(number)], own)
+                for number, own in enumerate(self._codec_states)
+            ]
             self._router_state = state["router"]
+
+    def _initial_states(self) -> list[State]:
+        parts = (part_of_spec(self._spec, numbers) for numbers in self._groups)
+        return [self._method.codec.init(part, self._kernels) for part in parts]
 
 
 class WorkerCore:
@@ -180,6 +203,7 @@ class WorkerCore:
         seed: Sequence[int],
         statistics: Float32 | None = None,
         num_examples: int = 0,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         """Start without a model, which the first replies bring.
 
@@ -192,6 +216,8 @@ class WorkerCore:
             statistics: [m] float32 moving statistics that are averaged over the workers.
             num_examples: Of the whole training set, by which codecs count epochs; 0: they stay
                 in the first.
+            groups: Numbers of the tensors that each optimizer of a script steps; empty: one steps
+                all.
         """
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as received from the shards
@@ -209,7 +235,7 @@ class WorkerCore:
         self.stop_reason = ""
         self.versions = [0] * len(layouts)
         self.generations = [-1] * len(layouts)
-        self._packer = UpdatePacker(spec, layouts, method, kernels, seed)
+        self._packer = UpdatePacker(spec, layouts, method, kernels, seed, groups)
         self._offsets = spec.offsets
 
     @property
@@ -309,6 +335,8 @@ class WorkerCore:
             loss_scale=figures.loss_scale,
             overflow=figures.overflow,
             sets_rate=own_rate is not None,
+            optimizer=figures.optimizer,
+            repeats_batch=figures.repeats_batch,
         )
 
     def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
@@ -439,4 +467,6 @@ class WorkerCore:
 
     def _encode(self, values: Float32, rate: float, figures: ScriptFigures = NO_FIGURES) -> Packet:
         epoch = self.samples_of_run / self._num_examples if self._num_examples else 0.0
-        return self._packer.encode(values, self.step + 1, rate, epoch, figures.touched)
+        return self._packer.encode(
+            values, self.step + 1, rate, epoch, figures.touched, figures.optimizer
+        )

@@ -23,6 +23,8 @@ class ScriptFigures:
         loss_scale: The factor of the loss; the gradient is unscaled. 0: none.
         overflow: Whether the gradient overflowed at that scale; it is not looked at, and the push
             has no blocks.
+        optimizer: Which of the script's optimizers the PS is to step.
+        repeats_batch: Whether an earlier push has counted the examples of this mini-batch.
         touched: Tensor's number -> ascending numbers of its rows that the gradient is not 0 in;
             tensors left out are touched everywhere. A row is an index of the first axis.
     """
@@ -30,6 +32,8 @@ class ScriptFigures:
     learning_rate: float | None = None
     loss_scale: float = 0.0
     overflow: bool = False
+    optimizer: int = 0
+    repeats_batch: bool = False
     touched: Mapping[int, Int64] = dataclasses.field(default_factory=dict)
 
 
@@ -77,6 +81,8 @@ class PushRequest:
     loss_scale: float = 0.0  # that the gradient was computed with; 0: none
     overflow: bool = False  # the gradient overflowed at that scale; there are no blocks
     sets_rate: bool = False  # `learning_rate` is the script's
+    optimizer: int = 0  # which of the script's optimizers the PS steps
+    repeats_batch: bool = False  # an earlier push has counted the examples
 
 
 def was_accepted(replies: Sequence[ShardReply | None]) -> bool:

@@ -141,11 +141,11 @@ FALSE_OPTIMIZERS = {
 
 
 def test_an_optimizer_that_is_not_on_the_list_is_refused(tmp_path):
-    given = json.loads(OFFER.to_json())["optimizer"]
+    given = json.loads(OFFER.to_json())["optimizers"][0]
     with offered_run(tmp_path, "--nb_workers=1") as run:
         run.listen()
         for optimizer, words in FALSE_OPTIMIZERS.values():
-            lie = with_rows(optimizer=given | {"optimizer": optimizer})
+            lie = with_rows(optimizers=[given | {"optimizer": optimizer}])
             with pytest.raises(RequestRejected, match=words) as refusal:
                 run.worker(1, lie=lie).join()
             assert refusal.value.reason == pb.REASON_OFFER

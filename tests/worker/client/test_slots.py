@@ -10,7 +10,7 @@ from tests.elastic import InProcessCluster
 from tests.harness import SPEC, method
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
-from thinwire.ops.optimizers.slots import Slot, decode, encode
+from thinwire.ops.optimizers.slots import OptimizerState, Slot, decode, encode
 from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.worker.client.slots import fetch_slots
@@ -20,7 +20,7 @@ ADAM = OptimizerOffer(Described("Adam", {"learning_rate": 0.25, "clipnorm": 1.0}
 
 def test_every_shard_sends_its_part_between_two_updates():
     chosen = method("bsp", 2, overrides={"server_optimizer": "script"})
-    adopted = adopt(chosen, Offer(SPEC, optimizer=ADAM))
+    adopted = adopt(chosen, Offer(SPEC, optimizers=(ADAM,)))
     with InProcessCluster(adopted, 2) as cluster:
         run = types.SimpleNamespace(
             addresses=[f"127.0.0.1:{shard.port}" for shard in cluster.shards],
@@ -28,10 +28,10 @@ def test_every_shard_sends_its_part_between_two_updates():
             credentials=NO_CREDENTIALS,
             reconnect_timeout_seconds=10.0,
         )
-        parts, rate = fetch_slots(run, 1, "run", cluster.layouts)
-        assert rate == 0.25
-        for layout, part in zip(cluster.layouts, parts, strict=True):
-            found = {(slot.slice, slot.role): slot.values.shape for slot in part}
+        shards = fetch_slots(run, 1, "run", cluster.layouts)
+        for layout, (state,) in zip(cluster.layouts, shards, strict=True):
+            assert state.rate == 0.25
+            found = {(slot.slice, slot.role): slot.values.shape for slot in state.slots}
             shapes = [SPEC.tensors[piece.tensor].shape for piece in layout.slices]
             assert found == {(None, "iteration"): ()} | {
                 (number, role): shape
@@ -44,13 +44,14 @@ def test_every_shard_sends_its_part_between_two_updates():
 
 BROKEN = [
     ("no document", b""),
-    ("[]", b""),
-    ({"arrays": []}, b""),
-    ({"rate": 0.1, "arrays": []}, b"1"),
-    ({"rate": 0.1, "arrays": [[0, "m", [2], "float32"]]}, b"1234"),
-    ({"rate": 0.1, "arrays": [[0, "m", [1 << 40, 1 << 40], "float32"]]}, b"1234"),
-    ({"rate": 0.1, "arrays": [[0, "m", [-1], "float32"]]}, b""),
-    ({"rate": 0.1, "arrays": [[0, "m", [1], "object"]]}, b"12345678"),
+    ("[7]", b""),
+    ("[]", b"1"),
+    ([{"arrays": []}], b""),
+    ([{"rate": 0.1, "arrays": []}], b"1"),
+    ([{"rate": 0.1, "arrays": [[0, "m", [2], "float32"]]}], b"1234"),
+    ([{"rate": 0.1, "arrays": [[0, "m", [1 << 40, 1 << 40], "float32"]]}], b"1234"),
+    ([{"rate": 0.1, "arrays": [[0, "m", [-1], "float32"]]}], b""),
+    ([{"rate": 0.1, "arrays": [[0, "m", [1], "object"]]}], b"12345678"),
 ]
 
 
@@ -63,7 +64,10 @@ def test_broken_slots_are_refused(document, payload):
 
 def test_slots_of_any_layout_survive():
     values = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    document, pieces = encode([Slot(3, "velocity", values)], 0.5)
-    ((found,), rate) = decode(document, memoryview(pieces[0]))
-    assert (found.slice, found.role, rate) == (3, "velocity", 0.5)
-    np.testing.assert_array_equal(found.values, values)
+    states = [OptimizerState([Slot(3, "velocity", values * n)], 0.5 * n) for n in (1, 2)]
+    document, pieces = encode(states)
+    payload = memoryview(b"".join(bytes(piece) for piece in pieces))
+    for number, found in enumerate(decode(document, payload), 1):
+        (slot,) = found.slots
+        assert (slot.slice, slot.role, found.rate) == (3, "velocity", 0.5 * number)
+        np.testing.assert_array_equal(slot.values, values * number)
