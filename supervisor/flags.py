@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from absl import flags
 
-from thinwire.ops.run.flags import Topic, advanced, integer, number, words
+from thinwire.ops.run.flags import FlagRule, Topic, advanced, integer, number, words
 
 FLAGS = flags.FLAGS
+_IS_FUNCTION = FlagRule(
+    lambda text: re.fullmatch(r"[\w.]+:[\w.]+", text) is not None,
+    "must be the names of a module and of its function: --on_metrics=module:function",
+)
 
 TOPICS = (
     Topic(
@@ -30,6 +35,14 @@ TOPICS = (
                 "The advice.json of an Advisor, whose prediction the summary compares.",
                 "file",
                 unset="that in --run_dir, if there is one",
+            ),
+            words(
+                "on_metrics",
+                None,
+                "A Python function that is called with each record: of W&B, MLflow and the like.",
+                "module:function",
+                rule=_IS_FUNCTION,
+                unset="none",
             ),
             *advanced(
                 number(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,14 @@ from thinwire.ops.run.settings import Run
 from thinwire.ops.run.target import Target, find, find_name
 from thinwire.ops.telemetry import predictions, run_status
 from thinwire.ops.telemetry.evaluation import Evaluation, latest, names_in
+from thinwire.supervisor import metrics_hook
 from thinwire.supervisor.dashboard import format_metric
-from thinwire.supervisor.metrics_log import MetricsLog, RoundsLog
+from thinwire.supervisor.metrics_log import (
+    EVALUATION_KIND,
+    STATUS_KIND,
+    MetricsLog,
+    RoundsLog,
+)
 from thinwire.supervisor.report.writer import write_report
 
 if TYPE_CHECKING:
@@ -45,12 +52,14 @@ class Recorder:
             scorer: Evaluates the model here; None: `evaluate` is never called.
 
         Raises:
-            ConfigurationError: Records, or an Advisor's file, that are none of this version.
+            ConfigurationError: Records, or an Advisor's file, that are none of this version, or no
+                function for --on_metrics.
         """
         self._run, self._scorer = run, scorer
         self._advice = predictions.of_run(run)
         if run.overwrite:
             clear_records(run.run_dir)
+        self._hook = None if run.on_metrics is None else _hook_of(run, run.on_metrics)
         self._log = MetricsLog(run.run_dir, resume=not run.overwrite)
         self.evaluations = self._log.evaluations
         self._rounds = RoundsLog(run.run_dir)
@@ -64,6 +73,7 @@ class Recorder:
     def status(self, status: run_status.RunStatus) -> None:
         """Log a status document."""
         self._log.add_status(status)
+        self._publish({"kind": STATUS_KIND, **status.to_dict()})
 
     def rounds(self, worker: int, batch: str) -> None:
         """Log a batch of a worker's rounds."""
@@ -127,6 +137,7 @@ class Recorder:
             final=final,
         )
         self._log.add_evaluation(evaluation)
+        self._publish({"kind": EVALUATION_KIND, "run_id": status.run_id, **evaluation.to_dict()})
         logging.info(
             "version %d: test %s%s",
             evaluation.version,
@@ -166,7 +177,7 @@ class Recorder:
     def finish(self, status: run_status.RunStatus) -> None:
         """Write summary.json and the report."""
         self._check_target()
-        self._log.add_status(status)
+        self.status(status)
         summary = run_status.summarise(status, self.evaluations, self._run.target)
         summary |= about(self._run)
         if self._advice is not None:
@@ -175,6 +186,7 @@ class Recorder:
             summary["advice"] = {"file": str(path), **block}
             logging.info("beside %s: %s", path, predictions.in_words(block))
         write_json_atomically(self._run.run_dir / "summary.json", summary)
+        self._publish({"kind": metrics_hook.END_KIND, "run_id": status.run_id, **summary})
         self.close()
         write_report(self._run.run_dir)
 
@@ -182,3 +194,18 @@ class Recorder:
         """Flush the logs."""
         self._log.close()
         self._rounds.close()
+        if self._hook is not None:
+            self._hook.close()
+
+    def _publish(self, record: Mapping[str, Any]) -> None:
+        """Give a record to the function of --on_metrics, if there is one."""
+        if self._hook is not None:
+            self._hook.put(record)
+
+
+def _hook_of(run: Run, text: str) -> metrics_hook.MetricsHook:
+    """Return the hook of --on_metrics; raises ConfigurationError."""
+    script = launched_with(run.run_dir).get("script", {}).get("path")
+    folders = [pathlib.Path(script).parent] if script else []
+    function = metrics_hook.load(text, folders)
+    return metrics_hook.MetricsHook(f"--on_metrics={text}", function, {"run_dir": str(run.run_dir)})

@@ -71,11 +71,11 @@ def main(run: Run) -> int:
     Raises:
         ConfigurationError, Unreachable, RequestRejected: See their exit codes.
     """
-    model, scorer = (None, None) if run.model_is_offered else _model_of(run)
-    recorder = Recorder(run, scorer)
-    if finished := finished_summary(run):
+    if not run.overwrite and (finished := finished_summary(run)):
         logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
         return EXIT_DONE
+    model, scorer = (None, None) if run.model_is_offered else _model_of(run)
+    recorder = Recorder(run, scorer)
     return _Watcher(run, model, recorder).watch()
 
 

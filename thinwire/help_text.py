@@ -99,7 +99,7 @@ ROLE_HELP = {
 SCRIPTS = "scripts"
 _HELP = ROLE_HELP | {
     SCRIPTS: RoleHelp(
-        (*launch.TOPICS, *_NODE, *ps_flags.TOPICS, *worker_flags.TOPICS),
+        (*launch.TOPICS, *_NODE, *ps_flags.TOPICS, *worker_flags.TOPICS, *supervisor_flags.TOPICS),
         (*script_flags.NEVER, *itertools.chain(*script_flags.OPTIMIZER.values()), "model_from"),
         " SCRIPT.py [ARGUMENT ...]",
     ),

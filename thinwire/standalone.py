@@ -48,14 +48,14 @@ def main(run: Run) -> int:
     limit_threads(own.threads)
     if run.overwrite:
         clear_node(run.run_dir, _NAME)
+    if not run.overwrite and (finished := finished_summary(run)):
+        logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
+        return EXIT_DONE
     shared = SharedModel(run.model, run.seed)
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)
     evaluated = dataclasses.replace(run, batch_size=max(run.batch_size, 500))
     scorer = ModelScorer(evaluated, shared, dataset.test_images, dataset.test_labels)
     recorder = Recorder(evaluated, scorer)
-    if finished := finished_summary(run):
-        logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
-        return EXIT_DONE
     trainer = LocalTrainer(shared, run.method, own.clip_norm, own.weight_decay)
     return _Standalone(run, trainer, dataset, recorder).train()
 

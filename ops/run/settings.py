@@ -117,6 +117,7 @@ class Run:
     guards: Guards = dataclasses.field(default_factory=Guards)  # against faulty devices
     top5: bool = False  # evaluations also count labels among the best five answers
     advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
+    on_metrics: str | None = None  # module:function that gets each record; None: nobody
     credentials: Credentials = NO_CREDENTIALS  # of this node
     metrics_port: int = 0  # where this node's figures are read; 0: nowhere
     metrics_host: str = "127.0.0.1"

@@ -33,6 +33,7 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import END_SIGNALS, handle_signals
 from thinwire.proto.grpc import Unreachable
+from thinwire.supervisor import metrics_hook
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
@@ -237,6 +238,8 @@ def main(run: Run) -> int:
     """
     devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
     name = launch.check()
+    if run.on_metrics is not None:
+        metrics_hook.check(run.on_metrics)
     claim_run_directory(run)
     if finished := finished_summary(run):
         logging.info(

@@ -36,6 +36,7 @@ from thinwire.ops.run.settings import (
     finished_summary,
 )
 from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.supervisor import metrics_hook
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
@@ -104,6 +105,8 @@ def main(run: Run, script: Sequence[str]) -> int:
         Unreachable: A host that cannot be used; nothing is left running.
     """
     name = _check(run)
+    if run.on_metrics is not None:
+        metrics_hook.check(run.on_metrics, [pathlib.Path(script[0]).resolve().parent])
     claim_run_directory(run)
     report = run.run_dir / "report" / "index.html"
     if finished := finished_summary(run):
