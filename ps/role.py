@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import secrets
@@ -58,8 +59,9 @@ from thinwire.ps.service.handshake import (
     identity,
     most_streams,
 )
-from thinwire.ps.service.leader_client import WEIGHTS_DIGEST, LeaderClient
+from thinwire.ps.service.leader_client import PHASE, WEIGHTS_DIGEST, LeaderClient
 from thinwire.ps.service.offering import NobodyAdmitted, OfferStage, ReceivedOffer
+from thinwire.ps.service.phases import NextPhase
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.telemetry.instruments import ShardInstruments
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
@@ -244,27 +246,36 @@ class ShardProcess:
         self.run, self.own = run, own
         self.leads = own.id_ps == 0
         self.interrupted = False
-        self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
-        self.layout = layouts[own.id_ps]
-        for number, layout in enumerate(layouts if self.leads and run.nb_ps > 1 else ()):
-            logging.info("PS %d holds %s", number, placement.describe_shard(self.spec, layout))
-        groups = model.offer.groups() if model.offer else []
-        self._groups = [part_of_layout(self.layout, numbers)[1] for numbers in groups]
+        self._hold(model)
         self.saved = saved or SavedShard(run, own.node)
         self.saved.check(self.spec, self.offer)
+        self.phase = self.saved.phase
         self.run_id = self.saved.run_id
         if not self.run_id and self.leads:
             self.run_id = secrets.token_hex(8)
         initials = ShardInitials(run, own.id_ps, model)
-        num_averaged = initials.averages().size
-        coder = EventCoder(self.layout, model.method, initials.kernels, num_averaged)
-        self.keeping = JournalPolicy(run, own.journal, self.saved, coder, self.spec)
+        self.keeping = self._keeping(initials)
         self.keeping.replay(functools.partial(build_core, initials))
         self.bounds = initials.bounds
         config = initials.config(self.saved, own.start_timeout_seconds)
         self.core = build_core(initials, config, run.lease_seconds)
         if self.saved.core:
             self.core.load_state_dict(self.saved.core)
+
+    def _hold(self, model: InitialModel) -> None:
+        """Take the names and places of a model."""
+        self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
+        self.layout = layouts[self.own.id_ps]
+        for number, layout in enumerate(layouts if self.leads and self.run.nb_ps > 1 else ()):
+            logging.info("PS %d holds %s", number, placement.describe_shard(self.spec, layout))
+        groups = model.offer.groups() if model.offer else []
+        self._groups = [part_of_layout(self.layout, numbers)[1] for numbers in groups]
+
+    def _keeping(self, initials: ShardInitials) -> JournalPolicy:
+        model, layout = initials.model, initials.model.layouts[self.own.id_ps]
+        averaged = initials.averages().size
+        coder = EventCoder(layout, model.method, initials.kernels, averaged)
+        return JournalPolicy(self.run, self.own.journal, self.saved, coder, model.spec)
 
     def serve(self) -> int:
         """Listen and write until the end or a signal; return the exit code."""
@@ -316,11 +327,10 @@ class ShardProcess:
     def _listen(self, stage: OfferStage | None) -> None:
         """Take the port; nobody is let in before `_open`."""
         core, own = self.core, self.own
-        share = self.layout.size / self.spec.num_parameters
         self.server = ShardServer(
             core,
             self.layout,
-            share,
+            self._share,
             self._save,
             self.run.lease_seconds,
             most_streams(self.run),
@@ -334,6 +344,9 @@ class ShardProcess:
         else:
             self.port = self.server.take_over(stage.listening, stage.guard)
         server = self.server
+        if self.run.model_is_offered:
+            is_agreed = server.scripts.has_begun if self.leads else lambda phase: True
+            self.phases = server.phases = NextPhase(self._stage_of, is_agreed)
         server.watch = AdmissionWatch(own.start_timeout_seconds, lambda: server.guard.refused)
         sources = StatusSources(
             lambda: server.guard.refused,
@@ -375,6 +388,7 @@ class ShardProcess:
             fingerprint.fingerprint(self.run, self.offer),
             self.spec,
             fingerprint.shard_settings(self.run, self.offer),
+            self.phase,
         )
 
     def _open(self) -> None:
@@ -382,7 +396,7 @@ class ShardProcess:
         self.server.on_groups = self._propose
         about = self.board.about()
         if self.offer is not None:
-            about[WEIGHTS_DIGEST] = self.offer.weights_digest
+            about |= {WEIGHTS_DIGEST: self.offer.weights_digest, PHASE: self.phase}
         self.server.open_for(self._identity(), json.dumps(about))
 
     def _propose(self, found: events.GroupsChanged) -> None:
@@ -395,6 +409,69 @@ class ShardProcess:
             logging.error("cannot write the proposed groups: %s", error)
             return
         logging.info("for another run with shares of data by speed: %s", flags)
+
+    # -- phases of a script -----------------------------------------------------------------
+
+    @property
+    def _share(self) -> float:
+        return self.layout.size / self.spec.num_parameters
+
+    def _stage_of(self, phase: int) -> OfferStage:
+        """Return where the model of the script's next phase is taken (reader threads)."""
+        stages: list[OfferStage] = []
+
+        def take(received: ReceivedOffer) -> None:
+            self._build_phase(stages[0], received)
+
+        args = (self.run, self.own, phase, self.run_id, self.server.guard, take)
+        stages.append(OfferStage.of_phase(*args))
+        return stages[0]
+
+    def _build_phase(self, stage: OfferStage, received: ReceivedOffer) -> None:
+        """Build what a worker has offered, and have it begin, or refuse it (a reader thread)."""
+        try:
+            model = model_of_offer(self.run, self.own.id_ps, received.offer, received.payload)
+            initials = ShardInitials(self.run, self.own.id_ps, model)
+            config = dataclasses.replace(
+                initials.config(self.saved, self.own.start_timeout_seconds),
+                generation=self.core.config.generation + 1,
+                generations_undone=0,
+            )
+            core = build_core(initials, config, self.run.lease_seconds)
+            keeping = self._keeping(initials)
+        except Exception as error:  # noqa: BLE001 - Keras raises anything for arguments that are odd
+            stage.refuse(received, f"{error}" or type(error).__name__)
+            return
+        self.server.queue.put(functools.partial(self._begin_phase, stage, initials, core, keeping))
+
+    def _begin_phase(
+        self, stage: OfferStage, initials: ShardInitials, core: PsCore, keeping: JournalPolicy
+    ) -> None:
+        """Go on with another model; workers join again (writer thread)."""
+        server, journaled = self.server, self.server.journaled
+        if self.core.stop_reason is not None or stage.phase <= self.phase:
+            self.phases.close(stage)
+            return
+        journaled.close()
+        self._hold(initials.model)
+        self.phase, self.bounds = stage.phase, initials.bounds
+        self.core.begin_phase(core)
+        self.saved.begin_phase(self.spec, self.offer, self.phase)
+        came = self._received()
+        server.begin_phase(self.layout, self._share, self.bounds, self._groups)
+        if server.datagrams is not None:
+            server.datagrams.receiver.restore(came or DatagramCounts())
+            server.datagrams.open(self.run.transport, self.own.bind)
+        keeping.begin_phase(self.keeping, journaled, server.decoder, self.run.lease_seconds)
+        self.keeping = keeping
+        self.board.begin_phase(self.spec)
+        self._save(self.core.version, self.core.state_dict())
+        self.saved.flush()
+        self._open()
+        if self.leader is not None:
+            self.leader.begin_phase(hello_to_leader(self._identity()))
+        self.phases.close(stage)
+        logging.info("phase %d begins at version %d", self.phase, self.core.version)
 
     # -- running ----------------------------------------------------------------------------
 

@@ -58,8 +58,13 @@ class Weighting(Policy, Protocol):
     def needs_copies(self) -> bool:
         """Whether the shard must keep the weights that each worker was last sent."""
 
-    def init(self, size: int) -> State:
-        """Return the state before any update; `size` is the shard's number of entries."""
+    def init(self, size: int, version: int = 0) -> State:
+        """Return the state before any update.
+
+        Args:
+            size: The shard's number of entries.
+            version: Updates that were applied before, to another model.
+        """
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State

@@ -15,9 +15,9 @@ class StatelessWeighting:
 
     needs_copies: ClassVar[bool] = False
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, version: int = 0) -> State:
         """Return the empty state; `size` is the shard's number of entries."""
-        del size
+        del size, version
         return {}
 
 

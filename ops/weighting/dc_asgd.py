@@ -87,9 +87,9 @@ class DcAsgd:
         """Whether the shard must keep the weights that each worker was last sent."""
         return self.strength > 0 and not self.shares_backup
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, version: int = 0) -> State:
         """Return the state before any update; arrays are made when they are first needed."""
-        del size
+        del size, version
         return {"mean_squares": {}}  # worker, or "all" -> [n] float32
 
     def weigh(

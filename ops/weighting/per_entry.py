@@ -49,12 +49,12 @@ class PerEntry:
                 f"--beyond_window={self.beyond_window!r}: expected 'count' or 'reject'."
             )
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, version: int = 0) -> State:
         """Return an empty history; `size` is the shard's number of entries."""
         from thinwire.ops.weighting import hit_counts
 
         return {
-            "first": 0,  # version of history[0]
+            "first": version,  # of history[0]
             "history": [],  # per release: ascending int32 [k] positions, or None for all
             "scratch": hit_counts.begin(size, self.window),
         }

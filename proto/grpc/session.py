@@ -66,6 +66,7 @@ class RequestRejected(Exception):
         self.step: int = refusal.step
         self.epoch: int = refusal.epoch
         self.retry_after_seconds: float = refusal.retry_after_seconds
+        self.phase: int = refusal.phase
 
 
 class OfferAccepted(RequestRejected):

@@ -43,6 +43,13 @@ class _Part(Protocol):
         """Take back what `state_dict` gave; the soft state after the other."""
 
 
+#: Parts that go on where the model is another one.
+_OF_RUN = (
+    *("counters", "lifecycle", "membership", "members", "scheduler", "quarantine"),
+    *("planner", "follower"),
+)
+
+
 class PsCore:
     """State and rules of one shard.
 
@@ -83,6 +90,27 @@ class PsCore:
         self._pacing = PacingService(method.pacer)
         self._planner = RegroupPlanner(sync.auto, config.nb_workers)
         self._follower = RegroupFollower()
+
+    def begin_phase(self, other: PsCore) -> None:
+        """Go on with the model of another core, which has handled nothing and is not used again.
+
+        Version, examples, seconds and counters go on, as after a restart: everybody must join
+        anew. The optimizer's schedule, where a script brought it, counts from here.
+
+        Args:
+            other: Of a later generation.
+        """
+        before, has_started = self.state_dict(), self._lifecycle.has_started
+        version, samples = self.version, self.samples
+        for name, value in vars(other).items():
+            setattr(self, name, value)
+        self.model.go_on_from(version, samples)
+        parts = self._parts()
+        for name in _OF_RUN:
+            parts[name].load_state_dict(before[name], soft=False)
+        self._resumed()
+        if has_started:
+            self._lifecycle.start()
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
         """Take in one event; return what is to be done about it, in order."""
@@ -786,8 +814,11 @@ class PsCore:
         """
         for name, part in self._parts().items():
             part.load_state_dict(from_plain(state[name]) if soft else state[name], soft)
-        if soft:
-            return
+        if not soft:
+            self._resumed()
+
+    def _resumed(self) -> None:
+        """Go on from a version at which nobody has joined."""
         self.counters.resumed(self.version)
         epoch = self.membership.epoch
         formed = self._planner.resumed(epoch) or self._follower.resumed(epoch)

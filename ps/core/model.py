@@ -43,6 +43,7 @@ class ShardModel:
         theta: [n] float32 weights of this shard.
         version: T, updates applied so far.
         samples: Examples consumed by them.
+        samples_before: Of these, how many before the present phase of a script.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ShardModel:
         self.version = 0
         self.samples = 0
         self._stepped_samples = [0] * method.server.num_optimizers  # of each
+        self.samples_before = 0
         self._weighting = method.weighting.init(len(theta))
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta, spec)
@@ -80,6 +82,11 @@ class ShardModel:
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._seen = theta.view()  # for policies, which only read it
         self._seen.flags.writeable = False
+
+    def go_on_from(self, version: int, samples: int) -> None:
+        """Begin a phase of a script, after so many updates and examples of those before."""
+        self.version, self.samples, self.samples_before = version, samples, samples
+        self._weighting = self.method.weighting.init(len(self.theta), version)
 
     @property
     def kind(self) -> Kind:
@@ -269,6 +276,7 @@ class ShardModel:
             "version": self.version,
             "samples": self.samples,
             "stepped_samples": list(self._stepped_samples),
+            "samples_before": self.samples_before,
             "theta": self.theta.copy(),
             "optimizer": self.method.server.save(self._server),
             "loss_scale": self._scaler.state_dict(),
@@ -286,6 +294,7 @@ class ShardModel:
         self.version, self.samples = state["version"], state["samples"]
         one = [self.samples] * len(self._stepped_samples)  # of an earlier version, which had one
         self._stepped_samples = list(state.get("stepped_samples", one))
+        self.samples_before = state.get("samples_before", 0)
         np.copyto(self.theta, state["theta"])
         saved = state["optimizer"]
         self._server = self.method.server.restore(saved, self.theta, self._server)
@@ -354,6 +363,11 @@ class CollectiveShardModel(ShardModel):
         idle = dataclasses.replace(method, server=OptimizerUpdate())  # the workers' steps, not ours
         super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale)
         self._copied_version = 0
+
+    def go_on_from(self, version: int, samples: int) -> None:
+        """Begin a phase; the weights are up to date."""
+        super().go_on_from(version, samples)
+        self._copied_version = version
 
     @property
     def kind(self) -> Kind:

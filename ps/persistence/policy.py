@@ -72,8 +72,28 @@ class JournalPolicy:
             decoder: Of its pushes.
             lease_seconds: Of its workers.
         """
+        self._count_lost(journaled.core)
+        self._write_to(journaled, decoder, lease_seconds)
+
+    def begin_phase(
+        self, before: JournalPolicy, journaled: JournaledCore, decoder: PushDecoder, lease: float
+    ) -> None:
+        """Have the journal of another model begin with the next snapshot, if one is to be kept.
+
+        Args:
+            before: Of the model before.
+            journaled: The shard's core, whose journal is closed.
+            decoder: Of its pushes from now on.
+            lease: Of its workers, in seconds.
+        """
+        self.recovered = before.recovered
+        journaled.journal = None
+        self._write_to(journaled, decoder, lease)
+
+    def _write_to(
+        self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float
+    ) -> None:
         core, config = journaled.core, journaled.core.config
-        self._count_lost(core)
         mark = HighWaterMark(config.generation, core.version)
         journaled.high_water = HighWaterLog(self._saved.folder, mark)
         journaled.about, journaled.recovered = self.about, self.recovered

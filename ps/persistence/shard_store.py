@@ -98,6 +98,7 @@ class SavedShard:
         self.folder = checkpoints_of(run.run_dir, name)
         self._checkpoints = Checkpoints(self.folder, keep=run.keep_checkpoints)
         self._found = self._load()
+        self._phase = self.phase
         self._mark = journal.read_mark(self.folder)
         self._replayed: Replayed | None = None
         # First files of the journals that the snapshots on disk need, the newest last. Snapshots of
@@ -134,6 +135,22 @@ class SavedShard:
                 f"--run_dir={self._run.run_dir} holds another run ({difference}); give this one "
                 "another --run_dir, or --overwrite the old one."
             )
+
+    @property
+    def phase(self) -> int:
+        """The phase of the script that the model is of."""
+        return int(self._found.get("phase", 0)) if self._found else 0
+
+    def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int) -> None:
+        """Save another model of the run from now on, with a journal of its own.
+
+        Args:
+            spec: Of the whole model.
+            offer: That a worker made.
+            phase: Of the script.
+        """
+        self._spec, self._offer, self._phase = spec, offer, phase
+        self._replayed = None
 
     @property
     def core(self) -> State | None:
@@ -275,6 +292,7 @@ class SavedShard:
                 "reports": {f"{role}:{who}": text for (role, who), text in reports.items()},
                 "datagrams": datagrams.to_dict(),
                 **({"offer": self._offer.to_json()} if self._offer is not None else {}),
+                "phase": self._phase,
                 **(begun or {}),
             },
         )

@@ -1,7 +1,8 @@
 """Barriers of the scripts of a run, and how the run ends with them: a plain object, no threads.
 
-A script comes to a barrier at the beginning and at the end of each of its fits, and reports its
-own end. A barrier opens when every script that is in the run has come to it, or to a later one. In
+A script comes to a barrier at the beginning and at the end of each of its fits, where its model may
+have become another one: then a phase of the run begins for all. It also reports its own end. A
+barrier opens when every script that is in the run has come to it, or to a later one. In
 the run is every worker that has not finished; one whose stream has been away for a lease counts as
 lost, and one that never came as absent after a time of its own. What has opened stays open, so that
 a worker which comes late, or again, catches up.
@@ -19,17 +20,50 @@ from collections.abc import Iterator, Sequence
 
 from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 
+#: Barriers of one fit, in order: before it, at its last step, and when its callbacks have ended. At
+#: the first and the last of them a phase may begin: then one script offers its model, and all join.
+OF_FIT = (
+    *("begin", "begin-offered", "begin-joined", "end"),
+    *("left", "left-offered", "left-joined"),
+)
+_CHANGING = {"begin": 0, "left": 1}
 #: Names that order barriers and count fits. Others count as the last ones.
-_OF_FIT = re.compile(r"fit-(\d{1,9})-(begin|end)")
+_NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})")
 _LAST = (math.inf, 0)
 
 
 @dataclasses.dataclass(frozen=True)
+class BarrierArrival:
+    """What a script reports when it comes to a barrier, or comes back.
+
+    Attributes:
+        name: Of the barrier; empty: none, it only reports what it has passed.
+        passed: Those that it has passed already.
+        changes: Its model is another one than at the barrier before.
+        changed: Those of `passed` at which a phase has begun.
+    """
+
+    name: str
+    passed: Sequence[str] = ()
+    changes: bool = False
+    changed: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class BarrierOpening:
-    """A script may go on."""
+    """A script may go on.
+
+    Attributes:
+        worker: Whose.
+        name: Of the barrier.
+        changes: A phase begins here, for some script's model is another one.
+        offers: This script is to offer its model; the others then take over that.
+    """
 
     worker: int
     name: str
+    changes: bool = False
+    offers: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +83,18 @@ def position_of(name: str) -> tuple[float, int]:
     >>> position_of("fit-2-begin") < position_of("fit-2-end") < position_of("fit-10-begin")
     True
     """
-    found = _OF_FIT.fullmatch(name)
-    return (int(found[1]), int(found[2] == "end")) if found else _LAST
+    found = _NAMED.fullmatch(name)
+    return (int(found[1]), OF_FIT.index(found[2])) if found else _LAST
+
+
+def phase_of(name: str) -> int:
+    """Return the number of the phase that may begin at a barrier; 0: none may.
+
+    >>> phase_of("fit-2-begin"), phase_of("fit-2-left"), phase_of("fit-2-end")
+    (4, 5, 0)
+    """
+    found = _NAMED.fullmatch(name)
+    return 2 * int(found[1]) + _CHANGING[found[2]] if found and found[2] in _CHANGING else 0
 
 
 @dataclasses.dataclass
@@ -77,6 +121,7 @@ class Barriers:
 
     Attributes:
         ended: Why the run is over; None: it is not, as far as scripts are concerned.
+        phase: The newest that has begun, as far as this shard knows; 0: the first.
 
     Args:
         nb_workers: Of the run; their scripts have the ids from 1 on.
@@ -90,6 +135,8 @@ class Barriers:
         self._patience_seconds = patience_seconds
         self._scripts: dict[int, _Script] = {}
         self._opened: set[str] = set()
+        self._changes: set[str] = set()  # barriers at which some model is another one
+        self.phase = 0
         self._absent_at = math.inf  # when those who never came count as absent
         self.ended: ScriptsEnd | None = None
 
@@ -105,18 +152,19 @@ class Barriers:
             self._scripts[worker] = _Script(incarnation, now)
         return self._seen(worker, now)
 
-    def arrive(
-        self, worker: int, name: str, now: float, passed: Sequence[str] = ()
-    ) -> list[Outcome]:
+    def arrive(self, worker: int, arrival: BarrierArrival, now: float) -> list[Outcome]:
         """Note that a script has come to a barrier, once or again.
 
         Args:
             worker: Whose.
-            name: Of the barrier; empty: none, it only reports what it has passed.
+            arrival: Of it.
             now: By this shard's clock.
-            passed: Those that it has passed already.
         """
-        script = self._scripts[worker]
+        script, name, passed = self._scripts[worker], arrival.name, arrival.passed
+        if arrival.changes and name not in self._opened:
+            self._changes.add(name)
+        for changed in arrival.changed:
+            self._begin_phase(changed)
         if passed:  # the shard was started again in the middle of the run: all had come once
             self._opened.update(passed)
             self._absent_at = min(self._absent_at, now + 2 * self._lease_seconds)
@@ -179,13 +227,21 @@ class Barriers:
         if not present and any(script.has_finished for script in self._scripts.values()):
             return self._end(FINISHED)
         reached = min((self._position(worker) for worker in present), default=_LAST)
-        self._opened.update(name for _, name in self._waiting() if position_of(name) <= reached)
         openings: list[Outcome] = []
         for worker, name in list(self._waiting()):
-            if name in self._opened:
-                self._scripts[worker].waits_at = None
-                openings.append(BarrierOpening(worker, name))
+            if name not in self._opened and position_of(name) > reached:
+                continue
+            self._opened.add(name)
+            self._scripts[worker].waits_at = None
+            if changes := name in self._changes:
+                self._begin_phase(name)
+            offers = changes and present[:1] == [worker]
+            openings.append(BarrierOpening(worker, name, changes, offers))
         return openings
+
+    def _begin_phase(self, name: str) -> None:
+        self._changes.add(name)
+        self.phase = max(self.phase, phase_of(name))
 
     def _waiting(self) -> Iterator[tuple[int, str]]:
         for worker, script in sorted(self._scripts.items()):

@@ -121,6 +121,16 @@ class Connections:
             self._close(connection)
             return True
 
+    def end_training(self) -> None:
+        """End the streams of workers, and of observers who know the model."""
+        with self._lock:
+            for connection in self.workers.values():
+                self._close(connection)
+            self.workers.clear()
+            evaluators = [each for each in self.observers.values() if each.evaluates]
+        for connection in evaluators:
+            connection.stream.close()
+
     def add_observer(self, connection: Connection) -> int:
         """Add a supervisor or a following shard; return its number."""
         with self._lock:

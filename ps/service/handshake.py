@@ -27,6 +27,7 @@ class Identity:
     fingerprint: list[pb.Setting]
     model: list[pb.Tensor] | None  # None: a worker is to offer it
     settings: list[pb.Setting]  # what shards must agree on besides the fingerprint
+    phase: int = 0  # of the script; see Hello
 
 
 def identity(
@@ -37,6 +38,7 @@ def identity(
     fingerprint: list[tuple[str, str]],
     spec: ModelSpec | None,
     settings: list[tuple[str, str]],
+    phase: int = 0,
 ) -> Identity:
     """Return the shard's identity as messages of the wire."""
     return Identity(
@@ -47,6 +49,7 @@ def identity(
         messages.settings_of(fingerprint),
         None if spec is None else messages.tensors_of(spec),
         messages.settings_of(settings),
+        phase,
     )
 
 
@@ -72,6 +75,7 @@ def hello_to_leader(mine: Identity) -> pb.Hello:
         model=mine.model,
         shard=0,
         num_shards=mine.num_shards,
+        phase=mine.phase,
     )
 
 
@@ -103,13 +107,9 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             f"id: PS {hello.id} does not follow shard 0; expected --id_ps from 1 to "
             f"{mine.num_shards - 1}."
         )
-    begins = mine.model is None and mine.shard == 0  # a run that nobody belongs to yet
-    if hello.run_id and (begins or mine.run_id) and hello.run_id != mine.run_id:
-        return pb.REASON_RUN, (
-            f"run_id: this PS runs {mine.run_id or 'a new run'}, the client belongs to "
-            f"{hello.run_id!r}; restart the client, or point it to its own PS."
-        )
     looks_only = looks_only or _looks_for_model(hello)
+    if (other := _other_run(hello, mine) or _other_phase(hello, mine, looks_only)) is not None:
+        return other
     if mine.model is not None and not looks_only:
         difference = messages.first_difference(mine.model, list(hello.model))
         if difference:
@@ -130,6 +130,33 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
         return pb.REASON_FINGERPRINT, (
             f"method or split of the data differs: {difference}; give all nodes the same --method, "
             "policy flags, --seed and --partition, and all workers the same script."
+        )
+    return None
+
+
+def _other_run(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
+    """Return why a client of another run is refused; None: it is of this one, or of none yet."""
+    begins = mine.model is None and mine.shard == 0  # a run that nobody belongs to yet
+    if hello.run_id and (begins or mine.run_id) and hello.run_id != mine.run_id:
+        return pb.REASON_RUN, (
+            f"run_id: this PS runs {mine.run_id or 'a new run'}, the client belongs to "
+            f"{hello.run_id!r}; restart the client, or point it to its own PS."
+        )
+    return None
+
+
+def _other_phase(hello: pb.Hello, mine: Identity, looks_only: bool) -> tuple[int, str] | None:
+    """Return why a worker is too late for its phase, or a shard is to come again; None: neither."""
+    if hello.role == pb.ROLE_WORKER and hello.phase < mine.phase:
+        return pb.REASON_PHASE, (
+            f"phase: the run's model has changed since, and this worker was started again, or was "
+            f"away, in the phase {hello.phase} of its script; expected {mine.phase}. It takes part "
+            "again when its script comes that far."
+        )
+    if hello.role == pb.ROLE_SHARD and hello.phase != mine.phase and not looks_only:
+        return pb.REASON_STARTING, (
+            f"phase: this shard is in the phase {mine.phase} of the script, and PS {hello.id} in "
+            f"{hello.phase}; try again."
         )
     return None
 

@@ -38,6 +38,8 @@ _SPENT = ("iter_max", "epochs")
 _LOOK_SECONDS = 0.05
 #: Name of the initial weights in the document of shard 0's Welcome, where a worker offered them.
 WEIGHTS_DIGEST = "weights_digest"
+#: And of the phase of the script that they begin.
+PHASE = "phase"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
 
     Args:
         run: The run's settings.
-        mine: This shard's identity, without a model.
+        mine: This shard's identity, without a model; its phase is that of the model.
         closing: Set when nobody wants to know any more.
 
     Raises:
@@ -68,10 +70,14 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
         closing,
         (pb.REASON_STARTING,),
     )
-    session, welcome = dialler.dial(run.reconnect_timeout_seconds)
-    session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
-    session.close()
-    digest = json.loads(welcome.document).get(WEIGHTS_DIGEST)
+    while True:
+        session, welcome = dialler.dial(run.reconnect_timeout_seconds)
+        session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
+        session.close()
+        found = json.loads(welcome.document)
+        if found.get(PHASE, 0) >= mine.phase or closing.wait(_LOOK_SECONDS):
+            break
+    digest = found.get(WEIGHTS_DIGEST)
     if digest is None:
         raise ConfigurationError(
             f"shard 0 at {address} has its model from its flags; give all shards the same "
@@ -109,6 +115,7 @@ class LeaderClient:
         self._session: ClientSession | None = None
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._has_reported_end, self._lease_seconds = False, 0.0
+        self._comes_again = False  # of its own will
         limit, arrivals = payload_limit(layout), rhythm()
         self._dialler = Dialler(
             f"shard 0 at {address}",
@@ -142,6 +149,18 @@ class LeaderClient:
             target=self._listen, args=(reconnect_seconds,), name="leader", daemon=True
         ).start()
         threading.Thread(target=self._report_regularly, name="leader-report", daemon=True).start()
+
+    def begin_phase(self, hello: pb.Hello) -> None:
+        """Join again with another model, as a shard that was started again does.
+
+        Args:
+            hello: This shard's introduction from now on.
+        """
+        hello.run_id = self._hello.run_id
+        self._hello.CopyFrom(hello)
+        session, self._comes_again = self._session, True
+        if session is not None:
+            session.close()
 
     def request_end(self, cause: str) -> None:
         """Request shard 0 to end the run (any thread); again whenever it is found anew."""
@@ -177,7 +196,9 @@ class LeaderClient:
             except (StreamLost, Malformed) as error:
                 if self._closing.is_set() or self.halted:
                     return
-                logging.warning("lost shard 0: %s", error)
+                if not self._comes_again:
+                    logging.warning("lost shard 0: %s", error)
+                self._comes_again = False
                 if not self._return(reconnect_seconds):
                     return
 

@@ -86,6 +86,7 @@ class OfferStage:
         watch: For workers that are all refused.
         listening: The port, once `listen` was called.
         interrupted: Whether the shard is to end.
+        phase: Of the script, whose model is taken.
 
     Args:
         run: The run's settings.
@@ -94,7 +95,7 @@ class OfferStage:
     """
 
     def __init__(self, run: Run, own: PsFlags, clock: Callable[[], float] = time.monotonic) -> None:
-        self.run, self.own, self.clock = run, own, clock
+        self.run, self.own, self.clock, self.phase = run, own, clock, 0
         self.guard: ConnectionGuard = guard_of(run)
         self.watch = AdmissionWatch(own.start_timeout_seconds, lambda: self.guard.refused, clock)
         self.listening: GrpcServer | None = None
@@ -108,8 +109,35 @@ class OfferStage:
         self._closing = threading.Event()
         self._came: queue.SimpleQueue[ReceivedOffer | Exception] = queue.SimpleQueue()
         self._beat_at = clock()
+        self._on_offer: Callable[[ReceivedOffer], None] = self._came.put
         rows = fingerprint.fingerprint(run)
         self.identity = identity("", own.id_ps, run.nb_ps, 0, rows, None, [])
+
+    @classmethod
+    def of_phase(
+        cls,
+        run: Run,
+        own: PsFlags,
+        phase: int,
+        run_id: str,
+        guard: ConnectionGuard,
+        on_offer: Callable[[ReceivedOffer], None],
+    ) -> OfferStage:
+        """Return the stage of a shard that serves one model, and takes that of another phase.
+
+        Args:
+            run: The run's settings.
+            own: This shard's.
+            phase: Of the script.
+            run_id: The run's identity.
+            guard: Of the port.
+            on_offer: Called with an offer, in the thread that has read it.
+        """
+        stage = cls(run, own)
+        stage.phase, stage.guard, stage._on_offer = phase, guard, on_offer
+        stage.identity = dataclasses.replace(stage.identity, run_id=run_id, phase=phase)
+        stage._begin_looking()
+        return stage
 
     @property
     def num_waiting(self) -> int:
@@ -131,7 +159,10 @@ class OfferStage:
         )
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.listening.port)
         logging.info("waiting for a worker that offers the model")
-        if own.id_ps:
+        self._begin_looking()
+
+    def _begin_looking(self) -> None:
+        if self.own.id_ps:
             threading.Thread(target=self._look_for_leader, name="leader", daemon=True).start()
 
     def next_offer(self) -> ReceivedOffer | None:
@@ -200,7 +231,8 @@ class OfferStage:
             self.send_away(stream)
         if offering is None:
             return
-        if now - offering.progress_at > max(_SILENCE_SECONDS, self.run.lease_seconds):
+        is_late = now - offering.progress_at > max(_SILENCE_SECONDS, self.run.lease_seconds)
+        if is_late and not self._is_taken:
             text = f"worker {offering.worker} was to offer the model and sent nothing for too long"
             self.guard.record_refusal("silent", offering.stream.peer, text)
             offering.stream.close()
@@ -249,7 +281,7 @@ class OfferStage:
     def receive(self, received: ReceivedOffer) -> None:
         """Hand an offer over to the main thread."""
         self._is_taken = True
-        self._came.put(received)
+        self._on_offer(received)
 
     def forget(self, stream: ServerStream) -> None:
         """Note that a stream has ended; whoever waits may offer now."""
@@ -293,6 +325,8 @@ class OfferStage:
             found = find_model(self.run, self.identity, self._closing)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._came.put(error)
+            if self.phase and not self._closing.is_set():
+                logging.error("this shard gets no model of phase %d: %s", self.phase, error)
             return
         with self._lock:
             self._leader = found
@@ -338,7 +372,7 @@ class OfferReader:
                 if not self.receive(data):
                     return
         finally:
-            self._stage.forget(self.stream)
+            self.forget()
 
     def receive(self, data: bytes) -> bool:
         """Handle one frame; return whether more are wanted."""
@@ -358,6 +392,10 @@ class OfferReader:
             _refuse(self.stream, pb.REASON_MALFORMED, text)
             self._stage.guard.record_refusal("malformed", self.stream.peer, text)
         return False
+
+    def forget(self) -> None:
+        """Note that the stream has ended."""
+        self._stage.forget(self.stream)
 
     def _take(self, data: bytes) -> None:
         if (beyond := self._rate.exceeded()) is not None:
@@ -385,13 +423,25 @@ class OfferReader:
             self._bytes, self.progress_at = 0, self._stage.clock()
 
     def _hello(self, hello: pb.Hello) -> None:
-        stage, guard = self._stage, self._stage.guard
+        guard = self._stage.guard
         if (other := versions.refusal(hello)) is not None:
             self._reject("hello", other)
         stranger = guard.authenticate(self.stream, part_of(hello), hello.proof, claims_of(hello))
         if stranger is not None:
             _refuse(self.stream, *stranger)
             raise _SentAway
+        self._admit(hello)
+
+    def admit(self, hello: pb.Hello) -> bool:
+        """Go on from a Hello whose sender is known; return whether more frames are wanted."""
+        try:
+            self._admit(hello)
+            return True
+        except _SentAway:
+            return False
+
+    def _admit(self, hello: pb.Hello) -> None:
+        stage, guard = self._stage, self._stage.guard
         is_worker = hello.role == pb.ROLE_WORKER
         if is_worker and (refusal := self._why_refused(hello)) is not None:
             self._reject("hello", refusal)

@@ -12,7 +12,13 @@ from absl import logging
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
-from thinwire.ps.service.barriers import BarrierOpening, Barriers, Outcome, ScriptsEnd
+from thinwire.ps.service.barriers import (
+    BarrierArrival,
+    BarrierOpening,
+    Barriers,
+    Outcome,
+    ScriptsEnd,
+)
 from thinwire.ps.service.connections import Connection
 from thinwire.ps.service.evaluations import (
     Evaluations,
@@ -53,6 +59,10 @@ class RunControl:
         """Return whether there is a worker of this id (any thread)."""
         return self._barriers.is_worker(worker)
 
+    def has_begun(self, phase: int) -> bool:
+        """Return whether the scripts have agreed on a phase, or one after it (any thread)."""
+        return self._barriers.phase >= phase
+
     @staticmethod
     def range_refusal(worker: int) -> str:
         """Return why a script is rejected whose worker does not exist (any thread)."""
@@ -73,12 +83,12 @@ class RunControl:
         self._perform(self._barriers.begin(worker, incarnation, now))
         self._notify(self._evaluations.begin(worker, incarnation, now))
 
-    def arrive(self, connection: Connection, name: str, passed: Sequence[str]) -> None:
+    def arrive(self, connection: Connection, arrival: BarrierArrival) -> None:
         """Note that a script has come to a barrier."""
         if self._is_current(connection):
             now, worker = self._clock(), connection.id
-            self._perform(self._barriers.arrive(worker, name, now, passed))
-            self._notify(self._evaluations.arrive(worker, name, now))
+            self._perform(self._barriers.arrive(worker, arrival, now))
+            self._notify(self._evaluations.arrive(worker, arrival.name, now))
 
     def receive(
         self,
@@ -196,7 +206,10 @@ class RunControl:
                 case BarrierOpening():
                     stream = self._streams.get(outcome.worker)
                     if stream is not None:
-                        stream.send(pb.ToClient(barrier=pb.Barrier(name=outcome.name)))
+                        opening = pb.Barrier(
+                            name=outcome.name, changes=outcome.changes, offers=outcome.offers
+                        )
+                        stream.send(pb.ToClient(barrier=opening))
                 case ScriptsEnd():
                     if outcome.message:
                         logging.info("the run ends (%s): %s", outcome.cause, outcome.message)

@@ -30,7 +30,7 @@ from thinwire.ps.service.barriers import Barriers
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
 from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.run_control import RunControl
-from thinwire.ps.service.stream_reader import StreamReader
+from thinwire.ps.service.stream_reader import PhaseGate, StreamReader
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.epochs import encode_epoch
 from thinwire.ps.wire.push_decoder import PushDecoder
@@ -80,20 +80,13 @@ class ShardServer:
         bounds: ClaimBounds | None = None,
         groups: Sequence[Collection[int]] = (),
     ) -> None:
-        self.core, self.layout, self.share = core, layout, share
+        self.core = core
         self.journaled = JournaledCore(core)
         self.save, self.lease_seconds = save, lease_seconds
         self.max_streams, self.guard = max_streams, ConnectionGuard()
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
-        model, self.bounds = core.model, bounds or ClaimBounds.of(core.model.method)
-        self.decoder = PushDecoder(
-            layout, model.kind, model.kernels, core.averages.size, self.bounds, groups
-        )
-        self.datagrams: DatagramPort | None = None
-        if core.model.method.router.uses_datagrams:
-            sizes = [piece.size for piece in layout.slices]
-            put, reject = self.queue.put, self._reject
-            self.datagrams = DatagramPort(core, self.decoder, sizes, put, reject)
+        self._take_model(layout, share, bounds or ClaimBounds.of(core.model.method), groups)
+        self.phases: PhaseGate | None = None
         self.connections = Connections()
         self.identity: Identity | None = None  # None: not ready to accept a Hello
         self.document = "{}"  # of the run, for supervisors and shards, in Welcome
@@ -111,6 +104,49 @@ class ShardServer:
         self.watch: AdmissionWatch | None = None
         self._due = [time.monotonic()] * 2
         self.server: GrpcServer | None = None
+
+    def _take_model(
+        self,
+        layout: ShardLayout,
+        share: float,
+        bounds: ClaimBounds,
+        groups: Sequence[Collection[int]],
+    ) -> None:
+        """Be ready for the pushes of the core's model."""
+        core, model = self.core, self.core.model
+        self.layout, self.share, self.bounds = layout, share, bounds
+        self.decoder = PushDecoder(
+            layout, model.kind, model.kernels, core.averages.size, bounds, groups
+        )
+        self.datagrams: DatagramPort | None = None
+        if model.method.router.uses_datagrams:
+            sizes = [piece.size for piece in layout.slices]
+            put, reject = self.queue.put, self._reject
+            self.datagrams = DatagramPort(core, self.decoder, sizes, put, reject)
+
+    def begin_phase(
+        self,
+        layout: ShardLayout,
+        share: float,
+        bounds: ClaimBounds,
+        groups: Sequence[Collection[int]],
+    ) -> None:
+        """Go on with another model, which the core has already (writer thread).
+
+        Nobody is admitted from here to `open_for`. Workers, and who evaluates, must join anew.
+
+        Args:
+            layout: Of this shard, from now on.
+            share: This shard's part of the model.
+            bounds: Of what workers may claim.
+            groups: Slots that each optimizer of a script steps, where it has several.
+        """
+        self.identity = None
+        if self.datagrams is not None:
+            self.datagrams.close()
+        self._take_model(layout, share, bounds, groups)
+        self._slots = None
+        self.connections.end_training()
 
     def listen(self, bind: str, port: int, marks: str = "off") -> int:
         """Start to listen; return the port.
@@ -225,6 +261,8 @@ class ShardServer:
         if self.datagrams is not None:
             self.datagrams.poll()
         self.scripts.tick()
+        if self.phases is not None:
+            self.phases.tick()
         if self.core.stop_reason is None and self.watch is not None:
             self._end_if_nobody_comes(self.watch, now)
         if now >= self._due[0]:
@@ -284,6 +322,7 @@ class ShardServer:
             version=self.core.version,
             lease_seconds=self.lease_seconds,
             document=self.document,
+            samples_before=self.core.model.samples_before,
         )
         if action is not None:
             welcome.incarnation = action.incarnation

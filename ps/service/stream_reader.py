@@ -19,6 +19,7 @@ from thinwire.proto.security.connection_guard import MessageRate
 from thinwire.proto.security.credentials import claims_of, part_of
 from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import STOP_REASON
+from thinwire.ps.service.barriers import BarrierArrival
 from thinwire.ps.service.connections import Connection
 from thinwire.ps.service.handshake import Identity, check_hello, checked_link, unanswered
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
@@ -51,6 +52,29 @@ _SHARD_HALT_CAUSES = (STOP_REASON,)
 
 class _EndOfStream(Exception):
     """The stream is to be ended."""
+
+
+class OfferingStream(Protocol):
+    """Reads the stream of a worker that offers a model, or waits for another's."""
+
+    def admit(self, hello: pb.Hello) -> bool:
+        """Go on from a Hello whose sender is known; return whether more frames are wanted."""
+
+    def receive(self, data: bytes) -> bool:
+        """Handle one frame; return whether more are wanted."""
+
+    def forget(self) -> None:
+        """Note that the stream has ended."""
+
+
+class PhaseGate(Protocol):
+    """The next phase of a script, as far as readers of streams need it."""
+
+    def reader(self, phase: int, stream: ServerStream) -> OfferingStream | None:
+        """Return who reads the stream of a worker of a later phase; None: not yet."""
+
+    def tick(self) -> None:
+        """Look after those who wait (writer thread)."""
 
 
 class StreamOwner(Protocol):
@@ -102,6 +126,10 @@ class StreamOwner(Protocol):
     def observers(self) -> Observers:
         """Supervisors and following shards."""
 
+    @property
+    def phases(self) -> PhaseGate | None:
+        """Where workers of a later phase offer its model; None: the model stays."""
+
     def expect(self, incarnation: int, connection: Connection) -> None:
         """Remember the stream of a Hello until the core has decided."""
 
@@ -135,6 +163,7 @@ class StreamReader:
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
         self.number = 0  # of an observer
+        self._offers: OfferingStream | None = None
         self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
         limit = payload_limit(server.layout, decoder.aux_count)
@@ -151,6 +180,8 @@ class StreamReader:
 
     def receive(self, frame: bytes) -> bool:
         """Handle one frame; return whether more are wanted."""
+        if self._offers is not None:
+            return self._offers.receive(frame)
         try:
             self._take(frame)
             return True
@@ -197,6 +228,9 @@ class StreamReader:
         if mine is None:
             self._refuse(pb.REASON_STARTING, "this PS is not ready yet; try again.")
             raise _EndOfStream
+        if hello.role == pb.ROLE_WORKER and hello.phase > mine.phase and self.server.phases:
+            self._offer(hello, self.server.phases)
+            return
         refusal = check_hello(hello, mine)
         if refusal is not None:
             self._reject_stream("hello", refusal)
@@ -212,6 +246,16 @@ class StreamReader:
             self.connection = Connection(self.stream, hello, incarnation)
             self.number = self.server.connections.add_observer(self.connection)
             self.server.welcome_observer(self.connection)
+
+    def _offer(self, hello: pb.Hello, phases: PhaseGate) -> None:
+        """Hand a worker of a later phase over to whoever takes the model of that."""
+        offers = phases.reader(hello.phase, self.stream)
+        if offers is None:
+            self._refuse(pb.REASON_STARTING, "its scripts have not agreed on that phase yet.")
+            raise _EndOfStream
+        if not offers.admit(hello):
+            raise _EndOfStream
+        self._offers = offers
 
     def _join_worker(self, hello: pb.Hello, shard: int) -> None:
         link = checked_link(hello.link)
@@ -327,11 +371,14 @@ class StreamReader:
 
     def _arrive(self, barrier: pb.Barrier, payload: memoryview) -> None:
         del payload
-        names = [*barrier.passed, barrier.name]
+        names = [*barrier.passed, *barrier.changed, barrier.name]
         if len(names) > _MOST_BARRIERS or max(map(len, names)) > _LONGEST_BARRIER:
             raise Malformed(f"{len(names)} barriers, or names longer than {_LONGEST_BARRIER}")
-        arrive, passed = self.server.scripts.arrive, list(barrier.passed)
-        self.server.queue.put(functools.partial(arrive, self._worker, barrier.name, passed))
+        arrival = BarrierArrival(
+            barrier.name, tuple(barrier.passed), barrier.changes, tuple(barrier.changed)
+        )
+        arrive = self.server.scripts.arrive
+        self.server.queue.put(functools.partial(arrive, self._worker, arrival))
 
     def _script_finished(self, finished: pb.Finished, payload: memoryview) -> None:
         del payload
@@ -409,6 +456,8 @@ class StreamReader:
     def _refuse(self, reason: int, message: str, step: int = 0) -> None:
         message = message[:_LONGEST_MESSAGE]
         refusal = pb.Refusal(reason=reason, message=message, step=step)  # type: ignore[arg-type]
+        if reason == pb.REASON_PHASE and self.server.identity is not None:
+            refusal.phase = self.server.identity.phase
         self.stream.send((framing.frame(pb.ToClient(refusal=refusal)),), counted=False)
 
     def _reject_stream(self, why: str, refusal: tuple[int, str]) -> None:
@@ -420,6 +469,8 @@ class StreamReader:
     def forget(self) -> None:
         """Report that the stream has ended; once, after the last frame."""
         connection = self.connection
+        if self._offers is not None:
+            self._offers.forget()
         if connection is None:
             return
         if connection.role != pb.ROLE_WORKER:

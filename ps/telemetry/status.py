@@ -52,6 +52,10 @@ class StatusReporter:
         self._run, self._spec, self._core, self._server = run, spec, core, server
         self._received, self._sources = received, sources or StatusSources()
 
+    def begin_phase(self, spec: ModelSpec) -> None:
+        """Report on another model from now on."""
+        self._spec = spec
+
     def about(self) -> dict[str, Any]:
         """Return the settings of the run that Welcome carries."""
         run = self._run

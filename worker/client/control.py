@@ -6,6 +6,7 @@ which learns from it anew what this script waits for, has passed and has finishe
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import threading
 import time
@@ -44,6 +45,19 @@ class RunHalted(Exception):
     def __init__(self, cause: str, message: str = "") -> None:
         super().__init__(f"the run has ended ({cause}){f': {message}' if message else ''}")
         self.cause, self.message = cause, message
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """How a barrier has opened.
+
+    Attributes:
+        changes: Some script's model is another one, and a phase begins for all.
+        offers: This script's model is the one that all take over.
+    """
+
+    changes: bool = False
+    offers: bool = False
 
 
 class Control:
@@ -93,8 +107,8 @@ class Control:
         self._changed = threading.Condition()
         # Guarded by `_changed`:
         self._session: ClientSession | None = None
-        self._passed: dict[str, None] = {}  # in order
-        self._waits_for = ""
+        self._passed: dict[str, Opening] = {}  # in order
+        self._waits_for: pb.Barrier | None = None
         self._finished: pb.Finished | None = None
         self._is_confirmed = self._is_interrupted = False
         self._error: Exception | None = None  # why nothing comes any more
@@ -122,12 +136,13 @@ class Control:
         error = self._error
         return error if isinstance(error, RunHalted) else None
 
-    def barrier(self, name: str) -> None:
+    def barrier(self, name: str, changes: bool = False) -> Opening:
         """Wait until the scripts of all workers have come to a barrier; no time if it has opened.
 
         Args:
             name: The same in all scripts, and used once; "fit-3-begin" and "fit-3-end" are those of
                 the third fit. Coming again to one that was passed is nothing.
+            changes: Whether this script's model is another one since the barrier before.
 
         Raises:
             RunHalted: The run is over.
@@ -136,9 +151,9 @@ class Control:
         """
         with self._changed:
             if name in self._passed:
-                return
-            self._waits_for = name
-            self._send(pb.ToServer(barrier=pb.Barrier(name=name)))
+                return self._passed[name]
+            self._waits_for = pb.Barrier(name=name, changes=changes)
+            self._send(pb.ToServer(barrier=self._waits_for))
             try:
                 while name not in self._passed:
                     if self._error is not None:
@@ -147,7 +162,8 @@ class Control:
                         raise InterruptedError(f"interrupted at the barrier {name}")
                     self._changed.wait(_WAIT_SECONDS)
             finally:
-                self._waits_for = ""
+                self._waits_for = None
+            return self._passed[name]
 
     def finish(self, failed: bool = False, message: str = "", wait_seconds: float = 10.0) -> bool:
         """Report that this script has ended, and end the stream.
@@ -233,7 +249,11 @@ class Control:
         with self._changed:
             passed = list(self._passed)[-_MOST_PASSED:]
             if passed or self._waits_for:
-                barrier = pb.Barrier(name=self._waits_for, passed=passed)
+                barrier = pb.Barrier(
+                    passed=passed, changed=[each for each in passed if self._passed[each].changes]
+                )
+                if self._waits_for is not None:
+                    barrier.MergeFrom(self._waits_for)
                 session.send_control(pb.ToServer(barrier=barrier))
             if self._finished is not None:
                 session.send_control(pb.ToServer(finished=self._finished))
@@ -248,7 +268,8 @@ class Control:
         elif body in ("barrier", "finished"):
             with self._changed:
                 if body == "barrier":
-                    self._passed[message.barrier.name] = None
+                    came = message.barrier
+                    self._passed[came.name] = Opening(came.changes, came.offers)
                 else:
                     self._is_confirmed = True
                 self._changed.notify_all()

@@ -290,6 +290,8 @@ def _hello(
         link=pb.EmulatedLink(mbps=link.mbps, delay_ms=link.delay_ms, loss=link.loss, seed=seed + 1),
         shard=shard,
         num_shards=run.nb_ps,
+        phase=0 if offering is None else offering.phase,
+        run_id="" if offering is None else offering.run_id,
     )
 
 

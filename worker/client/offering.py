@@ -28,12 +28,16 @@ class Offering:
         statistics: Returns the moving statistics that are averaged: [m] float32.
         slots: Returns the slots of each optimizer, by those of its variables, where one of them has
             moved before the run.
+        phase: Of the script; 0: the first.
+        run_id: Of the run, where this worker has been in it; empty: of any run.
     """
 
     offer: Offer
     weights: Callable[[], Float32]
     statistics: Callable[[], Float32]
     slots: Callable[[], Sequence[Sequence[Slot]]] = tuple
+    phase: int = 0
+    run_id: str = ""
 
     def make(self, shard: int, layouts: Sequence[ShardLayout]) -> tuple[str, Sequence[BytesLike]]:
         """Return the document and the payload of the offer to a shard.

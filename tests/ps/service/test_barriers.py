@@ -13,7 +13,14 @@ from thinwire.ops.run.settings import (
     SCRIPT_FAILED,
     is_finished,
 )
-from thinwire.ps.service.barriers import BarrierOpening, Barriers, ScriptsEnd, position_of
+from thinwire.ps.service.barriers import (
+    BarrierArrival,
+    BarrierOpening,
+    Barriers,
+    ScriptsEnd,
+    phase_of,
+    position_of,
+)
 
 LEASE, PATIENCE = 10.0, 100.0
 
@@ -34,8 +41,9 @@ class Scripts:
             self.note(self.barriers.begin(worker, incarnation, self.now))
         return self
 
-    def arrive(self, worker, name, passed=()):
-        return self.note(self.barriers.arrive(worker, name, self.now, passed))
+    def arrive(self, worker, name, passed=(), **changes):
+        arrival = BarrierArrival(name, passed, **changes)
+        return self.note(self.barriers.arrive(worker, arrival, self.now))
 
     def finish(self, worker, failed=False, message=""):
         return self.note(self.barriers.finish(worker, failed, message, self.now))
@@ -282,7 +290,7 @@ class World:
             self.absent_at = min(self.absent_at, self.now + 2 * LEASE)
         self.come[worker] = self.at[worker] if name else self.at[worker] - 1
         self.seen[worker] = self.now
-        self.note(worker, self.barriers.arrive(worker, name, self.now, passed))
+        self.note(worker, self.barriers.arrive(worker, BarrierArrival(name, passed), self.now))
 
     def finish(self, worker):
         self.finished.add(worker)
@@ -352,3 +360,34 @@ def test_nothing_opens_early_and_nobody_waits_for_ever(events):
     if world.at:
         assert world.ended is not None, f"waiting: {world.waits} at {world.at}"
         assert world.ended.cause in (FINISHED, RETURNED_EARLY)
+
+
+# -- phases ---------------------------------------------------------------------------------------
+
+
+def test_a_phase_begins_where_one_script_s_model_has_changed_and_the_lowest_offers():
+    scripts = Scripts(3).begin(2, 3).wait(PATIENCE, 2, 3)  # worker 1 has never come
+    scripts.arrive(3, "fit-2-begin").arrive(2, "fit-2-begin", changes=True)
+    assert scripts.outcomes == [
+        BarrierOpening(2, "fit-2-begin", changes=True, offers=True),
+        BarrierOpening(3, "fit-2-begin", changes=True),
+    ]
+    assert scripts.barriers.phase == phase_of("fit-2-begin") == 4
+    scripts.outcomes.clear()
+    assert scripts.arrive(3, "fit-2-begin-offered").opened == []
+    scripts.arrive(2, "fit-2-begin-offered")
+    assert scripts.opened == [(2, "fit-2-begin-offered"), (3, "fit-2-begin-offered")]
+
+
+def test_nobody_s_change_begins_no_phase():
+    scripts = Scripts(2).begin(1, 2).arrive(1, "fit-1-left").arrive(2, "fit-1-left")
+    assert scripts.outcomes == [BarrierOpening(1, "fit-1-left"), BarrierOpening(2, "fit-1-left")]
+    assert scripts.barriers.phase == 0
+
+
+def test_a_shard_that_was_started_again_learns_the_phase_and_a_late_script_too():
+    scripts = Scripts(2).begin(1)
+    scripts.arrive(1, "", passed=["fit-1-left", "fit-2-begin"], changed=["fit-1-left"])
+    assert scripts.barriers.phase == 3
+    scripts.begin(2).arrive(2, "fit-1-left")
+    assert scripts.outcomes == [BarrierOpening(2, "fit-1-left", changes=True)]

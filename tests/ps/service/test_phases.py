@@ -1,0 +1,190 @@
+"""A shard that serves one model takes that of the script's next phase, and goes on counting."""
+
+import concurrent.futures
+import dataclasses
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from tests.ps.offered import OFFER, SPEC, offered_run, weights_of
+from thinwire.ops.offer import Described, OptimizerOffer, read_offer
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc.session import RequestRejected
+from thinwire.ps.initial_model import model_of_offer
+from thinwire.ps.persistence.shard_store import SavedShard
+from thinwire.ps.role import ShardProcess
+from thinwire.worker.client.control import Control
+from thinwire.worker.core.messages import ScriptFigures
+
+LAST = ModelSpec((TensorSpec("out/kernel", (3, 50)), TensorSpec("new/bias", (50,))))
+OTHER = dataclasses.replace(
+    OFFER, spec=LAST, optimizer=OptimizerOffer(Described("SGD", {"learning_rate": 0.25}))
+)
+BEGIN = ("fit-2-begin", "fit-2-begin-offered", "fit-2-begin-joined")
+
+
+class Script:
+    """One worker of a script, with its control stream.
+
+    Args:
+        run: Of the test.
+        number: The worker's id.
+    """
+
+    def __init__(self, run, number):
+        self.run, self.number = run, number
+        self.worker = run.worker(number)
+        self.worker.join()
+        settings, _, own = run.settings(f"--id_worker={number}")
+        self.control = Control.of(settings, own.id_worker, self.worker.run_id, lambda *end: None)
+        self.weights = self.worker.begin()
+
+    def step(self, gradient=1.0, samples=10):
+        """Push the same gradient everywhere, and take over the answer."""
+        part, values = self.worker, np.full_like(self.weights, gradient)
+        request = part.submit(values, samples, 0.5, None, 0.0, figures=ScriptFigures())
+        part.exchange_round(request, lambda weights: None)
+        return part.core.weights
+
+    def change(self, offer=OTHER, phase=4, weights=None):
+        """Go to the next phase, as the chief or behind it; return whether it was the chief."""
+        opening = self.control.barrier(BEGIN[0], changes=True)
+        assert opening.changes
+        self.worker.leave("done")
+        old, self.worker = self.worker, self.run.worker(self.number, offer, weights)
+        for shard in self.worker.exchange.shards:
+            shard.hello.phase, shard.hello.run_id = phase, old.run_id
+        if not opening.offers:
+            self.control.barrier(BEGIN[1])
+        self.worker.join()
+        if opening.offers:
+            self.control.barrier(BEGIN[1])
+        self.weights = self.worker.begin()
+        self.control.barrier(BEGIN[2])
+        return opening.offers
+
+    def close(self):
+        self.worker.leave("done")
+        self.control.finish()
+
+
+def together(scripts, verb):
+    """Let all scripts do something, each in a thread of its own; return what they return."""
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        return list(threads.map(verb, scripts))
+
+
+@pytest.mark.parametrize("nb_ps", [1, 2])
+def test_all_go_on_with_the_chief_s_model_and_version_and_examples_go_on(nb_ps, tmp_path):
+    with offered_run(tmp_path, nb_ps=nb_ps) as run:
+        for number in range(nb_ps):
+            run.listen(number)
+        scripts = together([1, 2], lambda number: Script(run, number))
+        for script in scripts:
+            script.step()
+        generation = run.shards[0].core.config.generation
+        assert together(scripts, Script.change) == [True, False]
+        for script in scripts:
+            np.testing.assert_array_equal(script.weights, weights_of(1, LAST))
+            assert script.worker.core.versions == [2] * nb_ps
+            assert script.worker.core.samples_of_run == 20
+            assert script.worker.core.learning_rate == 0.25
+            assert script.worker.exchange.shards[0].welcome.samples_before == 20
+        weights = scripts[1].step(2.0)
+        np.testing.assert_allclose(weights, weights_of(1, LAST) - 0.5, rtol=1e-6)
+        for shard in run.shards.values():
+            assert (shard.core.version, shard.phase) == (3, 4)
+            assert shard.core.config.generation == generation + 1
+            assert shard.spec == LAST
+        for script in scripts:
+            script.close()
+
+
+def test_synchronous_workers_wait_for_each_other_in_the_next_phase(tmp_path):
+    with offered_run(tmp_path, "--method=bsp") as run:
+        run.listen()
+        scripts = together([1, 2], lambda number: Script(run, number))
+        together(scripts, Script.step)
+        together(scripts, Script.change)
+        one, two = together(scripts, lambda script: script.step(script.number).copy())
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_allclose(one, weights_of(1, LAST) - 0.25 * 1.5, rtol=1e-6)
+        assert run.shards[0].core.version == 2
+        for script in scripts:
+            script.close()
+
+
+def test_a_worker_of_an_earlier_phase_is_refused_with_the_number(tmp_path):
+    with offered_run(tmp_path, "--nb_workers=1") as run:
+        run.listen()
+        script = Script(run, 1)
+        script.change()
+        with pytest.raises(RequestRejected, match="phase: the run's model has changed") as refusal:
+            run.worker(1).join()
+        assert refusal.value.reason == pb.REASON_PHASE and refusal.value.phase == 4
+        script.close()
+
+
+def test_a_model_that_cannot_be_built_is_refused_and_the_run_stays_as_it_is(tmp_path):
+    with offered_run(tmp_path, "--nb_workers=1") as run:
+        run.listen()
+        script = Script(run, 1)
+        broken = np.full(LAST.num_parameters, np.nan, np.float32)
+        with pytest.raises(RequestRejected, match="NaN or infinity"):
+            script.change(weights=broken)
+        again = run.worker(1)
+        again.join()
+        assert run.shards[0].core.model.theta.size == SPEC.num_parameters
+        again.leave("done")
+        script.control.finish()
+
+
+def test_nobody_begins_a_phase_that_the_scripts_have_not_agreed_on(tmp_path):
+    with offered_run(tmp_path, "--nb_workers=1") as run:
+        run.listen()
+        script = Script(run, 1)
+        eager = run.worker(1, OTHER)
+        eager.exchange.shards[0].hello.phase = 4
+        waits = threading.Thread(target=eager.join, daemon=True)
+        waits.start()
+        waits.join(0.5)
+        assert waits.is_alive() and run.shards[0].phase == 0
+        script.control.barrier(BEGIN[0], changes=True)
+        script.worker.leave("done")
+        waits.join(20)
+        assert not waits.is_alive() and run.shards[0].phase == 4
+        eager.leave("done")
+        script.control.finish()
+
+
+def restored(run, folder):
+    """Return the shard that is started again in a folder, as its process does, and its core."""
+    settings, own, _ = run.settings("--type_node=PS", f"--run_dir={folder}")
+    saved = SavedShard(settings, own.node)
+    offer = read_offer(saved.offer, own.max_model_bytes)
+    return ShardProcess(settings, own, model_of_offer(settings, 0, offer, None), saved)
+
+
+@pytest.mark.parametrize("journal", ["on", "off"])
+def test_a_shard_that_is_started_again_is_in_the_phase_that_it_was_in(journal, tmp_path):
+    flags = ("--nb_workers=1", f"--journal={journal}", "--checkpoint_interval_seconds=1000")
+    with offered_run(tmp_path / "run", *flags) as run:
+        run.listen()
+        script = Script(run, 1)
+        script.step()
+        script.change()
+        weights = script.step(4.0).copy()
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")  # as after kill -9
+        shard = restored(run, tmp_path / "copy")
+        assert (shard.phase, shard.spec, shard.run_id) == (4, LAST, script.worker.run_id)
+        assert shard.core.model.samples_before == 10
+        if journal == "on":
+            assert shard.core.version == 2
+            np.testing.assert_array_equal(shard.core.model.theta, weights)
+        else:  # only the snapshot that the phase began with
+            assert shard.core.version == 1
+            np.testing.assert_array_equal(shard.core.model.theta, weights_of(1, LAST))
+        script.close()
