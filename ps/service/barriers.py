@@ -26,6 +26,7 @@ OF_FIT = (
     *("begin", "begin-offered", "begin-joined", "end"),
     *("left", "left-offered", "left-joined"),
 )
+AT_END = OF_FIT.index("end")
 _CHANGING = {"begin": 0, "left": 1}
 #: Names that order barriers and count fits. Others count as the last ones.
 _NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})")

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.service.barriers import position_of
+from thinwire.ps.service.barriers import AT_END, position_of
 
 #: The fit, from 1, and the epoch; at a fit's beginning -1, at its end infinity.
 Position = tuple[float, float]
@@ -127,9 +127,9 @@ class Evaluations:
 
     def arrive(self, worker: int, barrier: str, now: float) -> list[Notice]:
         """Note that a script has come to a barrier, as the one at the end of a fit."""
-        fit, is_end = position_of(barrier)
+        fit, place = position_of(barrier)
         if math.isfinite(fit):
-            self._advance(worker, (fit, math.inf if is_end else -1))
+            self._advance(worker, (fit, math.inf if place >= AT_END else -1))
         return self._settle(now)
 
     def request(self, worker: int, fit: int, epoch: int, now: float) -> list[Notice]:
