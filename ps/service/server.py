@@ -139,7 +139,7 @@ class ShardServer:
             layout: Of this shard, from now on.
             share: This shard's part of the model.
             bounds: Of what workers may claim.
-            groups: Slots that each optimizer of a script steps, where it has several.
+            groups: Slices that each optimizer of the script steps; empty: one steps all.
         """
         self.identity = None
         if self.datagrams is not None:
