@@ -21,7 +21,7 @@ from thinwire.worker.core.messages import ScriptFigures
 
 LAST = ModelSpec((TensorSpec("out/kernel", (3, 50)), TensorSpec("new/bias", (50,))))
 OTHER = dataclasses.replace(
-    OFFER, spec=LAST, optimizer=OptimizerOffer(Described("SGD", {"learning_rate": 0.25}))
+    OFFER, spec=LAST, optimizers=(OptimizerOffer(Described("SGD", {"learning_rate": 0.25})),)
 )
 BEGIN = ("fit-2-begin", "fit-2-begin-offered", "fit-2-begin-joined")
 
