@@ -215,6 +215,7 @@ def load_data():
 """
 
 
+@pytest.mark.product
 def test_a_run_that_only_makes_nan_ends_with_5(nodes):
     (nodes.folder / "nan_model.py").write_text(NAN_MODEL)
     nodes.cluster(1, "--method=asgd", f"--model={nodes.folder / 'nan_model.py'}")
@@ -226,6 +227,7 @@ def test_a_run_that_only_makes_nan_ends_with_5(nodes):
     assert summary["rejected_pushes"]["non_finite"] > 50
 
 
+@pytest.mark.product
 def test_own_model_from_the_examples(nodes):
     model = f"--model={MAIN.parent / 'examples' / 'own_model.py'}"
     nodes.cluster(1, "--iter_max=60", model, supervisor=True)

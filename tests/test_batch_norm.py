@@ -61,6 +61,7 @@ def load_data():
     return scope["load_data"]()
 
 
+@pytest.mark.product
 def test_statistics_and_local_slots_travel_together(nodes, flags):
     """On the virtual clock: the real cores in one process."""
     nodes.common = (*nodes.common, "--nb_workers=3", "--nb_ps=2", "--method=esync", *flags)
@@ -78,6 +79,7 @@ def test_statistics_and_local_slots_travel_together(nodes, flags):
     assert nodes.summary()["test_accuracy"] > 0.9, nodes.summary()
 
 
+@pytest.mark.product
 def test_a_supervisor_warns_where_it_will_not_get_them(nodes, flags):
     nodes.common = (*nodes.common, "--reconnect_timeout_seconds=0.5", "--nobn_sync", *flags)
     nodes.supervisor()

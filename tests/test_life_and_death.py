@@ -40,7 +40,7 @@ def all_at_work(status):
         pytest.param("asp", ["--method=adacomp", "--iter_max=2500"], marks=LONG),
         pytest.param("ssp", ["--method=ssp", "--staleness_bound=2", "--iter_max=2500"], marks=LONG),
         pytest.param("gsp", ["--method=gsp", "--groups=1,2|3", "--iter_max=1500"], marks=LONG),
-        ("esync", ["--method=esync", "--slowdown=1,1,4", "--iter_max=250"]),
+        pytest.param("esync", ["--method=esync", "--slowdown=1,1,4", "--iter_max=250"], marks=LONG),
     ],
 )
 def test_a_killed_worker_leaves_and_the_others_finish(nodes, mode, flags):
@@ -129,6 +129,7 @@ def test_two_shards_serve_one_run(nodes):
     assert summary["test_accuracy"] is not None
 
 
+@LONG
 def test_emulated_links_and_devices(nodes):
     """A slow device pushes less; a slow link carries just what it was asked to."""
     nodes.cluster(2, "--method=asgd", "--iter_max=120", "--link_mbps=40,20", "--slowdown=1,8")

@@ -291,6 +291,7 @@ def test_a_cluster_of_the_wheel_trains_the_users_own_model(home):
     assert (home.folder / "comparison.html").exists()
 
 
+@pytest.mark.product
 @pytest.mark.processes
 @pytest.mark.timeout(200)
 def test_nodes_by_command_and_a_script_with_distribute_train_together(home):

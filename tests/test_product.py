@@ -103,7 +103,10 @@ def covering_array(strength: int, among=tuple(CHOICES), seed: int = 1):
             yield best
 
 
-@pytest.mark.parametrize("strength, among", [(2, tuple(CHOICES)), (3, ENTANGLED)])
+@pytest.mark.parametrize(
+    "strength, among",
+    [(2, tuple(CHOICES)), pytest.param(3, ENTANGLED, marks=pytest.mark.product)],
+)
 def test_all_pairs_and_triples_of_policy_values(strength, among):
     mixes = list(covering_array(strength, among))
     assert len(mixes) < 400

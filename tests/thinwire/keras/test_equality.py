@@ -30,7 +30,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+LONG = pytest.mark.product
+
+
+@pytest.mark.parametrize(
+    "name", ["adamw", *(pytest.param(n, marks=LONG) for n in ("averaged", "sgd", "lamb"))]
+)
 def test_two_workers_of_bsp_are_keras_alone(name, tmp_path):
     make = compiled(OPTIMIZERS[name])
     expected, _ = alone(make, epochs=3)
@@ -43,11 +48,11 @@ def test_two_workers_of_bsp_are_keras_alone(name, tmp_path):
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("esync", {}),
-        ("bsp", {"pacer": "fixed", "local_steps": 3}),
+        pytest.param("esync", {}, marks=LONG),
+        pytest.param("bsp", {"pacer": "fixed", "local_steps": 3}, marks=LONG),
         ("dgs", {"compression_rate": 1}),
-        pytest.param("gd", {"compression_rate": 1}, marks=pytest.mark.product),
-        pytest.param("dgc", {"compression_rate": 1, "warmup_epochs": 0}, marks=pytest.mark.product),
+        pytest.param("gd", {"compression_rate": 1}, marks=LONG),
+        pytest.param("dgc", {"compression_rate": 1, "warmup_epochs": 0}, marks=LONG),
     ],
 )
 def test_one_worker_that_steps_itself_is_keras_alone(method, settings, tmp_path):
@@ -75,7 +80,7 @@ class Unbuilt(keras.Model):
         return self.logits(self.hidden(x))
 
 
-@pytest.mark.parametrize("method", ["bsp", "esync"])
+@pytest.mark.parametrize("method", ["bsp", pytest.param("esync", marks=LONG)])
 def test_a_model_that_its_first_batch_builds_is_keras_alone(method, tmp_path):
     def make():
         model = Unbuilt()
@@ -120,7 +125,7 @@ def test_a_model_that_has_trained_goes_on_with_its_optimizer_s_state(tmp_path):
                 np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5, err_msg=other.path)
 
 
-@pytest.mark.parametrize("method", ["bsp", "dgs"])
+@pytest.mark.parametrize("method", [pytest.param("bsp", marks=LONG), "dgs"])
 def test_steps_that_run_eagerly_are_keras_alone(method, tmp_path):
     make = compiled(OPTIMIZERS["adamw"], run_eagerly=True)
     expected, _ = alone(make, epochs=1)

@@ -24,7 +24,7 @@ def scaled():
     )
 
 
-@pytest.mark.parametrize("method", ["bsp", "esync"])
+@pytest.mark.parametrize("method", ["bsp", pytest.param("esync", marks=pytest.mark.product)])
 def test_a_loss_scale_grows_as_it_does_alone(method, tmp_path):
     make = compiled(scaled)
     expected, _ = alone(make, epochs=2)
@@ -74,6 +74,7 @@ def embeddings():
     return model
 
 
+@pytest.mark.product
 def test_embeddings_travel_as_rows(tmp_path):
     words = np.random.default_rng(1).integers(0, 400, (96, 3)).astype(np.int32)
     expected = embeddings()
@@ -109,6 +110,7 @@ def test_a_rate_that_a_callback_sets_counts_once(tmp_path):
             assert found["learning_rate"] == pytest.approx(history["learning_rate"])
 
 
+@pytest.mark.product
 def test_a_rate_that_is_set_after_the_last_step_is_that_of_the_next_fit(tmp_path):
     make = compiled(lambda: keras.optimizers.Adam(0.3))
 
@@ -131,7 +133,9 @@ def test_a_rate_that_is_set_after_the_last_step_is_that_of_the_next_fit(tmp_path
             assert found == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("method", ["bsp", "asgd", "dgs"])
+@pytest.mark.parametrize(
+    "method", ["bsp", *(pytest.param(m, marks=pytest.mark.product) for m in ("asgd", "dgs"))]
+)
 def test_two_fits_and_a_second_compile(method, tmp_path, caplog):
     with scripts(tmp_path, method, 2) as run:
 

@@ -15,7 +15,9 @@ def make():
     return model
 
 
-@pytest.mark.parametrize(("nb_workers", "batch_size"), ((2, 19), (3, 20)))
+@pytest.mark.parametrize(
+    ("nb_workers", "batch_size"), [(2, 19), pytest.param(3, 20, marks=pytest.mark.product)]
+)
 def test_uneven_batches_of_bsp_are_keras_alone(nb_workers, batch_size, tmp_path):
     options = {"batch_size": batch_size, "epochs": 3, "validation_data": (X, Y)}
     expected, history = alone(make, **options)
@@ -67,7 +69,7 @@ def test_every_form_of_data_gives_the_scripts_batches(form, tmp_path):
             assert_same(model, expected)
 
 
-@pytest.mark.parametrize("method", ("bsp", "asgd"))
+@pytest.mark.parametrize("method", ["asgd", pytest.param("bsp", marks=pytest.mark.product)])
 def test_a_worker_with_fewer_steps_holds_nobody_up(method, tmp_path):
     def script(settings):
         model = distribute(make(), settings, shard="off")

@@ -23,7 +23,10 @@ def test_without_ray_it_says_so(monkeypatch):
 
 
 @needs_ray
-@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.product) for n in (None, signal.SIGKILL))],
+)
 def test_a_cluster_in_actors(nodes, tmp_path, monkeypatch, number):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     nodes.start(
