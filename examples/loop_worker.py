@@ -5,7 +5,7 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
-from fit import build_model
+from convnet import build_model
 
 from thinwire import GradientSGD
 from thinwire.data.registry import load

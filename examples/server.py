@@ -6,7 +6,7 @@ python examples/server.py --nb_workers=2 --method=dgs --learning_rate=0.03 --epo
 import sys
 
 import keras
-from fit import build_model
+from convnet import build_model
 
 from thinwire import init_server
 

@@ -89,6 +89,7 @@ def run(
     flags: Sequence[str] = (),
     run_dir: Path | None = None,
     timeout: float = 600,
+    python: str = sys.executable,
 ) -> Finished:
     """Run a script alone or with `method`, in folders of its own, and wait for its end.
 
@@ -100,12 +101,13 @@ def run(
         flags: More flags for ``thinwire run``.
         run_dir: The run's directory; by default one that is removed.
         timeout: Seconds after which everything is killed.
+        python: Which runs it.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for each in ("tmp", "work"):
             (folder / each).mkdir()
-        command = [sys.executable]
+        command = [python]
         if method != ALONE:
             command += ["-m", "thinwire", "run", f"--nb_workers={workers}", f"--method={method}"]
             command += [f"--run_dir={run_dir or folder / 'run'}", *flags]

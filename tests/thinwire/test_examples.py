@@ -1,23 +1,131 @@
-"""The examples as a reader would start them."""
+"""The examples as a reader would start them, each beside its own run on one machine."""
 
+import json
 import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.forked import forker
 from tests.nodes import free_port
+from tests.scripts import quality
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+#: Those that make two lines of Thinwire workers; the others show other interfaces.
+TWO_LINES = ("convnet", "forecasting", "gan", "keras_hub_bert", "lora", "tabular", "transformer")
+#: How far below the script alone one seed may be.
+MARGIN = 0.03
+#: The environment that examples/keras_hub_bert.py describes.
+KERAS_HUB = os.environ.get("THINWIRE_KERAS_HUB_PYTHON") or str(
+    ROOT / "runs" / "keras-hub" / "bin" / "python"
+)
+#: Weights of lora.py's adapters: rank 6 for 784 x 256, 256 x 256 and 256 x 10.
+ADAPTERS = 6 * (784 + 256 + 256 + 256 + 256 + 10)
 
 
-def test_two_lines_make_a_script_a_worker():
-    text = (EXAMPLES / "fit.py").read_text()
-    lines = [line.strip() for line in text.partition('"""\n\n')[2].splitlines()]
+@pytest.mark.parametrize("name", TWO_LINES)
+def test_two_lines_make_a_script_a_worker(name):
+    text = (EXAMPLES / f"{name}.py").read_text()
+    lines = [line.strip() for line in text.split('"""', 2)[2].splitlines()]
     named = [line for line in lines if "thinwire" in line and "thinwire.data" not in line]
     assert named == ["import thinwire", "model = thinwire.distribute(model)"]
+
+
+def test_the_page_names_every_example():
+    page = (ROOT / "docs" / "EXAMPLES.md").read_text()
+    missing = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")]
+    assert [name for name in missing if f"(../examples/{name})" not in page] == []
+
+
+def _alone(name, *arguments, python=sys.executable):
+    finished = quality.run(EXAMPLES / f"{name}.py", arguments, python=python)
+    assert finished.problems(1) == [], finished.output[-3000:]
+    return finished
+
+
+def _compare(name, method, *arguments, python=sys.executable, run_dir=None):
+    """Run an example alone and on two workers; the shared model must be as good."""
+    (alone,) = _alone(name, *arguments, python=python).values
+    finished = quality.run(
+        EXAMPLES / f"{name}.py", arguments, method=method, python=python, run_dir=run_dir
+    )
+    assert finished.problems(2) == [], finished.output[-3000:]
+    assert min(finished.values) >= alone - MARGIN, (alone, finished.values)
+
+
+@pytest.mark.processes
+def test_a_table_alone_and_on_two_workers():
+    _compare("tabular", "bsp", "--epochs=4")
+
+
+@pytest.mark.product
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", ["bsp", "dgs"])
+@pytest.mark.parametrize("name", sorted({*TWO_LINES} - {"keras_hub_bert", "lora"}))
+def test_an_example_alone_and_on_two_workers(name, method):
+    _compare(name, method)
+
+
+@pytest.mark.product
+@pytest.mark.timeout(600)
+def test_only_adapters_travel(tmp_path):
+    _compare("lora", "asgd", run_dir=tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["num_parameters"] == ADAPTERS
+    assert summary["bytes_up"] < 1.2 * 4 * ADAPTERS * summary["updates"]
+    command = [sys.executable, "-m", "thinwire", "run", "--dry_run", "--nb_workers=2"]
+    command += ["--method=asgd", f"--run_dir={tmp_path / 'run'}", str(EXAMPLES / "lora.py")]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"with N = {ADAPTERS:,}" in shown
+
+
+@pytest.mark.product
+@pytest.mark.timeout(600)
+def test_a_model_of_keras_hub():
+    if not os.path.exists(KERAS_HUB):
+        pytest.skip(f"no {KERAS_HUB}: examples/keras_hub_bert.py describes how to make it")
+    _compare("keras_hub_bert", "dgs", python=KERAS_HUB)
+
+
+#: Runs the code of a notebook cell by cell in `__main__`, as a kernel does.
+KERNEL = """
+import __main__, json, sys
+cells = json.load(open(sys.argv[1]))["cells"]
+for cell in cells:
+    if cell["cell_type"] == "code":
+        exec(compile("".join(cell["source"]), cell["id"], "exec"), __main__.__dict__)
+"""
+
+
+@pytest.mark.product
+@pytest.mark.timeout(600)
+def test_the_notebook(tmp_path):
+    command = [sys.executable, "-c", KERNEL, str(EXAMPLES / "notebook.ipynb")]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "MPLBACKEND": "agg",
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"metric"')]
+    alone, both = (json.loads(line)["value"] for line in lines)
+    assert both >= alone - MARGIN
+
+
+def test_the_notebook_holds_no_results():
+    notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["id"] for cell in cells if cell["outputs"] or cell["execution_count"]] == []
+
+
+# -- other interfaces -----------------------------------------------------------------------------
 
 
 def test_what_the_page_shows_is_run_somewhere():

@@ -1,18 +1,19 @@
-"""Fashion-MNIST with Keras: alone with
+"""A convolutional network on Fashion-MNIST, its rate set by a callback: alone with
 
-python examples/fit.py
+python examples/convnet.py
 
 and on two workers with
 
-thinwire run --nb_workers=2 --method=dgs examples/fit.py
+thinwire run --nb_workers=2 --method=dgs examples/convnet.py
 """
+
+import argparse
+import json
 
 import keras
 
 import thinwire
 from thinwire.data.registry import load
-
-EPOCHS = 10
 
 
 def build_model():
@@ -26,19 +27,19 @@ def build_model():
             keras.layers.Dense(64, activation="relu", name="hidden"),
             keras.layers.Dense(10, name="logits"),
         ],
-        name="fit_example",
+        name="convnet",
     )
 
 
-def rate_of(epoch):
-    """Return the learning rate of an epoch: from 0.03 down to nearly 0."""
-    return 0.03 * (1 - epoch / EPOCHS) ** 2
-
-
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=10)
+    options = parser.parse_args()
+    keras.utils.set_random_seed(options.seed)
+
     data = load("fashion_mnist_sample", None, 28, 1, 10, "unit", seed=1)
-    x, y = data.train_images, data.train_labels
-    keras.utils.set_random_seed(1)
+    test = (data.test_images, data.test_labels)
     model = build_model()
     model.compile(
         optimizer=keras.optimizers.SGD(0.03, momentum=0.7),
@@ -46,11 +47,20 @@ def main():
         metrics=["accuracy"],
     )
     model = thinwire.distribute(model)
-    test = (data.test_images, data.test_labels)
-    decay = keras.callbacks.LearningRateScheduler(rate_of)
-    model.fit(
-        x, y, batch_size=16, epochs=EPOCHS, validation_data=test, callbacks=[decay], verbose=2
+    decay = keras.callbacks.LearningRateScheduler(
+        lambda epoch: 0.03 * (1 - epoch / options.epochs) ** 2  # nearly 0 in the last epoch
     )
+    model.fit(
+        data.train_images,
+        data.train_labels,
+        batch_size=16,
+        epochs=options.epochs,
+        validation_data=test,
+        callbacks=[decay],
+        verbose=2,
+    )
+    _, accuracy = model.evaluate(*test, verbose=0)
+    print(json.dumps({"metric": "accuracy", "value": accuracy}))
 
 
 if __name__ == "__main__":
