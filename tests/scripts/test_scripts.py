@@ -46,7 +46,7 @@ def _modules(tree):
 
 
 def test_there_are_enough_of_them():
-    assert len(SCRIPTS) >= 14
+    assert len(SCRIPTS) >= 36
 
 
 @pytest.mark.parametrize("path", SCRIPTS.values(), ids=str)
