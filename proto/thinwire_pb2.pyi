@@ -637,18 +637,28 @@ class Slots(_message.Message):
     def __init__(self, document: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class FitBegun(_message.Message):
-    __slots__ = ("fit", "validates", "variables", "num_weights", "num_parameters")
+    __slots__ = ("fit", "validates", "variables", "num_weights", "shards")
     FIT_FIELD_NUMBER: _ClassVar[int]
     VALIDATES_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     NUM_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     fit: int
     validates: bool
     variables: _containers.RepeatedScalarFieldContainer[int]
     num_weights: int
-    num_parameters: int
-    def __init__(self, fit: _Optional[int] = ..., validates: bool = ..., variables: _Optional[_Iterable[int]] = ..., num_weights: _Optional[int] = ..., num_parameters: _Optional[int] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[Layout]
+    def __init__(self, fit: _Optional[int] = ..., validates: bool = ..., variables: _Optional[_Iterable[int]] = ..., num_weights: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Layout, _Mapping]]] = ...) -> None: ...
+
+class Layout(_message.Message):
+    __slots__ = ("variables", "starts", "stops")
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    variables: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    stops: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, variables: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EpochEnded(_message.Message):
     __slots__ = ("fit", "epoch")

@@ -41,9 +41,9 @@ _LONGEST_MESSAGE = 2000
 _RENEWALS_PER_LEASE = 10
 #: Barriers of one message, and characters of the name of one.
 _MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
-#: Fits and epochs are counted below this, and variables of a model; metrics of one evaluation, the
-#: values of one, and the characters of a fit's history.
-_MOST_COUNTED, _MOST_VARIABLES = 1 << 31, 1 << 20
+#: Fits and epochs are counted below this; metrics of one evaluation, all their values, and the
+#: characters of a fit's history.
+_MOST_COUNTED = 1 << 31
 _MOST_METRICS, _MOST_VALUES, _LONGEST_HISTORY = 1000, 100_000, 900_000
 #: What a supervisor may end a run for.
 _HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
@@ -387,8 +387,7 @@ class StreamReader:
 
     def _fit_begun(self, fit: pb.FitBegun, payload: memoryview) -> None:
         del payload
-        if not 0 < fit.fit < _MOST_COUNTED or len(fit.variables) > _MOST_VARIABLES:
-            raise Malformed(f"fit {fit.fit} of {len(fit.variables)} variables")
+        _check_place(fit.fit, 0)
         self._of_script(fit)
 
     def _epoch_ended(self, ended: pb.EpochEnded, payload: memoryview) -> None:

@@ -44,9 +44,8 @@ def _of_scripts() -> dict[str, Message]:
     overflow = pb.Push(step=42, loss_scale=65536.0, overflow=True)
     no_model = pb.Refusal(reason=pb.REASON_NO_MODEL, message="this PS has no model yet")
     opened = pb.Barrier(name="fit-2-end", cause="returned_early")
-    begun = pb.FitBegun(
-        fit=2, validates=True, variables=[0, 1, 4], num_weights=5, num_parameters=44
-    )
+    layout = pb.Layout(variables=[0, 2], starts=[0, 8], stops=[16, 44])
+    begun = pb.FitBegun(fit=2, validates=True, variables=[0, 1, 4], num_weights=5, shards=[layout])
     metrics = [
         pb.Metric(name="loss", values=[0.5]),
         pb.Metric(name="f1", values=[0.25, 1.0], shape=[2]),

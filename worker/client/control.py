@@ -1,4 +1,4 @@
-"""A script's control stream to shard 0: barriers with the other scripts, and the end of the run.
+"""A script's control stream to shard 0: barriers, evaluations, and the end of the run.
 
 A thread keeps the stream, from the script's first fit to its end and through restarts of the PS,
 which learns from it anew what this script waits for, has passed and has finished.
@@ -34,6 +34,8 @@ _MAX_PAYLOAD_BYTES = 1 << 16
 _WAIT_SECONDS = 0.25
 #: Passed barriers that are reported to a PS that was started again.
 _MOST_PASSED = 10_000
+#: Evaluations likewise.
+_MOST_EVALUATIONS = 100
 _LONGEST_MESSAGE = 1000
 #: How long the thread may take to end; it is a daemon.
 _CLOSE_SECONDS = 5.0
@@ -63,7 +65,7 @@ class Opening:
 class Control:
     """A worker's script beside its training stream.
 
-    `barrier` and `finish` are for one thread; `interrupt` may be called from any.
+    `barrier`, `evaluate` and `finish` are for one thread; `interrupt` may be called from any.
 
     Args:
         address: ``host:port`` of shard 0.
@@ -109,6 +111,9 @@ class Control:
         self._session: ClientSession | None = None
         self._passed: dict[str, Opening] = {}  # in order
         self._waits_for: pb.Barrier | None = None
+        self._fits: list[pb.ToServer] = []  # the newest report of a fit's beginning, and of an end
+        self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # by fit and epoch
+        self._awaits: pb.EpochEnded | None = None
         self._finished: pb.Finished | None = None
         self._is_confirmed = self._is_interrupted = False
         self._error: Exception | None = None  # why nothing comes any more
@@ -155,15 +160,44 @@ class Control:
             self._waits_for = pb.Barrier(name=name, changes=changes)
             self._send(pb.ToServer(barrier=self._waits_for))
             try:
-                while name not in self._passed:
-                    if self._error is not None:
-                        raise self._error
-                    if self._is_interrupted:
-                        raise InterruptedError(f"interrupted at the barrier {name}")
-                    self._changed.wait(_WAIT_SECONDS)
+                self._wait_until(lambda: name in self._passed, f"at the barrier {name}")
             finally:
                 self._waits_for = None
             return self._passed[name]
+
+    def begin_fit(self, fit: pb.FitBegun) -> None:
+        """Report that this script has begun a fit."""
+        self._report_fit(pb.ToServer(fit_begun=fit))
+
+    def end_fit(self, fit: pb.FitEnded) -> None:
+        """Report that a fit of this script has returned."""
+        self._report_fit(pb.ToServer(fit_ended=fit))
+
+    def evaluate(self, fit: int, epoch: int) -> pb.Evaluated:
+        """Wait until the model has been evaluated at the end of an epoch of all scripts.
+
+        Args:
+            fit: From 1.
+            epoch: As Keras counts them.
+
+        Returns:
+            The evaluation, or why there is none (its `nobody`).
+
+        Raises:
+            RunHalted, Unreachable, RequestRejected, InterruptedError: As `barrier`.
+        """
+        place = (fit, epoch)
+        with self._changed:
+            self._awaits = pb.EpochEnded(fit=fit, epoch=epoch)
+            if place not in self._evaluations:
+                self._send(pb.ToServer(epoch_ended=self._awaits))
+            try:
+                self._wait_until(
+                    lambda: place in self._evaluations, f"at the end of epoch {epoch} of fit {fit}"
+                )
+            finally:
+                self._awaits = None
+            return self._evaluations[place]
 
     def finish(self, failed: bool = False, message: str = "", wait_seconds: float = 10.0) -> bool:
         """Report that this script has ended, and end the stream.
@@ -206,6 +240,22 @@ class Control:
             session.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_SECONDS)
+
+    def _wait_until(self, condition: Callable[[], bool], where: str) -> None:
+        """Wait for the thread below, which then notifies; `_changed` is held."""
+        while not condition():
+            if self._error is not None:
+                raise self._error
+            if self._is_interrupted:
+                raise InterruptedError(f"interrupted {where}")
+            self._changed.wait(_WAIT_SECONDS)
+
+    def _report_fit(self, message: pb.ToServer) -> None:
+        body = message.WhichOneof("body")
+        with self._changed:
+            self._fits = [each for each in self._fits if each.WhichOneof("body") != body]
+            self._fits.append(message)
+            self._send(message)
 
     def _send(self, message: pb.ToServer) -> None:
         """Send on the present stream; on the next one `_report_again` does."""
@@ -255,6 +305,12 @@ class Control:
                 if self._waits_for is not None:
                     barrier.MergeFrom(self._waits_for)
                 session.send_control(pb.ToServer(barrier=barrier))
+            for fit in self._fits:
+                session.send_control(fit)
+            for evaluated in list(self._evaluations.values())[-_MOST_EVALUATIONS:]:
+                session.send_control(pb.ToServer(evaluated=evaluated))
+            if self._awaits is not None:
+                session.send_control(pb.ToServer(epoch_ended=self._awaits))
             if self._finished is not None:
                 session.send_control(pb.ToServer(finished=self._finished))
             self._session = session
@@ -265,11 +321,14 @@ class Control:
             self._fail(RunHalted(message.halt.cause, message.halt.message))
         elif body == "refusal":
             self._fail(RequestRejected(message.refusal))
-        elif body in ("barrier", "finished"):
+        elif body in ("barrier", "evaluated", "finished"):
             with self._changed:
                 if body == "barrier":
                     came = message.barrier
                     self._passed[came.name] = Opening(came.changes, came.offers)
+                elif body == "evaluated":
+                    evaluated = message.evaluated
+                    self._evaluations[evaluated.fit, evaluated.epoch] = evaluated
                 else:
                     self._is_confirmed = True
                 self._changed.notify_all()

@@ -9,6 +9,7 @@ from tests.elastic import InProcessCluster
 from tests.elastic_nodes import wait_for
 from tests.harness import method
 from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
+from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.worker.client.control import Control, RunHalted
@@ -172,3 +173,25 @@ def test_every_shard_ends_with_the_scripts():
         assert [shard.core.stop_reason for shard in cluster.shards] == [SCRIPT_FAILED] * 2
         with pytest.raises(RequestRejected, match="PS 1 of 2"):
             Control(f"127.0.0.1:{cluster.shards[1].port}", 1, 2, "run").barrier("fit-1-begin")
+
+
+def test_an_evaluation_reaches_all_scripts_through_restarts_of_the_shard():
+    run = contextlib.ExitStack()
+    with run:
+        cluster, (one, two), _ = run.enter_context(scripts())
+        fit = pb.FitBegun(fit=1, validates=True)
+        one.begin_fit(fit)
+        found = []
+        waiting = Caller(lambda: found.append(one.evaluate(1, 0)))
+        cluster.shards[0].kill()
+        cluster.shards[0].come_back()
+        assert waiting.end().error is None, "the lease of a Supervisor is over"
+        assert found[0].nobody == "there is no Supervisor"
+        assert one.evaluate(1, 0) is found[0], "once"
+        cluster.shards[0].kill()
+        cluster.shards[0].come_back()
+        assert two.evaluate(1, 0).nobody == "there is no Supervisor"
+        interrupted = Caller(lambda: two.evaluate(1, 1))
+        wait_for(lambda: two._awaits is not None)
+        two.interrupt()
+        assert isinstance(interrupted.end().error, InterruptedError)
