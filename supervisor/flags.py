@@ -7,12 +7,36 @@ import re
 
 from absl import flags
 
+from thinwire.ops.offer import FROM_WORKER
 from thinwire.ops.run.flags import FlagRule, Topic, advanced, integer, number, words
+from thinwire.ops.run.settings import Run
 
 FLAGS = flags.FLAGS
 _IS_FUNCTION = FlagRule(
     lambda text: re.fullmatch(r"[\w.]+:[\w.]+", text) is not None,
     "must be the names of a module and of its function: --on_metrics=module:function",
+)
+#: Flags that a script in the evaluator's role gets a value of its own for, or none.
+_OWN_OF_EVALUATOR = (
+    "type_node",
+    "model_from",
+    "nb_workers",
+    "nb_ps",
+    "ps_hosts",
+    "ip_PS",
+    "port",
+    "seed",
+    "run_dir",
+    "device",
+    "overwrite",
+    "flagfile",
+    "batch_size",
+    "quiet",
+    "metrics_port",
+    "worker_threads",
+    "target_accuracy",
+    "target",
+    "verbosity",
 )
 
 TOPICS = (
@@ -72,3 +96,23 @@ def read() -> SupervisorFlags:
     return SupervisorFlags(
         FLAGS.eval_interval_seconds, FLAGS.eval_interval_updates, FLAGS.status_interval_seconds
     )
+
+
+def script_words(run: Run) -> list[str]:
+    """Return the flags of a script that runs beside this Supervisor, and takes no GPU of a worker.
+
+    Args:
+        run: The run's settings.
+    """
+    names = [name for name in FLAGS if FLAGS[name].present and name not in _OWN_OF_EVALUATOR]
+    own = [option.name for topic in TOPICS for option in topic.options]
+    given = (FLAGS[name].serialize() for name in names if name not in own)
+    return [
+        *(word for text in given for word in text.split("\n") if word),
+        f"--model_from={FROM_WORKER}",
+        f"--nb_workers={run.nb_workers}",
+        f"--ps_hosts={','.join(run.addresses)}",
+        f"--seed={run.seed}",
+        f"--run_dir={run.run_dir.resolve()}",
+        "--device=cpu",
+    ]

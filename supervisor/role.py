@@ -19,6 +19,7 @@ from thinwire.data.loading import load_dataset
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.run.settings import (
     DRAIN_SECONDS,
+    END_REASONS,
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_OF_STOP,
@@ -32,6 +33,7 @@ from thinwire.ops.telemetry.instruments import Instrument
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.evaluations import numbers_of
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import (
     ClientSession,
@@ -46,6 +48,7 @@ from thinwire.supervisor.dashboard import Dashboard
 from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.supervisor.instruments import collect
 from thinwire.supervisor.recorder import Recorder
+from thinwire.supervisor.script_evaluator import ScriptEvaluator
 from thinwire.supervisor.shard_stream import Batches, ShardStream
 
 if TYPE_CHECKING:
@@ -55,6 +58,8 @@ _NO_MODEL_BYTES = 1 << 16  # of a stream that no model comes by
 _RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
 #: How long to wait for the last reports of a run that has ended.
 _END_SECONDS = 3.0
+#: How long the evaluator may take for the final model; a PS waits about as long.
+_FINAL_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +127,7 @@ class _Watcher:
         self.dashboard = Dashboard(_write_line) if self._is_followed else Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
+        self.script_evaluator = ScriptEvaluator(run) if run.model_is_offered else None
         self._shown: run_status.RunStatus | None = None  # the newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}
 
@@ -138,8 +144,11 @@ class _Watcher:
                 with self.dashboard:
                     self._observe()
                     self._await_last_reports()
+                self._await_evaluator()
                 return self._finish()
             finally:
+                if self.script_evaluator is not None:
+                    self.script_evaluator.end()
                 for shard in self.shards:
                     shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
                     shard.session.close()
@@ -167,6 +176,13 @@ class _Watcher:
             self.run_id = welcome.run_id
             shards.append(ShardStream(session, self.rounds))
         self.shards = shards
+        if self.script_evaluator is not None:
+            self._offer_evaluator(self.script_evaluator.why_not)
+
+    def _offer_evaluator(self, why_not: str) -> None:
+        """Let shard 0 know whether there will be an evaluator, or why not."""
+        offer = pb.Evaluator(available=not why_not, message=why_not)
+        self.shards[0].session.send_control(pb.ToServer(evaluator=offer))
 
     def _dialler(self, number: int, limit: int) -> Dialler:
         address, arrivals = self.run.addresses[number], rhythm()
@@ -196,6 +212,7 @@ class _Watcher:
             if any(shard.lost.is_set() for shard in self.shards) and not self._reconnect():
                 return
             self._record_rounds()
+            self._tend_evaluator()
             status = self.shards[0].status
             if status is not None:
                 self._show(status)
@@ -223,6 +240,49 @@ class _Watcher:
     def _record_rounds(self) -> None:
         while not self.rounds.empty():
             self.recorder.rounds(*self.rounds.get())
+
+    def _tend_evaluator(self) -> None:
+        """Start the evaluator of a script when it is wanted; record what it finds, and its end."""
+        evaluator, shard = self.script_evaluator, self.shards[0]
+        if evaluator is None:
+            return
+        if shard.validates and not evaluator.was_started and not evaluator.why_not:
+            evaluator.start()
+        self._record_evaluations()
+        if not shard.halt_cause and (why := evaluator.failure()):
+            logging.error("%s; training goes on without evaluations", why)
+            self._offer_evaluator(why)
+
+    def _record_evaluations(self) -> None:
+        """Record what the evaluator has found, each once, whoever has recorded it."""
+        shard = self.shards[0]
+        while shard.status is not None and not shard.evaluated.empty():
+            found = shard.evaluated.get()
+            versions = list(found.versions)
+            known = [each.final for each in self.recorder.evaluations if each.versions == versions]
+            if not found.metrics or any(known) or (known and not found.final):
+                continue
+            metrics = numbers_of(found.metrics)
+            self.recorder.record(shard.status, metrics, versions, found.final)
+            if not found.final:
+                self._end_at_target()
+
+    def _await_evaluator(self) -> None:
+        """Give the evaluator time for the model that the run ended with; record what it finds."""
+        evaluator, shard = self.script_evaluator, self.shards[0]
+        if evaluator is None or shard.halt_cause not in END_REASONS:
+            return
+        deadline = time.monotonic() + _FINAL_SECONDS
+        while evaluator.is_running and time.monotonic() < deadline:
+            if self.interrupted.is_set() or shard.lost.is_set():
+                break
+            evaluator.wait(0.1)
+            self._record_evaluations()
+        if evaluator.is_running:
+            logging.warning("the evaluator has not evaluated the final model in time")
+        elif why := evaluator.failure():
+            logging.error("%s", why)
+        self._record_evaluations()
 
     def _ended(self) -> bool:
         self._check_place()

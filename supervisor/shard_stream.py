@@ -17,10 +17,17 @@ Batches = queue.SimpleQueue[tuple[int, str]]
 
 
 class ShardStream:
-    """A Supervisor's stream to one shard, read by a thread of its own; rounds go to `rounds`."""
+    """A Supervisor's stream to one shard, read by a thread of its own; rounds go to `rounds`.
+
+    Attributes:
+        evaluated: What the evaluator of the scripts has found, as it comes.
+        validates: Whether a script has begun a fit with validation data.
+    """
 
     def __init__(self, session: ClientSession, rounds: Batches) -> None:
         self.session, self._rounds = session, rounds
+        self.evaluated: queue.SimpleQueue[pb.Evaluated] = queue.SimpleQueue()
+        self.validates = False
         self.refusal: pb.Refusal | None = None  # why the shard wants no more of this Supervisor
         self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
         self.status: run_status.RunStatus | None = None
@@ -39,6 +46,10 @@ class ShardStream:
                     self._rounds.put((message.report.worker, message.report.rounds))
                 elif body == "report":
                     self.status = run_status.RunStatus.from_json(message.report.document)
+                elif body == "fit_begun":
+                    self.validates |= message.fit_begun.validates
+                elif body == "evaluated":
+                    self.evaluated.put(message.evaluated)
                 elif body == "halt":
                     self.halt_cause = message.halt.cause
                 elif body == "refusal":

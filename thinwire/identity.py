@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 
+from thinwire.ops.run.script_settings import SETTINGS_VARIABLE, read_settings_file
 from thinwire.settings import ScriptSettings, read_settings, source_of
 
 _given: list[ScriptSettings] = []  # by the script itself, to distribute(); the first counts
@@ -16,7 +17,9 @@ def note_settings(settings: ScriptSettings) -> None:
 
 
 def worker_id() -> int:
-    """Return this worker's number, from 1; 1 where the script runs alone."""
+    """Return this worker's number, from 1; 1 where the script runs alone, 0 in the evaluator."""
+    if is_evaluator():
+        return 0
     settings = _settings()
     return 1 if settings is None else settings.worker().id_worker
 
@@ -30,6 +33,17 @@ def num_workers() -> int:
 def is_chief() -> bool:
     """Return whether this is worker 1, which alone should write files; true without a run."""
     return worker_id() == 1
+
+
+def is_evaluator() -> bool:
+    """Return whether this process runs the script for the Supervisor, and trains nothing."""
+    return _evaluates(os.environ.get(SETTINGS_VARIABLE, ""))
+
+
+@functools.lru_cache(maxsize=1)
+def _evaluates(settings: str) -> bool:
+    launched = read_settings_file({SETTINGS_VARIABLE: settings})
+    return launched is not None and launched.evaluates
 
 
 def _settings() -> ScriptSettings | None:

@@ -1,6 +1,6 @@
-"""The file by which a launcher hands a run's settings to a script's worker.
+"""The file by which a launcher hands a run's settings to a script: to a worker or the evaluator.
 
-It lies in the run directory of the worker's own host, is named by an environment variable, and only
+It lies in the run directory of the script's own host, is named by an environment variable, and only
 its user can read it. Secrets are named in it by their files.
 """
 
@@ -21,33 +21,37 @@ SETTINGS_VARIABLE = "THINWIRE_SETTINGS"
 IN_SCRIPT_FOLDER = "--in_script_folder"
 #: Begins a word among a worker's flags: `fit` measures into this file, and nobody trains.
 MEASURED_TO = "--measured_to="
+#: A word among a script's flags: `fit` evaluates for the Supervisor, and nobody trains.
+EVALUATES = "--evaluates"
 _FOLDER = "settings"
 _MOST_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedScript:
-    """A worker's settings as its launcher has them."""
+    """A script's settings as its launcher has them."""
 
     flags: tuple[str, ...]  # words such as --nb_workers=2
     script: tuple[str, ...]  # its path and its arguments
     measured_to: str = ""  # the file into which `fit` measures, in place of training
+    evaluates: bool = False  # the central model, in place of training
 
 
 def write_settings(
-    run_dir: pathlib.Path, worker: int, flags: Sequence[str], script: Sequence[str]
+    run_dir: pathlib.Path, node: str, flags: Sequence[str], script: Sequence[str]
 ) -> pathlib.Path:
-    """Write a worker's file; return its absolute path."""
+    """Write the file of a node such as ``worker-3``; return its absolute path."""
     folder = run_dir.resolve() / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"worker-{worker}.json"
-    path.unlink(missing_ok=True)  # of a worker that was killed
+    path = folder / f"{node}.json"
+    path.unlink(missing_ok=True)  # of one that was killed
     document = {
-        "flags": [word for word in flags if not word.startswith(MEASURED_TO)],
+        "flags": [word for word in flags if not word.startswith((MEASURED_TO, EVALUATES))],
         "script": list(script),
         "measured_to": "".join(
             word.removeprefix(MEASURED_TO) for word in flags if word.startswith(MEASURED_TO)
         ),
+        "evaluates": EVALUATES in flags,
     }
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
@@ -73,7 +77,9 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
             )
         found = dict(json.loads(path.read_bytes()[:_MOST_BYTES]))
         measured_to = str(found.get("measured_to", ""))
-        return LaunchedScript(_words(found["flags"]), _words(found["script"]), measured_to)
+        evaluates = bool(found.get("evaluates", False))
+        words = _words(found["flags"]), _words(found["script"])
+        return LaunchedScript(*words, measured_to, evaluates)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{SETTINGS_VARIABLE}={path} cannot be read ({error}); expected the file that "

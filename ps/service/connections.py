@@ -254,7 +254,7 @@ class Observers:
             self._rounds.repeat(newcomer)
         elif newcomer.role == pb.ROLE_SUPERVISOR and self.on_status is not None:
             newcomer.send(pb.ToClient(report=pb.Report(document=self.on_status())))
-        if halt is not None:
+        if halt is not None and not newcomer.takes_requests:  # it first learns what it has to do
             newcomer.send(pb.ToClient(halt=halt))
 
     def _replace_supervisor(self, newcomer: Connection) -> None:

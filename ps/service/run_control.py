@@ -37,6 +37,7 @@ class RunControl:
         lease_seconds: Silence after which a Supervisor counts as lost.
         put: Queues an event for the core.
         version: Returns the number of updates applied so far.
+        publish_status: Sends supervisors the run's status; beside an evaluation it must be new.
         clock: Of this shard.
     """
 
@@ -46,11 +47,12 @@ class RunControl:
         lease_seconds: float,
         put: Callable[[events.Event], None],
         version: Callable[[], int] = int,
+        publish_status: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._barriers, self._put, self._clock = barriers, put, clock
         self._evaluations = Evaluations(lease_seconds, barriers.present)
-        self._version = version
+        self._version, self._publish_status = version, publish_status
         self._streams: dict[int, Connection] = {}  # worker -> the stream of its script
         self._supervisors: dict[int, Connection] = {}  # that start evaluators, by `id` of these
         self._evaluator: Connection | None = None
@@ -196,6 +198,8 @@ class RunControl:
                 case ForEvaluator():
                     receivers = [] if self._evaluator is None else [self._evaluator]
                 case ForSupervisors():
+                    if notice.message.WhichOneof("body") == "evaluated":
+                        self._publish_status()
                     receivers = list(self._supervisors.values())
             for receiver in receivers:
                 receiver.send(notice.message)

@@ -95,7 +95,13 @@ class ShardServer:
         barriers = Barriers(
             core.config.nb_workers, lease_seconds, core.config.start_timeout_seconds
         )
-        self.scripts = RunControl(barriers, lease_seconds, self.queue.put, lambda: core.version)
+        self.scripts = RunControl(
+            barriers,
+            lease_seconds,
+            self.queue.put,
+            lambda: core.version,
+            self.observers.publish_status,
+        )
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
@@ -200,9 +206,12 @@ class ShardServer:
         """Admit a supervisor or a following shard (reader threads)."""
 
         def welcome() -> None:
-            self.observers.welcome(connection, self._welcome_message(None), self._halt())
+            halt = self._halt()
+            self.observers.welcome(connection, self._welcome_message(None), halt)
             if connection.takes_requests:
                 self.scripts.begin_evaluator(connection)
+                if halt is not None:
+                    connection.send(pb.ToClient(halt=halt))
 
         self.queue.put(welcome)
 

@@ -31,7 +31,9 @@ def no_scheduler(monkeypatch):
 @pytest.fixture
 def launched(tmp_path, monkeypatch):
     def write(*words):
-        path = write_settings(tmp_path, 2, [*WORDS, f"--run_dir={tmp_path}", *words], ["train.py"])
+        path = write_settings(
+            tmp_path, "worker-2", [*WORDS, f"--run_dir={tmp_path}", *words], ["train.py"]
+        )
         monkeypatch.setenv(SETTINGS_VARIABLE, str(path))
         return path
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.identity import note_settings
 from thinwire.keras.checks import check_model
+from thinwire.keras.evaluate import evaluate_fit
 from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
 from thinwire.keras.measure import measure_fit
@@ -50,6 +51,9 @@ def distribute(
     if launched is not None and launched.measured_to:
         model.thinwire = ModelSession(model)
         measure_fit(model, pathlib.Path(launched.measured_to))
+    elif launched is not None and launched.evaluates:
+        model.thinwire = ModelSession(model)
+        evaluate_fit(model, read_settings(args, settings, type_node="Worker").run)
     elif source_of(args, settings) is None:
         model.thinwire = ModelSession(model)
     else:

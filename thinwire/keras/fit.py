@@ -30,8 +30,8 @@ class FitCallback(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count."""
-        del epoch, logs
-        self._session.begin_epoch()
+        del logs
+        self._session.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Count, and end `fit` with what went wrong in the batch before."""
@@ -55,11 +55,11 @@ class FitCallback(keras.callbacks.Callback):
 
 
 def surround_fit(model: keras.Model, session: ModelSession) -> None:
-    """Put `session` around a model's `fit`, and into its `train_step`.
+    """Put `session` around a model's `fit`, into its `train_step` and into fit's `evaluate`.
 
-    Both are attributes of this one model; its class and its configuration stay as they are.
+    All are attributes of this one model; its class and its configuration stay as they are.
     """
-    alone, train_step = model.fit, model.train_step
+    alone, evaluate_alone, train_step = model.fit, model.evaluate, model.train_step
     signature = _signature(alone)
 
     @functools.wraps(alone)
@@ -67,13 +67,24 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         given = _named(signature.bind(*args, **keywords))
         with session.fitting(given) as arguments:
             arguments["callbacks"] = _first(FitCallback(session), arguments.get("callbacks"))
-            return alone(**arguments)
+            history = alone(**arguments)
+            session.report_history(history)
+            return history
+
+    @functools.wraps(evaluate_alone)
+    def evaluate(*args: Any, **keywords: Any) -> Any:
+        is_of_fit = keywords.get("_use_cached_eval_dataset") and session.is_evaluated_elsewhere
+        return (
+            session.evaluate(evaluate_alone, keywords)
+            if is_of_fit
+            else evaluate_alone(*args, **keywords)
+        )
 
     @functools.wraps(train_step)
     def step(data: Any) -> Any:
         return session.train_step(train_step, data)
 
-    model.fit, model.train_step = fit, step
+    model.fit, model.evaluate, model.train_step = fit, evaluate, step
     model.train_function = None  # one of an earlier `fit` holds the old step
 
 

@@ -1,4 +1,4 @@
-"""The barriers around each `fit`, at which the scripts of all workers meet."""
+"""Where the scripts of all workers meet: barriers around each `fit`, evaluations within."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import sys
 
 from thinwire.ops.run.settings import RETURNED_EARLY, SCRIPT_FAILED, Run
+from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.control import Control, RunHalted
 from thinwire.worker.script import RECORD
 
@@ -52,6 +53,26 @@ class FitBarriers:
         except RunHalted as halted:
             return halted
         return None
+
+    def begin_fit(self, fit: pb.FitBegun) -> None:
+        """Report that the present `fit` begins; its number is filled in."""
+        fit.fit = self._num_fits
+        self._control.begin_fit(fit)
+
+    def end_fit(self, history: str) -> None:
+        """Report what the present `fit` has returned, as JSON."""
+        self._control.end_fit(pb.FitEnded(fit=self._num_fits, history=history))
+
+    def evaluate(self, epoch: int) -> pb.Evaluated | RunHalted:
+        """Wait until the model has been evaluated at the end of an epoch.
+
+        Returns:
+            The evaluation, or the end of the run, if that has come before. Raises as `wait`.
+        """
+        try:
+            return self._control.evaluate(self._num_fits, epoch)
+        except RunHalted as halted:
+            return halted
 
     def interrupt(self) -> None:
         """Let a wait return (any thread)."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -24,24 +25,26 @@ from thinwire.keras.checks import (
 from thinwire.keras.clock import RunClock
 from thinwire.keras.fit_barriers import FitBarriers
 from thinwire.keras.offers import check_same_optimizer, make_offer, sgd_momentum
+from thinwire.keras.reports import describe_fit, describe_history
 from thinwire.keras.step import ExchangeStep, WeightsChanged, inner
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.offer import Offer
 from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.evaluations import decode_metrics
 from thinwire.proto.grpc import StreamLost
 from thinwire.session import LeavesOnExit, RunOver, Session, StepInfo, part_of
 from thinwire.settings import ScriptSettings, read_settings
 from thinwire.sharing.data import Shared, share
 from thinwire.sharing.place import WorkerPlace
 from thinwire.sharing.randomness import own_randomness
+from thinwire.worker.client.control import RunHalted
 from thinwire.worker.core.messages import ScriptFigures
 from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
-    import keras
-
     from thinwire.ops.types import Float32
 
 _SEEDS = "seed_generator_state"  # Keras' name of what Dropout and the like draw by
@@ -78,6 +81,8 @@ class ModelSession(LeavesOnExit):
         self._step: ExchangeStep | None = None
         self._lock = threading.Lock()  # of the session: TensorFlow's thread and the script's
         self._failure: Exception | None = None
+        self._epoch, self._validates = 0, False  # of the present `fit`
+        self._has_warned = False  # that nobody evaluates
         self._in_fit = self._has_left = self._has_slots = self._shares_itself = False
         self._data = Shared({})
         self._to_sit_out = 0  # rounds of this epoch
@@ -147,6 +152,9 @@ class ModelSession(LeavesOnExit):
         self._data = Shared(arguments) if place is None else share(arguments, place)
         self._failure, self._num_batches, self._num_calls = None, 0, 0
         self._in_fit, self._has_left, self._has_slots = True, False, False
+        given = self._data.arguments
+        is_given = given.get("validation_data") is not None
+        self._validates = is_given or bool(given.get("validation_split"))
         if self._barriers is not None:
             self._barriers.count_fit()
         try:
@@ -176,6 +184,7 @@ class ModelSession(LeavesOnExit):
             return
         if self._wait_for_others("begin"):
             self._join()
+            self._report_fit()
         if self.stopped:
             self.model.stop_training = True
 
@@ -218,8 +227,13 @@ class ModelSession(LeavesOnExit):
         self.raise_failure()
         self._num_batches += 1
 
-    def begin_epoch(self) -> None:
-        """Find how many of the coming epoch's rounds this worker has no rows for."""
+    def begin_epoch(self, epoch: int) -> None:
+        """Find how many of the coming epoch's rounds this worker has no rows for.
+
+        Args:
+            epoch: As Keras counts them.
+        """
+        self._epoch = epoch
         self._to_sit_out = self._data.short_by
 
     def end_epoch(self) -> None:
@@ -234,6 +248,61 @@ class ModelSession(LeavesOnExit):
                 if not session.stopped:
                     self._sit_out(session)
         self.raise_failure()
+
+    # -- evaluations by the Supervisor --------------------------------------------------------
+
+    @property
+    def is_evaluated_elsewhere(self) -> bool:
+        """Whether `fit` takes over what the Supervisor's evaluator finds, as all workers do."""
+        is_launched = self._settings is not None and self._settings.is_launched
+        return is_launched and self._in_fit and self._barriers is not None and not self.stopped
+
+    def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+        """Return the metrics of the validation data at the end of the present epoch.
+
+        The run's weights are evaluated once, by the Supervisor's evaluator, and all workers wait
+        for that. Where nobody evaluates there are no metrics; where the run has ended, this worker
+        evaluates its own weights.
+
+        Args:
+            alone: Keras' evaluate.
+            keywords: Its arguments, as `fit` gives them.
+        """
+        callbacks = keywords["callbacks"]
+        callbacks.on_test_begin()
+        found = None if self._barriers is None else self._barriers.evaluate(self._epoch)
+        if isinstance(found, pb.Evaluated):
+            self._warn_of(found)
+            logs = decode_metrics(found.metrics)
+        else:
+            self._take_end(found)
+            logs = alone(**keywords | {"callbacks": None, "verbose": 0})
+        callbacks.on_test_end(logs)
+        return logs
+
+    def _warn_of(self, found: pb.Evaluated) -> None:
+        """Name, once, why there are no metrics."""
+        if found.nobody and not self._has_warned:
+            self._has_warned = True
+            logging.warning(
+                "epoch %d was not evaluated (%s): History and callbacks have no val_* of it, nor "
+                "of later ones, until a Supervisor evaluates again",
+                found.epoch + 1,
+                found.nobody,
+            )
+
+    def _report_fit(self) -> None:
+        """Report a `fit` of a run that has a Supervisor of ours."""
+        if self._session is not None and self._barriers is not None and not self.stopped:
+            fit = describe_fit(self.model, self.variables, self._session.part.core.layouts)
+            fit.validates = self._validates
+            self._barriers.begin_fit(fit)
+
+    def report_history(self, history: Any) -> None:
+        """Report what `fit` has returned."""
+        is_known = isinstance(history, keras.callbacks.History)  # else of a fit of the script's own
+        if self._barriers is not None and not self.stopped and is_known:
+            self._barriers.end_fit(describe_history(history))
 
     def _sit_out(self, session: Session) -> None:
         """Take part in a round with nothing, which leaves the others' mean as it is."""
@@ -309,11 +378,15 @@ class ModelSession(LeavesOnExit):
         if self._barriers is None or self._session is None or self.stopped:
             return not self.stopped
         ended = self._barriers.wait(where)
-        if ended is not None:
+        self._take_end(ended)
+        return ended is None
+
+    def _take_end(self, ended: RunHalted | None) -> None:
+        """Note the end of the run, if it has come; raise one that another script has spoiled."""
+        if ended is not None and self._session is not None:
             self._session.part.core.stopped = True
             self._session.part.core.stop_reason = ended.cause
             self._raise_if_broken(ended.cause, ended.message)
-        return ended is None
 
     def _raise_if_broken(self, cause: str, message: str = "") -> None:
         """Raise the end of a run that another script has spoiled."""
@@ -452,6 +525,7 @@ class ModelSession(LeavesOnExit):
             self._barriers = FitBarriers(run, session.own.id_worker, session.part.run_id)
             self._barriers.count_fit()
             self._wait_for_others("begin")
+            self._report_fit()
             self._seed_apart(session.own.id_worker)
         return not np.array_equal(before, session.weights)
 

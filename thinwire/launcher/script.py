@@ -1,9 +1,10 @@
-"""Runs a user's script as one worker of a run, as ``python script.py`` would run it.
+"""Runs a user's script as one worker of a run, or its evaluator, as ``python script.py`` would.
 
 ``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by its path or as a module; `thinwire
 run` starts it. The flags go to a file that only this user can read, where `thinwire.settings` finds
 them; seeds and threads are set as soon as the script imports what they concern. A script that fails
-leaves one line for the launcher (`failures`), which shows it once, and the run is ended.
+leaves one line for the launcher (`failures`), which shows it once, and the run is ended. In the
+evaluator it writes its traceback, and ends nothing.
 
 This module may be the program itself, so it holds nothing that others import from it.
 """
@@ -34,7 +35,12 @@ if not __package__:  # run by its path, without a module path of ours: see `prog
 
 from thinwire.launcher.failures import Failure
 from thinwire.ops.run.quiet import quiet_stderr
-from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER, SETTINGS_VARIABLE, write_settings
+from thinwire.ops.run.script_settings import (
+    EVALUATES,
+    IN_SCRIPT_FOLDER,
+    SETTINGS_VARIABLE,
+    write_settings,
+)
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -77,12 +83,12 @@ def main(arguments: Sequence[str]) -> int:
         words.remove(IN_SCRIPT_FOLDER)
         script[0] = path.name
         os.chdir(path.parent)
-    settings = write_settings(
-        pathlib.Path(given["run_dir"]), int(given["id_worker"]), words, script
-    )
+    evaluates = EVALUATES in words
+    node = "evaluator" if evaluates else f"worker-{int(given['id_worker'])}"
+    settings = write_settings(pathlib.Path(given["run_dir"]), node, words, script)
     os.environ[SETTINGS_VARIABLE] = str(settings)
     try:
-        return _run(path, script)
+        return _evaluate(path, script) if evaluates else _run(path, script)
     finally:
         settings.unlink(missing_ok=True)
 
@@ -218,6 +224,19 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     with contextlib.suppress(Exception):  # the launcher ends the run anyway
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
     return code
+
+
+def _evaluate(path: pathlib.Path, words: Sequence[str]) -> int:
+    """Run the script as the evaluator, whose end is that of the run; return the exit code."""
+    try:
+        _execute(path, words)
+    except SystemExit as error:
+        return _code_of(error)
+    except BaseException as error:  # noqa: BLE001 - the script's own
+        failure = _failure(error, path)
+        sys.stderr.write(f"{failure.text}\n" if failure is not None else "")
+        return EXIT_BAD_FLAG if failure is None else failure.code
+    return EXIT_DONE
 
 
 def _execute(path: pathlib.Path, words: Sequence[str]) -> None:

@@ -75,7 +75,7 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         ConfigurationError: A part would be empty, or the labels do not fit the partition.
     """
     given = dict(arguments)
-    _cut_off_validation(given)
+    cut_off_validation(given)
     data = given.get("x"), given.get("y"), given.get("sample_weight")
     total, steps = num_rows(data), given.get("steps_per_epoch")
     batch_size = given.get("batch_size")
@@ -157,7 +157,7 @@ def _gather(rows: Any, arrays: Any) -> Any:
     return tree.traverse(gather, arrays)
 
 
-def _cut_off_validation(given: dict[str, Any]) -> None:
+def cut_off_validation(given: dict[str, Any]) -> None:
     """Turn `validation_split` into validation data, in place, as Keras' fit does."""
     fraction = given.get("validation_split")
     if not fraction or given.get("validation_data") is not None:

@@ -1,0 +1,265 @@
+"""The evaluator's ends of its streams: requests from shard 0, and the central model from all."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import threading
+from collections.abc import Sequence
+
+from absl import logging
+
+from thinwire.ops.run.settings import Run
+from thinwire.ops.telemetry.run_status import RunStatus
+from thinwire.ops.types import ModelSpec, ShardLayout
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import (
+    ClientSession,
+    Dialler,
+    RequestRejected,
+    payload_limit,
+    rhythm,
+)
+from thinwire.supervisor.evaluator import ModelFetcher, ModelView
+from thinwire.supervisor.shard_stream import ShardStream
+
+#: Nothing large comes on the stream of requests.
+_MOST_BYTES = 1 << 16
+
+
+class EvaluationRequests:
+    """What shard 0 wants to be evaluated; a thread keeps the stream through restarts of the shard.
+
+    Args:
+        run: The run's settings.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run_id = ""
+        self._run = run
+        self._closing = threading.Event()
+        self._changed = threading.Condition()
+        # Guarded by `_changed`:
+        self._session: ClientSession | None = None
+        self._fits: dict[int, pb.FitBegun] = {}
+        self._histories: dict[int, str] = {}
+        self._open: dict[tuple[int, int], None] = {}  # in order
+        self._answered: dict[tuple[int, int], pb.Evaluated] = {}
+        self._version = self._num_news = 0
+        self._halt_cause = ""
+        self._error: Exception | None = None
+        incarnation, arrivals = secrets.randbits(63) + 1, rhythm()
+
+        def make() -> ClientSession:
+            hello = hello_of(run, 0, self.run_id, incarnation)
+            credentials = run.credentials
+            return ClientSession(
+                run.addresses[0], hello, _MOST_BYTES, credentials=credentials, arrivals=arrivals
+            )
+
+        address = run.addresses[0]
+        self._dialler = Dialler(f"the PS at {address}", make, self._closing, (pb.REASON_STARTING,))
+        self._thread = threading.Thread(target=self._keep, name="requests", daemon=True)
+        self._thread.start()
+
+    @property
+    def newest_fit(self) -> int:
+        """The number of the newest fit that a worker has begun; 0: none."""
+        return max(self._fits, default=0)
+
+    @property
+    def version(self) -> int:
+        """Updates applied to the central model, as of about a second ago."""
+        return self._version
+
+    @property
+    def halt_cause(self) -> str:
+        """Why the run has ended; empty while it goes on."""
+        return self._halt_cause
+
+    def fit(self, number: int) -> pb.FitBegun | None:
+        """Return what workers have reported of a fit; None: it has not begun."""
+        return self._fits.get(number)
+
+    def history(self, number: int) -> str | None:
+        """Return what a fit has returned, as JSON, maybe empty; None: it has not returned."""
+        return self._histories.get(number)
+
+    def take(self) -> tuple[int, int] | None:
+        """Return the fit and the epoch of the oldest request that is not answered; None: none."""
+        with self._changed:
+            return next(iter(self._open), None)
+
+    @property
+    def num_news(self) -> int:
+        """How many messages have come."""
+        return self._num_news
+
+    def wait(self, seconds: float, num_news: int) -> None:
+        """Wait for news, for so long at most.
+
+        Args:
+            seconds: At most.
+            num_news: What was known before; no time if there is more.
+
+        Raises:
+            Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this evaluator.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error is not None or self._num_news > num_news, seconds
+            )
+            if self._error is not None:
+                raise self._error
+
+    def report(self, evaluated: pb.Evaluated) -> None:
+        """Send an evaluation; one that answers a request closes that."""
+        with self._changed:
+            if evaluated.answers:
+                place = (evaluated.fit, evaluated.epoch)
+                self._open.pop(place, None)
+                self._answered[place] = evaluated
+            if self._session is not None:
+                self._session.send_control(pb.ToServer(evaluated=evaluated))
+
+    def close(self) -> None:
+        """End the stream after what has been sent."""
+        self._closing.set()
+        with self._changed:
+            session = self._session
+        if session is not None:
+            session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
+            session.close()
+        self._thread.join()
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        try:
+            while not (self._closing.is_set() or self._halt_cause):
+                patience = self._run.reconnect_timeout_seconds
+                session, welcome = self._dialler.dial(patience)
+                self.run_id = welcome.run_id
+                with self._changed:
+                    self._session, self._open = session, {}
+                try:
+                    while True:
+                        self._receive(session, *session.listen()[:1])
+                except (StreamLost, Malformed, ValueError) as error:
+                    if not (self._closing.is_set() or self._halt_cause):
+                        logging.warning("lost the stream of requests: %s", error)
+                finally:
+                    with self._changed:
+                        self._session = None
+                    session.close(0.0)
+        except (Unreachable, RequestRejected) as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _receive(self, session: ClientSession, message: pb.ToClient) -> None:
+        body = message.WhichOneof("body")
+        with self._changed:
+            self._num_news += body not in ("waiting", "report")
+            if body == "report":
+                self._version = RunStatus.from_json(message.report.document).version
+            elif body == "fit_begun":
+                self._fits[message.fit_begun.fit] = message.fit_begun
+            elif body == "fit_ended":
+                self._histories[message.fit_ended.fit] = message.fit_ended.history
+            elif body == "epoch_ended":
+                place = (message.epoch_ended.fit, message.epoch_ended.epoch)
+                if (known := self._answered.get(place)) is not None:
+                    session.send_control(pb.ToServer(evaluated=known))
+                else:
+                    self._open[place] = None
+            elif body == "halt":
+                self._halt_cause = message.halt.cause
+            elif body == "refusal":
+                self._error = RequestRejected(message.refusal)
+            self._changed.notify_all()
+
+
+class CentralModel:
+    """The central model of one fit, as its shards have it.
+
+    Args:
+        run: The run's settings.
+        run_id: Of the run.
+        spec: The shared variables.
+        layouts: Of all shards.
+        num_statistics: Numbers in the moving statistics that shard 0 averages.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        run_id: str,
+        spec: ModelSpec,
+        layouts: Sequence[ShardLayout],
+        num_statistics: int,
+    ) -> None:
+        self._run, self._run_id = run, run_id
+        self._shards: list[ShardStream] = []
+        self._closing = threading.Event()
+        self._limits = [payload_limit(layout, num_statistics) for layout in layouts]
+        in_step = len(run.method.sync.groups) == 1
+        self._fetcher = ModelFetcher(spec, layouts, num_statistics, in_step)
+
+    def fetch(self) -> ModelView:
+        """Return the model as it is now.
+
+        Raises:
+            Unreachable, RequestRejected: A shard does not answer, or rejects this evaluator.
+            ConfigurationError: A shard answers with something else than its model.
+        """
+        while True:
+            if not self._shards or any(shard.lost.is_set() for shard in self._shards):
+                self._connect()
+            view = self._fetcher.fetch(self._shards)
+            if view is not None:
+                return view
+
+    def close(self) -> None:
+        """End the streams."""
+        for shard in self._shards:
+            shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
+            shard.session.close()
+        self._shards = []
+
+    def _connect(self) -> None:
+        for shard in self._shards:
+            shard.session.close(0.0)
+        self._shards = []
+        with contextlib.ExitStack() as opened:
+            for number, limit in enumerate(self._limits):
+                session = self._dial(number, limit)
+                opened.callback(session.close, 0.0)
+                self._shards.append(ShardStream(session, queue.SimpleQueue()))
+            opened.pop_all()
+
+    def _dial(self, number: int, limit: int) -> ClientSession:
+        address, credentials = self._run.addresses[number], self._run.credentials
+
+        def make() -> ClientSession:
+            hello = hello_of(self._run, number, self._run_id)
+            return ClientSession(address, hello, limit, credentials=credentials)
+
+        dialler = Dialler(f"the PS at {address}", make, self._closing, (pb.REASON_STARTING,))
+        return dialler.dial(self._run.reconnect_timeout_seconds)[0]
+
+
+def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0) -> pb.Hello:
+    """Return the first message of an evaluator; without incarnation it only pulls."""
+    return pb.Hello(
+        protocol_version=messages.PROTOCOL_VERSION,
+        role=pb.ROLE_EVALUATOR,
+        run_id=run_id,
+        incarnation=incarnation,
+        shard=shard,
+        num_shards=run.nb_ps,
+    )

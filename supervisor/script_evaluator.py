@@ -1,0 +1,137 @@
+"""The evaluator of a script's run: a child of the Supervisor that runs the script and never trains.
+
+It is started when the first fit with validation data has begun, so that it takes nothing from the
+start of the workers, and ends with the Supervisor, however that ends: a watchdog sees to it. What
+it writes is kept in the run directory's logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from absl import logging
+
+from thinwire.ops.run.directory import launched_with
+from thinwire.ops.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER
+from thinwire.ops.run.settings import Run
+from thinwire.supervisor import flags as supervisor_flags
+
+_KILL = b"K"  # as the watchdog understands it
+_MOST_OUTPUT_BYTES = 1 << 16
+
+
+class ScriptEvaluator:
+    """Starts, watches and ends the evaluator.
+
+    Args:
+        run: The run's settings; what `thinwire run` was given lies in its directory.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._output = run.run_dir / "logs" / "evaluator.out"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.has_failed = False
+        self._script: list[str] = []  # its path and its arguments
+        self._folder, self._more_flags = "", [EVALUATES]
+        found = launched_with(run.run_dir)
+        try:
+            script = found["script"]
+            self._script = [str(script["path"]), *map(str, script["arguments"])]
+            self._folder = str(script["folder"])
+            if any(str(word).startswith("--sync_dst_dir=") for word in found["flags"]):
+                self._more_flags.append(IN_SCRIPT_FOLDER)
+        except (KeyError, TypeError):
+            self._script = []
+
+    @property
+    def why_not(self) -> str:
+        """Why no evaluator can be started; empty: one can."""
+        if not self._script:
+            return f"{self._run.run_dir} names no script: `thinwire run` has not run there"
+        if not pathlib.Path(self._script[0]).is_file():
+            return f"the script {self._script[0]} is not there any more"
+        return "its evaluator has ended before" if self.has_failed else ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def was_started(self) -> bool:
+        """Whether it was started."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start it."""
+        self._output.parent.mkdir(parents=True, exist_ok=True)
+        words = [*supervisor_flags.script_words(self._run), *self._more_flags]
+        launcher = _package() / "launcher"
+        watchdog = ["-I", str(launcher / "watchdog.py"), "inf", "quiet"]
+        script = [sys.executable, "-P", str(launcher / "script.py"), *words, "--", *self._script]
+        environment = {name: text for name, text in os.environ.items() if name != "TF_CONFIG"}
+        with open(self._output, "wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, *watchdog, *script],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C is the Supervisor's affair
+                cwd=self._folder if os.path.isdir(self._folder) else None,
+                env=environment,
+            )
+        logging.info("started the evaluator; its output: %s", self._output)
+
+    def failure(self) -> str:
+        """Return, once, with what error it has ended; empty: it has not, or did so in good order."""
+        process = self._process
+        if process is None or self.has_failed or not process.poll():
+            return ""
+        self.has_failed = True
+        return f"the evaluator has ended with exit code {process.poll()}: {self._last_line()}"
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, for so long at most."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+
+    def end(self) -> None:
+        """End it immediately."""
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(process.stdin.fileno(), _KILL)
+        process.stdin.close()
+        deadline = time.monotonic() + 5.0
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+    def _last_line(self) -> str:
+        """Return the last line of its output: of a traceback, the exception."""
+        with open(self._output, "rb") as output:
+            size = output.seek(0, os.SEEK_END)
+            output.seek(max(0, size - _MOST_OUTPUT_BYTES))
+            text = output.read().decode(errors="replace")
+        lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else "it has written nothing"
+
+
+def _package() -> pathlib.Path:
+    """Return the folder of the package, whose launcher is above this layer."""
+    spec = importlib.util.find_spec("thinwire")
+    if spec is None or spec.origin is None:  # it is what runs here
+        raise ModuleNotFoundError("thinwire")
+    return pathlib.Path(spec.origin).resolve().parent

@@ -1,0 +1,263 @@
+"""A script in the evaluator's role: `fit` never trains, but evaluates the run's central model.
+
+The script is the workers', so its validation data and its compiled metrics are theirs. Within a
+`fit` the evaluator serves the requests of the workers at the ends of their epochs, and evaluates
+now and then in between. It goes on behind a `fit` when the workers have begun the next one; the end
+of the run is the end of the process, so nothing of what follows the last `fit` is done here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import time
+import types
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import keras
+import tensorflow as tf
+from absl import logging
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+
+from thinwire.keras.reports import fill_history, variables_of
+from thinwire.models.flat_model import FlatVariables, moving_statistics
+from thinwire.ops.run.settings import END_REASONS
+from thinwire.ops.sharding.w_global import model_spec
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.evaluations import decode_layouts, decode_metrics, encode_metrics
+from thinwire.sharing.arrays import are_arrays, cut_off_validation
+from thinwire.supervisor.evaluation_requests import CentralModel, EvaluationRequests
+
+if TYPE_CHECKING:
+    from thinwire.ops.run.settings import Run
+
+#: Of one processor's time that evaluations in between may take.
+_SHARE = 0.05
+_LOOK_SECONDS = 0.5
+#: What would write a file of the model.
+_WRITERS = ("save", "save_weights", "export")
+
+
+def evaluate_fit(model: keras.Model, run: Run) -> None:
+    """Let a model's `fit` evaluate; nothing of the model is saved.
+
+    Args:
+        model: Compiled before or after this call.
+        run: The run's settings.
+    """
+    evaluator = FitEvaluator(model, run)
+    signature = inspect.signature(keras.Model.fit)
+
+    def fit(*args: Any, **keywords: Any) -> Any:
+        return evaluator.fit(dict(signature.bind(model, *args, **keywords).arguments))
+
+    model.fit = fit
+    for name in _WRITERS:
+        setattr(model, name, _write_nothing)
+
+
+def _write_nothing(*args: Any, **keywords: Any) -> None:
+    del args, keywords
+
+
+class ValidationSet:
+    """The validation data of one `fit`, or the part that its `validation_split` cuts off."""
+
+    def __init__(self, model: keras.Model, arguments: dict[str, Any]) -> None:
+        """Take the arguments of Keras' fit; the model has variables."""
+        x, y, sample_weight = unpack_x_y_sample_weight(arguments["validation_data"])
+        batch_size = arguments.get("validation_batch_size") or arguments.get("batch_size")
+        steps = arguments.get("validation_steps")
+        data = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+        self._model, self._keywords = model, data | {"steps": steps}
+        #: Whether each evaluation is of the same rows, so that more of them do no harm.
+        self.is_repeatable = steps is None and not isinstance(x, types.GeneratorType)
+        # As Keras' fit makes it, once for all epochs.
+        self._iterator = TFEpochIterator(
+            **data,
+            steps_per_epoch=steps,
+            shuffle=False,
+            distribute_strategy=model.distribute_strategy,
+            steps_per_execution=model.steps_per_execution,
+        )
+
+    def evaluate(self) -> list[pb.Metric]:
+        """Return the model's metrics at its present weights."""
+        self._model._eval_epoch_iterator = self._iterator
+        logs = self._model.evaluate(
+            **self._keywords, verbose=0, return_dict=True, _use_cached_eval_dataset=True
+        )
+        return encode_metrics(logs)
+
+
+class FitEvaluator:
+    """Evaluates in the place of a model's `fit`.
+
+    Args:
+        model: Compiled before its first `fit`.
+        run: The run's settings.
+    """
+
+    _requests: EvaluationRequests | None = None  # of the process
+
+    def __init__(self, model: keras.Model, run: Run) -> None:
+        self.model, self._run = model, run
+        self._num_fits = 0
+        self._central: CentralModel | None = None
+        self._assign: tuple[FlatVariables, FlatVariables] | None = None
+        self._validation: ValidationSet | None = None  # of the newest `fit` that has any
+        self._fit_of_validation = 0
+        self._last: pb.Evaluated | None = None
+        self._free_at = 0.0  # when the next evaluation in between is due
+
+    @property
+    def requests(self) -> EvaluationRequests:
+        """The stream of requests, from the first `fit` on."""
+        if FitEvaluator._requests is None:
+            FitEvaluator._requests = EvaluationRequests(self._run)
+        return FitEvaluator._requests
+
+    def fit(self, arguments: dict[str, Any]) -> keras.callbacks.History:
+        """Evaluate until the workers begin another `fit`; at the end of the run end the process.
+
+        Args:
+            arguments: Of Keras' fit, by name.
+
+        Returns:
+            What the first worker's fit has returned, as far as it was reported.
+
+        Raises:
+            Unreachable, RequestRejected: The PS is gone for good, or rejects this evaluator.
+            ConfigurationError: The model is not the workers'.
+        """
+        self._num_fits += 1
+        number, requests, is_ready, has_ended = self._num_fits, self.requests, False, False
+        while requests.newest_fit <= number:
+            num_news = requests.num_news
+            if not is_ready and (begun := requests.fit(number)) is not None:
+                is_ready = True
+                self._begin(arguments, begun)
+            if requests.halt_cause:
+                self._finish()
+            if is_ready and (place := requests.take()) is not None:
+                self._answer(*place)
+                continue
+            if is_ready and not has_ended and requests.history(number) is not None:
+                has_ended = True
+                self._take_weights()
+            if is_ready and not has_ended and self._is_due():
+                self._evaluate(pb.Evaluated(fit=number))
+            requests.wait(_LOOK_SECONDS, num_news)
+        return self._history(number)
+
+    def _begin(self, arguments: dict[str, Any], begun: pb.FitBegun) -> None:
+        """Prepare for the evaluations of a `fit`."""
+        given = dict(arguments)
+        if are_arrays((given.get("x"), given.get("y"), given.get("sample_weight"))):
+            cut_off_validation(given)
+        _build(self.model, given)
+        if self._central is not None:
+            self._central.close()
+        variables = variables_of(begun, self.model)
+        averaged = moving_statistics(self.model) if self._run.method.bn_sync else []
+        flat, statistics = FlatVariables(variables), FlatVariables(averaged)
+        spec = model_spec(variables, numbers_paths=True)
+        layouts, run_id = decode_layouts(begun.shards, spec), self.requests.run_id
+        self._central = CentralModel(self._run, run_id, spec, layouts, statistics.size)
+        self._assign, self._last = (flat, statistics), None
+        if given.get("validation_data") is not None:
+            self._validation = ValidationSet(self.model, given)
+            self._fit_of_validation = begun.fit
+        logging.info("evaluating fit %d", begun.fit)
+
+    def _answer(self, fit: int, epoch: int) -> None:
+        """Answer a request."""
+        answer = pb.Evaluated(fit=fit, epoch=epoch, answers=True)
+        if fit != self._num_fits:
+            answer.nobody = f"the evaluator has come to fit {self._num_fits} already"
+        elif self._validation is None or self._fit_of_validation != fit:
+            answer.nobody = (
+                "the script gives fit no validation data in the evaluator, where "
+                "thinwire.is_chief() is false"
+            )
+        if answer.nobody:
+            self.requests.report(answer)
+        else:
+            self._evaluate(answer)
+
+    def _is_due(self) -> bool:
+        """Return whether there is time for an evaluation in between, of a model that has moved."""
+        if self._validation is None or self._fit_of_validation != self._num_fits:
+            return False
+        if not self._validation.is_repeatable:
+            return False
+        newest = self._last.versions[0] if self._last is not None else -1
+        return time.monotonic() >= self._free_at and self.requests.version > newest
+
+    def _evaluate(self, evaluated: pb.Evaluated) -> None:
+        """Evaluate the central model as it is now, and report that."""
+        began, spent = time.monotonic(), time.process_time()
+        versions = self._take_weights()
+        last, validation = self._last, self._validation
+        if validation is None:
+            return
+        is_known = last is not None and list(last.versions) == versions
+        metrics = last.metrics if last is not None and is_known else validation.evaluate()
+        evaluated.versions.extend(versions)
+        evaluated.metrics.extend(metrics)
+        self._last = evaluated
+        self.requests.report(evaluated)
+        now = time.monotonic()
+        cost = max(time.process_time() - spent, now - began)
+        if not is_known:
+            self._free_at = now + cost / _SHARE
+
+    def _take_weights(self) -> list[int]:
+        """Give the model the central weights and statistics; return the versions of the shards."""
+        if self._central is None or self._assign is None:
+            return []
+        view, (flat, statistics) = self._central.fetch(), self._assign
+        flat.assign(view.weights)
+        if view.statistics is not None:
+            statistics.assign(view.statistics)
+        return list(view.versions)
+
+    def _history(self, number: int) -> keras.callbacks.History:
+        history = keras.callbacks.History()
+        history.set_model(self.model)
+        history.on_train_begin()
+        fill_history(history, self.requests.history(number) or "")
+        self.model.history = history
+        return history
+
+    def _finish(self) -> NoReturn:
+        """Evaluate what the run ended with, and end the process."""
+        requests = self.requests
+        if requests.halt_cause in END_REASONS and self._validation is not None:
+            self._evaluate(pb.Evaluated(fit=self._fit_of_validation, final=True))
+            if self._last is not None:
+                logging.info("final metrics: %s", decode_metrics(self._last.metrics))
+        if self._central is not None:
+            self._central.close()
+        requests.close()
+        logging.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _build(model: Any, arguments: dict[str, Any]) -> None:
+    """Let a first batch create the variables of a model that has none yet."""
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
+    iterator = TFEpochIterator(
+        **{name: arguments.get(name) for name in names},
+        shuffle=False,
+        distribute_strategy=model.distribute_strategy,
+        steps_per_execution=1,
+    )
+    spec = iterator._distributed_dataset.element_spec
+    tf.function(model.train_step, autograph=False).get_concrete_function(spec)
