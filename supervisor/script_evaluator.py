@@ -91,7 +91,7 @@ class ScriptEvaluator:
         logging.info("started the evaluator; its output: %s", self._output)
 
     def failure(self) -> str:
-        """Return, once, with what error it has ended; empty: it has not, or did so in good order."""
+        """Return, once, with what error it has ended; empty: with none, or not yet."""
         process = self._process
         if process is None or self.has_failed or not process.poll():
             return ""
