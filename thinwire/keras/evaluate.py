@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import types
+import zlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -110,6 +111,7 @@ class FitEvaluator:
         self._validation: ValidationSet | None = None  # of the newest `fit` that has any
         self._fit_of_validation = 0
         self._last: pb.Evaluated | None = None
+        self._last_values: tuple[int, ...] = ()  # that it is of, by their checksums
         self._free_at = 0.0  # when the next evaluation in between is due
 
     @property
@@ -199,30 +201,31 @@ class FitEvaluator:
     def _evaluate(self, evaluated: pb.Evaluated) -> None:
         """Evaluate the central model as it is now, and report that."""
         began, spent = time.monotonic(), time.process_time()
-        versions = self._take_weights()
+        versions, values = self._take_weights()
         last, validation = self._last, self._validation
         if validation is None:
             return
-        is_known = last is not None and list(last.versions) == versions
+        is_known = last is not None and values == self._last_values
         metrics = last.metrics if last is not None and is_known else validation.evaluate()
         evaluated.versions.extend(versions)
         evaluated.metrics.extend(metrics)
-        self._last = evaluated
+        self._last, self._last_values = evaluated, values
         self.requests.report(evaluated)
         now = time.monotonic()
         cost = max(time.process_time() - spent, now - began)
         if not is_known:
             self._free_at = now + cost / _SHARE
 
-    def _take_weights(self) -> list[int]:
-        """Give the model the central weights and statistics; return the versions of the shards."""
+    def _take_weights(self) -> tuple[list[int], tuple[int, ...]]:
+        """Give the model the central weights and statistics; return versions and checksums."""
         if self._central is None or self._assign is None:
-            return []
+            return [], ()
         view, (flat, statistics) = self._central.fetch(), self._assign
         flat.assign(view.weights)
         if view.statistics is not None:
             statistics.assign(view.statistics)
-        return list(view.versions)
+        given = [each for each in (view.weights, view.statistics) if each is not None]
+        return list(view.versions), tuple(zlib.crc32(each.data) for each in given)
 
     def _history(self, number: int) -> keras.callbacks.History:
         history = keras.callbacks.History()
