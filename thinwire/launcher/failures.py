@@ -1,4 +1,4 @@
-"""What a script's worker leaves for its launcher when it fails: one line, shown once."""
+"""What a script's worker leaves for its launcher at its end: one line, shown once if it failed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 
 #: Begins what is for the launcher, on stderr; it goes on to the end of the line.
 FAILURE = "thinwire-failure "
+#: Stands alone in a line of stderr when a script has come to its end.
+COMPLETED = "thinwire-completed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,3 +42,10 @@ class Failure:
             return before, cls(int(found["code"]), str(found["text"]), bool(found["is_lost"]))
         except (ValueError, KeyError, TypeError):
             return line, None
+
+
+def report_completion() -> None:
+    """Let the launcher know that the script has come to its end."""
+    sys.stderr.flush()
+    sys.stderr.write(f"{COMPLETED}\n")
+    sys.stderr.flush()

@@ -92,7 +92,7 @@ class SupervisedProcess:
             output: Takes each line that the command writes; None lets it write by itself.
             announced: Whether the watchdog reports the start.
         """
-        self._output = output
+        self._output, self.is_followed = output, output is not None
         self._was_started = threading.Event()
         self._last_beat = time.monotonic()
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)

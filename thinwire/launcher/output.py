@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from thinwire.launcher.failures import Failure
+from thinwire.launcher.failures import COMPLETED, Failure
 
 _READ_BYTES = 65_536
 _LONGEST_LINE = 1 << 20
@@ -178,6 +178,9 @@ class SupervisorOutput(NodeOutput):
 class WorkerOutput:
     """Repeats a worker's lines on the screen, with its name, and in a file of the run.
 
+    Attributes:
+        is_complete: Whether the worker's script has come to its end.
+
     Args:
         worker: Its id.
         screen: Of the launcher.
@@ -193,6 +196,7 @@ class WorkerOutput:
         on_failure: Callable[[int, Failure], None],
     ) -> None:
         self._worker, self._screen, self._on_failure = worker, screen, on_failure
+        self.is_complete = False
         self._name = f"[worker {worker}]"
         if screen.is_terminal:
             self._name = f"\x1b[{_COLOURS[(worker - 1) % len(_COLOURS)]}m{self._name}\x1b[0m"
@@ -201,6 +205,9 @@ class WorkerOutput:
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line, or pass a failure on."""
+        if is_error and line == COMPLETED:
+            self.is_complete = True
+            return
         line, failure = Failure.read(line) if is_error else (line, None)
         if line or failure is None:
             self._keep(_ESCAPES.sub("", line))

@@ -113,6 +113,8 @@ def _actor_class() -> type:
 class RayProcess:
     """A node in an actor; see `thinwire.launcher.role.Process`."""
 
+    is_followed = False  # Ray shows what it writes
+
     def __init__(self, ray: Any, actor: Any, folder: str, command: list[str]) -> None:
         self._ray, self._actor = ray, actor
         self._last_beat = time.monotonic()

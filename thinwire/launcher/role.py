@@ -179,7 +179,13 @@ RULES = EndRules()
 
 
 class Process(Protocol):
-    """A node that a launcher has started; `subprocess.Popen` is one."""
+    """A node that a launcher has started.
+
+    Attributes:
+        is_followed: Whether the node's `output` gets every line that it writes.
+    """
+
+    is_followed: bool
 
     def poll(self) -> int | None:
         """Return the exit code, -n if signal n killed it, None while it runs."""
@@ -212,20 +218,27 @@ class Launcher(Protocol):
         """Release the launcher's resources; every process has ended."""
 
 
+def _as_it_is(node: Node, process: Process, code: int) -> int:
+    """Return the exit code of a node that has ended as that of the run's part; see `Cluster`."""
+    del node, process
+    return code
+
+
 @dataclasses.dataclass
 class Child:
     """One node that was started."""
 
     node: Node
     process: Process
+    read_code: Callable[[Node, Process, int], int] = _as_it_is
     code: int | None = None
     again_at: float | None = None  # when it is started again, by time.monotonic()
     restart_decided: bool = False  # whether `again_at` has been decided
 
     def poll(self) -> int | None:
         """Return the exit code, None while it runs or is to be started again."""
-        if self.code is None:
-            self.code = self.process.poll()
+        if self.code is None and (code := self.process.poll()) is not None:
+            self.code = self.read_code(self.node, self.process, code)
         return self.code if self.again_at is None else None
 
 
@@ -306,12 +319,18 @@ class Cluster:
         launcher: Where they run.
         nodes: What is started, in this order.
         rules: What their ends mean.
+        read_code: Returns what the exit code of a node that has ended counts as.
     """
 
     def __init__(
-        self, run: Run, launcher: Launcher, nodes: Sequence[Node], rules: EndRules
+        self,
+        run: Run,
+        launcher: Launcher,
+        nodes: Sequence[Node],
+        rules: EndRules,
+        read_code: Callable[[Node, Process, int], int] = _as_it_is,
     ) -> None:
-        self.run_settings, self.rules = run, rules
+        self.run_settings, self.rules, self._read_code = run, rules, read_code
         self.launcher, self.nodes = launcher, nodes
         self.children: list[Child] = []
         self.interrupted = threading.Event()
@@ -339,7 +358,7 @@ class Cluster:
         if self.interrupted.is_set():
             return
         logging.debug("starting %s: %s", node.name, " ".join(node.flags))
-        child = Child(node, self.launcher.start(node))
+        child = Child(node, self.launcher.start(node), self._read_code)
         self.children.append(child)
         if self.interrupted.is_set():  # between the look above and now
             child.process.send_signal(signal.SIGINT)

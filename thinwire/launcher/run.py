@@ -26,11 +26,20 @@ from thinwire.launcher import dry_run, launch_document
 from thinwire.launcher.failures import Failure
 from thinwire.launcher.hosts import place
 from thinwire.launcher.output import NodeOutput, Screen, SupervisorOutput, WorkerOutput
-from thinwire.launcher.role import LAUNCHERS, Cluster, EndRules, Launcher, Node, nodes_of
+from thinwire.launcher.role import (
+    LAUNCHERS,
+    Cluster,
+    EndRules,
+    Launcher,
+    Node,
+    Process,
+    nodes_of,
+)
 from thinwire.launcher.run_locks import claim_run_directory
 from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
+    EXIT_SCRIPT,
     EXIT_UNREACHABLE,
     Run,
     finished_summary,
@@ -185,7 +194,7 @@ class _ScriptRun:
         self._lock = threading.Lock()
         self._workers: dict[int, WorkerOutput] = {}
         nodes = [self._node(node) for node in nodes_of(run, launcher.addresses)]
-        self._cluster = Cluster(run, launcher, nodes, RULES)
+        self._cluster = Cluster(run, launcher, nodes, RULES, self._read_code)
 
     def run(self) -> int:
         """Run everything to its end; return the exit code."""
@@ -223,6 +232,22 @@ class _ScriptRun:
         output = WorkerOutput(node.number, self._screen, path, self._on_failure)
         self._workers[node.number] = output
         return dataclasses.replace(node, output=output)
+
+    def _read_code(self, node: Node, process: Process, code: int) -> int:
+        """Count a script that has left without coming to its end as one that failed."""
+        output = self._workers.get(node.number) if node.role == "Worker" else None
+        if output is None or code != EXIT_DONE or not process.is_followed:
+            return code
+        process.wait()  # its last lines may still be on their way
+        if output.is_complete:
+            return code
+        text = (
+            f"{self._script[0]} left with exit code 0 before its end, as os._exit(0) does, and the "
+            "other workers would go on without it; expected it to return. To end fit early set "
+            "self.model.stop_training = True."
+        )
+        self._on_failure(node.number, Failure(EXIT_SCRIPT, text))
+        return EXIT_SCRIPT
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
         """Show the first failure; the others are in their workers' files."""

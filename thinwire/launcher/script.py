@@ -33,7 +33,7 @@ if not __package__:  # run by its path, without a module path of ours: see `prog
     importlib.import_module("thinwire")  # found by its own path from here on
     sys.path.remove(_ROOT)
 
-from thinwire.launcher.failures import Failure
+from thinwire.launcher.failures import Failure, report_completion
 from thinwire.ops.run.quiet import quiet_stderr
 from thinwire.ops.run.script_settings import (
     EVALUATES,
@@ -223,6 +223,8 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
         failure.report()
     with contextlib.suppress(Exception):  # the launcher ends the run anyway
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
+    if code == EXIT_DONE:
+        report_completion()
     return code
 
 

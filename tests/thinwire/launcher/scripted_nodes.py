@@ -20,6 +20,8 @@ ENDLESS = Script(turns=10**9, code=130)
 class FakeProcess:
     """Ends with `code` after so many turns, or when it is told to."""
 
+    is_followed = False
+
     def __init__(self, script):
         self.script, self.turns, self.code, self.heard = script, 0, None, []
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from thinwire.launcher.failures import Failure
+from thinwire.launcher.failures import COMPLETED, Failure
 from thinwire.launcher.output import Screen, SupervisorOutput, WorkerOutput, each_line
 
 
@@ -50,6 +50,10 @@ def test_a_worker_s_lines_have_its_name_and_a_file(tmp_path, streams):
     output = WorkerOutput(2, Screen(*streams), path, lambda *each: failures.append(each))
     output.on_line("\x1b[1mloss\x1b[0m: 1", False)
     output.on_line("careful", True)
+    output.on_line(COMPLETED, False)
+    assert not output.is_complete
+    output.on_line(COMPLETED, True)
+    assert output.is_complete
     reported = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stderr", reported)
@@ -57,11 +61,11 @@ def test_a_worker_s_lines_have_its_name_and_a_file(tmp_path, streams):
     output.on_line("half a line" + reported.getvalue().rstrip("\n"), True)
     output.close()
     assert [each.getvalue() for each in streams] == [
-        "[worker 2] loss: 1\n",
+        f"[worker 2] loss: 1\n[worker 2] {COMPLETED}\n",
         "[worker 2] careful\n[worker 2] half a line\n",
     ]
     assert failures == [(2, Failure(7, "Traceback\nValueError: no"))]
-    assert path.read_text() == "loss: 1\ncareful\nhalf a line\nTraceback\nValueError: no\n"
+    assert path.read_text() == f"loss: 1\ncareful\n{COMPLETED}\nhalf a line\nTraceback\nValueError: no\n"
 
 
 def test_a_line_that_only_looks_like_a_failure_is_a_line():

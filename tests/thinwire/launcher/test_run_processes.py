@@ -34,6 +34,8 @@ class Acts(keras.callbacks.Callback):
             time.sleep(0.05)
         if what == "raise" and worker == "2":
             raise ValueError("oh no")
+        if what == "exit" and worker == "2":
+            os._exit(0)
     def on_epoch_end(self, epoch, logs=None):
         print("epoch", epoch, "is over")
 
@@ -140,6 +142,12 @@ def test_a_script_that_raises_in_one_worker_ends_the_run(command, tmp_path):
     assert "[worker 2]" in next(line for line in run.output().splitlines() if "oh no" in line)
     assert run.summary()["stop_reason"] == "script_failed"
     assert "ValueError: oh no" in (tmp_path / "run" / "logs" / "worker-2.out").read_text()
+
+
+def test_a_script_that_leaves_in_the_middle_without_a_word_ends_the_run(command):
+    run = command("--method=asgd", "toy.py", "exit", "500")
+    assert run.end() == 1
+    assert run.output().count("left with exit code 0 before its end") == 1, run.output()
 
 
 def test_interrupted_and_without_its_ps_the_same_command_resumes(command):
