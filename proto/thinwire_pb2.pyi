@@ -133,7 +133,7 @@ OPERATION_ADD: Operation
 OPERATION_SET_REST: Operation
 
 class ToServer(_message.Message):
-    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots", "fit_begun", "epoch_ended", "evaluated", "evaluator", "fit_ended")
+    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots", "fit_begun", "epoch_ended", "evaluated", "evaluator", "fit_ended", "stop_fit")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class ToServer(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     EVALUATOR_FIELD_NUMBER: _ClassVar[int]
     FIT_ENDED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     pull: Pull
     push: Push
@@ -172,10 +173,11 @@ class ToServer(_message.Message):
     evaluated: Evaluated
     evaluator: Evaluator
     fit_ended: FitEnded
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., evaluator: _Optional[_Union[Evaluator, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ...) -> None: ...
+    stop_fit: StopFit
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., evaluator: _Optional[_Union[Evaluator, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots", "finished", "fit_begun", "epoch_ended", "evaluated", "fit_ended")
+    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots", "finished", "fit_begun", "epoch_ended", "evaluated", "fit_ended", "stop_fit", "chief")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +194,8 @@ class ToClient(_message.Message):
     EPOCH_ENDED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     FIT_ENDED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIT_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     reply: Reply
@@ -208,7 +212,9 @@ class ToClient(_message.Message):
     epoch_ended: EpochEnded
     evaluated: Evaluated
     fit_ended: FitEnded
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ...) -> None: ...
+    stop_fit: StopFit
+    chief: Chief
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ..., chief: _Optional[_Union[Chief, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("path", "shape", "dtype")
@@ -625,8 +631,10 @@ class Finished(_message.Message):
     def __init__(self, failed: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class SlotsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("weights",)
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    weights: bool
+    def __init__(self, weights: bool = ...) -> None: ...
 
 class Slots(_message.Message):
     __slots__ = ("document", "payload_bytes")
@@ -711,6 +719,18 @@ class FitEnded(_message.Message):
     fit: int
     history: str
     def __init__(self, fit: _Optional[int] = ..., history: _Optional[str] = ...) -> None: ...
+
+class StopFit(_message.Message):
+    __slots__ = ("fit",)
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    fit: int
+    def __init__(self, fit: _Optional[int] = ...) -> None: ...
+
+class Chief(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    def __init__(self, worker: _Optional[int] = ...) -> None: ...
 
 class Halt(_message.Message):
     __slots__ = ("cause", "message")

@@ -14,6 +14,7 @@ from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 
 if TYPE_CHECKING:
+    from thinwire import callbacks
     from thinwire.adacomp import PS, Worker
     from thinwire.gradient_sgd import GradientSGD
     from thinwire.identity import is_chief, num_workers, worker_id
@@ -37,6 +38,7 @@ __all__ = [
     "W_global",
     "Worker",
     "__version__",
+    "callbacks",
     "distribute",
     "init_server",
     "is_chief",
@@ -64,11 +66,14 @@ _MODULES = {
 }
 
 
+_SUBMODULES = ("callbacks",)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _MODULES and name not in _SUBMODULES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"thinwire.{_MODULES[name]}")
+        module = importlib.import_module(f"thinwire.{_MODULES.get(name, name)}")
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
             raise
@@ -77,4 +82,4 @@ def __getattr__(name: str) -> Any:
             "NVIDIA GPUs.",
             name=error.name,
         ) from error
-    return getattr(module, name)
+    return module if name in _SUBMODULES else getattr(module, name)

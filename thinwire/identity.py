@@ -7,6 +7,7 @@ import os
 
 from thinwire.ops.run.script_settings import SETTINGS_VARIABLE, read_settings_file
 from thinwire.settings import ScriptSettings, read_settings, source_of
+from thinwire.worker.script import RECORD
 
 _given: list[ScriptSettings] = []  # by the script itself, to distribute(); the first counts
 
@@ -31,8 +32,11 @@ def num_workers() -> int:
 
 
 def is_chief() -> bool:
-    """Return whether this is worker 1, which alone should write files; true without a run."""
-    return worker_id() == 1
+    """Return whether this worker alone should write files; true without a run.
+
+    It is worker 1; while that one is lost, the lowest that is there.
+    """
+    return worker_id() == RECORD.chief
 
 
 def is_evaluator() -> bool:

@@ -20,10 +20,10 @@ from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.codecs.error_feedback import CodecWrapper
 from thinwire.ops.codecs.wrappers import WarmUp
 from thinwire.ops.offer import Offer
-from thinwire.ops.optimizers.slots import OwnSlots
+from thinwire.ops.optimizers.slots import SCALE_STREAK, OptimizerState, OwnSlots, whole_values
 from thinwire.ops.run.settings import Diverged
 from thinwire.ops.sharding.split import part_of_layout
-from thinwire.ops.types import ConfigurationError, State
+from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State
 from thinwire.settings import ScriptSettings
 from thinwire.sharing.data import part_of_data
 from thinwire.sharing.place import WorkerPlace
@@ -71,6 +71,38 @@ class StepInfo:
     exchanged: bool = False  # False: a local step, or a mini-batch that was left out
     stopped: bool = False  # the run has ended; this was the last step
     skipped: bool = False  # the mini-batch was not finite, and left out
+
+
+@dataclasses.dataclass(frozen=True)
+class CentralState:
+    """What the shards hold between two updates.
+
+    Attributes:
+        spec: Of the model.
+        layouts: Of every shard.
+        shards: Of every shard: the state of each optimizer, then what is beside them, by slice of
+            its layout; weights and averaged statistics only if requested.
+    """
+
+    spec: ModelSpec
+    layouts: Sequence[ShardLayout]
+    shards: Sequence[Sequence[OptimizerState]]
+
+    def weights(self) -> tuple[Float32, Float32]:
+        """Return the weights [num_parameters] and the averaged statistics [m].
+
+        Raises:
+            ValueError: They were not requested, or are of another model.
+        """
+        beside = [states[-1].slots for states in self.shards]
+        return whole_values(self.spec, self.layouts, beside)
+
+    @property
+    def scale_streak(self) -> int | None:
+        """Updates since the loss scale was changed, without an overflow; None: it is not scaled."""
+        beside = self.shards[0][-1].slots
+        found = (slot.values for slot in beside if slot.role == SCALE_STREAK)
+        return next((int(values) for values in found), None)
 
 
 class LeavesOnExit(contextlib.AbstractContextManager[Any]):
@@ -181,23 +213,32 @@ class Session:
             )
         ]
 
-    def fill_slots(self, optimizers: Sequence[Any]) -> None:
+    def fetch(self, weights: bool = False) -> CentralState:
+        """Return the state of the optimizers on the shards, and with it the weights if wanted.
+
+        Raises:
+            Unreachable, StreamLost, RequestRejected: A shard does not answer.
+        """
+        layouts, run = self.part.core.layouts, self.settings.run
+        size = self.statistics.size if weights else None
+        shards = fetch_slots(run, self.own.id_worker, self.part.run_id, layouts, size)
+        return CentralState(self.shared.spec, layouts, shards)
+
+    def fill_slots(self, optimizers: Sequence[Any], state: CentralState) -> None:
         """Give the script's own optimizers the state that the PS has brought them to.
 
         Args:
             optimizers: In the order of the offer, without the loss scaling around them.
+            state: Of the shards.
 
         Raises:
-            Unreachable, StreamLost, RequestRejected: A shard does not answer.
             ConfigurationError, ValueError: One was built on other variables.
         """
-        layouts, run = self.part.core.layouts, self.settings.run
         own, offer = self._own_slots(optimizers), self._offer
-        shards = fetch_slots(run, self.own.id_worker, self.part.run_id, layouts)
         for number, numbers in enumerate(offer.groups() if offer else ()):
-            states = [states[number] for states in shards]
-            parts = [part_of_layout(layout, numbers)[0] for layout in layouts]
-            own[number].fill(parts, [state.slots for state in states], states[0].rate)
+            states = [states[number] for states in state.shards]
+            parts = [part_of_layout(layout, numbers)[0] for layout in state.layouts]
+            own[number].fill(parts, [each.slots for each in states], states[0].rate)
 
     @property
     def means(self) -> Float32:

@@ -22,9 +22,14 @@ class ScriptSession(Protocol):
 
 
 class ScriptRecord:
-    """The sessions of one script, and what is to be done when it ends."""
+    """The sessions of one script, and what is to be done when it ends.
+
+    Attributes:
+        chief: The worker whose script writes the files.
+    """
 
     def __init__(self) -> None:
+        self.chief = 1
         self._sessions: list[ScriptSession] = []
         self._endings: list[Callable[[bool, str], None]] = []
         self._left_fit_by: BaseException | None = None

@@ -31,6 +31,10 @@ _DTYPES = ("float32", "int64", "int32")
 #: What a learning rate is called among an optimizer's variables; it is no slot.
 LEARNING_RATE = "learning_rate"
 ITERATION = "iteration"
+#: What a LossScaleOptimizer counts: updates without an overflow since the scale was changed.
+SCALE_STREAK = "scale_streak"
+#: The weights themselves, and the averaged statistics, where both are sent beside the slots.
+WEIGHTS, STATISTICS = "weights", "statistics"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +218,44 @@ class OwnSlots:
             variable.assign(np.reshape(whole[key], variable.shape))
         if rate is not None and isinstance(self._rate, keras.Variable):
             self._rate.assign(rate)
+
+
+def whole_slots(theta: Float32, layout: ShardLayout, statistics: Float32 | None) -> list[Slot]:
+    """Return copies of a shard's weights [n] by slice, and of the averaged statistics [m]."""
+    offsets = layout.offsets
+    found = [
+        Slot(number, WEIGHTS, theta[offsets[number] : offsets[number + 1]].copy())
+        for number in range(len(layout.slices))
+    ]
+    if statistics is not None:
+        found.append(Slot(None, STATISTICS, statistics.copy()))
+    return found
+
+
+def whole_values(
+    spec: ModelSpec, layouts: Sequence[ShardLayout], parts: Sequence[Sequence[Slot]]
+) -> tuple[Float32, Float32]:
+    """Return the weights [num_parameters] and the averaged statistics [m] of all shards' parts.
+
+    Raises:
+        ValueError: Some are missing, or of another size.
+    """
+    import numpy as np
+
+    weights, missing = np.empty(spec.num_parameters, np.float32), spec.num_parameters
+    statistics = np.empty(0, np.float32)
+    for layout, slots in zip(layouts, parts, strict=True):
+        for slot in slots:
+            if slot.role == STATISTICS:
+                statistics = slot.values
+            elif slot.role == WEIGHTS and slot.slice is not None:
+                piece = layout.slices[slot.slice]
+                start = spec.offsets[piece.tensor] + piece.start
+                weights[start : start + piece.size] = slot.values
+                missing -= piece.size
+    if missing:
+        raise ValueError(f"the shards did not send {missing} of {spec.num_parameters} weights")
+    return weights, statistics
 
 
 def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:

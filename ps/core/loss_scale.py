@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from thinwire.ops.offer import LossScale
+from thinwire.ops.optimizers.slots import SCALE_STREAK, Slot
 from thinwire.ops.types import State
 from thinwire.ops.weighting.base import Arrival
 
@@ -44,6 +47,12 @@ class LossScaler:
         if any(arrival.loss_scale == self.scale for arrival in overflowed):
             self.scale, self._streak = self.scale / 2, 0
         return True
+
+    def slots(self) -> list[Slot]:
+        """Return what the script's LossScaleOptimizer would hold beside the scale."""
+        if self._policy is None:
+            return []
+        return [Slot(None, SCALE_STREAK, np.asarray(self._streak, np.int32))]
 
     def state_dict(self) -> State:
         """Return the state, all of which outlives a restart."""

@@ -21,7 +21,7 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.optimizers.server import OptimizerUpdate
-from thinwire.ops.optimizers.slots import OptimizerState
+from thinwire.ops.optimizers.slots import OptimizerState, Slot
 from thinwire.ops.types import Kind, ModelSpec, State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
 from thinwire.ps.core.loss_scale import LossScaler
@@ -259,6 +259,10 @@ class ShardModel:
         """Return copies of each optimizer's state; none where no script has compiled one."""
         states = enumerate(self.method.server.slots(self._server))
         return [OptimizerState(slots, self._rate_of(number)) for number, slots in states]
+
+    def scale_slots(self) -> list[Slot]:
+        """Return what a script's LossScaleOptimizer would hold beside the scale."""
+        return self._scaler.slots()
 
     def whole(self) -> Update:
         """Return a copy of all weights."""

@@ -1,11 +1,14 @@
 """Barriers of the scripts of a run, and how the run ends with them: a plain object, no threads.
 
 A script comes to a barrier at the beginning and at the end of each of its fits, where its model may
-have become another one: then a phase of the run begins for all. It also reports its own end. A
-barrier opens when every script that is in the run has come to it, or to a later one. In
-the run is every worker that has not finished; one whose stream has been away for a lease counts as
-lost, and one that never came as absent after a time of its own. What has opened stays open, so that
-a worker which comes late, or again, catches up.
+have become another one: then a phase of the run begins for all; and where it saves after a fit. It
+also reports its own end. A barrier opens when every script that is in the run has come to it, or to
+a later one. In the run is every worker that has not finished; one whose stream has been away for a
+lease counts as lost, and one that never came as absent after a time of its own. What has opened
+stays open, so that a worker which comes late, or again, catches up.
+
+One script may stop a fit for all. The files are written by the chief, the lowest worker that is not
+lost; one that has finished still is.
 
 All state is soft: a shard that is started again learns it from its scripts, which report once more
 what they wait for, what they have passed, and that they have finished.
@@ -20,17 +23,18 @@ from collections.abc import Iterator, Sequence
 
 from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 
-#: Barriers of one fit, in order: before it, at its last step, and when its callbacks have ended. At
-#: the first and the last of them a phase may begin: then one script offers its model, and all join.
+#: Barriers of one fit, in order: before it, at its last step, when its callbacks have ended, and, by
+#: number, where a file has been saved after it. At "begin" and "left" a phase may begin: then one
+#: script offers its model, and all join.
 OF_FIT = (
     *("begin", "begin-offered", "begin-joined", "end"),
-    *("left", "left-offered", "left-joined"),
+    *("left", "left-offered", "left-joined", "saved"),
 )
 AT_END = OF_FIT.index("end")
 _CHANGING = {"begin": 0, "left": 1}
 #: Names that order barriers and count fits. Others count as the last ones.
-_NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})")
-_LAST = (math.inf, 0)
+_NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})(?:-(\d{{1,9}}))?")
+_LAST = (math.inf, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,17 +79,37 @@ class ScriptsEnd:
     message: str = ""
 
 
-Outcome = BarrierOpening | ScriptsEnd
+@dataclasses.dataclass(frozen=True)
+class FitStop:
+    """A script is to end a fit before its time."""
+
+    worker: int
+    fit: int
 
 
-def position_of(name: str) -> tuple[float, int]:
+@dataclasses.dataclass(frozen=True)
+class ChiefNamed:
+    """A script learns which worker writes the files."""
+
+    worker: int
+    chief: int
+
+
+Outcome = BarrierOpening | ScriptsEnd | FitStop | ChiefNamed
+#: Fit, stage, and number within the stage.
+_Position = tuple[float, int, int]
+
+
+def position_of(name: str) -> _Position:
     """Return where a barrier stands among the others.
 
     >>> position_of("fit-2-begin") < position_of("fit-2-end") < position_of("fit-10-begin")
     True
+    >>> position_of("fit-1-end") < position_of("fit-1-saved-2") < position_of("fit-1-saved-10")
+    True
     """
     found = _NAMED.fullmatch(name)
-    return (int(found[1]), OF_FIT.index(found[2])) if found else _LAST
+    return (int(found[1]), OF_FIT.index(found[2]), int(found[3] or 0)) if found else _LAST
 
 
 def phase_of(name: str) -> int:
@@ -138,6 +162,8 @@ class Barriers:
         self._opened: set[str] = set()
         self._changes: set[str] = set()  # barriers at which some model is another one
         self.phase = 0
+        self._stopped: set[int] = set()  # fits
+        self._chief = 1
         self._absent_at = math.inf  # when those who never came count as absent
         self.ended: ScriptsEnd | None = None
 
@@ -151,7 +177,9 @@ class Barriers:
         known = self._scripts.get(worker)
         if known is None or known.incarnation != incarnation:
             self._scripts[worker] = _Script(incarnation, now)
-        return self._seen(worker, now)
+        outcomes = self._seen(worker, now)
+        stops = [FitStop(worker, fit) for fit in sorted(self._stopped)]
+        return [ChiefNamed(worker, self._chief), *stops, *outcomes]
 
     def arrive(self, worker: int, arrival: BarrierArrival, now: float) -> list[Outcome]:
         """Note that a script has come to a barrier, once or again.
@@ -173,6 +201,14 @@ class Barriers:
         script.fit = max([script.fit, *(fit for fit in fits if fit < math.inf)])
         script.waits_at = name or None
         return self._seen(worker, now)
+
+    def stop_fit(self, worker: int, fit: int, now: float) -> list[Outcome]:
+        """Note that a script ends its present fit before its time: so do all others."""
+        stops: list[Outcome] = []
+        if fit == self._scripts[worker].fit and fit not in self._stopped:
+            self._stopped.add(fit)
+            stops += [FitStop(other, fit) for other in sorted(self._scripts) if other != worker]
+        return [*stops, *self._seen(worker, now)]
 
     def finish(self, worker: int, failed: bool, message: str, now: float) -> list[Outcome]:
         """Note that a script has ended, once or again; one that failed ends the run."""
@@ -228,7 +264,7 @@ class Barriers:
         if not present and any(script.has_finished for script in self._scripts.values()):
             return self._end(FINISHED)
         reached = min((self._position(worker) for worker in present), default=_LAST)
-        openings: list[Outcome] = []
+        openings = self._name_chief(now)
         for worker, name in list(self._waiting()):
             if name not in self._opened and position_of(name) > reached:
                 continue
@@ -244,16 +280,30 @@ class Barriers:
         self._changes.add(name)
         self.phase = max(self.phase, phase_of(name))
 
+    def _name_chief(self, now: float) -> list[Outcome]:
+        """Let all scripts know if another worker is to write the files."""
+        scripts, gone = self._scripts, lambda worker: self._gone_at(worker) <= now
+        there = (
+            worker
+            for worker in range(1, self._nb_workers + 1)
+            if not gone(worker) or (worker in scripts and scripts[worker].has_finished)
+        )
+        chief = next(there, self._chief)
+        if chief == self._chief:
+            return []
+        self._chief = chief
+        return [ChiefNamed(worker, chief) for worker in sorted(scripts)]
+
     def _waiting(self) -> Iterator[tuple[int, str]]:
         for worker, script in sorted(self._scripts.items()):
             if script.waits_at is not None:
                 yield worker, script.waits_at
 
-    def _position(self, worker: int) -> tuple[float, int]:
+    def _position(self, worker: int) -> _Position:
         """Return the barrier up to which a worker lets the others pass."""
         script = self._scripts.get(worker)
         if script is None or script.waits_at is None:
-            return (-1, 0)
+            return (-1, 0, 0)
         return position_of(script.waits_at)
 
     def _gone_at(self, worker: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import logging
 
@@ -16,6 +17,8 @@ from thinwire.ps.service.barriers import (
     BarrierArrival,
     BarrierOpening,
     Barriers,
+    ChiefNamed,
+    FitStop,
     Outcome,
     ScriptsEnd,
 )
@@ -110,6 +113,12 @@ class RunControl:
                 self._notify(evaluations.request(worker, message.fit, message.epoch, now))
             case pb.Evaluated():
                 self._notify(evaluations.know(worker, message, now))
+
+    def stop_fit(self, connection: Connection, fit: int) -> None:
+        """Note that a script ends a fit before its time, for all."""
+        if self._is_current(connection):
+            logging.info("worker %d stops fit %d", connection.id, fit)
+            self._perform(self._barriers.stop_fit(connection.id, fit, self._clock()))
 
     def finish(self, connection: Connection, failed: bool, message: str) -> None:
         """Note that a script has ended, and confirm it."""
@@ -208,13 +217,21 @@ class RunControl:
         for outcome in outcomes:
             match outcome:
                 case BarrierOpening():
-                    stream = self._streams.get(outcome.worker)
-                    if stream is not None:
-                        opening = pb.Barrier(
-                            name=outcome.name, changes=outcome.changes, offers=outcome.offers
-                        )
-                        stream.send(pb.ToClient(barrier=opening))
+                    opening = pb.Barrier(
+                        name=outcome.name, changes=outcome.changes, offers=outcome.offers
+                    )
+                    self._send(outcome.worker, barrier=opening)
+                case FitStop():
+                    self._send(outcome.worker, stop_fit=pb.StopFit(fit=outcome.fit))
+                case ChiefNamed():
+                    self._send(outcome.worker, chief=pb.Chief(worker=outcome.chief))
                 case ScriptsEnd():
                     if outcome.message:
                         logging.info("the run ends (%s): %s", outcome.cause, outcome.message)
                     self._put(events.Stop(outcome.cause))
+
+    def _send(self, worker: int, **body: Any) -> None:
+        """Send to a script, if it is connected."""
+        stream = self._streams.get(worker)
+        if stream is not None:
+            stream.send(pb.ToClient(**body))

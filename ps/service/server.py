@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from absl import logging
 
+from thinwire.ops.optimizers.slots import OptimizerState, whole_slots
 from thinwire.ops.optimizers.slots import encode as encode_slots
 from thinwire.ops.routing.base import Router
 from thinwire.ops.run.settings import NOBODY_ADMITTED
@@ -105,8 +106,8 @@ class ShardServer:
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
-        # Version, document and arrays of the slots that were sent last.
-        self._slots: tuple[int, str, list[memoryview]] | None = None
+        # Version, whether with weights, document and arrays of the slots that were sent last.
+        self._slots: tuple[tuple[int, bool], str, list[memoryview]] | None = None
         self.watch: AdmissionWatch | None = None
         self._due = [time.monotonic()] * 2
         self.server: GrpcServer | None = None
@@ -224,14 +225,23 @@ class ShardServer:
             connection.send(pb.ToClient(halt=halt))
         self.scripts.begin(connection)
 
-    def send_slots(self, connection: Connection) -> None:
+    def send_slots(self, connection: Connection, weights: bool) -> None:
         """Send the state of the optimizer between two updates (writer thread).
 
         All scripts request it after the same update, so they are sent the same arrays.
+
+        Args:
+            connection: Of the script.
+            weights: Whether the weights, and averaged statistics, are wanted as well.
         """
-        version = self.core.version
-        if self._slots is None or self._slots[0] != version:
-            self._slots = (version, *encode_slots(self.core.model.slots()))
+        key = (self.core.version, weights)
+        if self._slots is None or self._slots[0] != key:
+            model = self.core.model
+            beside = model.scale_slots()
+            if weights:
+                beside += whole_slots(model.theta, self.layout, self.core.averages.statistics)
+            states = [*model.slots(), OptimizerState(beside, 0.0)]
+            self._slots = (key, *encode_slots(states))
         _, document, pieces = self._slots
         message = pb.ToClient(slots=pb.Slots(document=document))
         connection.stream.send(functools.partial(frames, message, pieces), counted=False)

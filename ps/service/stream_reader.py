@@ -146,8 +146,8 @@ class StreamOwner(Protocol):
     def welcome_script(self, connection: Connection) -> None:
         """Admit the script of a worker (writer thread)."""
 
-    def send_slots(self, connection: Connection) -> None:
-        """Send the state of the optimizer (writer thread)."""
+    def send_slots(self, connection: Connection, weights: bool) -> None:
+        """Send the state of the optimizer, and the weights if wanted (writer thread)."""
 
 
 class StreamReader:
@@ -380,6 +380,11 @@ class StreamReader:
         arrive = self.server.scripts.arrive
         self.server.queue.put(functools.partial(arrive, self._worker, arrival))
 
+    def _stop_fit(self, stop: pb.StopFit, payload: memoryview) -> None:
+        del payload
+        stop_fit = self.server.scripts.stop_fit
+        self.server.queue.put(functools.partial(stop_fit, self._worker, stop.fit))
+
     def _script_finished(self, finished: pb.Finished, payload: memoryview) -> None:
         del payload
         finish, message = self.server.scripts.finish, finished.message[:_LONGEST_MESSAGE]
@@ -424,8 +429,9 @@ class StreamReader:
         self.server.queue.put(functools.partial(offer, self._worker, evaluator.available, why))
 
     def _request_slots(self, slots: pb.SlotsRequest, payload: memoryview) -> None:
-        del slots, payload
-        self.server.queue.put(functools.partial(self.server.send_slots, self._worker))
+        del payload
+        send = self.server.send_slots
+        self.server.queue.put(functools.partial(send, self._worker, slots.weights))
 
     def _script_alive(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         del heartbeat, payload
@@ -511,6 +517,7 @@ class StreamReader:
         (pb.ROLE_SCRIPT, "barrier"): _arrive,
         (pb.ROLE_SCRIPT, "finished"): _script_finished,
         (pb.ROLE_SCRIPT, "slots"): _request_slots,
+        (pb.ROLE_SCRIPT, "stop_fit"): _stop_fit,
         (pb.ROLE_SCRIPT, "heartbeat"): _script_alive,
         (pb.ROLE_SCRIPT, "leave"): _observer_leaves,
         (pb.ROLE_SHARD, "heartbeat"): _shard_heartbeat,

@@ -12,12 +12,13 @@ from thinwire.keras.evaluate import evaluate_fit
 from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
 from thinwire.keras.measure import measure_fit
-from thinwire.keras.saving import save_whole
+from thinwire.keras.saving import save_once
 from thinwire.keras.session import ModelSession
 from thinwire.ops.run.script_settings import read_settings_file
 from thinwire.ops.types import ConfigurationError
 from thinwire.settings import read_settings, source_of
 from thinwire.worker.script import RECORD
+from thinwire.worker.temporary import record_temporary
 
 if TYPE_CHECKING:
     import keras
@@ -44,6 +45,7 @@ def distribute(
     Raises:
         ConfigurationError: Settings or a model that cannot work.
     """
+    record_temporary()
     check_model(model)
     if getattr(model, "thinwire", None) is not None:
         raise ConfigurationError("distribute() was called twice on a model; expected once.")
@@ -62,7 +64,7 @@ def distribute(
             raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
         model.thinwire = ModelSession(model, chosen, args, settings, num_train)
         surround_fit(model, model.thinwire)
-        save_whole(model)
+        save_once(model, model.thinwire)
         RECORD.add(model.thinwire)
         note_settings(chosen)
     forward_attributes()

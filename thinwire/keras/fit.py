@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+
+from thinwire.keras.files import writing_once
 
 if TYPE_CHECKING:
     from thinwire.keras.session import ModelSession
@@ -18,10 +21,17 @@ class FitCallback(keras.callbacks.Callback):
     It overrides no `on_train_batch_end`, so Keras may still run the others' in another thread.
     """
 
-    def __init__(self, session: ModelSession) -> None:
-        """Do nothing yet."""
+    def __init__(self, session: ModelSession, others: Sequence[Any] = ()) -> None:
+        """Do nothing yet.
+
+        Args:
+            session: Of the model.
+            others: The script's callbacks.
+        """
         super().__init__()
         self._session = session
+        swaps = [each for each in others if isinstance(each, keras.callbacks.SwapEMAWeights)]
+        self._swaps, self._swaps_at_end = bool(swaps), any(each.swap_on_epoch for each in swaps)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Join, where that is possible before the first step."""
@@ -42,11 +52,15 @@ class FitCallback(keras.callbacks.Callback):
         """End the epoch before it is evaluated, and `fit` if something went wrong."""
         del logs
         self._session.end_epoch()
+        if self._swaps:
+            self._session.refresh_averages()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End `fit` with what went wrong in the last batch; wait for those that have another."""
         del epoch, logs
         self._session.end_epoch()
+        if self._swaps_at_end:
+            self._session.refresh_averages()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Leave; from here on the model has the final weights."""
@@ -65,8 +79,10 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
     @functools.wraps(alone)
     def fit(*args: Any, **keywords: Any) -> Any:
         given = _named(signature.bind(*args, **keywords))
-        with session.fitting(given) as arguments:
-            arguments["callbacks"] = _first(FitCallback(session), arguments.get("callbacks"))
+        others = _listed(given.get("callbacks"))
+        written = writing_once(others, lambda: session.writes_files)
+        with session.fitting(given) as arguments, written:
+            arguments["callbacks"] = _first(FitCallback(session, others), given.get("callbacks"))
             history = alone(**arguments)
             session.report_history(history)
             return history
@@ -105,14 +121,19 @@ def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
     return arguments
 
 
+def _listed(callbacks: Any) -> list[Any]:
+    """Return the script's callbacks, in whichever form `fit` was given them."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    found = [] if callbacks is None else keras.tree.flatten(callbacks)
+    return [each for each in found if not isinstance(each, FitCallback)]
+
+
 def _first(callback: FitCallback, others: Any) -> Any:
     """Return callbacks in the form that `fit` takes, `callback` first."""
     if isinstance(others, keras.callbacks.CallbackList):
-        kept = [each for each in others.callbacks if not isinstance(each, FitCallback)]
-        others.callbacks[:] = [callback, *kept]
+        others.callbacks[:] = [callback, *_listed(others)]
         callback.set_model(others.model)
         callback.set_params(others.params)
         return others
-    if others is None:
-        return [callback]
-    return [callback, *(others if isinstance(others, list | tuple) else [others])]
+    return [callback, *_listed(others)]

@@ -1,9 +1,10 @@
-"""Where the scripts of all workers meet: barriers around each `fit`, evaluations within."""
+"""What all scripts agree on: barriers around each `fit`, evaluations, early ends, who writes."""
 
 from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Callable
 
 from thinwire.ops.run.settings import RETURNED_EARLY, SCRIPT_FAILED, Run
 from thinwire.proto import thinwire_pb2 as pb
@@ -18,11 +19,17 @@ class FitBarriers:
         run: The run's settings.
         id_worker: This worker.
         run_id: As the training stream has it.
+        on_stop: Called, in a thread of its own, when another script has ended the present `fit`.
     """
 
-    def __init__(self, run: Run, id_worker: int, run_id: str) -> None:
-        self._num_fits = 0
-        self._control = Control.of(run, id_worker, run_id, lambda cause, message: None)
+    def __init__(
+        self, run: Run, id_worker: int, run_id: str, on_stop: Callable[[], None] = lambda: None
+    ) -> None:
+        self._num_fits = self._num_saved = 0
+        self._id_worker, self._on_stop = id_worker, on_stop
+        self._control = Control.of(
+            run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
+        )
         RECORD.at_end(self._finish)
         atexit.register(self._finish_at_exit)
 
@@ -33,7 +40,7 @@ class FitBarriers:
 
     def count_fit(self) -> None:
         """Begin another `fit`, the first included."""
-        self._num_fits += 1
+        self._num_fits, self._num_saved = self._num_fits + 1, 0
 
     def wait(self, where: str) -> RunHalted | None:
         """Wait until every script begins or ends the present `fit`.
@@ -74,9 +81,38 @@ class FitBarriers:
         except RunHalted as halted:
             return halted
 
+    def saved(self, has_written: bool) -> RunHalted | None:
+        """Let others go on that wait for a file; or wait until it has been written.
+
+        The n-th file that is saved after a `fit` is taken for the same in all scripts. Nobody waits
+        for a script that has ended or is in a later `fit`.
+
+        Args:
+            has_written: Whether this script has written it.
+
+        Returns and raises as `wait` does.
+        """
+        self._num_saved += 1
+        where = f"saved-{self._num_saved}"
+        if not has_written:
+            return self.wait(where)
+        self._control.pass_by(f"fit-{self._num_fits}-{where}")
+        return None
+
+    def stop_fit(self) -> None:
+        """Let every other script end the present `fit` before its time."""
+        self._control.stop_fit(self._num_fits)
+
     def interrupt(self) -> None:
         """Let a wait return (any thread)."""
         self._control.interrupt()
+
+    def _stopped(self, fit: int) -> None:
+        if fit == self._num_fits:
+            self._on_stop()
+
+    def _named(self, chief: int) -> None:
+        RECORD.chief = chief
 
     def _finish(self, failed: bool, message: str) -> None:
         """Report the script's end, once; the run ends when all have ended."""

@@ -1,30 +1,61 @@
-"""Saving a model where several workers may write one file: whole, or not at all."""
+"""Saving a distributed model: one worker writes, a whole file, with what the PS holds."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
+
+from thinwire.worker.temporary import is_temporary
 
 _METHODS = ("save", "save_weights")
 
 
-def save_whole(model: keras.Model) -> None:
-    """Let a model's `save` and `save_weights` replace a file only by one that is complete.
+class SavingWorker(Protocol):
+    """The worker behind a model, as far as saving concerns it."""
 
-    Every worker runs the whole script. Workers of one machine that wrote the same file together
-    would spoil it; the last one to finish wins now. Callbacks save by these methods, too.
+    def saving(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
+        """Have the model as it is to be saved; yields whether this worker writes.
+
+        Args:
+            is_own: Whether no other worker can mean the same file.
+        """
+
+
+def save_once(model: keras.Model, session: SavingWorker) -> None:
+    """Let a model's `save` and `save_weights` be done by one worker, and never leave half a file.
+
+    Every worker runs the whole script, so all of them save. Callbacks save by these methods, too.
     """
     for name in _METHODS:
-        setattr(model, name, _whole(getattr(model, name)))
+        setattr(model, name, _once(getattr(model, name), session))
+
+
+def is_own_file(path: Any) -> bool:
+    """Return whether no other worker can mean the same file: it is open, or a temporary one."""
+    if not isinstance(path, str | os.PathLike):
+        return True
+    name = os.fspath(path)
+    return isinstance(name, str) and "://" not in name and is_temporary(name)
+
+
+def _once(alone: Callable[..., Any], session: SavingWorker) -> Callable[..., Any]:
+    whole = _whole(alone)
+
+    @functools.wraps(alone)
+    def save(filepath: Any, overwrite: bool = True, *args: Any, **keywords: Any) -> Any:
+        with session.saving(is_own_file(filepath)) as writes:
+            return whole(filepath, overwrite, *args, **keywords) if writes else None
+
+    return save
 
 
 def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(alone)
     def save(filepath: Any, overwrite: bool = True, *args: Any, **keywords: Any) -> Any:
         path = _local_path(filepath)
         is_new = overwrite or not os.path.exists(path)  # else Keras has a question

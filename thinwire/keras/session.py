@@ -27,6 +27,7 @@ from thinwire.keras.fit_barriers import FitBarriers
 from thinwire.keras.offers import check_same_optimizer, make_offer, sgd_momentum
 from thinwire.keras.reports import describe_fit, describe_history
 from thinwire.keras.step import ExchangeStep, WeightsChanged, inner
+from thinwire.keras.traffic import EpochTraffic
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.offer import Offer
@@ -34,8 +35,9 @@ from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_metrics
-from thinwire.proto.grpc import StreamLost
-from thinwire.session import LeavesOnExit, RunOver, Session, StepInfo, part_of
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import RequestRejected
+from thinwire.session import CentralState, LeavesOnExit, RunOver, Session, StepInfo, part_of
 from thinwire.settings import ScriptSettings, read_settings
 from thinwire.sharing.data import Shared, share
 from thinwire.sharing.place import WorkerPlace
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 _SEEDS = "seed_generator_state"  # Keras' name of what Dropout and the like draw by
 _SEED_STEP, _SEED_LIMIT = 1_000_003, 2**31 - 1
+#: Of the largest weight: what adding and subtracting another one of its size may change.
+_ROUNDING = 1e-6
 
 
 class ModelSession(LeavesOnExit):
@@ -59,6 +63,7 @@ class ModelSession(LeavesOnExit):
         last: What became of the newest step; None before the first.
         clock: What a schedule is read at where the compiled optimizer steps here; None before the
             first step, and where a PS steps.
+        traffic: What the steps of the present epoch have sent and received.
     """
 
     def __init__(
@@ -84,6 +89,8 @@ class ModelSession(LeavesOnExit):
         self._epoch, self._validates = 0, False  # of the present `fit`
         self._has_warned = False  # that nobody evaluates
         self._in_fit = self._has_left = self._has_slots = self._shares_itself = False
+        self._stop_is_known = False  # by all scripts, that this `fit` ends before its time
+        self.traffic = EpochTraffic()
         self._data = Shared({})
         self._to_sit_out = 0  # rounds of this epoch
         self._num_batches = 0  # begun in this `fit`
@@ -152,6 +159,7 @@ class ModelSession(LeavesOnExit):
         self._data = Shared(arguments) if place is None else share(arguments, place)
         self._failure, self._num_batches, self._num_calls = None, 0, 0
         self._in_fit, self._has_left, self._has_slots = True, False, False
+        self._stop_is_known = False
         given = self._data.arguments
         is_given = given.get("validation_data") is not None
         self._validates = is_given or bool(given.get("validation_split"))
@@ -235,13 +243,24 @@ class ModelSession(LeavesOnExit):
         """
         self._epoch = epoch
         self._to_sit_out = self._data.short_by
+        self.traffic = EpochTraffic()
+        if self._stop_is_known:  # before this `fit` began here
+            self.model.stop_training = True
 
     def end_epoch(self) -> None:
-        """Sit out the last rounds of an epoch, in which only others have rows; once."""
+        """Sit out the last rounds of an epoch, in which only others have rows; once.
+
+        Where the epoch ends before its time, nobody waits for this worker's rounds any more.
+        """
         self.raise_failure()
         session, number = self._session, self._to_sit_out
         self._to_sit_out = 0
-        if session is None or self.model.stop_training:
+        if session is None:
+            return
+        if self.model.stop_training:
+            self._stop_others()
+            self._finish_rounds(session)
+            self.close("done")
             return
         for _ in range(number):
             with self._lock:
@@ -331,8 +350,23 @@ class ModelSession(LeavesOnExit):
             self._end_fit()
         return self._session is not None and (self.takes_weights or self._has_slots)
 
+    def _stop_others(self) -> None:
+        """Let the scripts of all workers end this `fit`, where this one has set stop_training."""
+        if self._stop_is_known or not self.model.stop_training or self.stopped:
+            return
+        self._stop_is_known = True
+        if self._barriers is not None:
+            self._barriers.stop_fit()
+
+    def _stop(self) -> None:
+        """End this `fit` after the present mini-batch, as another script has (any thread)."""
+        self._stop_is_known = True
+        if self._in_fit:
+            self.model.stop_training = True
+
     def _end_fit(self) -> None:
         self.raise_failure()
+        self._stop_others()
         if self._num_batches and not self._num_calls:
             raise ConfigurationError(
                 f"{self._num_batches} steps of {self.model.name!r} exchanged nothing: its "
@@ -344,28 +378,102 @@ class ModelSession(LeavesOnExit):
         self.close("done")
         if self._session is not None and self._is_offered and self._wait_for_others("end"):
             self._join()
-            self._fill_slots(self._session)
+            state = self._fetch(self._session)
+            self._has_slots = state is not None and self._fill_slots(self._session, state)
         if self.stopped:
             logging.info("fit ended with the run (%s)", self.stop_reason or "interrupted")
 
-    def _fill_slots(self, session: Session) -> None:
-        """Let the compiled optimizer have the state that the PS made, for callbacks and saving."""
+    def _fetch(self, session: Session, weights: bool = False) -> CentralState | None:
+        """Return what the shards hold; None: a PS steps with no optimizer, or does not answer."""
+        offer = self._offer
+        if offer is None or not (offer.optimizers or weights):
+            return None
+        try:
+            return session.fetch(weights)
+        except (StreamLost, Unreachable, RequestRejected) as error:
+            logging.warning("the model keeps its own state: %s", error)
+            return None
+
+    def _fill_slots(self, session: Session, state: CentralState) -> bool:
+        """Let the compiled optimizer have the state that the PS made, for callbacks and saving.
+
+        Returns:
+            Whether a PS has made one.
+        """
         offer, step = self._offer, self._step
         if offer is None or not offer.optimizers or step is None:
-            return
+            return False
         before = None if step.rate is None else float(step.rate.numpy())
         try:
-            session.fill_slots([inner(step.optimizer)])
-        except (StreamLost, ConfigurationError, ValueError) as error:
+            session.fill_slots([inner(step.optimizer)], state)
+        except (ConfigurationError, ValueError) as error:
             logging.warning("the compiled optimizer keeps its own state: %s", error)
-            return
-        self._has_slots = True
+            return False
+        if state.scale_streak is not None:
+            step.assign_streak(state.scale_streak)
         if before is None:
-            return
+            return True
         was_set = before != np.float32(self._rate)  # after the last push, as callbacks may
         self._rate = float(step.rate.numpy())
         if was_set:
             step.assign_rate(before)
+        return True
+
+    # -- files ------------------------------------------------------------------------------
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether this worker's script writes the files that all scripts would."""
+        settings = self._settings
+        if settings is None or not self._is_offered:
+            return True
+        return settings.worker().id_worker == RECORD.chief
+
+    @contextlib.contextmanager
+    def saving(self, is_own: bool) -> Iterator[bool]:
+        """Have the model as it is to be saved; see `thinwire.keras.saving.SavingWorker`."""
+        writes = self.writes_files
+        with self.central() if writes or is_own else contextlib.nullcontext():
+            yield writes or is_own
+        if not (is_own or self._in_fit or self._barriers is None or self.stopped):
+            ended = self._barriers.saved(writes)
+            if ended is not None:
+                self._raise_if_broken(ended.cause, ended.message)
+
+    @contextlib.contextmanager
+    def central(self) -> Iterator[None]:
+        """Have weights, statistics and the optimizer as they are on the shards, in mid-`fit`.
+
+        Afterwards this worker goes on with its own weights. Weights that a callback has put into
+        the model stay there.
+        """
+        session = self._session
+        if session is None or not self._in_fit or self._has_left or session.stopped:
+            yield
+            return
+        own, means = session.variables.read(), session.statistics.read()
+        is_own = _is_like(own, session.weights)
+        state = self._fetch(session, weights=True) if is_own else None
+        if state is None:
+            yield
+            return
+        weights, statistics = state.weights()
+        session.variables.assign(weights)
+        session.statistics.assign(statistics)
+        self._fill_slots(session, state)
+        try:
+            yield
+        finally:
+            session.variables.assign(own)
+            session.statistics.assign(means)
+
+    def refresh_averages(self) -> None:
+        """Let the compiled optimizer have the PS's moving averages of the weights, in mid-`fit`."""
+        session, step = self._session, self._step
+        if session is None or step is None or self._has_left or session.stopped:
+            return
+        if inner(step.optimizer).use_ema and (state := self._fetch(session)) is not None:
+            self._fill_slots(session, state)
 
     def _finish_rounds(self, session: Session) -> None:
         """Send the local steps that no exchange has taken along."""
@@ -522,7 +630,9 @@ class ModelSession(LeavesOnExit):
         self._join()
         if self._is_offered and not session.stopped:
             run = session.settings.run
-            self._barriers = FitBarriers(run, session.own.id_worker, session.part.run_id)
+            self._barriers = FitBarriers(
+                run, session.own.id_worker, session.part.run_id, self._stop
+            )
             self._barriers.count_fit()
             self._wait_for_others("begin")
             self._report_fit()
@@ -616,6 +726,7 @@ class ModelSession(LeavesOnExit):
         if is_new and not self._is_offered:
             self._scale_to_rate(session, rate)
         self.last = session.step(values, rows, loss, statistics, self._rate_factor, figures)
+        self.traffic.add(self.last)
 
     def _scale_to_rate(self, session: Session, rate: float) -> None:
         """Step with a rate that the script has set, where the server has its own."""
@@ -717,3 +828,11 @@ class ModelSession(LeavesOnExit):
             self._session.part.interrupt()
         if self._barriers is not None:
             self._barriers.interrupt()
+
+
+def _is_like(mine: Float32, theirs: Float32) -> bool:
+    """Return whether weights [n] are the same but for the rounding of SwapEMAWeights."""
+    if np.array_equal(mine, theirs):
+        return True
+    scale = float(np.abs(theirs).max(initial=0.0))
+    return bool(np.abs(mine - theirs).max(initial=0.0) <= _ROUNDING * scale)

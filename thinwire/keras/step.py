@@ -250,6 +250,11 @@ class ExchangeStep:
         if self._scale is not None and scale:
             self._scale.assign(scale)
 
+    def assign_streak(self, streak: int) -> None:
+        """Let the LossScaleOptimizer have counted what the server has."""
+        if self._scale is not None:
+            self.optimizer.step_counter.assign(streak)
+
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:
         """Let the optimizer's step be traced without the momentum that the method has taken over.

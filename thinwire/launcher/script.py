@@ -56,6 +56,7 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.script import RECORD
+from thinwire.worker.temporary import record_temporary
 
 #: (module, exception) by which a script learns that the run is over.
 _ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.session", "RunOver"))
@@ -141,6 +142,7 @@ def _prepare_process(given: Mapping[str, str]) -> None:
     )
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
+    record_temporary()
     signal.signal(signal.SIGTERM, _end)
 
 

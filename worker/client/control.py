@@ -65,7 +65,8 @@ class Opening:
 class Control:
     """A worker's script beside its training stream.
 
-    `barrier`, `evaluate` and `finish` are for one thread; `interrupt` may be called from any.
+    `barrier`, `pass_by`, `evaluate` and `finish` are for one thread; `interrupt` and `stop_fit` may
+    be called from any.
 
     Args:
         address: ``host:port`` of shard 0.
@@ -76,6 +77,9 @@ class Control:
         patience_seconds: How long shard 0 may be away.
         on_end: Called once with (cause, message), in this object's thread, when the run ends before
             this script does.
+        on_stop: Called with the number of a fit, in this object's thread, when another script ends
+            it for all before its time.
+        on_chief: Called likewise with the worker whose script is to write the files.
     """
 
     def __init__(
@@ -87,8 +91,11 @@ class Control:
         credentials: Credentials = NO_CREDENTIALS,
         patience_seconds: float = 60.0,
         on_end: Callable[[str, str], None] = lambda cause, message: None,
+        on_stop: Callable[[int], None] = lambda fit: None,
+        on_chief: Callable[[int], None] = lambda worker: None,
     ) -> None:
         self._patience_seconds, self._on_end = patience_seconds, on_end
+        self._on_stop, self._on_chief = on_stop, on_chief
         hello = pb.Hello(
             protocol_version=messages.PROTOCOL_VERSION,
             role=pb.ROLE_SCRIPT,
@@ -114,6 +121,7 @@ class Control:
         self._fits: list[pb.ToServer] = []  # the newest report of a fit's beginning, and of an end
         self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # by fit and epoch
         self._awaits: pb.EpochEnded | None = None
+        self._stopped: dict[int, None] = {}  # fits, by this script
         self._finished: pb.Finished | None = None
         self._is_confirmed = self._is_interrupted = False
         self._error: Exception | None = None  # why nothing comes any more
@@ -122,7 +130,13 @@ class Control:
 
     @classmethod
     def of(
-        cls, run: Run, id_worker: int, run_id: str, on_end: Callable[[str, str], None]
+        cls,
+        run: Run,
+        id_worker: int,
+        run_id: str,
+        on_end: Callable[[str, str], None] = lambda cause, message: None,
+        on_stop: Callable[[int], None] = lambda fit: None,
+        on_chief: Callable[[int], None] = lambda worker: None,
     ) -> Control:
         """Return the control of a worker of a run."""
         return cls(
@@ -133,6 +147,8 @@ class Control:
             run.credentials,
             run.reconnect_timeout_seconds,
             on_end,
+            on_stop,
+            on_chief,
         )
 
     @property
@@ -198,6 +214,22 @@ class Control:
             finally:
                 self._awaits = None
             return self._evaluations[place]
+
+    def pass_by(self, name: str) -> None:
+        """Come to a barrier, so that others may pass it, and go on."""
+        with self._changed:
+            self._send(pb.ToServer(barrier=pb.Barrier(name=name)))
+
+    def stop_fit(self, fit: int) -> None:
+        """End a fit of all scripts before its time; once (any thread).
+
+        Args:
+            fit: The present one.
+        """
+        with self._changed:
+            if fit not in self._stopped:
+                self._stopped[fit] = None
+                self._send(pb.ToServer(stop_fit=pb.StopFit(fit=fit)))
 
     def finish(self, failed: bool = False, message: str = "", wait_seconds: float = 10.0) -> bool:
         """Report that this script has ended, and end the stream.
@@ -311,6 +343,8 @@ class Control:
                 session.send_control(pb.ToServer(evaluated=evaluated))
             if self._awaits is not None:
                 session.send_control(pb.ToServer(epoch_ended=self._awaits))
+            for fit in self._stopped:
+                session.send_control(pb.ToServer(stop_fit=pb.StopFit(fit=fit)))
             if self._finished is not None:
                 session.send_control(pb.ToServer(finished=self._finished))
             self._session = session
@@ -321,6 +355,10 @@ class Control:
             self._fail(RunHalted(message.halt.cause, message.halt.message))
         elif body == "refusal":
             self._fail(RequestRejected(message.refusal))
+        elif body == "chief":
+            self._on_chief(message.chief.worker)
+        elif body == "stop_fit":
+            self._on_stop(message.stop_fit.fit)
         elif body in ("barrier", "evaluated", "finished"):
             with self._changed:
                 if body == "barrier":

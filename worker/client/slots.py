@@ -13,30 +13,41 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost
 from thinwire.proto.grpc.session import ClientSession, Dialler, RequestRejected
 
-#: Arrays of the model's size that an optimizer may have, and bytes for all that is smaller.
-_MOST_ARRAYS, _SLACK_BYTES = 8, 1 << 20
+#: Arrays of the model's size, the weights among them, and bytes for all that is smaller.
+_MOST_ARRAYS, _SLACK_BYTES = 9, 1 << 20
 
 
 def fetch_slots(
-    run: Run, id_worker: int, run_id: str, layouts: Sequence[ShardLayout]
+    run: Run,
+    id_worker: int,
+    run_id: str,
+    layouts: Sequence[ShardLayout],
+    num_statistics: int | None = None,
 ) -> list[list[OptimizerState]]:
-    """Return what each shard holds of every optimizer.
+    """Return what each shard holds of every optimizer, and one state more for what else it sends.
 
     Args:
         run: The run's settings.
         id_worker: Of this worker.
         run_id: Of the run.
         layouts: Of every shard.
+        num_statistics: How many statistics are averaged; then these and the weights come, too.
 
     Raises:
         Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the request.
     """
     shards = enumerate(layouts)
-    return [_fetch(run, id_worker, run_id, shard, layout) for shard, layout in shards]
+    size = num_statistics
+    return [_fetch(run, id_worker, run_id, shard, layout, size) for shard, layout in shards]
 
 
 def _fetch(
-    run: Run, id_worker: int, run_id: str, shard: int, layout: ShardLayout
+    run: Run,
+    id_worker: int,
+    run_id: str,
+    shard: int,
+    layout: ShardLayout,
+    num_statistics: int | None,
 ) -> list[OptimizerState]:
     hello = pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
@@ -46,7 +57,8 @@ def _fetch(
         shard=shard,
         num_shards=run.nb_ps,
     )
-    address, limit = run.addresses[shard], 4 * _MOST_ARRAYS * layout.size + _SLACK_BYTES
+    address = run.addresses[shard]
+    limit = 4 * (_MOST_ARRAYS * layout.size + (num_statistics or 0)) + _SLACK_BYTES
     dialler = Dialler(
         f"the PS at {address}",
         lambda: ClientSession(address, hello, limit, credentials=run.credentials),
@@ -54,7 +66,7 @@ def _fetch(
     )
     session, _ = dialler.dial(run.reconnect_timeout_seconds)
     try:
-        session.send_control(pb.ToServer(slots=pb.SlotsRequest()))
+        session.send_control(pb.ToServer(slots=pb.SlotsRequest(weights=num_statistics is not None)))
         while True:
             message, payload = session.listen()
             if message.WhichOneof("body") == "refusal":

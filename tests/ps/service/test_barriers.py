@@ -17,6 +17,8 @@ from thinwire.ps.service.barriers import (
     BarrierArrival,
     BarrierOpening,
     Barriers,
+    ChiefNamed,
+    FitStop,
     ScriptsEnd,
     phase_of,
     position_of,
@@ -31,9 +33,11 @@ class Scripts:
     def __init__(self, nb_workers=2, barriers=None):
         self.barriers = barriers or Barriers(nb_workers, LEASE, PATIENCE)
         self.now, self.outcomes = 0.0, []
+        self.chiefs = {}  # as each script knows it
 
     def note(self, outcomes):
-        self.outcomes += outcomes
+        self.chiefs |= {o.worker: o.chief for o in outcomes if isinstance(o, ChiefNamed)}
+        self.outcomes += [o for o in outcomes if not isinstance(o, ChiefNamed)]
         return self
 
     def begin(self, *workers, incarnation=1):
@@ -73,6 +77,37 @@ def test_a_barrier_opens_when_all_have_come():
     assert scripts.arrive(3, "fit-1-begin").opened == [(w, "fit-1-begin") for w in (1, 2, 3)]
     assert scripts.arrive(2, "fit-1-end").wait(LEASE / 2, 1, 3).opened == []
     assert scripts.arrive(1, "fit-1-end").arrive(3, "fit-1-end").opened[-1] == (3, "fit-1-end")
+
+
+def test_a_script_stops_the_present_fit_of_all():
+    scripts = Scripts(3).begin(1, 2)
+    for worker in (1, 2):
+        scripts.arrive(worker, "fit-2-begin")
+    stop = scripts.barriers.stop_fit
+    assert stop(2, 1, 0.0) == stop(2, 3, 0.0) == [], "it is in the second"
+    assert stop(2, 2, 0.0) == [FitStop(1, 2)]
+    assert stop(1, 2, 0.0) == [], "once"
+    assert scripts.begin(3).outcomes[-1] == FitStop(3, 2), "one that comes late"
+
+
+def test_the_lowest_worker_that_is_not_lost_writes_the_files():
+    scripts = Scripts(3).begin(1, 2, 3)
+    assert scripts.chiefs == {1: 1, 2: 1, 3: 1}
+    scripts.wait(LEASE / 2, 2, 3).wait(LEASE / 2, 2, 3)
+    assert scripts.chiefs == {1: 2, 2: 2, 3: 2}
+    assert scripts.begin(1, incarnation=2).chiefs == {1: 1, 2: 1, 3: 1}, "it is back"
+    scripts.finish(1).wait(LEASE, 2, 3).wait(LEASE, 2, 3)
+    assert scripts.chiefs == {1: 1, 2: 1, 3: 1}, "what it had to write is written"
+
+
+def test_a_file_is_waited_for_until_its_writer_is_beyond_it():
+    scripts = Scripts(2).begin(1, 2)
+    for worker in (1, 2):
+        scripts.arrive(worker, "fit-1-end")
+    assert scripts.arrive(2, "fit-1-saved-1").opened[-1][1] == "fit-1-end"
+    assert scripts.arrive(1, "fit-1-saved-2").opened == [(2, "fit-1-saved-1")]
+    assert scripts.arrive(2, "fit-1-saved-3").opened == [(1, "fit-1-saved-2")]
+    assert scripts.finish(1).opened == [(2, "fit-1-saved-3")]
 
 
 def test_one_that_never_comes_is_waited_for_only_so_long():
@@ -258,6 +293,10 @@ class World:
     def note(self, worker, outcomes):
         """Check what the shard made of a message of a worker, or of time."""
         for outcome in outcomes:
+            if isinstance(outcome, ChiefNamed):
+                lost = set(range(1, outcome.chief)) & self.seen.keys() - self.finished
+                assert all(self.now >= self.seen[each] + LEASE for each in lost)
+                continue
             if isinstance(outcome, ScriptsEnd):
                 assert self.ended is None
                 self.ended = outcome

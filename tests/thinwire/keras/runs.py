@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.ps.offered import offered_run
 from thinwire import W_global, distribute
+from thinwire.worker.script import RECORD
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(96, 6)).astype(np.float32)
@@ -71,12 +72,16 @@ class Scripts:
         return [results[number] for number in numbers]
 
     def fit(self, make, nb_workers=None, **options):
-        """Let every worker fit a model that `make` compiles; return models and histories."""
+        """Let every worker fit a model that `make` compiles; return models and histories.
+
+        `callbacks` is a function that returns those of one worker.
+        """
         options = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | options
+        callbacks = options.pop("callbacks", list)
 
         def script(settings):
             model = distribute(make(), settings)
-            history = model.fit(X, Y, **options).history
+            history = model.fit(X, Y, callbacks=callbacks(), **options).history
             return model, history
 
         return self.each(script, nb_workers)
@@ -85,6 +90,7 @@ class Scripts:
 @contextlib.contextmanager
 def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, **settings):
     """Serve a run whose model comes from its workers."""
+    RECORD.chief = 1  # what a process begins with
     words = {"method": method, "nb_workers": nb_workers} | settings
     flags = [f"--{name}={value}" for name, value in words.items()]
     with offered_run(folder, *flags, nb_ps=nb_ps) as run:

@@ -1,18 +1,27 @@
 """Files that several workers may write: always whole."""
 
+import contextlib
 import pathlib
 
 import keras
 import numpy as np
 import pytest
 
-from thinwire.keras.saving import save_whole
+from thinwire.keras.saving import save_once
+
+
+class Alone:
+    """A worker that writes everything."""
+
+    def saving(self, is_own):
+        del is_own
+        return contextlib.nullcontext(True)
 
 
 @pytest.fixture
 def model():
     made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
-    save_whole(made)
+    save_once(made, Alone())
     return made
 
 

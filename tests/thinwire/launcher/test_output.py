@@ -65,7 +65,10 @@ def test_a_worker_s_lines_have_its_name_and_a_file(tmp_path, streams):
         "[worker 2] careful\n[worker 2] half a line\n",
     ]
     assert failures == [(2, Failure(7, "Traceback\nValueError: no"))]
-    assert path.read_text() == f"loss: 1\ncareful\n{COMPLETED}\nhalf a line\nTraceback\nValueError: no\n"
+    assert (
+        path.read_text()
+        == f"loss: 1\ncareful\n{COMPLETED}\nhalf a line\nTraceback\nValueError: no\n"
+    )
 
 
 def test_a_line_that_only_looks_like_a_failure_is_a_line():

@@ -144,6 +144,7 @@ def test_a_script_that_raises_in_one_worker_ends_the_run(command, tmp_path):
     assert "ValueError: oh no" in (tmp_path / "run" / "logs" / "worker-2.out").read_text()
 
 
+@pytest.mark.product
 def test_a_script_that_leaves_in_the_middle_without_a_word_ends_the_run(command):
     run = command("--method=asgd", "toy.py", "exit", "500")
     assert run.end() == 1

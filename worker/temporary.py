@@ -1,0 +1,29 @@
+"""Which temporary files and folders this process has made: no other worker's script knows them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+_EVENTS = ("tempfile.mkdtemp", "tempfile.mkstemp")
+_MADE: list[str] = []
+
+
+@functools.cache
+def record_temporary() -> None:
+    """Note every one from here on, once for the process."""
+    sys.addaudithook(_note)
+
+
+def is_temporary(path: str) -> bool:
+    """Return whether a path is one of them, or lies in one."""
+    whole = os.path.realpath(path)
+    found = (os.path.realpath(each) for each in _MADE)
+    return any(whole == each or whole.startswith(each + os.sep) for each in found)
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _EVENTS:
+        _MADE.append(os.fsdecode(arguments[0]))
