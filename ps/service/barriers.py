@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 
 from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 
-#: Barriers of one fit, in order: before it, at its last step, when its callbacks have ended, and, by
-#: number, where a file has been saved after it. At "begin" and "left" a phase may begin: then one
+#: Barriers of one fit, in order: before it, at its last step, when its callbacks have ended, and by
+#: number where a file has been saved after it. At "begin" and "left" a phase may begin: then one
 #: script offers its model, and all join.
 OF_FIT = (
     *("begin", "begin-offered", "begin-joined", "end"),
@@ -282,12 +282,10 @@ class Barriers:
 
     def _name_chief(self, now: float) -> list[Outcome]:
         """Let all scripts know if another worker is to write the files."""
-        scripts, gone = self._scripts, lambda worker: self._gone_at(worker) <= now
-        there = (
-            worker
-            for worker in range(1, self._nb_workers + 1)
-            if not gone(worker) or (worker in scripts and scripts[worker].has_finished)
-        )
+        scripts = self._scripts
+        ended = {worker for worker, script in scripts.items() if script.has_finished}
+        workers = range(1, self._nb_workers + 1)
+        there = (each for each in workers if now < self._gone_at(each) or each in ended)
         chief = next(there, self._chief)
         if chief == self._chief:
             return []

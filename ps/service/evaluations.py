@@ -127,7 +127,7 @@ class Evaluations:
 
     def arrive(self, worker: int, barrier: str, now: float) -> list[Notice]:
         """Note that a script has come to a barrier, as the one at the end of a fit."""
-        fit, place = position_of(barrier)
+        fit, place, _ = position_of(barrier)
         if math.isfinite(fit):
             self._advance(worker, (fit, math.inf if place >= AT_END else -1))
         return self._settle(now)

@@ -10,8 +10,9 @@ from tests.elastic import InProcessCluster
 from tests.harness import SPEC, method
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
-from thinwire.ops.optimizers.slots import OptimizerState, Slot, decode, encode
+from thinwire.ops.optimizers.slots import OptimizerState, Slot, decode, encode, whole_values
 from thinwire.ops.run.credentials import NO_CREDENTIALS
+from thinwire.ops.sharding.split import shard_positions
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.worker.client.slots import fetch_slots
 
@@ -28,8 +29,16 @@ def test_every_shard_sends_its_part_between_two_updates():
             credentials=NO_CREDENTIALS,
             reconnect_timeout_seconds=10.0,
         )
+        whole = fetch_slots(run, 1, "run", cluster.layouts, num_statistics=0)
+        weights, _ = whole_values(SPEC, cluster.layouts, [states[-1].slots for states in whole])
+        parts = [shard.core.model.theta for shard in cluster.shards]
+        for layout, theta in zip(cluster.layouts, parts, strict=True):
+            places = shard_positions(SPEC, layout)
+            np.testing.assert_array_equal(np.concatenate([weights[at] for at in places]), theta)
         shards = fetch_slots(run, 1, "run", cluster.layouts)
-        for layout, (state,) in zip(cluster.layouts, shards, strict=True):
+        with pytest.raises(ValueError, match="28 of 28 weights"):
+            whole_values(SPEC, cluster.layouts, [states[-1].slots for states in shards])
+        for layout, (state, _) in zip(cluster.layouts, shards, strict=True):
             assert state.rate == 0.25
             found = {(slot.slice, slot.role): slot.values.shape for slot in state.slots}
             shapes = [SPEC.tensors[piece.tensor].shape for piece in layout.slices]
