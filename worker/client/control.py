@@ -343,8 +343,8 @@ class Control:
                 session.send_control(pb.ToServer(evaluated=evaluated))
             if self._awaits is not None:
                 session.send_control(pb.ToServer(epoch_ended=self._awaits))
-            for fit in self._stopped:
-                session.send_control(pb.ToServer(stop_fit=pb.StopFit(fit=fit)))
+            for number in self._stopped:
+                session.send_control(pb.ToServer(stop_fit=pb.StopFit(fit=number)))
             if self._finished is not None:
                 session.send_control(pb.ToServer(finished=self._finished))
             self._session = session
