@@ -9,6 +9,8 @@ DATASETS = (
     "imagenet_synthetic",
     "synthetic",
 )
+#: Those whose images are in memory, as they are.
+IN_MEMORY_IMAGES = tuple(name for name in DATASETS if not name.startswith("imagenet"))
 SCALINGS = ("standardize", "unit", "cifar10", "imagenet")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
 INPUT_PIPELINES = ("tfdata", "dali")

@@ -15,6 +15,7 @@ from thinwire.data import fractions, partition, registry
 from thinwire.data.choices import AUGMENTATIONS, PARTS
 from thinwire.data.pipeline import lazy
 from thinwire.data.pipeline.cursor import Cursor, check_batch_size
+from thinwire.models.tasks import TASKS
 from thinwire.ops.run.settings import DataChoice, ModelChoice, Run
 from thinwire.ops.types import ConfigurationError
 
@@ -23,15 +24,15 @@ from thinwire.ops.types import ConfigurationError
 class TrainingShard:
     """One worker's examples."""
 
-    images: NDArray[np.float32] | lazy.Lazy  # [n, ...] float32, as an evaluation would see them
-    labels: NDArray[np.int32]  # [n] int32
+    images: NDArray[Any] | lazy.Lazy  # [n, ...], as an evaluation would see them
+    labels: NDArray[Any]  # [n, ...] as the task has them, mostly [n] int32
     cursor: Cursor  # over 0..n-1
     label_counts: dict[int, int]  # label -> examples, for reports
     feed: lazy.Feed  # makes the images that training sees
     num_train: int = 0  # examples of the whole training set
 
-    def next(self) -> tuple[Any, NDArray[np.int32]]:
-        """Return the next mini-batch: images [B, ...] float32, which may be a tensor, and labels.
+    def next(self) -> tuple[Any, NDArray[Any]]:
+        """Return the next mini-batch: images [B, ...], which may be a tensor, and labels.
 
         Raises:
             ConfigurationError: An image file is damaged.
@@ -59,7 +60,7 @@ def load_dataset(
                 f"--augment={data.augment} and --input_pipeline={data.input_pipeline} are for a "
                 "--dataset, and load_data() of --model makes its own images; leave them out."
             )
-        return registry.from_user_module(user_module, seed)
+        return registry.from_user_module(user_module, seed, TASKS[model.task])
     return registry.load(
         data.dataset,
         data.data_dir,
@@ -71,6 +72,7 @@ def load_dataset(
         parts=parts,
         augment=data.augment,
         input_pipeline=data.input_pipeline,
+        task=TASKS[model.task],
     )
 
 
@@ -99,14 +101,14 @@ def take_shard(run: Run, whole: registry.Dataset, id_worker: int, nb_workers: in
             a batch larger than the shard.
     """
     rule = split_rule(run, nb_workers)
-    mine = partition.shard(whole.train_labels, id_worker, rule, whole.train_file_offsets)
+    mine = partition.shard(whole.classes, id_worker, rule, whole.train_file_offsets)
     return _pick(run, whole, mine, id_worker)
 
 
 def take_shards(run: Run, whole: registry.Dataset) -> list[TrainingShard]:
     """Return every worker's ``take_shard``, splitting once: for simulations of thousands."""
     rule = split_rule(run, run.nb_workers)
-    shards = partition.split(whole.train_labels, rule, whole.train_file_offsets)
+    shards = partition.split(whole.classes, rule, whole.train_file_offsets)
     return [_pick(run, whole, mine, number) for number, mine in enumerate(shards, start=1)]
 
 
@@ -122,18 +124,24 @@ def _pick(
         shuffle=not run.data.no_block_shuffle,
         digest=zlib.crc32(mine.astype("<i8").tobytes()),
     )
-    shard = _shard(lazy.subset(whole.train_images, mine), whole.train_labels[mine], cursor)
+    images = lazy.subset(whole.train_images, mine)
+    # An autoencoder's labels are its images: one copy of them is enough.
+    is_one = whole.train_labels is whole.train_images
+    labels = images if is_one else whole.train_labels[mine]
+    shard = _shard(images, labels, cursor, whole.classes[mine])
     return dataclasses.replace(shard, num_train=len(whole.train_labels))
 
 
 def whole_shard(run: Run, whole: registry.Dataset) -> TrainingShard:
     """Return the whole training set as one shard, for training on one device."""
     cursor = Cursor(np.arange(len(whole.train_labels)), run.batch_size, run.seed)
-    return _shard(whole.train_images, whole.train_labels, cursor)
+    return _shard(whole.train_images, whole.train_labels, cursor, whole.classes)
 
 
-def _shard(images: Any, labels: NDArray[np.int32], cursor: Cursor) -> TrainingShard:
-    counts = partition.label_counts(labels)
+def _shard(
+    images: Any, labels: NDArray[Any], cursor: Cursor, classes: NDArray[Any]
+) -> TrainingShard:
+    counts = partition.label_counts(classes)
     return TrainingShard(images, labels, cursor, counts, lazy.feed_of(images, cursor))
 
 

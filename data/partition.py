@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +25,14 @@ DIRICHLET_ALPHA = 0.5
 MOST_LABELS = 200
 #: Draws before shares that are too small are filled up instead.
 _MOST_DRAWS = 20
+#: Partitions that need a class of each example.
+BY_CLASS = ("class", "dirichlet")
 #: Separates the draws from those of the other partitions with the same seed.
 _STREAM = 2
 
 
 def split_dirichlet(
-    labels: NDArray[np.integer], nb_workers: int, alpha: float, smallest: int, seed: int
+    labels: NDArray[Any], nb_workers: int, alpha: float, smallest: int, seed: int
 ) -> list[NDArray[np.int64]]:
     """Deal out each label's examples in proportions drawn from Dirichlet(alpha, ..., alpha).
 
@@ -141,12 +144,13 @@ class PartitionRule:
 
 
 def split(
-    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None = None
+    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None = None
 ) -> Shards:
     """Return the positions of every worker's examples.
 
     Args:
-        labels: [N] class of each training example, the same on every worker.
+        labels: [N] class of each training example, the same on every worker; where there are no
+            classes, [N, ...] of which only N counts.
         rule: How to split.
         file_offsets: [files + 1] first example of each file, then N: "contiguous" deals out files.
 
@@ -166,11 +170,16 @@ def split(
             f"--partition {rule.partition} is not known; expected one of {', '.join(PARTITIONS)}."
         )
     equal_range(len(labels), rule.nb_workers, 1, "training examples")
+    if rule.partition in BY_CLASS and not are_classes(labels):
+        raise ConfigurationError(
+            f"--partition={rule.partition} splits examples by their classes, and these have none; "
+            f"expected --partition={'|'.join(each for each in PARTITIONS if each not in BY_CLASS)}."
+        )
     return SPLITS[rule.partition](labels, rule, file_offsets)
 
 
 def shard(
-    labels: NDArray[np.integer],
+    labels: NDArray[Any],
     id_worker: int,
     rule: PartitionRule,
     file_offsets: NDArray[np.int64] | None = None,
@@ -212,21 +221,29 @@ def equal_range(
     return range(start, start + share + (id_worker <= remainder))
 
 
-def label_counts(labels: NDArray[np.integer]) -> dict[int, int]:
+def are_classes(labels: NDArray[Any]) -> bool:
+    """Return whether labels are the class of each example."""
+    return labels.ndim == 1 and bool(np.issubdtype(labels.dtype, np.integer))
+
+
+def label_counts(labels: NDArray[Any]) -> dict[int, int]:
     """Return how many examples have each label that occurs, ascending, for the run's report.
 
     Nothing when more than ``MOST_LABELS`` occur: the counts travel with every report of a worker.
+    Nothing either where labels are no classes.
 
     >>> label_counts(np.array([3, 0, 3]))
     {0: 1, 3: 2}
     """
+    if not are_classes(labels):
+        return {}
     values, counts = np.unique(labels, return_counts=True)
     if len(values) > MOST_LABELS:
         return {}
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _cut_equally(order: NDArray[np.integer], nb_workers: int) -> Shards:
+def _cut_equally(order: NDArray[Any], nb_workers: int) -> Shards:
     """Cut an order of all examples into one run per worker."""
     owned = [
         equal_range(len(order), nb_workers, worker + 1, "training examples")
@@ -236,7 +253,7 @@ def _cut_equally(order: NDArray[np.integer], nb_workers: int) -> Shards:
 
 
 def _iid(
-    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
+    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     del file_offsets
     order = np.random.default_rng([rule.seed, len(labels)]).permutation(len(labels))
@@ -244,7 +261,7 @@ def _iid(
 
 
 def _contiguous(
-    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
+    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     if file_offsets is not None:
         files = [
@@ -265,14 +282,14 @@ def _contiguous(
 
 
 def _class(
-    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
+    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     del file_offsets
     return _cut_equally(np.argsort(labels, kind="stable"), rule.nb_workers)
 
 
 def _dirichlet(
-    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
+    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     del file_offsets
     return split_dirichlet(
@@ -281,7 +298,7 @@ def _dirichlet(
 
 
 def _file(
-    labels: NDArray[np.integer], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
+    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     del file_offsets
     runs = fractions.ranges(len(labels), rule.nb_workers, rule.fractions)
@@ -289,9 +306,7 @@ def _file(
 
 
 #: Name of a partition -> (labels, rule, file_offsets) -> shards.
-SPLITS: Mapping[
-    str, Callable[[NDArray[np.integer], PartitionRule, NDArray[np.int64] | None], Shards]
-] = {
+SPLITS: Mapping[str, Callable[[NDArray[Any], PartitionRule, NDArray[np.int64] | None], Shards]] = {
     "iid": _iid,
     "contiguous": _contiguous,
     "class": _class,

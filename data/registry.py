@@ -24,6 +24,7 @@ from thinwire.data.pipeline.dali import DaliDecoded
 from thinwire.data.pipeline.decode import Decoded
 from thinwire.data.pipeline.lazy import Augmented, Lazy, Repeated, check_scaling, scale
 from thinwire.data.readers import imagenet, synthetic
+from thinwire.models.tasks import CLASSIFICATION, TASKS, Task
 from thinwire.ops.types import ConfigurationError
 
 #: Images of imagenet_synthetic as it counts them, and how many different ones there are.
@@ -45,26 +46,37 @@ class DatasetRequest:
     augment: str
     input_pipeline: str
     seed: int
+    task: Task
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetPart:
     """One part of a data set as a run uses it."""
 
-    images: NDArray[np.float32] | Lazy  # [N, height, width, channels] float32
-    labels: NDArray[np.int32]  # [N] int32
+    images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
+    labels: NDArray[Any]  # [N, ...] as the task has them, mostly [N] int32
     file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64
+    classes: NDArray[np.int32] | None = None  # [N] int32, where the labels are none
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Training and test examples; a part that was not wanted has no examples."""
+    """Training and test examples; a part that was not wanted has no examples.
 
-    train_images: NDArray[np.float32] | Lazy  # [N, height, width, channels] float32
-    train_labels: NDArray[np.int32]  # [N] int32
-    test_images: NDArray[np.float32] | Lazy  # [M, height, width, channels] float32
-    test_labels: NDArray[np.int32]  # [M] int32
+    Of classification, labels are [N] int32 classes; other tasks have other forms.
+    """
+
+    train_images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
+    train_labels: NDArray[Any]  # [N, ...], what the loss compares with
+    test_images: NDArray[Any] | Lazy  # [M, ...]
+    test_labels: NDArray[Any]  # [M, ...]
     train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
+    train_classes: NDArray[np.int32] | None = None  # [N] int32, where the labels are none
+
+    @property
+    def classes(self) -> NDArray[Any]:
+        """What the training set is split by: [N] int32 where examples have classes."""
+        return self.train_labels if self.train_classes is None else self.train_classes
 
 
 def _imagenet(wanted: DatasetRequest, part: str) -> DatasetPart:
@@ -126,6 +138,7 @@ def load(
     parts: Sequence[str] = PARTS,
     augment: str | None = None,
     input_pipeline: str = INPUT_PIPELINES[0],
+    task: Task = TASKS[CLASSIFICATION],
 ) -> Dataset:
     """Load a data set by name.
 
@@ -134,12 +147,13 @@ def load(
         data_dir: Folder the user named, or None for the data set's usual places.
         image_size: Height and width the network takes, in pixels.
         image_depth: Channels the network takes.
-        nb_classes: Classes that the network distinguishes.
+        nb_classes: Classes that the network distinguishes; of other tasks numbers, labels, words.
         scaling: One of ``data.SCALINGS``; None takes the data set's usual one.
         seed: Seeds generated data.
         parts: The parts wanted, for example ("train",) on a worker.
         augment: One of ``data.AUGMENTATIONS``, of training images; None likewise.
         input_pipeline: One of ``data.INPUT_PIPELINES``, of sets that are decoded while training.
+        task: What the examples are for.
 
     Raises:
         ConfigurationError: Unknown name, scaling or augmentation, files missing or damaged, or
@@ -156,13 +170,21 @@ def load(
         *default_preprocessing(name, scaling, augment),
         input_pipeline,
         seed,
+        task,
     )
     load_part = LARGE.get(name, _in_memory)
     nothing = np.zeros((0, image_size, image_size, image_depth), np.float32)
     loaded = {part: DatasetPart(nothing, np.zeros(0, np.int32)) for part in PARTS}
     loaded |= {part: load_part(wanted, part) for part in PARTS if part in parts}
     train, test = loaded["train"], loaded["test"]
-    return Dataset(train.images, train.labels, test.images, test.labels, train.file_offsets)
+    return Dataset(
+        train.images,
+        train.labels,
+        test.images,
+        test.labels,
+        train.file_offsets,
+        train.classes,
+    )
 
 
 def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
@@ -175,12 +197,22 @@ def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
         wanted.image_depth,
         wanted.nb_classes,
         wanted.seed,
+        wanted.task,
     )
     check_scaling(wanted.scaling, wanted.image_depth)
     is_changed = part == "train" and wanted.augment != AUGMENTATIONS[0]
-    images = raw.images
-    made = Augmented(images, wanted.scaling) if is_changed else scale(images, wanted.scaling)
-    return DatasetPart(made, raw.labels, raw.file_offsets)
+    form = wanted.task.labels
+    if is_changed and form.are_inputs:
+        raise ConfigurationError(
+            f"--augment={wanted.augment}: the labels of this task are the images as they are; "
+            f"expected --augment={AUGMENTATIONS[0]}."
+        )
+    if is_changed:
+        return DatasetPart(Augmented(raw.images, wanted.scaling), raw.labels, raw.file_offsets)
+    images = scale(raw.images, wanted.scaling) if raw.images.dtype == np.uint8 else raw.images
+    if form.are_inputs:
+        return DatasetPart(images, images, raw.file_offsets, raw.labels)
+    return DatasetPart(images, raw.labels, raw.file_offsets)
 
 
 def load_raw(
@@ -191,8 +223,9 @@ def load_raw(
     image_depth: int = 1,
     nb_classes: int = 10,
     seed: int = 0,
+    task: Task = TASKS[CLASSIFICATION],
 ) -> sources.RawPart:
-    """Load one part as stored: bytes, a quarter of the memory of scaled images.
+    """Load one part as stored: of images bytes, a quarter of the memory of scaled ones.
 
     Args and errors as ``load``; ``part`` is "train" or "test".
     """
@@ -207,24 +240,25 @@ def load_raw(
                 f"--data_dir {data_dir} was given, but --dataset synthetic is generated and reads "
                 "no files. Leave --data_dir out, or choose another --dataset."
             )
-        generated = synthetic.generate(part, image_size, image_depth, nb_classes, seed)
-        return sources.RawPart(*generated)
+        generate = synthetic.GENERATORS[task.name]
+        return sources.RawPart(*generate(part, image_size, image_depth, nb_classes, seed))
     raw = sources.find(name, part, data_dir, image_size, image_depth)
     _check_fit(name, raw, (image_size, image_size, image_depth), nb_classes)
     return raw
 
 
-def from_user_module(module: ModuleType, seed: int) -> Dataset:
+def from_user_module(module: ModuleType, seed: int, task: Task = TASKS[CLASSIFICATION]) -> Dataset:
     """Return the data of a user's ``load_data()``, as is: it scales its images itself.
 
     Args:
         module: What ``models.load_user_model`` returned.
         seed: Seeds Python's and numpy's global generators before the call, so that every process
             of a run sees the same data.
+        task: What the examples are for.
 
     Raises:
         ConfigurationError: ``load_data`` is missing, fails, or returns something else than
-            ((x_train, y_train), (x_test, y_test)) with integer labels of one dimension.
+            ((x_train, y_train), (x_test, y_test)) with labels as the task has them.
     """
     where = getattr(module, "__file__", None) or module.__name__
     if not callable(getattr(module, "load_data", None)):
@@ -242,14 +276,24 @@ def from_user_module(module: ModuleType, seed: int) -> Dataset:
             f"load_data() of {where} failed: {type(error).__name__}: {error}. Expected it to "
             "return ((x_train, y_train), (x_test, y_test))."
         ) from error
-    train = _check_user_part(where, "train", x_train, y_train)
-    test = _check_user_part(where, "test", x_test, y_test)
-    if train[0].shape[1:] != test[0].shape[1:]:
-        raise ConfigurationError(
-            f"load_data() of {where} returned training examples of shape {train[0].shape[1:]} and "
-            f"test examples of shape {test[0].shape[1:]}; expected the same shape."
-        )
-    return Dataset(*train, *test)
+    train = _check_user_part(where, "train", x_train, y_train, task)
+    test = _check_user_part(where, "test", x_test, y_test, task)
+    for what, ours, theirs in zip(("examples", "labels"), train, test, strict=False):
+        if ours.shape[1:] != theirs.shape[1:]:
+            raise ConfigurationError(
+                f"load_data() of {where} returned training {what} of shape {ours.shape[1:]} and "
+                f"test {what} of shape {theirs.shape[1:]}; expected the same shape."
+            )
+    return Dataset(*train, *test, train_classes=_classes_of(y_train, task))
+
+
+def _classes_of(labels: Any, task: Task) -> NDArray[np.int32] | None:
+    """Return the classes that examples have besides their labels; None: none."""
+    if not task.labels.are_inputs or labels is None:
+        return None
+    found = np.asarray(labels)
+    is_class = found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
+    return found.astype(np.int32) if is_class else None
 
 
 def _check_name(name: str, part: str = PARTS[0]) -> None:
@@ -279,30 +323,32 @@ def _check_fit(name: str, raw: sources.RawPart, shape: tuple[int, ...], nb_class
 
 
 def _check_user_part(
-    where: str, part: str, images: Any, labels: Any
-) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Return one part of the user's data as float32 and int32."""
+    where: str, part: str, images: Any, labels: Any, task: Task
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return one part of the user's data as the task has it."""
     problem = f"load_data() of {where} returned x_{part} and y_{part} that cannot be used: "
     try:
-        inputs = np.ascontiguousarray(images, dtype=np.float32)
-        classes = np.asarray(labels)
+        given = np.asarray(images)
+        inputs = np.ascontiguousarray(given, dtype=task.inputs)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{problem}{error}. Expected arrays of numbers.") from error
-    if classes.ndim == 2 and classes.shape[1] == 1:
-        classes = classes[:, 0]
-    if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
+    if not np.issubdtype(task.inputs, np.floating) and not (
+        np.issubdtype(given.dtype, np.integer) and given.size and given.min() >= 0
+    ):
         raise ConfigurationError(
-            f"{problem}y_{part} is {classes.dtype} {classes.shape}. Expected integer class numbers "
-            f"of shape [N]; of one-hot labels give y_{part}.argmax(axis=1)."
+            f"{problem}x_{part} is {given.dtype} {given.shape}. Expected whole numbers from 0."
         )
-    if inputs.ndim < 2 or len(inputs) != len(classes) or not len(inputs):
+    try:
+        made = task.labels.read(labels, inputs)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{problem}y_{part} {error}.") from error
+    if inputs.ndim < 2 or len(inputs) != len(made) or not len(inputs):
         raise ConfigurationError(
-            f"{problem}their shapes are {inputs.shape} and {classes.shape}. Expected [N, ...] and "
-            "[N] with the same N of at least 1."
+            f"{problem}their shapes are {inputs.shape} and {made.shape}. Expected [N, ...] and "
+            "as many labels, with the same N of at least 1."
         )
-    if classes.min() < 0 or not np.isfinite(inputs).all():
+    if not np.isfinite(inputs).all():
         raise ConfigurationError(
-            f"{problem}there is a negative label, NaN or infinity. Expected labels from 0 and "
-            "finite values."
+            f"{problem}there is a NaN or infinity in x_{part}. Expected finite values."
         )
-    return inputs, classes.astype(np.int32)
+    return inputs, made

@@ -16,6 +16,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -33,8 +34,8 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 class RawPart:
     """One part of a data set as stored."""
 
-    images: NDArray[np.uint8]  # [N, height, width, channels] uint8
-    labels: NDArray[np.int32]  # [N] int32
+    images: NDArray[Any]  # [N, height, width, channels] uint8; of generated sets others too
+    labels: NDArray[Any]  # [N] int32; likewise
     file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
 
 

@@ -1,6 +1,7 @@
-"""Accuracy and loss of the central model over the whole test set, exactly.
+"""Metrics of the central model over the whole test set, exactly.
 
-`ModelFetcher` fetches the whole model from every shard; `Evaluator` computes its scores.
+`ModelFetcher` fetches the whole model from every shard; `Evaluator` computes the metrics of its
+task.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.data.pipeline.lazy import Lazy
+from thinwire.models.tasks import CLASSIFICATION, TASKS, Task
 from thinwire.ops.kernels.numpy_ops import dequantise
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout
 from thinwire.proto import messages
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 _MEMORY_BYTES = 256 * 2**20
 #: Batch when the shapes of the model's layers are not known.
 _UNKNOWN_MODEL_BATCH = 1024
-#: The right answer is looked for among this many best answers of the model.
-_TOP = 5
 #: How long to pull again while shards in lockstep answer in the middle of a round.
 _SAME_VERSION_SECONDS = 2.0
 
@@ -41,18 +41,19 @@ class Evaluator:
     """Evaluates one model again and again; compiles once.
 
     Args:
-        model: built Keras model with outputs [n, classes].
+        model: built Keras model.
         loss: Keras loss, or a function of (labels, outputs) giving a mean or a value per example.
         images: [n, ...], as the model wants them; an array or thinwire.data.pipeline.lazy.Lazy.
-        labels: [n] or [n, 1] class numbers.
+        labels: [n, ...], as the task has them.
         batch_size: upper limit; cut to the test set and to memory, so that AdaComp's 100000 works.
+        task: what the model is for.
         variables: what a list of weights given to ``evaluate`` is assigned to, in order; by default
             the model's trainable variables.
-        top5: also count where the right answer is among the best five.
+        extras: names of more metrics of the task.
 
     Raises:
         ConfigurationError: empty or unequal images and labels, or a batch size below 1; from
-            ``evaluate``: five or fewer classes with ``top5``.
+            ``evaluate``: outputs that the task's metrics cannot be computed of.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class Evaluator:
         images: np.ndarray | Lazy,
         labels: np.ndarray,
         batch_size: int,
+        task: Task = TASKS[CLASSIFICATION],
         variables: Sequence[Any] | None = None,
-        top5: bool = False,
+        extras: Sequence[str] = (),
     ) -> None:
         if len(images) != len(labels) or not len(images):
             raise ConfigurationError(
@@ -74,15 +76,17 @@ class Evaluator:
             raise ConfigurationError(f"--batch_size is {batch_size}; expected at least 1.")
         self.batch_size = min(batch_size, len(images), _batch_that_fits(model))
         self._model = model
-        self._loss = loss
-        self._top5 = top5
+        self._loss, self._own_loss = loss, task.loss(model)
+        self._label_form = task.labels
+        self._groups = (task.scores, *(task.extras[name] for name in extras))
         self._images = images
-        self._labels = np.asarray(labels).reshape(len(labels))
+        labels = np.asarray(labels)
+        self._labels = labels.reshape(len(labels)) if task.labels.number_classes else labels
         self._variables = list(model.trainable_variables if variables is None else variables)
         self._run_batch = self._compile()
 
     def evaluate(self, weights: Weights) -> dict[str, float]:
-        """Set the weights and return their metrics over all examples.
+        """Set the weights and return their metrics over all examples, the loss after the others.
 
         Args:
             weights: one array per variable, or a function that sets them itself.
@@ -96,15 +100,19 @@ class Evaluator:
             for variable, value in zip(self._variables, weights, strict=True):
                 variable.assign(value)
         total = len(self._images)
-        correct, among_five, losses = 0, 0, []
+        sums: list[dict[str, Any]] = [{} for _ in self._groups]
+        losses = []
         for start, (images, labels) in zip(self._starts(), self._batches(), strict=True):
             num_valid = min(self.batch_size, total - start)
-            counts, batch_loss = self._run_batch(images, labels, np.int32(num_valid))
-            correct += int(counts[0])
-            among_five += int(counts[1])
+            found, batch_loss = self._run_batch(images, labels, np.int32(num_valid))
+            for total_of, batch in zip(sums, found, strict=True):
+                for name, value in batch.items():
+                    total_of[name] = total_of.get(name, 0.0) + np.asarray(value)
             losses.append(float(batch_loss) * num_valid)
-        scores = {"accuracy": correct / total, "loss": math.fsum(losses) / total}
-        return scores | ({"top5_accuracy": among_five / total} if self._top5 else {})
+        metrics: dict[str, float] = {}
+        for group, total_of in zip(self._groups, sums, strict=True):
+            metrics |= group.values(total_of)
+        return metrics | {"loss": math.fsum(losses) / total}
 
     def _starts(self) -> range:
         return range(0, len(self._images), self.batch_size)
@@ -114,7 +122,9 @@ class Evaluator:
         total = len(self._images)
         chosen = [np.arange(start, start + self.batch_size) % total for start in self._starts()]
         if isinstance(self._images, Lazy):
-            yield from zip(self._images.walk(chosen), map(self._labels.take, chosen), strict=True)
+            yield from zip(
+                self._images.walk(chosen), (self._labels[each] for each in chosen), strict=True
+            )
             return
         for batch in chosen:
             # A slice costs no copy, but cannot begin again at the first example.
@@ -124,40 +134,22 @@ class Evaluator:
     def _compile(self) -> Any:
         """Return a function of (images, labels, valid).
 
-        It gives the right answers [2] int32 (best, and among the best five) and the mean loss.
+        It gives the sums of every group, float64 by name, and the mean loss.
         """
         import tensorflow as tf
 
         def run_batch(images: Any, labels: Any, num_valid: Any) -> Any:
             outputs = self._model(images, training=False)[:num_valid]
             labels = labels[:num_valid]
-            if outputs.shape.rank != 2 or outputs.shape[-1] == 1:
-                raise ConfigurationError(
-                    f"Model {self._model.name!r} gives outputs of shape {outputs.shape}; expected "
-                    "one value per class, [n, classes], with at least two classes."
-                )
-            answers = tf.argmax(outputs, axis=-1, output_type=tf.int64)
-            right = answers == tf.cast(labels, tf.int64)
-            hits = [right, self._is_among_five(labels, outputs) if self._top5 else right]
-            correct = tf.reduce_sum(tf.cast(hits, tf.int32), axis=1)
-            return correct, tf.reduce_mean(_loss_values(self._loss, labels, outputs))
+            self._label_form.check_outputs(self._model, labels, outputs)
+            sums = [dict(group.sums(labels, outputs, self._own_loss)) for group in self._groups]
+            return sums, tf.reduce_mean(_loss_values(self._loss, labels, outputs))
 
         def signature(array: NDArray[Any] | Lazy) -> Any:
             return tf.TensorSpec((self.batch_size, *array.shape[1:]), array.dtype)
 
         shapes = [signature(self._images), signature(self._labels), tf.TensorSpec((), tf.int32)]
         return tf.function(run_batch, input_signature=shapes, autograph=False)
-
-    def _is_among_five(self, labels: Any, outputs: Any) -> Any:
-        """Return [n] bool."""
-        import tensorflow as tf
-
-        if outputs.shape[-1] <= _TOP:
-            raise ConfigurationError(
-                f"--top5: model {self._model.name!r} has {outputs.shape[-1]} classes; "
-                f"expected more than {_TOP}. Leave --top5 out."
-            )
-        return tf.math.in_top_k(tf.cast(labels, tf.int64), tf.cast(outputs, tf.float32), _TOP)
 
 
 def _loss_values(loss: Any, labels: Any, outputs: Any) -> Any:

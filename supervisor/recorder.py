@@ -38,6 +38,7 @@ def about(run: Run) -> dict[str, Any]:
         "network": run.model.path or run.model.network,
         "dataset": run.data.dataset,
         "partition": run.data.partition,
+        "task": run.model.task,
     }
 
 

@@ -22,18 +22,19 @@ class ModelScorer:
     Args:
         run: The run's settings.
         shared: The model.
-        images: [N, ...] float32 test images.
-        labels: [N] int32.
+        images: [N, ...] test examples, as the model's task has them.
+        labels: [N, ...] likewise.
     """
 
     def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:
         self._shared = shared
-        self.goal = Target.of_accuracy(1.0)
+        self.goal: Target = shared.task.goal
         """By which metric the best model is found."""
         self._statistics = FlatVariables(shared.statistics)
-        loss = ensure_compiled_loss(shared.model)
+        loss = ensure_compiled_loss(shared.model, shared.task)
+        extras = ("top5",) if run.top5 else ()
         self._evaluator = Evaluator(
-            shared.model, loss, images, labels, run.batch_size, top5=run.top5
+            shared.model, loss, images, labels, run.batch_size, shared.task, extras=extras
         )
 
     def score(self, weights: Float32, statistics: Float32 | None) -> dict[str, float]:

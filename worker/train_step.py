@@ -29,7 +29,8 @@ class TrainStep:
     def __init__(self, shared: SharedModel) -> None:
         """Trace nothing yet: the first step does."""
         self.model = shared.model
-        self.loss = ensure_compiled_loss(self.model)
+        self.loss = ensure_compiled_loss(self.model, shared.task)
+        self._labels = shared.task.labels
         self.variables = shared.variables
         self.spec = shared.spec
         self._sizes = [tensor.size for tensor in self.spec.tensors]
@@ -54,8 +55,8 @@ class TrainStep:
         """Compute the mean gradient of one mini-batch.
 
         Args:
-            images: [B, ...] float32.
-            labels: [B] int32.
+            images: [B, ...] as the task has them, mostly float32.
+            labels: [B, ...] likewise, int32 [B] of classes.
             out: [num_parameters] float32, overwritten.
 
         Returns:
@@ -92,6 +93,7 @@ class TrainStep:
             for variable in self.variables:
                 tape.watch(variable.value)
             outputs = self.model(images, training=True)
+            self._labels.check_outputs(self.model, labels, outputs)
             loss = tf.reduce_mean(self.loss(labels, outputs)) + sum(self.model.losses)
         gradients = tape.gradient(loss, [variable.value for variable in self.variables])
         dense = [

@@ -67,6 +67,7 @@ class ModelChoice:
     image_depth: int
     nb_classes: int
     model_from: str = FROM_FLAGS  # who names it to a PS
+    task: str = "classification"  # what it is for
 
 
 @dataclasses.dataclass(frozen=True)

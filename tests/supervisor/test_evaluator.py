@@ -81,7 +81,7 @@ def test_the_best_five_answers(batch_size):
     labels = generator.integers(0, 9, 23).astype(np.int32)
     weights = [generator.normal(size=(4, 9)).astype(np.float32), np.zeros(9, np.float32)]
     wide = keras.Sequential([keras.Input((4,)), keras.layers.Dense(9)])
-    scores = Evaluator(wide, LOSS, images, labels, batch_size, top5=True).evaluate(weights)
+    scores = Evaluator(wide, LOSS, images, labels, batch_size, extras=["top5"]).evaluate(weights)
     best = np.argsort(-(images @ weights[0]), axis=1)
     assert scores["accuracy"] == np.mean(best[:, 0] == labels)
     assert scores["top5_accuracy"] == np.mean((best[:, :5] == labels[:, None]).any(axis=1))
@@ -90,7 +90,9 @@ def test_the_best_five_answers(batch_size):
 
 def test_five_answers_are_too_few_for_the_best_five(model, examples):
     with pytest.raises(ConfigurationError, match="--top5: .* has 3 classes"):
-        Evaluator(model, LOSS, *examples, 8, top5=True).evaluate([np.zeros((16, 3)), np.zeros(3)])
+        Evaluator(model, LOSS, *examples, 8, extras=["top5"]).evaluate(
+            [np.zeros((16, 3)), np.zeros(3)]
+        )
 
 
 class Halves(Lazy):

@@ -24,9 +24,11 @@ from thinwire.data.choices import (
 )
 from thinwire.data.defaults import check_preprocessing, reports_top5
 from thinwire.data.fractions import read_fractions
+from thinwire.data.partition import BY_CLASS
 from thinwire.flags import dgt, security
 from thinwire.flags.method import CODEC, GUARDS, METHOD, POLICIES
 from thinwire.models.registry import NETWORKS
+from thinwire.models.tasks import CLASSIFICATION, TASKS, check_choice
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.builder import Choices, compose
@@ -174,6 +176,12 @@ _MODEL_AND_DATA = Topic(
             "Where a PS has its model from: its own flags, or the first worker that it admits.",
             (FROM_FLAGS, FROM_WORKER),
         ),
+        choice(
+            "task",
+            CLASSIFICATION,
+            "What the model is for; other tasks have a network and a data set of their own.",
+            TASKS,
+        ),
         choice("network", "cnn", "A built-in model.", NETWORKS),
         words(
             "model",
@@ -207,7 +215,13 @@ _MODEL_AND_DATA = Topic(
             ),
             integer("image_size", 28, "Height and width of an image.", "pixels", low=1),
             integer("image_depth", 1, "Channels of an image.", "count", low=1),
-            integer("nb_classes", 10, "Number of classes.", "count", low=2),
+            integer(
+                "nb_classes",
+                10,
+                "Number of classes; of numbers, labels or words of other tasks.",
+                "count",
+                low=1,
+            ),
             choice(
                 "scaling",
                 None,
@@ -322,12 +336,14 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
     router = given.router or METHODS[given.method]["router"]
     if router == "dgt":
         dgt.fill(given, os.environ)
+    _fill_task(given)
     _check_partition(given)
     _check_files(given)
     _check_model_from(given)
     if given.model_from == FROM_WORKER:
         given.set_default("compression_rate", SCRIPT_COMPRESSION_RATE)
     if given.model is None:
+        check_choice(given.task, given.network, given.dataset, given.nb_classes)
         check_preprocessing(given.dataset, given.augment, given.input_pipeline)
     addresses = _addresses(given)
     settings = _named_like_fields(given, Run) | {
@@ -340,13 +356,32 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "data": DataChoice(
             sharding_file=given.data_sharding_file, **_named_like_fields(given, DataChoice)
         ),
-        "top5": reports_top5(given.top5, given.dataset, None if given.model else given.nb_classes),
+        "top5": _reports_top5(given),
         "transport": dgt.transport(given, router),
         "guards": _guards(given),
         "schedule": Schedule(given.learning_rate, parse_drops(given.lr_schedule)),
         "credentials": security.credentials(given),
     }
     return Run(**settings)
+
+
+def _fill_task(given: flags.FlagValues) -> None:
+    """Make the defaults those of the task."""
+    task = TASKS[given.task]
+    given.set_default("network", task.networks[0])
+    given.set_default("dataset", task.datasets[0])
+    given.set_default("nb_classes", task.nb_classes)
+
+
+def _reports_top5(given: flags.FlagValues) -> bool:
+    if "top5" in TASKS[given.task].extras:
+        nb_classes = None if given.model else given.nb_classes
+        return reports_top5(given.top5, given.dataset, nb_classes)
+    if given.top5:
+        raise ConfigurationError(
+            f"--top5 is for --task={CLASSIFICATION}, and this is --task={given.task}; leave it out."
+        )
+    return False
 
 
 def _named_like_fields(given: flags.FlagValues, settings: type) -> dict[str, Any]:
@@ -378,7 +413,8 @@ def _target(given: flags.FlagValues) -> Target | None:
 def _run_dir(given: flags.FlagValues) -> pathlib.Path:
     """Return --run_dir; by default a run of one's own model does not meet one of a data set."""
     what = pathlib.Path(given.model).stem if given.model else given.dataset
-    return pathlib.Path(given.run_dir or f"runs/{given.method}-{what}")
+    words = [given.method, what, *([given.task] if given.task != CLASSIFICATION else [])]
+    return pathlib.Path(given.run_dir or f"runs/{'-'.join(words)}")
 
 
 def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
@@ -411,6 +447,12 @@ def _check_partition(given: flags.FlagValues) -> None:
         raise ConfigurationError(
             f"--dirichlet_alpha={given.dirichlet_alpha:g} is for --partition=dirichlet, and this "
             f"is --partition={given.partition}; change one."
+        )
+    if given.partition in BY_CLASS and not TASKS[given.task].has_classes:
+        others = "|".join(each for each in PARTITIONS if each not in BY_CLASS)
+        raise ConfigurationError(
+            f"--partition={given.partition} splits examples by their classes, and those of "
+            f"--task={given.task} have none; expected --partition={others}."
         )
     if given.no_block_shuffle and given.partition != "class":
         raise ConfigurationError(

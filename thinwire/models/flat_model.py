@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thinwire.models.registry import build_network, build_user_model, load_user_model
+from thinwire.models.tasks import CLASSIFICATION, TASKS
 from thinwire.ops.run.settings import ModelChoice, Run
 from thinwire.ops.sharding import w_global
 from thinwire.ops.types import ConfigurationError, ModelSpec
@@ -117,6 +118,8 @@ class SharedModel:
                 choice.network, choice.image_size, choice.image_depth, choice.nb_classes, seed
             )
         self._share(model, user_module)
+        self.task = TASKS[choice.task]
+        """What the model is for."""
 
     @classmethod
     def of(
@@ -134,6 +137,7 @@ class SharedModel:
             ConfigurationError: It has nothing to share, or W_global does not fit it.
         """
         shared = cls.__new__(cls)
+        shared.task = TASKS[CLASSIFICATION]
         shared._share(model, None, is_offered, stepped)
         return shared
 

@@ -1,4 +1,4 @@
-"""The training loss of any model: its own if it was compiled with one, else cross-entropy."""
+"""The training loss of any model: its own if it was compiled with one, else its task's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from thinwire.models.tasks import CLASSIFICATION, TASKS, Task
 from thinwire.ops.types import ConfigurationError
 
 
@@ -21,22 +22,26 @@ class _FunctionLoss(keras.losses.Loss):
         return self._function(y_true, y_pred)
 
 
-def ensure_compiled_loss(model: keras.Model) -> keras.losses.Loss:
-    """Return the loss to train and evaluate a model with; labels are int32 [N].
+def ensure_compiled_loss(
+    model: keras.Model, task: Task = TASKS[CLASSIFICATION]
+) -> keras.losses.Loss:
+    """Return the loss to train and evaluate a model with.
 
     Args:
         model: Built; compiled or not.
+        task: What it is for.
 
     Returns:
-        The loss the model was compiled with; else the mean sparse categorical cross-entropy, from
-        logits unless the last layer takes the softmax.
+        The loss the model was compiled with; else that of the task, such as the mean sparse
+        categorical cross-entropy, from logits unless the last layer takes the softmax.
 
     Raises:
         ConfigurationError: The compiled loss is unknown, one of several, or wants one-hot labels.
     """
     given = model.loss if getattr(model, "compiled", False) else None
     if given is None:
-        return keras.losses.SparseCategoricalCrossentropy(from_logits=not _ends_in_softmax(model))
+        loss: keras.losses.Loss = task.loss(model)
+        return loss
     if isinstance(given, list | tuple | dict):
         raise ConfigurationError(
             f"Model {model.name!r} is compiled with several losses ({given!r:.80}); expected one. "
@@ -59,12 +64,3 @@ def ensure_compiled_loss(model: keras.Model) -> keras.losses.Loss:
             "keras.losses.SparseCategoricalCrossentropy."
         )
     return loss if isinstance(loss, keras.losses.Loss) else _FunctionLoss(loss)
-
-
-def _ends_in_softmax(model: keras.Model) -> bool:
-    last: Any = model
-    while isinstance(last, keras.Model) and last.layers:
-        last = last.layers[-1]
-    if isinstance(last, keras.layers.Softmax):
-        return True
-    return getattr(last, "activation", None) is keras.activations.softmax

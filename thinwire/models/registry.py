@@ -1,8 +1,8 @@
 """Networks by name and the user's own model file.
 
 Each network is a function ``(image_size, image_depth, nb_classes)`` that returns a Keras model
-ending in logits, its layers named, so that ``variable.path`` is the same on every node. Keras is
-imported inside the functions: flags and ``--help`` need only the names.
+without an activation at its end, its layers named, so that ``variable.path`` is the same on every
+node. Keras is imported inside the functions: flags and ``--help`` need only the names.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ NETWORKS = {
     "mobilenet-v2": ("thinwire.models.mobilenet", "build_mobilenet_v2"),
     "inception-v3": ("thinwire.models.inception", "build_model"),
     "inception-bn-small": ("thinwire.models.inception_small", "build_model"),
+    "mlp": ("thinwire.models.mlp", "build_model"),
+    "autoencoder": ("thinwire.models.autoencoder", "build_model"),
+    "gru": ("thinwire.models.gru", "build_model"),
 }
 
 _USER_MODULE = "thinwire_user_model"
@@ -48,7 +51,7 @@ def build_network(
         network: One of ``NETWORKS``.
         image_size: Height and width of an image in pixels.
         image_depth: Channels of an image.
-        nb_classes: Classes, the size of the output.
+        nb_classes: Classes, the size of the output; of other tasks numbers, labels or words.
         seed: Seeds Python, numpy and Keras (initialisers, dropout).
 
     Raises:

@@ -6,6 +6,7 @@ import hashlib
 import keras
 
 from thinwire.models.flat_model import SharedModel, moving_statistics
+from thinwire.models.tasks import TASKS
 from thinwire.ops.run.settings import ModelChoice
 
 SEED = 3
@@ -26,7 +27,8 @@ class Built:
 
 
 def build(name: str) -> Built:
-    choice = ModelChoice(name, None, *IMAGES.get(name, (28, 1)), nb_classes=10)
+    task = next(task for task, row in TASKS.items() if name in row.networks)
+    choice = ModelChoice(name, None, *IMAGES.get(name, (28, 1)), nb_classes=10, task=task)
     shared = SharedModel(choice, SEED)
     return Built(shared, _digest(shared.model))
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,7 +14,7 @@ import tensorflow as tf
 from tests.thinwire.models.built import IMAGES, SEED, Built
 from thinwire.data.registry import from_user_module
 from thinwire.models import registry
-from thinwire.models.flat_model import moving_statistics
+from thinwire.models.flat_model import SharedModel, moving_statistics
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.sharding.w_global import W_global, model_spec, shared_variables
 from thinwire.ops.types import ConfigurationError
@@ -35,7 +36,12 @@ PARAMETERS = {
     "mobilenet-v2": (2_237_184, 34_176),
     "inception-v3": (21_805_482, 34_432),
     "inception-bn-small": (1_651_114, 3_424),
+    "mlp": (109_386, 0),
+    "autoencoder": (209_968, 0),
+    "gru": (19_786, 0),
 }
+#: Shape of what they put out; of the others (None, 10).
+OUTPUTS = {"autoencoder": (None, 28, 28, 1), "gru": (None, None, 10)}
 
 #: Built in another process too: at least one of each file, for the sake of time.
 ELSEWHERE = (
@@ -108,7 +114,7 @@ def test_parameter_counts_and_logits(network: Network, name: str) -> None:
     assert sum(int(np.prod(v.shape)) for v in shared.model.trainable_variables) == trainable
     assert sum(int(np.prod(v.shape)) for v in moving_statistics(shared.model)) == moving
     assert shared.model.count_params() == trainable + moving
-    assert shared.model.output_shape == (None, 10)
+    assert shared.model.output_shape == OUTPUTS.get(name, (None, 10))
     assert getattr(shared.model.layers[-1], "activation", None) in (
         None,
         keras.activations.linear,
@@ -142,14 +148,21 @@ def test_same_weights_in_another_process(network: Network, elsewhere: subprocess
     assert theirs == {name: network(name).digest for name in ELSEWHERE}
 
 
+def examples(name: str, shared: SharedModel, count: int, rng: np.random.Generator) -> Any:
+    if name == "gru":
+        tokens = rng.integers(10, size=(count, 7), dtype=np.int32)
+        return tokens[:, :-1], tokens[:, 1:]
+    images = rng.random((count, *shared.model.input_shape[1:]), dtype=np.float32)
+    return images, shared.task.labels.read(np.arange(count), images)
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_one_step(network: Network, eagerly: None, name: str) -> None:
     shared = network(name).shared
     step = TrainStep(shared)
     generator = np.random.default_rng(5)
     num_images = 2 if "resize" in HEIGHTS.get(name, {}) else 4
-    images = generator.random((num_images, *shared.model.input_shape[1:]), dtype=np.float32)
-    labels = np.arange(num_images, dtype=np.int32)
+    images, labels = examples(name, shared, num_images, generator)
     before = [v.numpy() for v in moving_statistics(shared.model)]
     gradient = np.full(shared.spec.num_parameters, np.nan, np.float32)
     loss = step.gradients(images, labels, gradient)
