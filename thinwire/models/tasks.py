@@ -101,7 +101,7 @@ class Task:
         datasets: Likewise.
         nb_classes: Default of --nb_classes: classes, numbers, labels or words.
         least_classes: The least of these.
-        extras: Metrics that a flag asks for.
+        extras: Metrics that a flag adds, by its name.
     """
 
     name: str
