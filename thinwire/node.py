@@ -6,6 +6,7 @@ TensorFlow is imported only inside a role, so that ``--help`` is instant.
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import importlib.util
 import logging as standard_logging
@@ -288,6 +289,7 @@ def run(
     code = main(rest, runs_script)
     for end_signal in END_SIGNALS:  # there is nothing left to interrupt, and the code is known
         signal.signal(end_signal, signal.SIG_IGN)
+    gc.freeze()  # else the interpreter looks through TensorFlow's objects before it ends: a second
     sys.exit(code)
 
 

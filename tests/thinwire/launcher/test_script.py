@@ -153,6 +153,20 @@ def test_a_script_whose_run_others_ended_is_quiet(tmp_path):
     assert run(tmp_path, text.format("interrupted"))[::3] == (130, None)
 
 
+def test_files_that_it_leaves_open_are_complete_although_it_ends_without_a_search(tmp_path):
+    """Modules are cleared as ever; only cycles are not looked for among TensorFlow's objects."""
+    text = """
+import atexit, gc
+atexit.register(lambda: open("at_exit", "w").write(str(gc.get_freeze_count())))
+left_open = open("left", "w")
+left_open.write("all of it")
+    """
+    code, _, error, _ = run(tmp_path, TRAINED + text)
+    assert code == 0, error
+    assert (tmp_path / "left").read_text() == "all of it"
+    assert (tmp_path / "at_exit").read_text() == "0"  # the script's own functions come first
+
+
 def test_ended_from_outside_it_cleans_up_and_is_quiet(tmp_path):
     process = start(
         tmp_path,
