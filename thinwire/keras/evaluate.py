@@ -14,6 +14,7 @@ import sys
 import time
 import types
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -24,7 +25,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 
 from thinwire.keras.reports import fill_history, variables_of
 from thinwire.models.flat_model import FlatVariables, moving_statistics
-from thinwire.ops.run.settings import END_REASONS
+from thinwire.ops.run.settings import END_REASONS, EXIT_DONE
 from thinwire.ops.sharding.w_global import model_spec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_layouts, decode_metrics, encode_metrics
@@ -48,7 +49,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
         model: Compiled before or after this call.
         run: The run's settings.
     """
-    evaluator = FitEvaluator(model, run)
+    evaluator = FitEvaluator(model, run, _requests_of, _end_process)
     signature = inspect.signature(keras.Model.fit)
 
     def fit(*args: Any, **keywords: Any) -> Any:
@@ -93,18 +94,43 @@ class ValidationSet:
         return encode_metrics(logs)
 
 
+#: The stream of requests, one for all models of the process.
+_REQUESTS: list[EvaluationRequests] = []
+
+
+def _requests_of(run: Run) -> EvaluationRequests:
+    if not _REQUESTS:
+        _REQUESTS.append(EvaluationRequests(run))
+    return _REQUESTS[0]
+
+
+def _end_process() -> NoReturn:
+    """End without what the script has for its end, which would be the workers' affair."""
+    logging.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_DONE)
+
+
 class FitEvaluator:
     """Evaluates in the place of a model's `fit`.
 
     Args:
         model: Compiled before its first `fit`.
         run: The run's settings.
+        requests: Returns the stream of requests of a run, when it is needed.
+        end_process: Called at the end of the run.
     """
 
-    _requests: EvaluationRequests | None = None  # of the process
-
-    def __init__(self, model: keras.Model, run: Run) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        run: Run,
+        requests: Callable[[Run], EvaluationRequests],
+        end_process: Callable[[], NoReturn],
+    ) -> None:
         self.model, self._run = model, run
+        self._requests_of, self._end_process = requests, end_process
         self._num_fits = 0
         self._central: CentralModel | None = None
         self._assign: tuple[FlatVariables, FlatVariables] | None = None
@@ -117,9 +143,7 @@ class FitEvaluator:
     @property
     def requests(self) -> EvaluationRequests:
         """The stream of requests, from the first `fit` on."""
-        if FitEvaluator._requests is None:
-            FitEvaluator._requests = EvaluationRequests(self._run)
-        return FitEvaluator._requests
+        return self._requests_of(self._run)
 
     def fit(self, arguments: dict[str, Any]) -> keras.callbacks.History:
         """Evaluate until the workers begin another `fit`; at the end of the run end the process.
@@ -245,10 +269,7 @@ class FitEvaluator:
         if self._central is not None:
             self._central.close()
         requests.close()
-        logging.flush()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        self._end_process()
 
 
 def _build(model: Any, arguments: dict[str, Any]) -> None:

@@ -1,0 +1,179 @@
+"""Scripts whose validation the evaluator makes: in one process, over loopback."""
+
+import contextlib
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, plain_model, scripts
+from thinwire import distribute
+from thinwire.keras.evaluate import FitEvaluator
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.core import events
+from thinwire.settings import ScriptSettings, read_settings
+from thinwire.supervisor.evaluation_requests import EvaluationRequests
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch):
+    """Let workers take `thinwire run` for what has started them."""
+    monkeypatch.setattr(ScriptSettings, "is_launched", property(lambda settings: True))
+
+
+class RunEnded(Exception):
+    """Raised where the evaluator's process would end."""
+
+
+class ThreadedEvaluator(threading.Thread):
+    """The evaluator of a run, and all that it reports."""
+
+    def __init__(self, settings, script):
+        super().__init__(daemon=True)
+        self.run_settings = read_settings(settings, {"id_worker": 1}, type_node="Worker").run
+        self.requests = EvaluationRequests(self.run_settings)
+        self.reported, self.script, self.error = [], script, None
+        report = self.requests.report
+        self.requests.report = lambda each: (self.reported.append(each), report(each))
+        self.start()
+
+    def of(self, model):
+        """Return the `fit` of a model."""
+
+        def end():
+            raise RunEnded
+
+        evaluator = FitEvaluator(model, self.run_settings, lambda run: self.requests, end)
+        return lambda *data, **options: evaluator.fit(
+            dict(zip(("x", "y"), data, strict=True)) | options
+        )
+
+    def run(self):
+        try:
+            self.script(self.of)
+        except BaseException as error:  # noqa: BLE001 - the test looks
+            self.error = error
+
+    def end(self):
+        self.join(30)
+        assert not self.is_alive(), "it goes on"
+        return self.error
+
+
+@contextlib.contextmanager
+def evaluated(run, script):
+    """Let a thread be the evaluator of a run."""
+    evaluator = ThreadedEvaluator(run._settings, script)
+    try:
+        yield evaluator
+    finally:
+        evaluator.requests.close()
+
+
+def compiled():
+    model = plain_model()
+    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")]
+    model.compile(keras.optimizers.Adam(0.1), loss=LOSS, metrics=metrics)
+    return model
+
+
+def watching():
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=3)
+    lower = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.3)
+    return [stop, lower]
+
+
+def test_callbacks_act_on_all_workers_in_the_epoch_in_which_they_act_alone(tmp_path):
+    options = {"epochs": 40, "validation_split": 0.25, "validation_freq": 2, "batch_size": BATCH}
+    _, history = alone(compiled, **options, callbacks=watching())
+    assert len(history["loss"]) < 40, "EarlyStopping has acted"
+    assert len(set(history["learning_rate"])) > 1, "ReduceLROnPlateau, too"
+    with scripts(tmp_path, "bsp", 2) as run:
+
+        def script(settings):
+            model, callbacks = distribute(compiled(), settings), watching()
+            model.fit(X, Y, shuffle=False, verbose=0, **options, callbacks=callbacks)
+            return model.history.history, callbacks[0].stopped_epoch
+
+        with evaluated(run, lambda of: of(compiled())(X, Y, **options)) as evaluator:
+            found = run.each(script)
+    for mine, stopped_epoch in found:
+        assert stopped_epoch == len(history["loss"]) - 1
+        assert set(mine) == set(history)
+        for name in ("val_loss", "val_accuracy", "val_top2", "learning_rate"):
+            np.testing.assert_allclose(mine[name], history[name], rtol=1e-3, err_msg=name)
+        assert mine["val_loss"] == found[0][0]["val_loss"], "bit for bit"
+    asked = [each.epoch for each in evaluator.reported if each.answers]
+    assert asked == list(range(1, len(history["loss"]), 2)), "each once"
+    assert [metric.name for metric in evaluator.reported[0].metrics] == ["accuracy", "loss", "top2"]
+
+
+def test_an_evaluator_goes_through_the_fits_of_a_script_and_its_unbuilt_model(tmp_path):
+    """A metric that is an array; a fit without validation; what the run ends with."""
+    classes = keras.utils.to_categorical(Y, 4)
+
+    def make():
+        dense = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(4)]
+        model = keras.Sequential(dense)
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.5), loss=loss, metrics=[keras.metrics.F1Score()])
+        return model
+
+    def train(model, fit):
+        options = {"batch_size": BATCH, "verbose": 0}
+        validation = (X[:40], classes[:40])
+        first = fit(X, classes, epochs=2, validation_data=validation, **options)
+        second = fit(X, classes, epochs=1, **options)
+        return first.history, second.history
+
+    def evaluate(of):
+        def keeping(*data, **options):
+            histories.append(fit(*data, **options).history)
+            return keras.callbacks.History()
+
+        fit = of(model := make())
+        train(model, keeping)
+
+    histories = []
+    with scripts(tmp_path, "asgd", 2) as run:
+
+        def script(settings):
+            model = distribute(make(), settings)
+            found = train(model, model.fit)
+            return found, model.evaluate(X[:40], classes[:40], verbose=0, return_dict=True)
+
+        with evaluated(run, evaluate) as evaluator:
+            (found, last), _ = run.each(script)
+            run.shards[0].server.queue.put(events.Stop("iter_max"))
+            assert isinstance(evaluator.end(), RunEnded)
+    first, second = found
+    assert np.shape(first["val_f1_score"]) == (2, 4)
+    assert set(second) == {"f1_score", "loss"}
+    np.testing.assert_allclose(histories[0]["val_loss"], first["val_loss"], rtol=1e-6)
+    final = evaluator.reported[-1]
+    assert (final.final, final.fit) == (True, 1)
+    (loss,) = [each.values[0] for each in final.metrics if each.name == "loss"]
+    assert loss == pytest.approx(last["loss"], rel=1e-4)
+
+
+def test_without_a_supervisor_there_are_no_metrics_of_validation(tmp_path, caplog):
+    with scripts(tmp_path, "bsp", 2) as run:
+        found = run.fit(compiled, epochs=2, validation_data=(X, Y))
+    for _, history in found:
+        assert set(history) == {"accuracy", "loss", "top2"}
+    said = [each for each in caplog.messages if "was not evaluated (there is no Super" in each]
+    assert len(said) == 2, "once by each worker"
+
+
+def test_what_the_evaluator_is_given_no_validation_data_for(tmp_path, caplog):
+    with (
+        scripts(tmp_path, "bsp", 1) as run,
+        evaluated(run, lambda of: of(compiled())(X, Y, epochs=1)) as evaluator,
+    ):
+        ((_, history),) = run.fit(compiled, epochs=1, validation_data=(X, Y))
+    assert "val_loss" not in history
+    assert evaluator.reported == [
+        pb.Evaluated(fit=1, answers=True, nobody=evaluator.reported[0].nobody)
+    ]
+    assert "gives fit no validation data in the evaluator" in caplog.text
