@@ -24,8 +24,6 @@ NEVER = OWN_MODEL_AND_DATA | {
     "batch_size": "it is that of the script's own fit",
     "slowdown": _COMPUTES,
     "step_seconds": _COMPUTES,
-    "target": _EVALUATES,
-    "target_accuracy": _EVALUATES,
     "top5": _EVALUATES,
     "eval_interval_seconds": _EVALUATES,
     "eval_interval_updates": _EVALUATES,

@@ -47,9 +47,9 @@ print("loss", float(model.evaluate(x, x.sum(1, keepdims=True), verbose=0)))
 class Command:
     """One `thinwire run` of the script above, in a folder."""
 
-    def __init__(self, folder, *arguments):
+    def __init__(self, folder, *arguments, script=SCRIPT):
         self.folder = folder
-        (folder / "toy.py").write_text(SCRIPT)
+        (folder / "toy.py").write_text(script)
         self.log = folder / "command.log"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(

@@ -1,0 +1,135 @@
+"""The evaluator of `thinwire run` as a process: with its Supervisor killed, back, and by itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.thinwire.launcher.test_run_processes import Command, processes, wait_until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+SCRIPT = """
+import json, sys, time
+import keras, numpy as np
+import thinwire
+
+what, epochs = sys.argv[1], int(sys.argv[2])
+if what == "fail" and thinwire.worker_id() == 0:
+    raise ValueError("no data here")
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+y = x.sum(1, keepdims=True)
+model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+model = thinwire.distribute(model)
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.05 if what == "slow" else 0)
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch, json.dumps(logs))
+
+found = model.fit(
+    x, y, batch_size=16, epochs=epochs, verbose=0, validation_data=(x[:32], y[:32]),
+    callbacks=[Slow()],
+).history
+print("history", json.dumps(found))
+"""
+
+
+class Validating(Command):
+    """One `thinwire run` of the script above."""
+
+    def __init__(self, folder, *arguments):
+        super().__init__(folder, *arguments, script=SCRIPT)
+
+    def histories(self):
+        """Return what each worker has printed."""
+        lines = [line for line in self.output().splitlines() if "] history " in line]
+        return [json.loads(line.partition("] history ")[2]) for line in lines]
+
+    def evaluators(self):
+        """Return the processes of the evaluator, with its watchdog."""
+        mine = [(pid, words) for pid, words in processes() if "--evaluates" in words]
+        return [pid for pid, words in mine if str(self.folder) in str(words)]
+
+    def evaluations(self):
+        lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines()
+        return [each for each in map(json.loads, lines) if each["kind"] == "eval"]
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Start commands, and see to it that nothing of them is left."""
+    started = []
+
+    def start(*arguments):
+        started.append(Validating(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+    run_dir = str(tmp_path / "run")
+    wait_until(lambda: not [words for _, words in processes() if run_dir in str(words)], 40)
+
+
+def test_all_workers_have_the_values_of_the_central_weights(command):
+    run = command("--nb_workers=2", "toy.py", "fast", "3")
+    assert run.end() == 0, run.output()
+    one, two = run.histories()
+    assert set(one) == {"loss", "mae", "val_loss", "val_mae"}
+    assert one["val_loss"] == two["val_loss"]
+    found = run.evaluations()
+    losses = [each["metrics"]["loss"] for each in found]
+    assert losses[-4:] == pytest.approx([*one["val_loss"], one["val_loss"][-1]])
+    assert found[-1]["final"]
+    summary = run.summary()
+    assert summary["test_loss"] == pytest.approx(one["val_loss"][-1])
+    assert not (run.folder / "run" / "settings").exists()
+
+
+@pytest.mark.product
+def test_an_evaluator_that_fails_ends_nothing(command):
+    run = command("--nb_workers=2", "toy.py", "fail", "2")
+    assert run.end() == 0, run.output()
+    assert [set(each) for each in run.histories()] == [{"loss", "mae"}] * 2
+    line = "the evaluator has ended with exit code 1: ValueError: no data here"
+    assert run.output().count(line) == 1 + 2, "by the Supervisor, and once by each worker"
+    assert "Traceback" not in run.output()
+    assert "Traceback" in (run.folder / "run" / "logs" / "evaluator.out").read_text()
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_supervisor_that_is_killed(command, comes_back):
+    run = command("--nb_workers=2", "toy.py", "slow", "12")
+    run.wait_for("epoch 2 ")
+    pid = run.find("--type_node=Supervisor")
+    assert len(run.evaluators()) == 2
+    words = next(words for each, words in processes() if each == pid)[:-1]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not run.evaluators(), 12)
+    again = None
+    if comes_back:
+        again = subprocess.Popen(words, cwd=run.folder, stderr=subprocess.DEVNULL)
+    try:
+        assert run.end() == 0, run.output()
+        assert again is None or again.wait(30) == 0
+    finally:
+        if again is not None:
+            again.kill()
+            again.wait()
+    one, two = run.histories()
+    assert len(one["loss"]) == 12
+    assert one["val_loss"] == two["val_loss"]
+    assert (len(one["val_loss"]) == 12) is comes_back
+    if comes_back:
+        assert run.evaluations()[-1]["final"]
+    else:
+        assert run.output().count("was not evaluated (there is no Supervisor)") == 2
+    assert sys.executable in words[0]
