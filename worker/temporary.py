@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -22,6 +24,16 @@ def is_temporary(path: str) -> bool:
     whole = os.path.realpath(path)
     found = (os.path.realpath(each) for each in _MADE)
     return any(whole == each or whole.startswith(each + os.sep) for each in found)
+
+
+def remove_temporary() -> None:
+    """Remove those that are left, as a script does that ends by itself."""
+    for path in _MADE:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:

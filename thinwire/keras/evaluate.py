@@ -8,6 +8,7 @@ of the run is the end of the process, so nothing of what follows the last `fit` 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -24,6 +25,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 from thinwire.keras.reports import fill_history, variables_of
+from thinwire.keras.saving import is_own_file
 from thinwire.models.flat_model import FlatVariables, moving_statistics
 from thinwire.ops.run.settings import END_REASONS, EXIT_DONE
 from thinwire.ops.sharding.w_global import model_spec
@@ -31,6 +33,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_layouts, decode_metrics, encode_metrics
 from thinwire.sharing.arrays import are_arrays, cut_off_validation
 from thinwire.supervisor.evaluation_requests import CentralModel, EvaluationRequests
+from thinwire.worker.temporary import remove_temporary
 
 if TYPE_CHECKING:
     from thinwire.ops.run.settings import Run
@@ -57,11 +60,17 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
 
     model.fit = fit
     for name in _WRITERS:
-        setattr(model, name, _write_nothing)
+        setattr(model, name, _own_only(getattr(model, name)))
 
 
-def _write_nothing(*args: Any, **keywords: Any) -> None:
-    del args, keywords
+def _own_only(alone: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method of a model write temporary files alone, which no worker has."""
+
+    @functools.wraps(alone)
+    def write(filepath: Any, *args: Any, **keywords: Any) -> Any:
+        return alone(filepath, *args, **keywords) if is_own_file(filepath) else None
+
+    return write
 
 
 class ValidationSet:
@@ -106,6 +115,7 @@ def _requests_of(run: Run) -> EvaluationRequests:
 
 def _end_process() -> NoReturn:
     """End without what the script has for its end, which would be the workers' affair."""
+    remove_temporary()
     logging.flush()
     sys.stdout.flush()
     sys.stderr.flush()
