@@ -23,7 +23,7 @@ _RATE_WINDOW = 20  # statuses behind the rate that the ETA is made of
 _MOST_WORKERS_SHOWN = 32
 #: Metrics outside of these bounds are shown by their power of ten.
 _LEAST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e4
-_MOST_METRICS_SHOWN = 4
+_MOST_METRICS_SHOWN = 4  # besides the loss
 _COLUMNS = ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited")
 _DATAGRAM_COLUMNS = ("fresh", "fill")
 _STATE_STYLES = {
@@ -262,18 +262,15 @@ def _measures(progress: Progress) -> list[str]:
     evaluation, loss = progress.evaluation, progress.status.loss
     parts = []
     if evaluation is not None:
-        shown = list(evaluation.metrics.items())[:_MOST_METRICS_SHOWN]
-        parts += [f"{_plain_name(name)}: {format_metric(value)}" for name, value in shown]
+        metrics = dict(evaluation.metrics)
+        test_loss = {"test loss": metrics.pop("loss")} if "loss" in metrics else {}
+        shown = dict(list(metrics.items())[:_MOST_METRICS_SHOWN]) | test_loss
+        parts += [f"{name}: {format_metric(value)}" for name, value in shown.items()]
     if loss is not None:
         parts.append(f"loss: {format_metric(loss)}")
     if progress.updates_per_second is not None:
         parts.append(f"{_three_digits(progress.updates_per_second)} updates/s")
     return parts
-
-
-def _plain_name(name: str) -> str:
-    """Return a metric's name beside that of the training loss, which the workers report."""
-    return "test loss" if name == "loss" else name
 
 
 def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:

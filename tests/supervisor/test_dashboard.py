@@ -36,6 +36,12 @@ def test_progress_line_looks_like_keras():
     )
 
 
+def test_progress_line_has_metrics_of_any_name():
+    metrics = {"loss": 0.5, "mae": 0.25, "a": 1e-5, "b": None, "c": 1.0, "d": 2.0}
+    line = progress_line(Progress(make_status(800), make_evaluation(800, metrics=metrics)))
+    assert " - mae: 0.2500 - a: 1.00e-05 - b: not finite - c: 1.0000 - test loss: 0.5000 - " in line
+
+
 def test_progress_line_before_anything_is_known():
     status = make_status(0, workers=[])
     assert progress_line(Progress(status)) == "   0/2000 " + "─" * 20 + " 0s"
