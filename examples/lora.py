@@ -12,6 +12,7 @@ weights never travel: every worker has them from the same file, or trains them a
 
 import argparse
 import json
+import math
 
 import keras
 import tensorflow as tf
@@ -57,6 +58,6 @@ model.fit(
 )
 
 _, accuracy = model.evaluate(x_test, data.test_labels, verbose=0)
-trained = sum(weight.size for weight in model.trainable_weights)
+trained = sum(math.prod(weight.shape) for weight in model.trainable_weights)
 print(f"{before:.3f} before; {trained:,} of {model.count_params():,} weights were trained")
 print(json.dumps({"metric": "accuracy", "value": accuracy}))
