@@ -138,6 +138,7 @@ def _shuffled(given: dict[str, Any], place: WorkerPlace) -> dict[str, Any]:
     return {
         "x": batches.apply(known).prefetch(tf.data.AUTOTUNE),
         "y": None,
+        "batch_size": None,  # KerasHub's fit refuses one beside batches
         "sample_weight": None,
         "class_weight": None,
         "shuffle": False,
