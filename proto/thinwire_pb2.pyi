@@ -721,10 +721,12 @@ class FitEnded(_message.Message):
     def __init__(self, fit: _Optional[int] = ..., history: _Optional[str] = ...) -> None: ...
 
 class StopFit(_message.Message):
-    __slots__ = ("fit",)
+    __slots__ = ("fit", "epochs")
     FIT_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     fit: int
-    def __init__(self, fit: _Optional[int] = ...) -> None: ...
+    epochs: int
+    def __init__(self, fit: _Optional[int] = ..., epochs: _Optional[int] = ...) -> None: ...
 
 class Chief(_message.Message):
     __slots__ = ("worker",)

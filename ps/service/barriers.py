@@ -85,6 +85,7 @@ class FitStop:
 
     worker: int
     fit: int
+    epochs: int  # after how many; 0: immediately
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Barriers:
         self._opened: set[str] = set()
         self._changes: set[str] = set()  # barriers at which some model is another one
         self.phase = 0
-        self._stopped: set[int] = set()  # fits
+        self._stopped: dict[int, int] = {}  # fit -> after how many epochs
         self._chief = 1
         self._absent_at = math.inf  # when those who never came count as absent
         self.ended: ScriptsEnd | None = None
@@ -175,10 +176,14 @@ class Barriers:
         """Note a script's stream; another incarnation begins anew."""
         self._absent_at = min(self._absent_at, now + self._patience_seconds)
         known = self._scripts.get(worker)
-        if known is None or known.incarnation != incarnation:
+        is_new = known is None or known.incarnation != incarnation
+        if is_new:
             self._scripts[worker] = _Script(incarnation, now)
         outcomes = self._seen(worker, now)
-        stops = [FitStop(worker, fit) for fit in sorted(self._stopped)]
+        stops = [  # nobody waits for epochs of a script that comes late
+            FitStop(worker, fit, 0 if is_new else epochs)
+            for fit, epochs in sorted(self._stopped.items())
+        ]
         return [ChiefNamed(worker, self._chief), *stops, *outcomes]
 
     def arrive(self, worker: int, arrival: BarrierArrival, now: float) -> list[Outcome]:
@@ -202,12 +207,20 @@ class Barriers:
         script.waits_at = name or None
         return self._seen(worker, now)
 
-    def stop_fit(self, worker: int, fit: int, now: float) -> list[Outcome]:
-        """Note that a script ends its present fit before its time: so do all others."""
+    def stop_fit(self, worker: int, fit: int, epochs: int, now: float) -> list[Outcome]:
+        """Note that a script ends its present fit before its time: so do all others.
+
+        Args:
+            worker: Whose.
+            fit: Its number.
+            epochs: After how many of its epochs; 0: immediately.
+            now: By this shard's clock.
+        """
         stops: list[Outcome] = []
         if fit == self._scripts[worker].fit and fit not in self._stopped:
-            self._stopped.add(fit)
-            stops += [FitStop(other, fit) for other in sorted(self._scripts) if other != worker]
+            self._stopped[fit] = epochs
+            others = [other for other in sorted(self._scripts) if other != worker]
+            stops += [FitStop(other, fit, epochs) for other in others]
         return [*stops, *self._seen(worker, now)]
 
     def finish(self, worker: int, failed: bool, message: str, now: float) -> list[Outcome]:

@@ -114,11 +114,11 @@ class RunControl:
             case pb.Evaluated():
                 self._notify(evaluations.know(worker, message, now))
 
-    def stop_fit(self, connection: Connection, fit: int) -> None:
+    def stop_fit(self, connection: Connection, fit: int, epochs: int) -> None:
         """Note that a script ends a fit before its time, for all."""
         if self._is_current(connection):
             logging.info("worker %d stops fit %d", connection.id, fit)
-            self._perform(self._barriers.stop_fit(connection.id, fit, self._clock()))
+            self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
 
     def finish(self, connection: Connection, failed: bool, message: str) -> None:
         """Note that a script has ended, and confirm it."""
@@ -222,7 +222,8 @@ class RunControl:
                     )
                     self._send(outcome.worker, barrier=opening)
                 case FitStop():
-                    self._send(outcome.worker, stop_fit=pb.StopFit(fit=outcome.fit))
+                    stop = pb.StopFit(fit=outcome.fit, epochs=outcome.epochs)
+                    self._send(outcome.worker, stop_fit=stop)
                 case ChiefNamed():
                     self._send(outcome.worker, chief=pb.Chief(worker=outcome.chief))
                 case ScriptsEnd():

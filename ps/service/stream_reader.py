@@ -383,7 +383,7 @@ class StreamReader:
     def _stop_fit(self, stop: pb.StopFit, payload: memoryview) -> None:
         del payload
         stop_fit = self.server.scripts.stop_fit
-        self.server.queue.put(functools.partial(stop_fit, self._worker, stop.fit))
+        self.server.queue.put(functools.partial(stop_fit, self._worker, stop.fit, stop.epochs))
 
     def _script_finished(self, finished: pb.Finished, payload: memoryview) -> None:
         del payload

@@ -33,6 +33,7 @@ SHORT = (
     ("mixed_float16", "bsp", 0.875),
     ("multi_output", "asgd", 0.654),
     ("tf_data_shuffle", "dgs", 0.967),
+    ("early_stopping", "dgs", 0.787),
 )
 GENEROUS = 0.05
 

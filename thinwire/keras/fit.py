@@ -59,6 +59,7 @@ class FitCallback(keras.callbacks.Callback):
         """End `fit` with what went wrong in the last batch; wait for those that have another."""
         del epoch, logs
         self._session.end_epoch()
+        self._session.stop_if_due()
         if self._swaps_at_end:
             self._session.refresh_averages()
 

@@ -19,11 +19,16 @@ class FitBarriers:
         run: The run's settings.
         id_worker: This worker.
         run_id: As the training stream has it.
-        on_stop: Called, in a thread of its own, when another script has ended the present `fit`.
+        on_stop: Called, in a thread of its own, when another script ends the present `fit`: with
+            the number of epochs after which that ends; 0: immediately.
     """
 
     def __init__(
-        self, run: Run, id_worker: int, run_id: str, on_stop: Callable[[], None] = lambda: None
+        self,
+        run: Run,
+        id_worker: int,
+        run_id: str,
+        on_stop: Callable[[int], None] = lambda epochs: None,
     ) -> None:
         self._num_fits = self._num_saved = 0
         self._id_worker, self._on_stop = id_worker, on_stop
@@ -99,17 +104,17 @@ class FitBarriers:
         self._control.pass_by(f"fit-{self._num_fits}-{where}")
         return None
 
-    def stop_fit(self) -> None:
-        """Let every other script end the present `fit` before its time."""
-        self._control.stop_fit(self._num_fits)
+    def stop_fit(self, epochs: int) -> None:
+        """Let every other script end the present `fit` after so many epochs; 0: immediately."""
+        self._control.stop_fit(self._num_fits, epochs)
 
     def interrupt(self) -> None:
         """Let a wait return (any thread)."""
         self._control.interrupt()
 
-    def _stopped(self, fit: int) -> None:
+    def _stopped(self, fit: int, epochs: int) -> None:
         if fit == self._num_fits:
-            self._on_stop()
+            self._on_stop(epochs)
 
     def _named(self, chief: int) -> None:
         RECORD.chief = chief

@@ -90,6 +90,7 @@ class ModelSession(LeavesOnExit):
         self._has_warned = False  # that nobody evaluates
         self._in_fit = self._has_left = self._has_slots = self._shares_itself = False
         self._stop_is_known = False  # by all scripts, that this `fit` ends before its time
+        self._stops_after = 0  # how many epochs it then ends
         self.traffic = EpochTraffic()
         self._data = Shared({})
         self._to_sit_out = 0  # rounds of this epoch
@@ -159,7 +160,7 @@ class ModelSession(LeavesOnExit):
         self._data = Shared(arguments) if place is None else share(arguments, place)
         self._failure, self._num_batches, self._num_calls = None, 0, 0
         self._in_fit, self._has_left, self._has_slots = True, False, False
-        self._stop_is_known = False
+        self._stop_is_known, self._stops_after = False, 0
         given = self._data.arguments
         is_given = given.get("validation_data") is not None
         self._validates = is_given or bool(given.get("validation_split"))
@@ -244,7 +245,7 @@ class ModelSession(LeavesOnExit):
         self._epoch = epoch
         self._to_sit_out = self._data.short_by
         self.traffic = EpochTraffic()
-        if self._stop_is_known:  # before this `fit` began here
+        if self._stop_is_known and epoch >= self._stops_after:  # before this `fit` began here
             self.model.stop_training = True
 
     def end_epoch(self) -> None:
@@ -258,7 +259,7 @@ class ModelSession(LeavesOnExit):
         if session is None:
             return
         if self.model.stop_training:
-            self._stop_others()
+            self._stop_others(after=0)
             self._finish_rounds(session)
             self.close("done")
             return
@@ -350,23 +351,33 @@ class ModelSession(LeavesOnExit):
             self._end_fit()
         return self._session is not None and (self.takes_weights or self._has_slots)
 
-    def _stop_others(self) -> None:
-        """Let the scripts of all workers end this `fit`, where this one has set stop_training."""
+    def _stop_others(self, after: int) -> None:
+        """Let the scripts of all workers end this `fit`, where this one has set stop_training.
+
+        Args:
+            after: How many epochs, so that callbacks act in the same one everywhere; 0: in the
+                middle of one, where nothing can be waited for.
+        """
         if self._stop_is_known or not self.model.stop_training or self.stopped:
             return
         self._stop_is_known = True
         if self._barriers is not None:
-            self._barriers.stop_fit()
+            self._barriers.stop_fit(after)
 
-    def _stop(self) -> None:
-        """End this `fit` after the present mini-batch, as another script has (any thread)."""
-        self._stop_is_known = True
-        if self._in_fit:
+    def _stop(self, after: int) -> None:
+        """End this `fit` after so many epochs, as another script has (any thread)."""
+        self._stops_after, self._stop_is_known = after, True
+        if self._in_fit and self._epoch >= after:
+            self.model.stop_training = True
+
+    def stop_if_due(self) -> None:
+        """End this `fit` with the present epoch, if another script has ended its own there."""
+        if self._stop_is_known and self._epoch + 1 >= self._stops_after:
             self.model.stop_training = True
 
     def _end_fit(self) -> None:
         self.raise_failure()
-        self._stop_others()
+        self._stop_others(after=self._epoch + 1)
         if self._num_batches and not self._num_calls:
             raise ConfigurationError(
                 f"{self._num_batches} steps of {self.model.name!r} exchanged nothing: its "

@@ -91,7 +91,7 @@ class Control:
         credentials: Credentials = NO_CREDENTIALS,
         patience_seconds: float = 60.0,
         on_end: Callable[[str, str], None] = lambda cause, message: None,
-        on_stop: Callable[[int], None] = lambda fit: None,
+        on_stop: Callable[[int, int], None] = lambda fit, epochs: None,
         on_chief: Callable[[int], None] = lambda worker: None,
     ) -> None:
         self._patience_seconds, self._on_end = patience_seconds, on_end
@@ -121,7 +121,7 @@ class Control:
         self._fits: list[pb.ToServer] = []  # the newest report of a fit's beginning, and of an end
         self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # by fit and epoch
         self._awaits: pb.EpochEnded | None = None
-        self._stopped: dict[int, None] = {}  # fits, by this script
+        self._stopped: dict[int, int] = {}  # fits, by this script, and after how many epochs
         self._finished: pb.Finished | None = None
         self._is_confirmed = self._is_interrupted = False
         self._error: Exception | None = None  # why nothing comes any more
@@ -135,7 +135,7 @@ class Control:
         id_worker: int,
         run_id: str,
         on_end: Callable[[str, str], None] = lambda cause, message: None,
-        on_stop: Callable[[int], None] = lambda fit: None,
+        on_stop: Callable[[int, int], None] = lambda fit, epochs: None,
         on_chief: Callable[[int], None] = lambda worker: None,
     ) -> Control:
         """Return the control of a worker of a run."""
@@ -220,16 +220,17 @@ class Control:
         with self._changed:
             self._send(pb.ToServer(barrier=pb.Barrier(name=name)))
 
-    def stop_fit(self, fit: int) -> None:
+    def stop_fit(self, fit: int, epochs: int) -> None:
         """End a fit of all scripts before its time; once (any thread).
 
         Args:
             fit: The present one.
+            epochs: After how many of its epochs; 0: immediately.
         """
         with self._changed:
             if fit not in self._stopped:
-                self._stopped[fit] = None
-                self._send(pb.ToServer(stop_fit=pb.StopFit(fit=fit)))
+                self._stopped[fit] = epochs
+                self._send(pb.ToServer(stop_fit=pb.StopFit(fit=fit, epochs=epochs)))
 
     def finish(self, failed: bool = False, message: str = "", wait_seconds: float = 10.0) -> bool:
         """Report that this script has ended, and end the stream.
@@ -343,8 +344,9 @@ class Control:
                 session.send_control(pb.ToServer(evaluated=evaluated))
             if self._awaits is not None:
                 session.send_control(pb.ToServer(epoch_ended=self._awaits))
-            for number in self._stopped:
-                session.send_control(pb.ToServer(stop_fit=pb.StopFit(fit=number)))
+            for number, epochs in self._stopped.items():
+                stop = pb.StopFit(fit=number, epochs=epochs)
+                session.send_control(pb.ToServer(stop_fit=stop))
             if self._finished is not None:
                 session.send_control(pb.ToServer(finished=self._finished))
             self._session = session
@@ -358,7 +360,7 @@ class Control:
         elif body == "chief":
             self._on_chief(message.chief.worker)
         elif body == "stop_fit":
-            self._on_stop(message.stop_fit.fit)
+            self._on_stop(message.stop_fit.fit, message.stop_fit.epochs)
         elif body in ("barrier", "evaluated", "finished"):
             with self._changed:
                 if body == "barrier":

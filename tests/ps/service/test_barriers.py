@@ -84,10 +84,11 @@ def test_a_script_stops_the_present_fit_of_all():
     for worker in (1, 2):
         scripts.arrive(worker, "fit-2-begin")
     stop = scripts.barriers.stop_fit
-    assert stop(2, 1, 0.0) == stop(2, 3, 0.0) == [], "it is in the second"
-    assert stop(2, 2, 0.0) == [FitStop(1, 2)]
-    assert stop(1, 2, 0.0) == [], "once"
-    assert scripts.begin(3).outcomes[-1] == FitStop(3, 2), "one that comes late"
+    assert stop(2, 1, 5, 0.0) == stop(2, 3, 5, 0.0) == [], "it is in the second"
+    assert stop(2, 2, 5, 0.0) == [FitStop(1, 2, 5)]
+    assert stop(1, 2, 4, 0.0) == [], "once"
+    assert scripts.begin(1).outcomes[-1] == FitStop(1, 2, 5), "its stream was lost"
+    assert scripts.begin(3).outcomes[-1] == FitStop(3, 2, 0), "one that comes late"
 
 
 def test_the_lowest_worker_that_is_not_lost_writes_the_files():
