@@ -133,6 +133,8 @@ class Session:
         offer: The model, to be offered to servers without one; None: they have it.
         optimizers: Those of the script, without the loss scaling around them, in the order of the
             offer, where a PS steps with them; empty: whatever state they have stays here.
+        before: This worker in the phase of the script before; None: there was none.
+        phase: Of the script, as Hello counts them.
 
     Raises:
         ConfigurationError: The codec warms up, and the size of the training set is not given; or
@@ -147,6 +149,8 @@ class Session:
         momentum: float = 0.0,
         offer: Offer | None = None,
         optimizers: Sequence[Any] = (),
+        before: Session | None = None,
+        phase: int = 0,
     ) -> None:
         self.settings, self.shared = settings, shared
         self.own = settings.worker()
@@ -166,6 +170,8 @@ class Session:
                 self.variables.read,
                 self.statistics.read,
                 lambda: [own.collect() for own in self._own_slots(optimizers)],
+                phase,
+                before.part.run_id if before is not None else "",
             )
         if self.takes_weights and (self.own.weight_decay or self.own.clip_norm):
             raise ConfigurationError(
@@ -176,7 +182,9 @@ class Session:
             )
         self._present = False
         self._saved: State | None = None  # of the incarnation before
-        self.part = self._new_part(self.statistics.read())
+        self.part: WorkerSession = self._new_part(self.statistics.read())
+        if before is not None:
+            self.part.before, self.part.loss = before.part.metrics(), before.part.loss
 
     @property
     def stopped(self) -> bool:
@@ -239,6 +247,29 @@ class Session:
             states = [states[number] for states in state.shards]
             parts = [part_of_layout(layout, numbers)[0] for layout in state.layouts]
             own[number].fill(parts, [each.slots for each in states], states[0].rate)
+
+    @property
+    def has_run_s_values(self) -> bool:
+        """Whether the model has the weights and averaged statistics that the run gave it last."""
+        values = ((self.variables, self.weights), (self.statistics, self.means))
+        return all(np.array_equal(own.read(), theirs, equal_nan=True) for own, theirs in values)
+
+    def go_to_phase(self, phase: int) -> None:
+        """Join in another phase of the script, in which the run is."""
+        if self._offering is not None:
+            self._offering = dataclasses.replace(self._offering, phase=phase)
+        self.renew()
+
+    def stay_behind(self) -> None:
+        """Go on with the model's own values: the run is in a later phase than this script."""
+        np.copyto(self.weights, self.variables.read())
+        np.copyto(self.means, self.statistics.read())
+
+    @property
+    def samples_of_phase(self) -> int:
+        """Examples that the run has consumed in the present phase of the script."""
+        before = self.part.exchange.shards[0].welcome.samples_before
+        return self.part.core.samples_of_run - before
 
     @property
     def means(self) -> Float32:

@@ -150,7 +150,8 @@ class OwnSlots:
     Args:
         optimizer: The compiled one, without the loss scaling around it; it is built if it is not.
         offer: What was described of it.
-        variables: The shared variables, in order.
+        variables: The shared variables, in order; of those that the optimizer was built on, some
+            may be frozen by now.
 
     Raises:
         ConfigurationError: It was built on other variables.
@@ -159,17 +160,31 @@ class OwnSlots:
     def __init__(self, optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> None:
         if not optimizer.built:
             optimizer.build(list(variables))
-        paths = [TensorSpec(each.path, tuple(each.shape)) for each in variables]
+        built = list(optimizer._trainable_variables)
+        known = {id(each) for each in built}
+        if new := [each for each in variables if id(each) not in known]:
+            raise ConfigurationError(
+                f"the compiled {offer.optimizer.name} was built before {new[0].path} became "
+                "trainable, and has no state for it; expected one for all that is trained. Compile "
+                "the model again with a new optimizer, as for Keras alone."
+            )
+        numbers = {id(each): number for number, each in enumerate(variables)}
+        paths = [TensorSpec(each.path, tuple(each.shape)) for each in built]
         keys = _keys(offer, ModelSpec(tuple(paths)))
         self._rate = optimizer._learning_rate
         own = [each for each in optimizer.variables if each is not self._rate]
         if len(own) != len(keys):
             raise ConfigurationError(
-                f"the compiled {offer.optimizer.name} has {len(own)} slots where the shared "
-                f"variables make {len(keys)}; expected an optimizer built on just these. Compile "
-                "the model again after its variables have changed."
+                f"the compiled {offer.optimizer.name} has {len(own)} slots where its variables "
+                f"make {len(keys)}; expected an optimizer built on just those that are shared. "
+                "Compile the model again after its variables have changed."
             )
-        self._by_key = dict(zip(keys, own, strict=True))
+        shared = [None if number is None else numbers.get(id(built[number])) for number, _ in keys]
+        self._by_key = {
+            (number, role): each
+            for number, (of, role), each in zip(shared, keys, own, strict=True)
+            if (number is None) == (of is None)  # else it is frozen, and keeps its state
+        }
         self._variables = list(variables)
 
     def collect(self) -> list[Slot]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 
-class _Part(Protocol):
+class _CorePart(Protocol):
     """What the core owns, as far as files are concerned."""
 
     def state_dict(self, soft: bool) -> State:
@@ -777,7 +777,7 @@ class PsCore:
             return []
         return [events.SaveSnapshot(self.version, self.state_dict())]
 
-    def _parts(self) -> dict[str, _Part]:
+    def _parts(self) -> dict[str, _CorePart]:
         """Return the parts by their names in files, which never change with the attributes'."""
         return {
             "model": self.model,

@@ -12,11 +12,12 @@ import numpy as np
 from tests.command_line import given
 from tests.nodes import free_ports
 from thinwire.flags.run import read_run
-from thinwire.ops.offer import Described, Offer, OptimizerOffer
+from thinwire.ops.offer import Described, Offer, OptimizerOffer, read_offer
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps import flags as ps_flags
+from thinwire.ps.initial_model import model_of_offer
 from thinwire.ps.persistence.shard_store import SavedShard
-from thinwire.ps.role import start_offered
+from thinwire.ps.role import ShardProcess, start_offered
 from thinwire.ps.service.offering import OfferStage
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.offering import Offering
@@ -56,6 +57,13 @@ class Lying(Offering):
         return document, [payload]
 
 
+def restored_shard(run, own):
+    """Return a shard that is started again, as its process does; it does not listen yet."""
+    saved = SavedShard(run, own.node)
+    offer = read_offer(saved.offer, own.max_model_bytes)
+    return ShardProcess(run, own, model_of_offer(run, own.id_ps, offer, None), saved)
+
+
 class OfferedRun:
     """Shards that wait for a model, each served by a thread as its process does.
 
@@ -78,8 +86,14 @@ class OfferedRun:
             return run, ps_flags.read(run.addresses), worker_flags.read(values.nb_workers)
 
     def listen(self, number=0, clock=None):
-        """Start a shard that has no model."""
+        """Start a shard that has no model, or goes on with that of its folder."""
         run, own, _ = self.settings(f"--id_ps={number}", "--type_node=PS")
+        if SavedShard(run, own.node).offer is not None:
+            shard = self.shards[number] = restored_shard(run, own)
+            thread = threading.Thread(target=self._go_on, args=(number, shard), daemon=True)
+            self.threads.append(thread)
+            thread.start()
+            return None
         stage = OfferStage(run, own, *([clock] if clock else []))
         self.stages[number] = stage
         stage.listen()
@@ -87,6 +101,13 @@ class OfferedRun:
         self.threads.append(thread)
         thread.start()
         return stage
+
+    def _go_on(self, number, shard):
+        try:
+            shard.start()
+            self.codes[number] = shard.run_to_end()
+        except Exception as error:  # noqa: BLE001 - tests look at it
+            self.failures[number] = error
 
     def _serve(self, number, run, own, stage):
         try:

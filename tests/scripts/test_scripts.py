@@ -25,7 +25,6 @@ FAILS = {
     "lambda_rate": (2, "Take a method whose workers step with it themselves: --method=dgs"),
     "generator_data": (2, 'Give distribute() shard="off"'),
     "two_models": (2, "expected one: a run has one model"),
-    "fine_tuning": (2, "have become trainable since the first fit"),
 }
 #: Short ones and what they reach alone, for all kinds of steps: merged on the PS, one by one there,
 #: on the workers. The quality is measured over three seeds by `make product`.

@@ -150,16 +150,15 @@ def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
     Those that a script leaves out of W_global on purpose are its own affair.
 
     Raises:
-        ConfigurationError: The script has made further ones trainable since the first step.
+        ConfigurationError: The script has made further ones trainable without a new `compile`.
     """
     known = {id(variable) for variable in shared}
     new = [variable for variable in stepped if id(variable) not in known]
     if new and not W_global:
         raise ConfigurationError(
             f"{new[0].path} and {len(new) - 1} more variables have become trainable since the "
-            "first fit, and a run shares those of its first step; expected the same. Put all that "
-            "are trained at any time into thinwire.W_global and make them trainable from the "
-            "start, or run the second training as a run of its own."
+            "model was compiled, and a run shares those that were; expected the same. Compile the "
+            "model again after `trainable` has changed, as Keras alone wants it, too."
         )
 
 

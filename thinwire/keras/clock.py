@@ -31,8 +31,20 @@ class RunClock:
         self._at_samples = 0
         self.variable = tf.Variable(iterations, dtype=tf.int64, trainable=False)
 
+    def begin_phase(self, data: Shared, iterations: int | None) -> None:
+        """Count on in another phase of the script.
+
+        Args:
+            data: What the run trains on now.
+            iterations: Of an optimizer that was compiled since; None: it is the one of before.
+        """
+        self._batch_size, self._num_examples = data.batch_size, data.num_examples
+        self._first = self._steps if iterations is None else iterations
+        self._steps, self._at_samples = self._first, 0
+        self.variable.assign(self._steps)
+
     def start(self, samples: int) -> None:
-        """Begin where the run is: it has consumed `samples`."""
+        """Begin where the run is: it has consumed `samples` in the present phase."""
         if self._batch_size:
             self._at_samples, self._steps = samples, self._count(samples, self._batch_size)
             self.variable.assign(self._steps)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from thinwire.ops.run.settings import RETURNED_EARLY, SCRIPT_FAILED, Run
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.worker.client.control import Control, RunHalted
+from thinwire.worker.client.control import Control, Opening, RunHalted
 from thinwire.worker.script import RECORD
 
 
@@ -47,24 +47,28 @@ class FitBarriers:
         """Begin another `fit`, the first included."""
         self._num_fits, self._num_saved = self._num_fits + 1, 0
 
-    def wait(self, where: str) -> RunHalted | None:
+    def phase(self, where: str) -> int:
+        """Return the number of the phase that may begin at the beginning or end of this `fit`."""
+        return 2 * self._num_fits + (where == "left")
+
+    def wait(self, where: str, changes: bool = False) -> Opening | RunHalted:
         """Wait until every script begins or ends the present `fit`.
 
         Args:
-            where: begin or end.
+            where: begin, end, or left, when its callbacks have ended; or a part of begin or left.
+            changes: Whether this script's model is another one than the run's.
 
         Returns:
-            The end of the run, if it has ended meanwhile.
+            Whether a phase begins, or the end of the run, if it has ended meanwhile.
 
         Raises:
             Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this script.
             InterruptedError: `interrupt` was called.
         """
         try:
-            self._control.barrier(f"fit-{self._num_fits}-{where}")
+            return self._control.barrier(f"fit-{self._num_fits}-{where}", changes)
         except RunHalted as halted:
             return halted
-        return None
 
     def begin_fit(self, fit: pb.FitBegun) -> None:
         """Report that the present `fit` begins; its number is filled in."""
@@ -95,12 +99,14 @@ class FitBarriers:
         Args:
             has_written: Whether this script has written it.
 
-        Returns and raises as `wait` does.
+        Returns:
+            The end of the run, if it has ended meanwhile. Raises as `wait`.
         """
         self._num_saved += 1
         where = f"saved-{self._num_saved}"
         if not has_written:
-            return self.wait(where)
+            opening = self.wait(where)
+            return None if isinstance(opening, Opening) else opening
         self._control.pass_by(f"fit-{self._num_fits}-{where}")
         return None
 

@@ -11,9 +11,6 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.described import describe, describe_constraints
-from thinwire.ops.types import ConfigurationError
-
-_FREE = ("learning_rate",)
 
 
 def make_offer(
@@ -58,36 +55,6 @@ def make_offer(
         loss_scale=described.loss_scale,
         num_examples=num_examples or 0,
         script_optimizer=type(optimizer).__name__,
-    )
-
-
-def check_same_optimizer(offer: Offer, shared: SharedModel, optimizer: Any) -> None:
-    """Refuse another optimizer than the one that the PS steps with; its rate may differ.
-
-    Raises:
-        ConfigurationError: The script has compiled the model again, with another one.
-    """
-    if not offer.optimizers:
-        return
-    paths = [tensor.path for tensor in shared.spec.tensors]
-    known, found = offer.optimizers[0], describe(optimizer, shared.variables, paths=paths).offer
-    before, now = dict(known.optimizer.config), dict(found.optimizer.config)
-    is_same = (known.optimizer.name, known.without_decay) == (
-        found.optimizer.name,
-        found.without_decay,
-    )
-    differing = [name for name in now if name not in _FREE and now[name] != before.get(name)]
-    has_number = isinstance(now["learning_rate"], int | float)
-    if not has_number and now["learning_rate"] != before["learning_rate"]:
-        differing.append("learning_rate, a schedule")
-    if is_same and not differing:
-        return
-    what = f"{found.optimizer.name} ({', '.join(differing)})" if differing else "another optimizer"
-    raise ConfigurationError(
-        f"the model was compiled again with {what}, and the PS steps with the first fit's "
-        f"{known.optimizer.name}; expected the same, whose learning_rate alone may differ. Take a "
-        "method whose workers step themselves, such as --method=dgs or --method=esync, or run the "
-        "second training as a run of its own."
     )
 
 

@@ -24,7 +24,7 @@ from thinwire.keras.checks import (
 )
 from thinwire.keras.clock import RunClock
 from thinwire.keras.fit_barriers import FitBarriers
-from thinwire.keras.offers import check_same_optimizer, make_offer, sgd_momentum
+from thinwire.keras.offers import make_offer, sgd_momentum
 from thinwire.keras.reports import describe_fit, describe_history
 from thinwire.keras.step import ExchangeStep, WeightsChanged, inner
 from thinwire.keras.traffic import EpochTraffic
@@ -42,7 +42,7 @@ from thinwire.settings import ScriptSettings, read_settings
 from thinwire.sharing.data import Shared, share
 from thinwire.sharing.place import WorkerPlace
 from thinwire.sharing.randomness import own_randomness
-from thinwire.worker.client.control import RunHalted
+from thinwire.worker.client.control import Opening, RunHalted
 from thinwire.worker.core.messages import ScriptFigures
 from thinwire.worker.script import RECORD
 
@@ -84,6 +84,15 @@ class ModelSession(LeavesOnExit):
         self._offer: Offer | None = None
         self._barriers: FitBarriers | None = None
         self._step: ExchangeStep | None = None
+        self._steps: dict[int, ExchangeStep] = {}  # by optimizer: all that were compiled
+        self._counted: Any = None  # the optimizer whose steps `clock` counts
+        self._trained: list[int] = []  # what was trainable when the phase began
+        self._is_traced_anew = self._awaits_step = self._offers = False
+        self._phase_at = "begin"  # where in a `fit` the newest phase began
+        self._exchanges_before = 0
+        self._is_behind = False  # the run is in a later phase than this script
+        self._passed_over: set[str] = set()  # variables of fits that were passed over
+        self._seeded: dict[int, Any] = {}  # by identity: what random layers draw by
         self._lock = threading.Lock()  # of the session: TensorFlow's thread and the script's
         self._failure: Exception | None = None
         self._epoch, self._validates = 0, False  # of the present `fit`
@@ -119,7 +128,8 @@ class ModelSession(LeavesOnExit):
     @property
     def num_exchanges(self) -> int:
         """Exchanges begun, over all calls of `fit`."""
-        return 0 if self._session is None else self._session.part.core.step
+        known = self._exchanges_before
+        return known if self._session is None else max(known, self._session.part.core.step)
 
     def shard(self, *data: Any) -> Any:
         """Return this worker's part of a training set; all, where the model is alone.
@@ -153,8 +163,7 @@ class ModelSession(LeavesOnExit):
         Raises:
             ConfigurationError: Data that cannot be shared, or an optimizer that cannot step.
         """
-        if self._offer is not None and self._step is not None:
-            self._warn_of_new_optimizer(self._step.optimizer)
+        self._is_traced_anew = self.model.train_function is None
         self._prepare()
         place = self._place()
         self._data = Shared(arguments) if place is None else share(arguments, place)
@@ -169,6 +178,7 @@ class ModelSession(LeavesOnExit):
         try:
             with contextlib.nullcontext() if place is None else own_randomness(place):
                 yield dict(self._data.arguments)
+            self._take_over_own()
         except BaseException as error:
             RECORD.leave_fit(error)
             self.close("error")
@@ -176,26 +186,79 @@ class ModelSession(LeavesOnExit):
         finally:
             self._in_fit = False
 
-    def _warn_of_new_optimizer(self, before: Any) -> None:
-        """Name what a second `compile` would have begun anew, and a PS's optimizer does not."""
-        if self.takes_weights or self.model.optimizer is before:
-            return
-        logging.warning(
-            "the model was compiled again: the PS's optimizer goes on with its state and its count "
-            "of steps, which Keras alone would begin anew"
-        )
-
     def begin_fit(self) -> None:
         """Join before the first step, unless only that shows what the model is."""
         self._build_optimizer()
         if self._session is None and self._is_offered:
             self._build_first()
             return
-        if self._wait_for_others("begin"):
+        session = self._session
+        if session is not None and self._barriers is not None and self._begins_phase("begin"):
+            if self._is_traced_anew or self.model.run_eagerly:  # its first step shows what it is
+                self._awaits_step = True
+                self._build_first()
+            else:
+                self._begin_phase(self._again(session))
+        elif not self.stopped:
             self._join()
             self._report_fit()
         if self.stopped:
             self.model.stop_training = True
+
+    # -- phases of the script -----------------------------------------------------------------
+
+    def _begins_phase(self, where: str) -> bool:
+        """Wait until all scripts begin this `fit`, or have left it, each with its model.
+
+        Returns:
+            Whether some script's model is another one than the run's: weights that were set, or
+            what `compile` and `trainable` have changed.
+        """
+        changes = not self.stopped and not self._joined.has_run_s_values
+        if where == "begin":
+            trained = [id(each) for each in self.model.trainable_variables]
+            is_other = self.model.run_eagerly and trained != self._trained
+            changes = changes or is_other or self._is_traced_anew
+        opening = self._wait_for_others(where, changes)
+        self._phase_at, self._offers = where, opening is not None and opening.offers
+        return opening is not None and opening.changes
+
+    def _again(self, session: Session) -> Session:
+        """Return this worker in the next phase, of the same variables."""
+        unused = set(self._offer.unused) if self._offer is not None else ()
+        rows = zip(session.shared.spec.tensors, session.shared.variables, strict=True)
+        return self._new_session([each for row, each in rows if row.path in unused], session.shared)
+
+    def _begin_phase(self, session: Session) -> None:
+        """Go on with the model of the script that offers its own."""
+        before, where, self._awaits_step = self._session, self._phase_at, False
+        if before is not None:
+            self._exchanges_before = self.num_exchanges
+            before.close("done")
+        with self._lock:
+            self._session = session
+        rate = None if self._step is None else self._step.rate
+        self._rate = 0.0 if rate is None else float(rate.numpy())
+        if self._offers:
+            self._join()
+        if self._wait_for_others(f"{where}-offered") is None:
+            return
+        if not self._offers:
+            self._join()
+        self._wait_for_others(f"{where}-joined")
+        if where == "begin":
+            self._report_fit()
+        self._seed_apart(session.own.id_worker)
+
+    def _take_over_own(self) -> None:
+        """Let all workers go on with weights that callbacks have set at the end of `fit`."""
+        session = self._session
+        if session is None or self._barriers is None or self.stopped:
+            return
+        if self._begins_phase("left"):
+            self._begin_phase(self._again(session))
+
+    # -- building, epochs, the end ------------------------------------------------------------
 
     def _build_first(self) -> None:
         """Let the first step be traced twice where that creates the model's variables.
@@ -275,7 +338,8 @@ class ModelSession(LeavesOnExit):
     def is_evaluated_elsewhere(self) -> bool:
         """Whether `fit` takes over what the Supervisor's evaluator finds, as all workers do."""
         is_launched = self._settings is not None and self._settings.is_launched
-        return is_launched and self._in_fit and self._barriers is not None and not self.stopped
+        takes_part = self._barriers is not None and not self.stopped and not self._is_behind
+        return is_launched and self._in_fit and takes_part
 
     def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the metrics of the validation data at the end of the present epoch.
@@ -313,7 +377,8 @@ class ModelSession(LeavesOnExit):
 
     def _report_fit(self) -> None:
         """Report a `fit` of a run that has a Supervisor of ours."""
-        if self._session is not None and self._barriers is not None and not self.stopped:
+        takes_part = self._barriers is not None and not self.stopped and not self._is_behind
+        if self._session is not None and self._barriers is not None and takes_part:
             fit = describe_fit(self.model, self.variables, self._session.part.core.layouts)
             fit.validates = self._validates
             self._barriers.begin_fit(fit)
@@ -378,7 +443,7 @@ class ModelSession(LeavesOnExit):
     def _end_fit(self) -> None:
         self.raise_failure()
         self._stop_others(after=self._epoch + 1)
-        if self._num_batches and not self._num_calls:
+        if self._num_batches and not self._num_calls and not self._is_behind:
             raise ConfigurationError(
                 f"{self._num_batches} steps of {self.model.name!r} exchanged nothing: its "
                 "train_step never reached the compiled optimizer, so this worker trained alone. "
@@ -389,8 +454,9 @@ class ModelSession(LeavesOnExit):
         self.close("done")
         if self._session is not None and self._is_offered and self._wait_for_others("end"):
             self._join()
-            state = self._fetch(self._session)
-            self._has_slots = state is not None and self._fill_slots(self._session, state)
+            if not self._is_behind:
+                state = self._fetch(self._session)
+                self._has_slots = state is not None and self._fill_slots(self._session, state)
         if self.stopped:
             logging.info("fit ended with the run (%s)", self.stop_reason or "interrupted")
 
@@ -492,13 +558,25 @@ class ModelSession(LeavesOnExit):
             if not session.stopped:
                 session.flush()
 
-    def _wait_for_others(self, where: str) -> bool:
-        """Wait until all scripts begin or end this `fit`; return whether the run goes on."""
-        if self._barriers is None or self._session is None or self.stopped:
-            return not self.stopped
-        ended = self._barriers.wait(where)
-        self._take_end(ended)
-        return ended is None
+    def _wait_for_others(self, where: str, changes: bool = False) -> Opening | None:
+        """Wait until all scripts have come to a barrier of this `fit`.
+
+        Args:
+            where: Which; see `FitBarriers.wait`.
+            changes: Whether this script's model is another one than the run's.
+
+        Returns:
+            None: the run has ended.
+        """
+        if self.stopped:
+            return None
+        if self._barriers is None or self._session is None:
+            return Opening()
+        opening = self._barriers.wait(where, changes)
+        if isinstance(opening, Opening):
+            return opening
+        self._take_end(opening)
+        return None
 
     def _take_end(self, ended: RunHalted | None) -> None:
         """Note the end of the run, if it has come; raise one that another script has spoiled."""
@@ -517,19 +595,19 @@ class ModelSession(LeavesOnExit):
         """Stand in for the compiled optimizer, whichever that is now."""
         model, step = self.model, self._step
         optimizer = getattr(model, "optimizer", None)
-        if optimizer is None or (step is not None and step.optimizer is optimizer):
+        if optimizer is None:
             return
-        if self._is_offered:
-            if self._session is not None and self._offer is not None:
-                check_same_optimizer(self._offer, self._session.shared, optimizer)
-        else:
-            self._settings = self._settings_for(optimizer)
-        self._step = ExchangeStep(optimizer, self)
-        if self._session is None:  # else a new optimizer's rate is one that the script has set
-            self._rate = 0.0 if self._step.rate is None else float(self._step.rate.numpy())
         if model.jit_compile:
             logging.warning("jit_compile is switched off: XLA cannot compile an exchange")
         model.jit_compile = False
+        if step is not None and step.optimizer is optimizer:
+            return
+        if not self._is_offered:
+            self._settings = self._settings_for(optimizer)
+        known = self._steps.get(id(optimizer))  # one that was compiled before
+        self._step = self._steps[id(optimizer)] = known or ExchangeStep(optimizer, self)
+        if self._session is None:  # else a new optimizer's rate is one that the script has set
+            self._rate = 0.0 if self._step.rate is None else float(self._step.rate.numpy())
 
     def _settings_for(self, optimizer: Any) -> ScriptSettings:
         """Return the settings, with the compiled optimizer's momentum where the method has one."""
@@ -624,12 +702,13 @@ class ModelSession(LeavesOnExit):
         Returns:
             Whether the model has other weights than before.
         """
-        if self._session is not None:
+        if self._session is not None and not self._awaits_step:
             check_same_variables(self.variables, [variable for _, variable in pairs])
             return False
         missing = [variable for gradient, variable in pairs if gradient is None]
         stepped = [variable for _, variable in pairs]
-        session = self._session = self._new_session(missing, stepped)
+        shared = SharedModel.of(self.model, self._is_offered, stepped)
+        session = self._new_session(missing, shared)
         before = session.variables.read()
         if len(before) != session.variables.size:
             raise ConfigurationError(
@@ -637,7 +716,12 @@ class ModelSession(LeavesOnExit):
                 "no values yet; expected a model that is built before. Call it on one mini-batch "
                 "before fit: model(x[:1])."
             )
-        check_same_variables(self.variables, stepped)
+        check_same_variables(shared.variables, stepped)
+        self._trained = [id(each) for each in self.model.trainable_variables]
+        if self._session is not None:
+            self._begin_phase(session)
+            return not np.array_equal(before, session.weights)
+        self._session = session
         self._join()
         if self._is_offered and not session.stopped:
             run = session.settings.run
@@ -699,7 +783,7 @@ class ModelSession(LeavesOnExit):
                 session.means.copy(),
                 np.float32(rate if self._is_offered else self._rate),
                 np.float32(session.loss_scale or scale),
-                0 if self.clock is None else self.clock.advance(session.part.core.samples_of_run),
+                0 if self.clock is None else self.clock.advance(session.samples_of_phase),
             )
 
     def _set_rate(self, rate: float) -> float | None:
@@ -757,12 +841,12 @@ class ModelSession(LeavesOnExit):
         return self._session
 
     def _new_session(
-        self, without_gradient: Sequence[Any] = (), stepped: Sequence[Any] | None = None
+        self, without_gradient: Sequence[Any] = (), shared: SharedModel | None = None
     ) -> Session:
         settings, step, data = self._settings, self._step, self._data
         if settings is None or step is None:
             raise RuntimeError("the model trains alone")
-        shared = SharedModel.of(self.model, self._is_offered, stepped)
+        shared = shared or SharedModel.of(self.model, self._is_offered)
         if not self._is_offered:
             check_variables(shared.variables)
             return Session(settings, shared, self._num_train)
@@ -771,10 +855,19 @@ class ModelSession(LeavesOnExit):
         num_train = self._num_train or data.num_examples
         batch_size = data.batch_size
         self._offer = make_offer(shared, optimizer, method, without_gradient, batch_size, num_train)
+        own, before = inner(optimizer), self._session
         if method.steps_on_workers and method.schedule_clock == "examples":
-            self.clock = RunClock(data, int(inner(optimizer)._iterations))
-        momentum = sgd_momentum(inner(optimizer)) if method.takes_momentum else 0.0
-        return Session(settings, shared, num_train, momentum, self._offer, [inner(optimizer)])
+            if self.clock is None:
+                self.clock = RunClock(data, int(own._iterations))
+            else:
+                is_new = own is not self._counted
+                self.clock.begin_phase(data, int(own._iterations) if is_new else None)
+            self._counted = own
+        momentum = sgd_momentum(own) if method.takes_momentum else 0.0
+        phase = 0
+        if before is not None and self._barriers is not None:
+            phase = self._barriers.phase(self._phase_at)
+        return Session(settings, shared, num_train, momentum, self._offer, [own], before, phase)
 
     def _refuse_second_model(self, shared: SharedModel, settings: ScriptSettings) -> None:
         """Refuse another model than the one that the script has trained in the run.
@@ -782,9 +875,12 @@ class ModelSession(LeavesOnExit):
         Raises:
             ConfigurationError: Its variables are others.
         """
+        mine = (settings.run.addresses, settings.worker().id_worker)
         for other in RECORD.sessions:
             known = getattr(other, "_session", None)
-            if known is None or known.settings.run.addresses != settings.run.addresses:
+            if known is None or other is self:  # in the phase before
+                continue
+            if (known.settings.run.addresses, known.own.id_worker) != mine:
                 continue
             if known.shared.spec != shared.spec:
                 raise ConfigurationError(
@@ -802,17 +898,57 @@ class ModelSession(LeavesOnExit):
             if session.part.closing.is_set():  # `fit` was interrupted
                 session.close("interrupted")
                 session.renew()
-            if not session.stopped and session.open():
+            if not session.stopped and self._opens(session):
                 interrupts.add_listener(self._interrupt)
             if session.part.run_id:  # else the run was over, and the model keeps its own weights
                 session.assign()
         if self.clock is not None:
-            self.clock.start(session.part.core.samples_of_run)
+            self.clock.start(session.samples_of_phase)
         if self._step is None:
             return
         self._step.assign_scale(session.loss_scale)
         if is_first and not self._is_offered and self._step.rate is not None:
             self._adopt_rate(session, self._step)
+
+    def _opens(self, session: Session) -> bool:
+        """Join, unless the run is in a later phase of the script than this worker.
+
+        A script that was started again passes over the fits that the run has behind it.
+        """
+        try:
+            return self._catches_up(session)
+        except RequestRejected as rejected:
+            if rejected.reason != pb.REASON_PHASE:
+                raise
+            newest = rejected.phase
+        if self._barriers is not None and newest <= self._barriers.phase(self._phase_at):
+            session.go_to_phase(newest)
+            return self._catches_up(session)
+        if not self._is_behind:
+            logging.warning("this fit is passed over: the run has it behind it")
+        self._is_behind = self._stop_is_known = True
+        self._passed_over |= {each.path for each in session.shared.variables}
+        session.stay_behind()
+        self.model.stop_training = True
+        return False
+
+    def _catches_up(self, session: Session) -> bool:
+        """Join, after passing over fits or not; see `Session.open`.
+
+        Raises:
+            ConfigurationError: What those fits have trained is not with the run any more.
+        """
+        opened, self._is_behind = session.open(), False
+        shared = {each.path for each in session.shared.variables}
+        if missing := sorted(self._passed_over - shared):
+            raise ConfigurationError(
+                f"this script was started again in a later phase of its run: {missing[0]} and "
+                f"{len(missing) - 1} more variables that an earlier fit has trained are not shared "
+                "any more, so that their values are lost; expected a run that goes on with all "
+                "that it has trained. Start it anew with --overwrite."
+            )
+        self._passed_over.clear()
+        return opened
 
     def _adopt_rate(self, session: Session, step: ExchangeStep) -> None:
         """Go on with the server's learning rate, unless the script has set one since `compile`."""
@@ -829,7 +965,9 @@ class ModelSession(LeavesOnExit):
         The launcher seeds all scripts alike; worker 1 keeps its seeds.
         """
         for variable in self.model.non_trainable_variables:
-            if variable.name == _SEEDS and id_worker > 1:
+            is_new = variable.name == _SEEDS and id(variable) not in self._seeded
+            self._seeded[id(variable)] = variable
+            if is_new and id_worker > 1:
                 state = np.array(variable, np.int64)
                 state[0] = (state[0] + (id_worker - 1) * _SEED_STEP) % _SEED_LIMIT
                 variable.assign(state)

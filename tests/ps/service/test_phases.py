@@ -8,14 +8,11 @@ import threading
 import numpy as np
 import pytest
 
-from tests.ps.offered import OFFER, SPEC, offered_run, weights_of
-from thinwire.ops.offer import Described, OptimizerOffer, read_offer
+from tests.ps.offered import OFFER, SPEC, offered_run, restored_shard, weights_of
+from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import RequestRejected
-from thinwire.ps.initial_model import model_of_offer
-from thinwire.ps.persistence.shard_store import SavedShard
-from thinwire.ps.role import ShardProcess
 from thinwire.worker.client.control import Control
 from thinwire.worker.core.messages import ScriptFigures
 
@@ -160,14 +157,6 @@ def test_nobody_begins_a_phase_that_the_scripts_have_not_agreed_on(tmp_path):
         script.control.finish()
 
 
-def restored(run, folder):
-    """Return the shard that is started again in a folder, as its process does, and its core."""
-    settings, own, _ = run.settings("--type_node=PS", f"--run_dir={folder}")
-    saved = SavedShard(settings, own.node)
-    offer = read_offer(saved.offer, own.max_model_bytes)
-    return ShardProcess(settings, own, model_of_offer(settings, 0, offer, None), saved)
-
-
 @pytest.mark.parametrize("journal", ["on", "off"])
 def test_a_shard_that_is_started_again_is_in_the_phase_that_it_was_in(journal, tmp_path):
     flags = ("--nb_workers=1", f"--journal={journal}", "--checkpoint_interval_seconds=1000")
@@ -178,7 +167,9 @@ def test_a_shard_that_is_started_again_is_in_the_phase_that_it_was_in(journal, t
         script.change()
         weights = script.step(4.0).copy()
         shutil.copytree(tmp_path / "run", tmp_path / "copy")  # as after kill -9
-        shard = restored(run, tmp_path / "copy")
+        shard = restored_shard(
+            *run.settings("--type_node=PS", f"--run_dir={tmp_path / 'copy'}")[:2]
+        )
         assert (shard.phase, shard.spec, shard.run_id) == (4, LAST, script.worker.run_id)
         assert shard.core.model.samples_before == 10
         if journal == "on":

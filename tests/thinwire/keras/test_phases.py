@@ -1,0 +1,150 @@
+"""Freeze and unfreeze, rebuilt heads, weights that the script sets: as Keras alone."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, assert_same, plain_model, scripts
+from thinwire import ConfigurationError, distribute
+
+FIT = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+
+
+def freeze_and_unfreeze(model):
+    """Train the head alone, then everything, each with an optimizer of its own."""
+    model.get_layer("hidden").trainable = False
+    model.compile(keras.optimizers.Adam(0.05), loss=LOSS)
+    model.fit(X, Y, epochs=2, **FIT)
+    model.get_layer("hidden").trainable = True
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS)
+    model.fit(X, Y, epochs=2, **FIT)
+    return model
+
+
+def same_as_alone(story, folder, method="bsp", nb_workers=2, nb_ps=1, **settings):
+    """Compare what all workers of a run have made with what Keras alone makes."""
+    expected = story(plain_model())
+    with scripts(folder, method, nb_workers, nb_ps, **settings) as run:
+        models = run.each(lambda given: story(distribute(plain_model(), given)))
+        shards = list(run.shards.values())
+    for model in models:
+        assert_same(model, expected)
+    return models, shards, expected
+
+
+@pytest.mark.parametrize("nb_ps", [1, 2])
+def test_freeze_and_unfreeze_is_keras_alone(nb_ps, tmp_path):
+    models, shards, _ = same_as_alone(freeze_and_unfreeze, tmp_path, nb_ps=nb_ps)
+    for model in models:
+        assert model.thinwire.num_exchanges == 16
+    assert {(shard.phase, shard.core.version) for shard in shards} == {(4, 16)}
+
+
+def frozen_with_the_same_optimizer(model):
+    """Freeze a layer whose moments the optimizer keeps, then train weights that are set."""
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.1)
+    model.compile(optimizer, loss=LOSS)
+    model.fit(X, Y, epochs=1, **FIT)
+    model.get_layer("hidden").trainable = False
+    model.compile(optimizer, loss=LOSS)
+    model.fit(X, Y, epochs=1, **FIT)
+    for variable in model.variables:
+        variable.assign(variable * 0.5)
+    model.fit(X, Y, epochs=1, **FIT)
+    return model
+
+
+def test_an_optimizer_that_stays_keeps_its_state_and_weights_that_are_set_count(tmp_path):
+    models, shards, expected = same_as_alone(frozen_with_the_same_optimizer, tmp_path, nb_ps=2)
+    for model in models:
+        for mine, theirs in zip(
+            model.optimizer.variables, expected.optimizer.variables, strict=True
+        ):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5, err_msg=mine.path)
+    assert shards[0].phase == 6
+
+
+class BadEnd(keras.callbacks.Callback):
+    """Sets weights when training ends, as EarlyStopping with restore_best_weights does."""
+
+    def on_train_end(self, logs=None):
+        self.model.set_weights([values + 1 for values in self.model.get_weights()])
+
+
+def weights_of_a_callback(model):
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS)
+    model.fit(X, Y, epochs=1, callbacks=[BadEnd()], **FIT)
+    model.fit(X, Y, epochs=1, **FIT)
+    return model
+
+
+def test_weights_that_a_callback_sets_at_the_end_are_everybody_s(tmp_path):
+    _, shards, _ = same_as_alone(weights_of_a_callback, tmp_path)
+    assert shards[0].phase == 3
+
+
+def with_adapters(model):
+    """Train, then only adapters of Keras' own LoRA, at a schedule that begins anew."""
+    model.compile(keras.optimizers.SGD(0.1), loss=LOSS, run_eagerly=True)
+    model.fit(X, Y, epochs=1, **FIT)
+    keras.utils.set_random_seed(3)
+    model.get_layer("hidden").enable_lora(2)
+    kernel = model.get_layer("hidden").lora_kernel_a
+    kernel.assign(np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2))
+    model.get_layer("logits").trainable = False
+    cosine = keras.optimizers.schedules.CosineDecay(0.05, 8)
+    model.compile(keras.optimizers.Adam(cosine), loss=LOSS)
+    model.fit(X, Y, epochs=2, **FIT)
+    return model
+
+
+@pytest.mark.parametrize("method", ["bsp", "dgs", "esync"])
+def test_adapters_that_come_after_a_first_fit_are_shared_alone(method, tmp_path):
+    settings = {"compression_rate": 1} if method == "dgs" else {}
+    nb_workers = 2 if method == "bsp" else 1
+    _, shards, _ = same_as_alone(with_adapters, tmp_path, method, nb_workers, **settings)
+    assert shards[0].spec.num_parameters == 6 * 2 + 2 * 8 + 8
+
+
+def in_two_runs(folder, story, *ends, **settings):
+    """Run a story whose scripts end at `ends[0]`, and the same command again; return the models."""
+    for end in ends:
+        with scripts(folder, "bsp", 2, **settings) as run:
+            models = run.each(lambda given, end=end: story(distribute(plain_model(), given), end))
+            shards = list(run.shards.values())
+    return models, shards
+
+
+def head_then_all(model, fits=4):
+    """Train the head alone, then everything, in so many fits."""
+    model.get_layer("hidden").trainable = False
+    model.compile(keras.optimizers.Adam(0.05), loss=LOSS)
+    model.fit(X, Y, epochs=1, **FIT)
+    model.get_layer("hidden").trainable = True
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS)
+    for _ in range(1, fits):
+        model.fit(X, Y, epochs=1, **FIT)
+    return model
+
+
+@pytest.mark.parametrize("nb_ps", [1, 2])
+def test_the_same_command_passes_over_the_fits_of_phases_that_are_over(nb_ps, tmp_path):
+    models, shards = in_two_runs(tmp_path, head_then_all, 2, 3, nb_ps=nb_ps)
+    expected = head_then_all(plain_model())  # the second run's two fits go on from the first's one
+    for model in models:
+        assert_same(model, expected)
+    assert {(shard.phase, shard.core.version) for shard in shards} == {(4, 16)}
+
+
+def all_then_head(model, fits=2):
+    model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+    model.fit(X, Y, epochs=1, **FIT)
+    model.get_layer("hidden").trainable = False
+    model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+    model.fit(X, Y, epochs=1, **FIT)
+    return model
+
+
+def test_a_run_whose_trained_values_are_gone_is_not_resumed_silently(tmp_path):
+    with pytest.raises(ConfigurationError, match="2 more variables|1 more variables"):
+        in_two_runs(tmp_path, all_then_head, 2, 2)
