@@ -36,6 +36,7 @@ def remove_temporary() -> None:
                 os.unlink(path)
 
 
-def _note(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in _EVENTS:
+def _note(event: str, arguments: tuple[Any, ...], events: tuple[str, ...] = _EVENTS) -> None:
+    # Bound early: a module's names are gone when the interpreter ends, and hooks are called yet.
+    if event in events:
         _MADE.append(os.fsdecode(arguments[0]))
