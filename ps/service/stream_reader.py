@@ -507,6 +507,7 @@ class StreamReader:
         (pb.ROLE_SUPERVISOR, "report"): _report,
         (pb.ROLE_SUPERVISOR, "evaluator"): _evaluator,
         (pb.ROLE_EVALUATOR, "pull"): _observe,
+        (pb.ROLE_EVALUATOR, "slots"): _request_slots,
         (pb.ROLE_EVALUATOR, "evaluated"): _evaluated,
         (pb.ROLE_EVALUATOR, "heartbeat"): _heartbeat,
         (pb.ROLE_EVALUATOR, "leave"): _observer_leaves,

@@ -15,7 +15,7 @@ import sys
 import time
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -29,18 +29,24 @@ from thinwire.keras.saving import is_own_file
 from thinwire.models.flat_model import FlatVariables, moving_statistics
 from thinwire.ops.run.settings import END_REASONS, EXIT_DONE
 from thinwire.ops.sharding.w_global import model_spec
+from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_layouts, decode_metrics, encode_metrics
 from thinwire.sharing.arrays import are_arrays, cut_off_validation
 from thinwire.supervisor.evaluation_requests import CentralModel, EvaluationRequests
+from thinwire.worker.client.slots import fetch_slots
 from thinwire.worker.temporary import remove_temporary
 
 if TYPE_CHECKING:
     from thinwire.ops.run.settings import Run
+    from thinwire.ops.types import Float32, ShardLayout
 
 #: Of one processor's time that evaluations in between may take.
 _SHARE = 0.05
 _LOOK_SECONDS = 0.5
+#: What Keras calls a moving average of weights among an optimizer's slots; and how many states a
+#: shard sends where there is one optimizer: the last is of what has none.
+_AVERAGE, _WITH_ONE_OPTIMIZER = "average", 2
 #: What would write a file of the model.
 _WRITERS = ("save", "save_weights", "export")
 
@@ -148,6 +154,9 @@ class FitEvaluator:
         self._fit_of_validation = 0
         self._last: pb.Evaluated | None = None
         self._last_values: tuple[int, ...] = ()  # that it is of, by their checksums
+        self._spec = ModelSpec(())
+        self._layouts: Sequence[ShardLayout] = ()
+        self._swaps_averages = False  # for evaluations, as SwapEMAWeights does
         self._free_at = 0.0  # when the next evaluation in between is due
 
     @property
@@ -203,6 +212,8 @@ class FitEvaluator:
         layouts, run_id = decode_layouts(begun.shards, spec), self.requests.run_id
         self._central = CentralModel(self._run, run_id, spec, layouts, statistics.size)
         self._assign, self._last = (flat, statistics), None
+        self._spec, self._layouts = spec, layouts
+        self._swaps_averages = self._has_averages(given.get("callbacks"))
         if given.get("validation_data") is not None:
             self._validation = ValidationSet(self.model, given)
             self._fit_of_validation = begun.fit
@@ -235,7 +246,7 @@ class FitEvaluator:
     def _evaluate(self, evaluated: pb.Evaluated) -> None:
         """Evaluate the central model as it is now, and report that."""
         began, spent = time.monotonic(), time.process_time()
-        versions, values = self._take_weights()
+        versions, values = self._take_weights(self._swaps_averages)
         last, validation = self._last, self._validation
         if validation is None:
             return
@@ -250,11 +261,49 @@ class FitEvaluator:
         if not is_known:
             self._free_at = now + cost / _SHARE
 
-    def _take_weights(self) -> tuple[list[int], tuple[int, ...]]:
-        """Give the model the central weights and statistics; return versions and checksums."""
+    def _has_averages(self, callbacks: Any) -> bool:
+        """Return whether a callback swaps the weights' moving averages in, and a PS has these."""
+        found = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
+        given = keras.tree.flatten(callbacks or []) if found is None else found
+        if not any(isinstance(each, keras.callbacks.SwapEMAWeights) for each in given):
+            return False
+        if not self._run.method.steps_on_workers:
+            return True
+        logging.warning(
+            "SwapEMAWeights: with --method=%s each worker has moving averages of its own, so the "
+            "central weights are evaluated as they are",
+            self._run.method.name,
+        )
+        return False
+
+    def _put_averages(self, weights: Float32) -> None:
+        """Replace weights by their moving averages, where the PS's optimizer has some.
+
+        Args:
+            weights: [num_parameters], in place.
+        """
+        requests, run, offsets = self.requests, self._run, self._spec.offsets
+        shards = fetch_slots(run, 0, requests.run_id, self._layouts, role=pb.ROLE_EVALUATOR)
+        for layout, states in zip(self._layouts, shards, strict=True):
+            if len(states) != _WITH_ONE_OPTIMIZER:
+                continue
+            for slot in states[0].slots:
+                if slot.role == _AVERAGE and slot.slice is not None:
+                    piece = layout.slices[slot.slice]
+                    start = offsets[piece.tensor] + piece.start
+                    weights[start : start + piece.size] = slot.values.ravel()
+
+    def _take_weights(self, averages: bool = False) -> tuple[list[int], tuple[int, ...]]:
+        """Give the model the central weights and statistics; return versions and checksums.
+
+        Args:
+            averages: Whether moving averages of the weights take their place.
+        """
         if self._central is None or self._assign is None:
             return [], ()
         view, (flat, statistics) = self._central.fetch(), self._assign
+        if averages and any(view.versions):  # before the first update there are none
+            self._put_averages(view.weights)
         flat.assign(view.weights)
         if view.statistics is not None:
             statistics.assign(view.statistics)

@@ -1,4 +1,4 @@
-"""Fetches the state of the optimizer from the shards, for a script that is to go on with it."""
+"""Fetches the state of the optimizer from the shards, for a script that goes on with it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def fetch_slots(
     run_id: str,
     layouts: Sequence[ShardLayout],
     num_statistics: int | None = None,
+    role: pb.Role = pb.ROLE_SCRIPT,
 ) -> list[list[OptimizerState]]:
     """Return what each shard holds of every optimizer, and one state more for what else it sends.
 
@@ -32,32 +33,29 @@ def fetch_slots(
         run_id: Of the run.
         layouts: Of every shard.
         num_statistics: How many statistics are averaged; then these and the weights come, too.
+        role: Of this process: the script of a worker, or an evaluator.
 
     Raises:
         Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the request.
     """
-    shards = enumerate(layouts)
-    size = num_statistics
-    return [_fetch(run, id_worker, run_id, shard, layout, size) for shard, layout in shards]
+    found = []
+    for shard, layout in enumerate(layouts):
+        hello = pb.Hello(
+            protocol_version=messages.PROTOCOL_VERSION,
+            role=role,  # without incarnation: it takes no part in barriers
+            id=id_worker,
+            run_id=run_id,
+            shard=shard,
+            num_shards=run.nb_ps,
+        )
+        found.append(_fetch(run, hello, layout, num_statistics))
+    return found
 
 
 def _fetch(
-    run: Run,
-    id_worker: int,
-    run_id: str,
-    shard: int,
-    layout: ShardLayout,
-    num_statistics: int | None,
+    run: Run, hello: pb.Hello, layout: ShardLayout, num_statistics: int | None
 ) -> list[OptimizerState]:
-    hello = pb.Hello(
-        protocol_version=messages.PROTOCOL_VERSION,
-        role=pb.ROLE_SCRIPT,  # without incarnation: it takes no part in barriers
-        id=id_worker,
-        run_id=run_id,
-        shard=shard,
-        num_shards=run.nb_ps,
-    )
-    address = run.addresses[shard]
+    address = run.addresses[hello.shard]
     limit = 4 * (_MOST_ARRAYS * layout.size + (num_statistics or 0)) + _SLACK_BYTES
     dialler = Dialler(
         f"the PS at {address}",

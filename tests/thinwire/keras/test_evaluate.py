@@ -177,3 +177,24 @@ def test_what_the_evaluator_is_given_no_validation_data_for(tmp_path, caplog):
         pb.Evaluated(fit=1, answers=True, nobody=evaluator.reported[0].nobody)
     ]
     assert "gives fit no validation data in the evaluator" in caplog.text
+
+
+def test_moving_averages_of_the_ps_are_what_is_evaluated(tmp_path):
+    options = {"epochs": 3, "validation_data": (X[:40], Y[:40])}
+
+    def make():
+        model = plain_model()
+        model.compile(keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.8), loss=LOSS)
+        return model
+
+    _, expected = alone(make, **options, callbacks=[keras.callbacks.SwapEMAWeights()])
+    with (
+        scripts(tmp_path, "bsp", 2, nb_ps=2) as run,
+        evaluated(
+            run, lambda of: of(make())(X, Y, **options, callbacks=keras.callbacks.SwapEMAWeights())
+        ),
+    ):
+        for _, found in run.fit(
+            make, **options, callbacks=lambda: [keras.callbacks.SwapEMAWeights()]
+        ):
+            np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-5)
