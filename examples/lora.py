@@ -4,7 +4,7 @@ python examples/lora.py
 
 and on two workers with
 
-thinwire run --nb_workers=2 --method=asgd examples/lora.py
+thinwire run --nb_workers=2 --method=bsp examples/lora.py
 
 Of 280,230 weights 10,908 are trained, so an exchange is a 25th of the model's size. Frozen
 weights never travel: every worker has them from the same file, or trains them alike, as here.
@@ -45,7 +45,7 @@ for layer in dense:
     layer.enable_lora(6)
     layer.bias.trainable = False
 x_train, x_test = (images.swapaxes(1, 2) for images in (data.train_images, data.test_images))
-model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
+model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
 before = model.evaluate(x_test, data.test_labels, verbose=0)[1]
 model = thinwire.distribute(model)
 model.fit(
