@@ -54,8 +54,12 @@ _TOPICS = (
 _OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
 #: More than these: a launcher's file has what only nodes heed.
 _LAUNCHED_TOPICS = (*_TOPICS, *observability.TOPICS, *supervisor_flags.TOPICS)
-#: Flags that a script under a launcher may set by itself: they concern this worker alone.
-_OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_worker"}
+#: Flags that a script under a launcher may set by itself: they concern this worker alone, or its
+#: data, which no other node looks at.
+_OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_worker"} | {
+    "batch",
+    "shard",
+}
 #: Names by which a script gives itself a place in a run.
 _PLACES = frozenset({"id_worker", "nb_workers", "ip_PS", "port", "ps_hosts", "method", "mode"})
 LAUNCHER, ARGUMENTS, TF_CONFIG = "thinwire run", "arguments", "TF_CONFIG"

@@ -61,10 +61,16 @@ def test_a_method_of_changes_steps_on_the_workers(launched):
     assert method.kind is Kind.DELTA and method.local.brings_weights
 
 
+def test_a_script_takes_its_data_as_it_likes(launched):
+    launched()
+    assert read(shard="off", batch="worker").run.data.shard == "off"
+
+
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
         ({"method": "dgs"}, ["method=dgs", "--method=bsp"]),
+        ({"shard": "auto"}, ["shard=auto", "--shard=off"]),
         ({"nb_workers": 2}, ["nb_workers=2", "--nb_workers=3"]),
         ({"id_worker": 1}, ["id_worker", "numbers the workers"]),
         ({"batch_size": 32}, ["batch_size"]),
@@ -73,7 +79,7 @@ def test_a_method_of_changes_steps_on_the_workers(launched):
     ],
 )
 def test_what_contradicts_the_launcher_is_refused_with_both(launched, keywords, words):
-    launched()
+    launched(*(["--shard=off"] if "shard" in keywords else []))
     with pytest.raises(ConfigurationError) as refused:
         read(**keywords)
     assert all(word in str(refused.value) for word in words), refused.value
