@@ -259,10 +259,12 @@ class _Watcher:
         while shard.status is not None and not shard.evaluated.empty():
             found = shard.evaluated.get()
             versions = list(found.versions)
-            known = [each.final for each in self.recorder.evaluations if each.versions == versions]
+            same = [each for each in self.recorder.evaluations if each.versions == versions]
+            metrics, known = numbers_of(found.metrics), [each.final for each in same]
+            if not found.fit:  # by a function of the script, which may be one of several
+                known = [False for each in same if each.metrics.keys() == metrics.keys()]
             if not found.metrics or any(known) or (known and not found.final):
                 continue
-            metrics = numbers_of(found.metrics)
             self.recorder.record(shard.status, metrics, versions, found.final)
             if not found.final:
                 self._end_at_target()

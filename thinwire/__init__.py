@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from thinwire.identity import is_chief, num_workers, worker_id
     from thinwire.keras.distribute import distribute
     from thinwire.launcher.function import FunctionRun, RunFailed, run
+    from thinwire.own_evaluation import evaluate
     from thinwire.server import ServerHandle, Snapshot, init_server
     from thinwire.session import RunOver, StepInfo
 
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "callbacks",
     "distribute",
+    "evaluate",
     "init_server",
     "is_chief",
     "num_workers",
@@ -56,6 +58,7 @@ _MODULES = {
     "RunOver": "session",
     "StepInfo": "session",
     "distribute": "keras.distribute",
+    "evaluate": "own_evaluation",
     "ServerHandle": "server",
     "Snapshot": "server",
     "init_server": "server",

@@ -5,8 +5,8 @@ The script's sessions record themselves here; whoever runs the script reads it a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 
 class ScriptSession(Protocol):
@@ -32,6 +32,7 @@ class ScriptRecord:
         self.chief = 1
         self._sessions: list[ScriptSession] = []
         self._endings: list[Callable[[bool, str], None]] = []
+        self._report: Callable[[Mapping[str, Any]], None] | None = None
         self._left_fit_by: BaseException | None = None
 
     def add(self, session: ScriptSession) -> None:
@@ -45,6 +46,16 @@ class ScriptRecord:
     def has_left_fit_by(self, error: BaseException) -> bool:
         """Return whether an error that ends the script comes out of its last `fit`."""
         return error is self._left_fit_by
+
+    def on_evaluation(self, report: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `report` with the metrics of each evaluation that the script makes itself."""
+        self._report = report
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> bool:
+        """Report the script's own evaluation; return whether there is a run that records it."""
+        if self._report is not None:
+            self._report(metrics)
+        return self._report is not None
 
     def at_end(self, ending: Callable[[bool, str], None]) -> None:
         """Call `ending` once with (whether the script failed, why), when the script has ended."""

@@ -111,8 +111,11 @@ class RunControl:
                 self._notify(evaluations.end_fit(message))
             case pb.EpochEnded():
                 self._notify(evaluations.request(worker, message.fit, message.epoch, now))
-            case pb.Evaluated():
+            case pb.Evaluated() if message.answers:
                 self._notify(evaluations.know(worker, message, now))
+            case pb.Evaluated():  # the script's own
+                own = pb.Evaluated(versions=[self._version()], metrics=message.metrics)
+                self._notify(evaluations.answer(own, now))
 
     def stop_fit(self, connection: Connection, fit: int, epochs: int) -> None:
         """Note that a script ends a fit before its time, for all."""

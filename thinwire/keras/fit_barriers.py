@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from thinwire.ops.run.settings import RETURNED_EARLY, SCRIPT_FAILED, Run
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.evaluations import encode_metrics
 from thinwire.worker.client.control import Control, Opening, RunHalted
 from thinwire.worker.script import RECORD
 
@@ -35,6 +37,7 @@ class FitBarriers:
         self._control = Control.of(
             run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
         )
+        RECORD.on_evaluation(self._report)
         RECORD.at_end(self._finish)
         atexit.register(self._finish_at_exit)
 
@@ -124,6 +127,9 @@ class FitBarriers:
 
     def _named(self, chief: int) -> None:
         RECORD.chief = chief
+
+    def _report(self, metrics: Mapping[str, Any]) -> None:
+        self._control.report(pb.Evaluated(fit=self._num_fits, metrics=encode_metrics(metrics)))
 
     def _finish(self, failed: bool, message: str) -> None:
         """Report the script's end, once; the run ends when all have ended."""

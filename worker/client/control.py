@@ -122,6 +122,7 @@ class Control:
         self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # by fit and epoch
         self._awaits: pb.EpochEnded | None = None
         self._stopped: dict[int, int] = {}  # fits, by this script, and after how many epochs
+        self._unreported: list[pb.Evaluated] = []  # by this script, while shard 0 was away
         self._finished: pb.Finished | None = None
         self._is_confirmed = self._is_interrupted = False
         self._error: Exception | None = None  # why nothing comes any more
@@ -231,6 +232,13 @@ class Control:
             if fit not in self._stopped:
                 self._stopped[fit] = epochs
                 self._send(pb.ToServer(stop_fit=pb.StopFit(fit=fit, epochs=epochs)))
+
+    def report(self, evaluated: pb.Evaluated) -> None:
+        """Report an evaluation that this script has made itself; it answers nothing."""
+        with self._changed:
+            if self._session is None:
+                self._unreported.append(evaluated)
+            self._send(pb.ToServer(evaluated=evaluated))
 
     def finish(self, failed: bool = False, message: str = "", wait_seconds: float = 10.0) -> bool:
         """Report that this script has ended, and end the stream.
@@ -344,6 +352,9 @@ class Control:
                 session.send_control(pb.ToServer(evaluated=evaluated))
             if self._awaits is not None:
                 session.send_control(pb.ToServer(epoch_ended=self._awaits))
+            for evaluated in self._unreported:
+                session.send_control(pb.ToServer(evaluated=evaluated))
+            self._unreported.clear()
             for number, epochs in self._stopped.items():
                 stop = pb.StopFit(fit=number, epochs=epochs)
                 session.send_control(pb.ToServer(stop_fit=stop))

@@ -245,6 +245,16 @@ def test_a_run_with_a_supervisor_and_an_evaluator():
     assert Observer(shard, pb.ROLE_EVALUATOR, incarnation=7).last("halt").cause == "iter_max"
 
 
+def test_an_evaluation_of_a_script_s_own_is_recorded():
+    shard = Shard()
+    supervisor = Observer(shard, pb.ROLE_SUPERVISOR).send(evaluator=pb.Evaluator(available=True))
+    metrics = [pb.Metric(name="score", values=[0.5])]
+    given = pb.Evaluated(fit=1, metrics=metrics, versions=[9], final=True)
+    Script(shard, 1).send(evaluated=given)
+    version = shard.core.version
+    assert supervisor.last("evaluated") == pb.Evaluated(metrics=metrics, versions=[version])
+
+
 def test_an_evaluator_pulls_as_an_observer():
     shard = Shard()
     evaluator = Observer(shard, pb.ROLE_EVALUATOR)

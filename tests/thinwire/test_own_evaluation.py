@@ -1,0 +1,39 @@
+"""`thinwire.evaluate`: one worker calls the function, the run records what it returns."""
+
+import pytest
+
+import thinwire
+from thinwire.ops.types import ConfigurationError
+from thinwire.worker.script import RECORD
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """Return the evaluations of a script that is in a run."""
+    found = []
+    monkeypatch.setattr(RECORD, "chief", 1)
+    monkeypatch.setattr(RECORD, "_report", found.append)
+    return found
+
+
+def test_what_a_function_finds_is_recorded(reported):
+    assert thinwire.evaluate(lambda: {"score": 1, "fid": 0.5}) == {"score": 1.0, "fid": 0.5}
+    assert reported == [{"score": 1.0, "fid": 0.5}]
+
+
+def test_another_worker_calls_nothing(reported, monkeypatch):
+    monkeypatch.setattr(RECORD, "chief", 2)
+    assert thinwire.evaluate(lambda: pytest.fail("called")) is None
+    assert reported == []
+
+
+@pytest.mark.parametrize("found", [None, {"score": "high"}, [1.0], {"per class": [1.0, 2.0]}])
+def test_what_is_no_dictionary_of_numbers_is_refused(reported, found):
+    with pytest.raises(ConfigurationError, match="names and numbers"):
+        thinwire.evaluate(lambda: found)
+    assert reported == []
+
+
+def test_without_a_run_it_is_only_called(monkeypatch):
+    monkeypatch.setattr(RECORD, "_report", None)
+    assert thinwire.evaluate(lambda: {"score": 2}) == {"score": 2.0}
