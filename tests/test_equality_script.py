@@ -240,7 +240,6 @@ def test_touched_rows_make_the_same_model():
         ("dgs", {"local_momentum": 0.5}, "--local_momentum has no effect"),
         ("dgs", {"local_lr": 0.5}, "--local_lr has no effect"),
         ("esync", {"local_opt_state": "reset"}, "--local_opt_state has no effect"),
-        ("dgs", {"overlap": True}, "--overlap"),
         ("dgc", {"dgc_clip_norm": 1.0}, "clipnorm"),
     ],
 )

@@ -269,7 +269,7 @@ class Session:
     def samples_of_phase(self) -> int:
         """Examples that the run has consumed in the present phase of the script."""
         before = self.part.exchange.shards[0].welcome.samples_before
-        return self.part.core.samples_of_run - before
+        return self.part.samples_of_run - before
 
     @property
     def means(self) -> Float32:
@@ -363,14 +363,21 @@ class Session:
         outgoing: PushRequest | None = None
         replies: list[ShardReply | None] = []
         applied = skipped = False
+        overlaps = self.settings.run.method.overlap
+        computed_at = list(part.core.versions) if overlaps else None
         try:
-            outgoing = (
-                part.submit(values, samples, loss, statistics, started, figures=figures)
-                or part.poll_pacer()
-            )
+            if overlaps:  # the exchange of the step before
+                replies = part.finish_exchange(lambda weights: None)
+            if not self.stopped:
+                outgoing = (
+                    part.submit(values, samples, loss, statistics, started, computed_at, figures)
+                    or part.poll_pacer()
+                )
             if outgoing is not None:
-                replies = part.exchange_round(outgoing, lambda weights: None)
-            applied = outgoing is None or was_accepted(replies)
+                part.send(outgoing)
+                if not overlaps:
+                    replies = part.finish_exchange(lambda weights: None)
+            applied = not replies or was_accepted(replies)
         except NonFiniteUpdate as error:
             part.skip(error)
             skipped = True
@@ -385,12 +392,14 @@ class Session:
         return dataclasses.replace(info, skipped=skipped)
 
     def flush(self) -> None:
-        """Send the local steps that no exchange has taken along, where there are any."""
+        """Finish what is under way, and send the local steps that no exchange has taken along."""
         part = self.part
-        if not self._present or self.stopped or not part.core.round.num_steps:
+        if not self._present or self.stopped:
             return
         try:
-            part.exchange_round(part.core.end_round(), lambda weights: None)
+            part.finish_exchange(lambda weights: None)
+            if part.core.round.num_steps and not self.stopped:
+                part.exchange_round(part.core.end_round(), lambda weights: None)
         except NonFiniteUpdate as error:
             part.skip(error)
         except ShardGone:

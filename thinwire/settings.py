@@ -206,10 +206,15 @@ def read_settings(
             f"--collective={run.method.collective}: workers of scripts meet at the PS; expected "
             f"{THROUGH_PS}. Use main.py --type_node=Worker for the others."
         )
-    if not builds_model and type_node == "Worker" and run.method.overlap:
+    if (
+        not builds_model
+        and type_node == "Worker"
+        and run.method.overlap
+        and not run.model_is_offered
+    ):
         raise ConfigurationError(
-            "--overlap: a script computes its own gradients, one after the other; leave it out. "
-            "main.py --type_node=Worker can."
+            "--overlap: a script whose PS has its model from flags computes its gradients one "
+            "after the other; leave it out, or run it by thinwire run."
         )
     for warning in run.method.warnings:
         logging.warning("%s", warning)

@@ -197,6 +197,11 @@ class WorkerSession:
         """Why the run ended, as far as this worker knows."""
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
+    @property
+    def samples_of_run(self) -> int:
+        """Examples that the run has consumed, as far as this worker knows; its own at least."""
+        return self.core.samples_of_run + (self._under_way.samples if self._under_way else 0)
+
     # -- joining and leaving ------------------------------------------------------------------
 
     def join(self) -> int:

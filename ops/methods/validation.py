@@ -121,10 +121,6 @@ def _check_overlap(method: Method) -> None:
             f"--pacer={method.choices['pacer']}, whose local steps start from the answer",
         ),
         (
-            method.steps_on_workers,
-            f"--local_optimizer={method.local.optimizer}, whose next step starts from the answer",
-        ),
-        (
             method.collective != THROUGH_PS,
             f"--collective={method.collective}, where every worker steps the model itself",
         ),

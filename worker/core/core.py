@@ -221,11 +221,15 @@ class WorkerCore:
         """
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as received from the shards
-        # After the local steps; without local steps the base itself.
-        self.weights = aligned(spec.num_parameters) if method.takes_local_steps else self.base
+        # A script that steps itself need not wait for an answer: what it has sent it knows.
+        self._runs_ahead = method.overlap and method.steps_on_workers
+        # After the local steps, or ahead of the base by what was sent; else the base itself.
+        has_own = method.takes_local_steps or self._runs_ahead
+        self.weights = aligned(spec.num_parameters) if has_own else self.base
         self.loss_scale = 0.0  # the factor of the loss for the next gradient; 0: none
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
-        self.round = LocalRound(method.local, self.base, self.weights, spec)
+        stepped = self.weights if method.takes_local_steps else self.base
+        self.round = LocalRound(method.local, self.base, stepped, spec)
         self._num_examples = num_examples
         self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
         self.step = 0  # exchanges begun
@@ -283,11 +287,24 @@ class WorkerCore:
         if self.method.takes_local_steps:
             self.round.step(values, rate)
         due = self.method.pacer.push_now(self.round.num_steps + 1)
-        packet = self._encode(*self._change(values, rate), figures) if due else None
+        packet = self._encode(*self._to_send(values, rate), figures) if due else None
         if statistics is not None:
             self.statistics[:] = statistics
         self.round.record(samples, loss)
-        return self._request(packet, computed_at, figures) if packet is not None else None
+        request = self._request(packet, computed_at, figures) if packet is not None else None
+        if self._runs_ahead:
+            self._run_ahead()
+        return request
+
+    def _run_ahead(self) -> None:
+        """Go on from the base and what was just sent, before the shards answer it.
+
+        They add the same; their answer adds the others' changes, one step later. One worker that
+        sends everything so trains as if it had waited.
+        """
+        np.copyto(self.weights, self.base)
+        for shard, blocks in enumerate(self._packer.sent):
+            self._change(self.weights, shard, map(expanded, blocks), adds=True)
 
     def _begin_overflow(
         self,
@@ -307,7 +324,7 @@ class WorkerCore:
 
     def end_round(self) -> PushRequest:
         """Return the exchange of the local steps taken so far (at least one)."""
-        return self._request(self._encode(*self._change(self.weights, self.learning_rate)))
+        return self._request(self._encode(*self._to_send(self.weights, self.learning_rate)))
 
     def _request(
         self,
@@ -361,13 +378,15 @@ class WorkerCore:
         """Apply one reply of every shard, in order; return the weights to train on."""
         for shard, reply in enumerate(replies):
             self.receive(shard, reply)
+        if self._runs_ahead:
+            np.copyto(self.weights, self.base)
         return self.restart_from_base()
 
     def receive(self, shard: int, reply: ShardReply) -> None:
         """Apply one shard's reply to the base model."""
         if reply.operation is Operation.SET_REST:
-            self._change_base(shard, map(expanded, self._packer.sent[shard]), adds=True)
-        self._change_base(shard, reply.blocks, adds=reply.operation is Operation.ADD)
+            self._change(self.base, shard, map(expanded, self._packer.sent[shard]), adds=True)
+        self._change(self.base, shard, reply.blocks, adds=reply.operation is Operation.ADD)
         if reply.lost is not None:
             self._packer.record_loss(shard, reply.lost)
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
@@ -379,13 +398,13 @@ class WorkerCore:
             if reply.aux is not None:
                 self._adopt_means(reply.aux)
 
-    def _change_base(self, shard: int, blocks: Iterable[Block], adds: bool) -> None:
-        """Add a shard's blocks to the base model, or overwrite it with them."""
+    def _change(self, weights: Float32, shard: int, blocks: Iterable[Block], adds: bool) -> None:
+        """Add a shard's blocks to a model [num_parameters], or overwrite it with them."""
         slices = self.layouts[shard].slices
         for block in blocks:
             piece = slices[block.slot]
             start = self._offsets[piece.tensor] + piece.start
-            target = self.base[start : start + piece.size]
+            target = weights[start : start + piece.size]
             values = self.kernels.dequantise(block.values)
             where = where_of(block.indices)
             if adds:
@@ -459,11 +478,11 @@ class WorkerCore:
         self.step = last_applied_step
         return fits
 
-    def _change(self, values: Float32, rate: float) -> tuple[Float32, float]:
+    def _to_send(self, values: Float32, rate: float) -> tuple[Float32, float]:
         """Return what an exchange sends, and the learning rate that goes with it."""
         if self.method.takes_local_steps:
             return self.weights - self.base, rate
-        return self.method.local.as_gradient(self.base, values, rate)
+        return self.method.local.as_gradient(self.weights, values, rate)
 
     def _encode(self, values: Float32, rate: float, figures: ScriptFigures = NO_FIGURES) -> Packet:
         epoch = self.samples_of_run / self._num_examples if self._num_examples else 0.0
