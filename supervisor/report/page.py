@@ -310,6 +310,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
             (written(name)(metrics[name]["last"]), f"test {name} at the end")
             for name in _leading(metrics)
         ),
+        *_target_tile(summary),
         (duration(summary.get("seconds")), "training time"),
         (rate(summary.get("updates_per_second")), "updates per second"),
         (size(_traffic(summary)), "over the network"),
@@ -321,6 +322,16 @@ def _tiles(summary: Mapping[str, Any]) -> str:
         for value, title in tiles
     ]
     return f'<div class="tiles">{"".join(shown)}</div>'
+
+
+def _target_tile(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return when the run has reached its target, if it has one."""
+    target = summary.get("target")
+    if not isinstance(target, dict):
+        return []
+    cost = target.get("reached")
+    shown = duration(cost.get("seconds")) if isinstance(cost, dict) else "never"
+    return [(shown, f"to {target.get('text')}")]
 
 
 def _pictures(pictures: Sequence[Picture], kind: str = "") -> str:

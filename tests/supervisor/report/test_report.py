@@ -85,6 +85,7 @@ def test_metrics_of_any_name_have_curves(tmp_path):
     text = Reader(path.read_text(encoding="utf-8")).text
     assert text.count("Mae against traffic") == 1 and text.count("Loss against updates") == 1
     assert "test mae at the end" in text and "0.25" in text
+    assert text[text.index("to val_mae<=0.4") - 1] == "0.0 s"  # by the first evaluation
     assert "accuracy" not in " ".join(text).lower()
 
 
