@@ -645,18 +645,20 @@ class Slots(_message.Message):
     def __init__(self, document: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class FitBegun(_message.Message):
-    __slots__ = ("fit", "validates", "variables", "num_weights", "shards")
+    __slots__ = ("fit", "validates", "variables", "num_weights", "shards", "phase")
     FIT_FIELD_NUMBER: _ClassVar[int]
     VALIDATES_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     NUM_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     fit: int
     validates: bool
     variables: _containers.RepeatedScalarFieldContainer[int]
     num_weights: int
     shards: _containers.RepeatedCompositeFieldContainer[Layout]
-    def __init__(self, fit: _Optional[int] = ..., validates: bool = ..., variables: _Optional[_Iterable[int]] = ..., num_weights: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Layout, _Mapping]]] = ...) -> None: ...
+    phase: int
+    def __init__(self, fit: _Optional[int] = ..., validates: bool = ..., variables: _Optional[_Iterable[int]] = ..., num_weights: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Layout, _Mapping]]] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("variables", "starts", "stops")

@@ -52,6 +52,7 @@ from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.service import leader_client
 from thinwire.ps.service.admission import AdmissionWatch
+from thinwire.ps.service.ended_models import EndedModel
 from thinwire.ps.service.handshake import (
     Identity,
     guard_of,
@@ -346,6 +347,7 @@ class ShardProcess:
         server = self.server
         if self.run.model_is_offered:
             is_agreed = server.scripts.has_begun if self.leads else lambda phase: True
+            server.ended_models.since = self.saved.since
             self.phases = server.phases = NextPhase(self._stage_of, is_agreed)
         server.watch = AdmissionWatch(own.start_timeout_seconds, lambda: server.guard.refused)
         sources = StatusSources(
@@ -453,10 +455,20 @@ class ShardProcess:
             self.phases.close(stage)
             return
         journaled.close()
+        has_other = (initials.model.spec, initials.model.layouts[self.own.id_ps]) != (
+            self.spec,
+            self.layout,
+        )
+        if has_other:
+            ended, last = server.ended_models, self.phase
+            generation, whole = self.core.config.generation, self.core.whole()
+            model = EndedModel(ended.since, last, self.layout, generation, whole)
+            ended.add(model, stage.phase)
         self._hold(initials.model)
         self.phase, self.bounds = stage.phase, initials.bounds
         self.core.begin_phase(core)
-        self.saved.begin_phase(self.spec, self.offer, self.phase)
+        since = server.ended_models.since
+        self.saved.begin_phase(self.spec, self.offer, self.phase, since)
         came = self._received()
         server.begin_phase(self.layout, self._share, self.bounds, self._groups)
         if server.datagrams is not None:

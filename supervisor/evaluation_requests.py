@@ -193,6 +193,7 @@ class CentralModel:
         spec: The shared variables.
         layouts: Of all shards.
         num_statistics: Numbers in the moving statistics that shard 0 averages.
+        phase: Of the script.
     """
 
     def __init__(
@@ -202,8 +203,9 @@ class CentralModel:
         spec: ModelSpec,
         layouts: Sequence[ShardLayout],
         num_statistics: int,
+        phase: int = 0,
     ) -> None:
-        self._run, self._run_id = run, run_id
+        self._run, self._run_id, self._phase = run, run_id, phase
         self._shards: list[ShardStream] = []
         self._closing = threading.Event()
         self._limits = [payload_limit(layout, num_statistics) for layout in layouts]
@@ -223,6 +225,9 @@ class CentralModel:
             view = self._fetcher.fetch(self._shards)
             if view is not None:
                 return view
+            for shard in self._shards:
+                if shard.refusal is not None:
+                    raise RequestRejected(shard.refusal)
 
     def close(self) -> None:
         """End the streams."""
@@ -247,6 +252,7 @@ class CentralModel:
 
         def make() -> ClientSession:
             hello = hello_of(self._run, number, self._run_id)
+            hello.phase = self._phase
             return ClientSession(address, hello, limit, credentials=credentials)
 
         dialler = Dialler(f"the PS at {address}", make, self._closing, (pb.REASON_STARTING,))

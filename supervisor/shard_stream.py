@@ -54,6 +54,7 @@ class ShardStream:
                     self.halt_cause = message.halt.cause
                 elif body == "refusal":
                     self.refusal = message.refusal
+                    self.replies.put(None)
         except StreamLost as error:
             if not self.halt_cause:  # else that is how a run ends
                 logging.info("lost the stream: %s", error)

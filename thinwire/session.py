@@ -254,6 +254,11 @@ class Session:
         values = ((self.variables, self.weights), (self.statistics, self.means))
         return all(np.array_equal(own.read(), theirs, equal_nan=True) for own, theirs in values)
 
+    @property
+    def phase(self) -> int:
+        """Of the script, as Hello counts them."""
+        return 0 if self._offering is None else self._offering.phase
+
     def go_to_phase(self, phase: int) -> None:
         """Join in another phase of the script, in which the run is."""
         if self._offering is not None:

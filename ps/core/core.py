@@ -180,6 +180,11 @@ class PsCore:
         """Return which incarnation of a worker sent Hello last; 0 if none has."""
         return self._members.incarnation_of(worker)
 
+    def whole(self) -> events.Reply:
+        """Return a reply with a copy of the whole model, for an observer."""
+        whole = ModelReply(Operation.FULL, self.model.whole(), self.version, "full")
+        return self._reply_of(0, 0, whole, self.averages.statistics)
+
     def clocks(self) -> dict[int, int]:
         """Return worker -> finished iterations, of workers that have left too."""
         return dict(self._scheduler.clocks())
@@ -324,9 +329,7 @@ class PsCore:
     def _on_evaluation_pull(self, event: events.EvaluationPull, now: float) -> list[events.Action]:
         """Send the whole model to an observer."""
         del now
-        whole = ModelReply(Operation.FULL, self.model.whole(), self.version, "full")
-        reply = self._reply_of(0, 0, whole, self.averages.statistics)
-        return [events.EvaluationReply(event.observer, reply)]
+        return [events.EvaluationReply(event.observer, self.whole())]
 
     def _on_epoch(self, event: events.MembershipEpoch, now: float) -> list[events.Action]:
         if event.started:

@@ -98,7 +98,7 @@ class SavedShard:
         self.folder = checkpoints_of(run.run_dir, name)
         self._checkpoints = Checkpoints(self.folder, keep=run.keep_checkpoints)
         self._found = self._load()
-        self._phase = self.phase
+        self._phase, self._since = self.phase, self.since
         self._mark = journal.read_mark(self.folder)
         self._replayed: Replayed | None = None
         # First files of the journals that the snapshots on disk need, the newest last. Snapshots of
@@ -141,15 +141,21 @@ class SavedShard:
         """The phase of the script that the model is of."""
         return int(self._found.get("phase", 0)) if self._found else 0
 
-    def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int) -> None:
+    @property
+    def since(self) -> int:
+        """The first phase that had the same variables."""
+        return int(self._found.get("since", 0)) if self._found else 0
+
+    def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int, since: int) -> None:
         """Save another model of the run from now on, with a journal of its own.
 
         Args:
             spec: Of the whole model.
             offer: That a worker made.
             phase: Of the script.
+            since: The first phase that had the same variables.
         """
-        self._spec, self._offer, self._phase = spec, offer, phase
+        self._spec, self._offer, self._phase, self._since = spec, offer, phase, since
         self._replayed = None
 
     @property
@@ -293,6 +299,7 @@ class SavedShard:
                 "datagrams": datagrams.to_dict(),
                 **({"offer": self._offer.to_json()} if self._offer is not None else {}),
                 "phase": self._phase,
+                "since": self._since,
                 **(begun or {}),
             },
         )

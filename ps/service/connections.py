@@ -35,6 +35,7 @@ class Connection:
         link = Link(hello.link.mbps, hello.link.delay_ms, hello.link.loss)
         self.chunk_bytes = chunk_bytes(link, stream.chunks)
         self.evaluates = hello.role == pb.ROLE_SUPERVISOR and len(hello.model) > 0
+        self.phase: int = hello.phase
         self.takes_requests = hello.role == pb.ROLE_EVALUATOR and incarnation > 0
         self.left = False
         self.welcomed = False  # the core has admitted this worker on this stream

@@ -29,6 +29,7 @@ from thinwire.ps.persistence.journal import JournaledCore
 from thinwire.ps.service.admission import AdmissionWatch
 from thinwire.ps.service.barriers import Barriers
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
+from thinwire.ps.service.ended_models import EndedModels
 from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.run_control import RunControl
 from thinwire.ps.service.stream_reader import PhaseGate, StreamReader
@@ -42,6 +43,8 @@ _LONGEST_WAIT_SECONDS = 0.5
 _STALL_SECONDS = 1.0
 #: A push refused for these reasons does not come again; nor is what comes late of it wanted.
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
+#: A push that a change of members has overtaken is sent again; nothing is wrong.
+_OF_ANY_CHANGE = "STALE_EPOCH"
 #: Refusals that the core's accounts count; the guard counts the others.
 _COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
 
@@ -88,6 +91,7 @@ class ShardServer:
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         self._take_model(layout, share, bounds or ClaimBounds.of(core.model.method), groups)
         self.phases: PhaseGate | None = None
+        self.ended_models = EndedModels()
         self.connections = Connections()
         self.identity: Identity | None = None  # None: not ready to accept a Hello
         self.document = "{}"  # of the run, for supervisors and shards, in Welcome
@@ -215,6 +219,20 @@ class ShardServer:
                     connection.send(pb.ToClient(halt=halt))
 
         self.queue.put(welcome)
+
+    def observe(self, connection: Connection, number: int) -> None:
+        """Send an observer the whole model, an evaluator that of its phase (writer thread)."""
+        phase = connection.phase
+        if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
+            pull = events.EvaluationPull(number)
+            self._dispatch(self.journaled.handle(pull, time.monotonic()))
+        elif (ended := self.ended_models.find(phase)) is not None:
+            sender = ReplySender(ended.layout, ended.generation, self._members, None)
+            sender.send(ended.reply, connection, counted=False)
+        else:
+            text = f"phase: what the script's phase {phase} ended with is not kept any more."
+            refusal = pb.Refusal(reason=pb.REASON_PHASE, message=text)
+            connection.send(pb.ToClient(refusal=refusal))
 
     def welcome_script(self, connection: Connection) -> None:
         """Admit the script of a worker (writer thread); without incarnation for slots alone."""
@@ -370,8 +388,9 @@ class ShardServer:
             if hello is not None:
                 connection.stream.close()
         # A client that insists must not fill the disk.
+        level = logging.INFO if action.reason == _OF_ANY_CHANGE else logging.WARNING
         logging.log_every_n_seconds(
-            logging.WARNING, "refused worker %d: %s", 1, action.worker, action.message
+            level, "refused worker %d: %s", 1, action.worker, action.message
         )
 
     def _answer(self, action: events.Answer) -> None:

@@ -143,6 +143,9 @@ class StreamOwner(Protocol):
     def welcome_observer(self, connection: Connection) -> None:
         """Admit a supervisor or a following shard."""
 
+    def observe(self, connection: Connection, number: int) -> None:
+        """Send an observer the model of its phase (writer thread)."""
+
     def welcome_script(self, connection: Connection) -> None:
         """Admit the script of a worker (writer thread)."""
 
@@ -358,7 +361,8 @@ class StreamReader:
 
     def _observe(self, pull: pb.Pull, payload: memoryview) -> None:
         del pull, payload
-        self.server.queue.put(events.EvaluationPull(self.number))
+        observe = self.server.observe
+        self.server.queue.put(functools.partial(observe, self._worker, self.number))
 
     def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
         del payload

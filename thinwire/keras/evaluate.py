@@ -32,6 +32,7 @@ from thinwire.ops.sharding.w_global import model_spec
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_layouts, decode_metrics, encode_metrics
+from thinwire.proto.grpc.session import RequestRejected
 from thinwire.sharing.arrays import are_arrays, cut_off_validation
 from thinwire.supervisor.evaluation_requests import CentralModel, EvaluationRequests
 from thinwire.worker.client.slots import fetch_slots
@@ -154,6 +155,8 @@ class FitEvaluator:
         self._fit_of_validation = 0
         self._last: pb.Evaluated | None = None
         self._last_values: tuple[int, ...] = ()  # that it is of, by their checksums
+        self._shared: list[str] = []  # paths of what the present `fit` shares
+        self._missing: set[str] = set()  # of what earlier ones have trained, and is not known here
         self._spec = ModelSpec(())
         self._layouts: Sequence[ShardLayout] = ()
         self._swaps_averages = False  # for evaluations, as SwapEMAWeights does
@@ -195,7 +198,20 @@ class FitEvaluator:
             if is_ready and not has_ended and self._is_due():
                 self._evaluate(pb.Evaluated(fit=number))
             requests.wait(_LOOK_SECONDS, num_news)
+        if (begun := requests.fit(number)) is not None:
+            if not is_ready:
+                self._begin(arguments, begun)
+            self._keep_weights()
         return self._history(number)
+
+    def _keep_weights(self) -> None:
+        """Take what a `fit` has ended with: later ones may not share all of it any more."""
+        try:
+            self._take_weights()
+        except RequestRejected as error:
+            if error.reason != pb.REASON_PHASE:
+                raise
+            self._missing |= set(self._shared)
 
     def _begin(self, arguments: dict[str, Any], begun: pb.FitBegun) -> None:
         """Prepare for the evaluations of a `fit`."""
@@ -210,7 +226,9 @@ class FitEvaluator:
         flat, statistics = FlatVariables(variables), FlatVariables(averaged)
         spec = model_spec(variables, numbers_paths=True)
         layouts, run_id = decode_layouts(begun.shards, spec), self.requests.run_id
-        self._central = CentralModel(self._run, run_id, spec, layouts, statistics.size)
+        self._central = CentralModel(self._run, run_id, spec, layouts, statistics.size, begun.phase)
+        self._shared = [each.path for each in variables]
+        self._missing -= set(self._shared)
         self._assign, self._last = (flat, statistics), None
         self._spec, self._layouts = spec, layouts
         self._swaps_averages = self._has_averages(given.get("callbacks"))
@@ -246,6 +264,14 @@ class FitEvaluator:
     def _evaluate(self, evaluated: pb.Evaluated) -> None:
         """Evaluate the central model as it is now, and report that."""
         began, spent = time.monotonic(), time.process_time()
+        if self._missing:
+            if evaluated.answers:
+                evaluated.nobody = (
+                    f"the evaluator came too late for what an earlier fit has made of "
+                    f"{min(self._missing)}, which is not shared any more"
+                )
+                self.requests.report(evaluated)
+            return
         versions, values = self._take_weights(self._swaps_averages)
         last, validation = self._last, self._validation
         if validation is None:

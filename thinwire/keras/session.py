@@ -380,7 +380,7 @@ class ModelSession(LeavesOnExit):
         takes_part = self._barriers is not None and not self.stopped and not self._is_behind
         if self._session is not None and self._barriers is not None and takes_part:
             fit = describe_fit(self.model, self.variables, self._session.part.core.layouts)
-            fit.validates = self._validates
+            fit.validates, fit.phase = self._validates, self._session.phase
             self._barriers.begin_fit(fit)
 
     def report_history(self, history: Any) -> None:

@@ -13,6 +13,8 @@ from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.ps.initial_model import offered_layouts
+from thinwire.supervisor.evaluation_requests import CentralModel
 from thinwire.worker.client.control import Control
 from thinwire.worker.core.messages import ScriptFigures
 
@@ -98,6 +100,38 @@ def test_all_go_on_with_the_chief_s_model_and_version_and_examples_go_on(nb_ps, 
             assert shard.spec == LAST
         for script in scripts:
             script.close()
+
+
+def central(run, script, spec, phase):
+    """Return the weights that an evaluator of a phase gets."""
+    settings, _, _ = run.settings()
+    offer = OFFER if spec is SPEC else OTHER
+    layouts = offered_layouts(settings, offer)
+    model = CentralModel(settings, script.worker.run_id, spec, layouts, 0, phase)
+    try:
+        return model.fetch().weights
+    finally:
+        model.close()
+
+
+def test_an_evaluator_that_comes_late_gets_what_a_phase_has_ended_with(tmp_path):
+    with offered_run(tmp_path, "--nb_workers=1", nb_ps=2) as run:
+        run.listen(0)
+        run.listen(1)
+        script = Script(run, 1)
+        first = script.step().copy()
+        script.change()
+        second = script.step().copy()
+        for spec, phase, weights in ((SPEC, 0, first), (LAST, 4, second)):
+            np.testing.assert_array_equal(central(run, script, spec, phase), weights)
+        for shard in run.shards.values():
+            kept = shard.server.ended_models
+            other = dataclasses.replace(kept.find(0), first=3, last=3)
+            kept.add(other, 4)
+            kept.add(other, 4)
+        with pytest.raises(RequestRejected, match="is not kept any more"):
+            central(run, script, SPEC, 0)
+        script.close()
 
 
 def test_synchronous_workers_wait_for_each_other_in_the_next_phase(tmp_path):

@@ -32,7 +32,7 @@ def same_as_alone(story, folder, method="bsp", nb_workers=2, nb_ps=1, **settings
     return models, shards, expected
 
 
-@pytest.mark.parametrize("nb_ps", [1, 2])
+@pytest.mark.parametrize("nb_ps", [pytest.param(1, marks=pytest.mark.product), 2])
 def test_freeze_and_unfreeze_is_keras_alone(nb_ps, tmp_path):
     models, shards, _ = same_as_alone(freeze_and_unfreeze, tmp_path, nb_ps=nb_ps)
     for model in models:
@@ -54,6 +54,7 @@ def frozen_with_the_same_optimizer(model):
     return model
 
 
+@pytest.mark.product
 def test_an_optimizer_that_stays_keeps_its_state_and_weights_that_are_set_count(tmp_path):
     models, shards, expected = same_as_alone(frozen_with_the_same_optimizer, tmp_path, nb_ps=2)
     for model in models:
@@ -98,6 +99,7 @@ def with_adapters(model):
     return model
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("method", ["bsp", "dgs", "esync"])
 def test_adapters_that_come_after_a_first_fit_are_shared_alone(method, tmp_path):
     settings = {"compression_rate": 1} if method == "dgs" else {}
@@ -127,7 +129,7 @@ def head_then_all(model, fits=4):
     return model
 
 
-@pytest.mark.parametrize("nb_ps", [1, 2])
+@pytest.mark.parametrize("nb_ps", [1, pytest.param(2, marks=pytest.mark.product)])
 def test_the_same_command_passes_over_the_fits_of_phases_that_are_over(nb_ps, tmp_path):
     models, shards = in_two_runs(tmp_path, head_then_all, 2, 3, nb_ps=nb_ps)
     expected = head_then_all(plain_model())  # the second run's two fits go on from the first's one
@@ -145,6 +147,7 @@ def all_then_head(model, fits=2):
     return model
 
 
+@pytest.mark.product
 def test_a_run_whose_trained_values_are_gone_is_not_resumed_silently(tmp_path):
     with pytest.raises(ConfigurationError, match="2 more variables|1 more variables"):
         in_two_runs(tmp_path, all_then_head, 2, 2)
