@@ -109,14 +109,18 @@ class Offer:
     def fingerprint(self) -> list[tuple[str, str]]:
         """Return (name, value) of what all scripts of a run must have alike.
 
-        Left out are the variables, which Hello names by themselves, and the initial weights and
-        steps: those of the first worker count.
+        Left out are the variables, which Hello names by themselves, and what training changes: the
+        initial weights, steps, and a learning rate that is a number. Those of the first worker
+        count; one that comes back may have others.
         """
         document = json.loads(self.to_json())
         for name in ("format", "spec", "weights_digest"):
             del document[name]
         for row in document["optimizers"]:
             del row["iterations"]
+            config = row["optimizer"]["config"]
+            if isinstance(config.get("learning_rate"), int | float):
+                del config["learning_rate"]
         return [(f"script.{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def groups(self) -> list[tuple[int, ...]]:

@@ -54,6 +54,16 @@ def test_all_scripts_have_the_rows_of_the_fingerprint_alike_but_not_the_weights(
     assert not {"script.spec", "script.weights_digest", "script.format"} & set(rows)
 
 
+def test_a_rate_is_compared_only_where_it_is_a_schedule():
+    def rows(rate):
+        described = Described("Adam", {"learning_rate": rate, "beta_1": 0.9})
+        return dict(Offer(SPEC, optimizers=(OptimizerOffer(described),)).fingerprint())
+
+    assert rows(0.1) == rows(0.05), "a callback had lowered it before the run was interrupted"
+    schedules = [{"name": "CosineDecay", "config": {"decay_steps": n}} for n in (10, 20)]
+    assert rows(schedules[0]) != rows(schedules[1])
+
+
 ROW = json.loads(OFFER.to_json())["optimizers"][0]
 SPEC_ROWS = [["a", [4, 3], "float32"], ["b", [3], "float32"]]
 
