@@ -30,7 +30,7 @@ class FitCallback(keras.callbacks.Callback):
         """
         super().__init__()
         self._session = session
-        swaps = _swapping(others)
+        swaps = [each for each in others if isinstance(each, keras.callbacks.SwapEMAWeights)]
         self._swaps, self._swaps_at_end = bool(swaps), any(each.swap_on_epoch for each in swaps)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -91,8 +91,6 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
     @functools.wraps(evaluate_alone)
     def evaluate(*args: Any, **keywords: Any) -> Any:
         is_of_fit = keywords.get("_use_cached_eval_dataset") and session.is_evaluated_elsewhere
-        if is_of_fit and session.takes_weights:  # then averages are each worker's own
-            is_of_fit = not _swapping(keywords["callbacks"].callbacks)
         return (
             session.evaluate(evaluate_alone, keywords)
             if is_of_fit
@@ -130,11 +128,6 @@ def _listed(callbacks: Any) -> list[Any]:
         callbacks = callbacks.callbacks
     found = [] if callbacks is None else keras.tree.flatten(callbacks)
     return [each for each in found if not isinstance(each, FitCallback)]
-
-
-def _swapping(callbacks: Sequence[Any]) -> list[Any]:
-    """Return those that put moving averages in the place of weights for a while."""
-    return [each for each in callbacks if isinstance(each, keras.callbacks.SwapEMAWeights)]
 
 
 def _first(callback: FitCallback, others: Any) -> Any:
