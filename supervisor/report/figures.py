@@ -141,7 +141,7 @@ def metric_figure(curves: Sequence[Curve], axis: Axis, quantity: Quantity, theme
     if len(curves) > 1:
         legend_above(axes, theme, num_columns=min(3, len(drawn)))
     else:
-        _label_last(axes, (xs[-1], ys[-1]), quantity.written(ys[-1]), theme)
+        _label_last(axes, (xs[-1], ys[-1]), quantity.written(ys[-1]), theme, ys[-1] < ys[0])
     return to_png(figure, axes, theme)
 
 
@@ -280,8 +280,11 @@ def legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
     )
 
 
-def _label_last(axes: Any, point: tuple[float, float], text: str, theme: Theme) -> None:
-    offset = {"textcoords": "offset points", "xytext": (0, 9), "ha": "right"}
+def _label_last(
+    axes: Any, point: tuple[float, float], text: str, theme: Theme, is_below: bool
+) -> None:
+    """Write a value at the end of a curve, on the side where the curve does not come from."""
+    offset = {"textcoords": "offset points", "xytext": (0, -17 if is_below else 9), "ha": "right"}
     axes.annotate(text, point, color=theme.text, fontsize=11, fontweight="bold", **offset)
     axes.margins(y=0.12)
 
