@@ -24,6 +24,8 @@ Position = tuple[float, float]
 
 #: How long an evaluator may take from a script's first request until it has connected.
 START_SECONDS = 600.0
+#: How long one that has connected may take for an answer.
+ANSWER_SECONDS = 3600.0
 #: Without any update for so long, nobody waits for the leader: it may wait for those who wait.
 STALL_SECONDS = 5.0
 #: What is kept for scripts and Supervisors that come later.
@@ -296,18 +298,21 @@ class Evaluations:
 
     def _given_up_at(self, place: tuple[int, int]) -> float:
         """Return from when on nobody will make an evaluation."""
-        if self._has_evaluator:
-            return math.inf
-        if self._supervisors:
-            return self._requested.get(place, math.inf) + START_SECONDS
+        if self._has_evaluator or self._supervisors:
+            return self._requested.get(place, math.inf) + self._patience_seconds
         if self._given_up:
             return -math.inf
         return -math.inf if self._alone_since is None else self._alone_since + self._lease_seconds
 
+    @property
+    def _patience_seconds(self) -> float:
+        return ANSWER_SECONDS if self._has_evaluator else START_SECONDS
+
     def _nobody(self, place: tuple[int, int]) -> pb.Evaluated:
         why = self._given_up or "there is no Supervisor"
-        if self._supervisors:
-            why = f"the evaluator has not come within {START_SECONDS:g} s"
+        if self._has_evaluator or self._supervisors:
+            what = "answered" if self._has_evaluator else "come"
+            why = f"the evaluator has not {what} within {self._patience_seconds:g} s"
         fit, epoch = place
         return pb.Evaluated(fit=fit, epoch=epoch, answers=True, nobody=why)
 

@@ -85,8 +85,8 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         with session.fitting(given) as arguments, written:
             arguments["callbacks"] = _first(FitCallback(session, others), given.get("callbacks"))
             history = alone(**arguments)
-            session.report_history(history)
-            return history
+        session.report_history(history)
+        return history
 
     @functools.wraps(evaluate_alone)
     def evaluate(*args: Any, **keywords: Any) -> Any:

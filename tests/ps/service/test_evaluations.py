@@ -8,6 +8,7 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security.credentials import PART_OF_SUPERVISOR, part_of
 from thinwire.ps.service.evaluations import (
+    ANSWER_SECONDS,
     STALL_SECONDS,
     START_SECONDS,
     Evaluations,
@@ -185,6 +186,10 @@ def test_an_evaluator_that_does_not_come_is_waited_for_only_so_long():
     assert world.wait(START_SECONDS - 1).answered == []
     ((_, _, _, why),) = world.wait(1).answered
     assert why == "the evaluator has not come within 600 s"
+    world = World(1).request(1, 1, 0).wait(START_SECONDS)
+    assert world.answered == []
+    ((_, _, _, why),) = world.wait(ANSWER_SECONDS - START_SECONDS).answered
+    assert why == "the evaluator has not answered within 3600 s"
 
 
 def test_a_shard_that_is_started_again_learns_the_answers_of_its_scripts():

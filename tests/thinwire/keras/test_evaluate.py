@@ -166,6 +166,7 @@ def test_without_a_supervisor_there_are_no_metrics_of_validation(tmp_path, caplo
     assert len(said) == 2, "once by each worker"
 
 
+@pytest.mark.product
 def test_what_the_evaluator_is_given_no_validation_data_for(tmp_path, caplog):
     with (
         scripts(tmp_path, "bsp", 1) as run,
@@ -198,3 +199,41 @@ def test_moving_averages_of_the_ps_are_what_is_evaluated(tmp_path):
             make, **options, callbacks=lambda: [keras.callbacks.SwapEMAWeights()]
         ):
             np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-5)
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_a_later_fit_freezes_is_known_to_an_evaluator_that_comes_then(is_late, tmp_path):
+    def train(model, fit):
+        options = {"batch_size": BATCH, "epochs": 1, "verbose": 0}
+        fit(X, Y, **options)
+        model.layers[0].trainable = False
+        model.compile("sgd", loss=LOSS)
+        return fit(X, Y, validation_data=(X, Y), **options).history
+
+    with scripts(tmp_path, "bsp", 2) as run, contextlib.ExitStack() as stack:
+
+        def evaluate(of):
+            model = compiled()
+            train(model, of(model))
+
+        def script(settings):
+            model = distribute(compiled(), settings)
+
+            def fit(*data, **options):
+                if "validation_data" in options and settings["id_worker"] == 2:
+                    options["callbacks"] = [
+                        keras.callbacks.LambdaCallback(on_train_batch_end=begin)
+                    ]
+                return model.fit(*data, **options)
+
+            return train(model, fit), model.evaluate(X, Y, verbose=0, return_dict=True)["loss"]
+
+        def begin(batch, logs):
+            if is_late and not batch:
+                stack.enter_context(evaluated(run, evaluate))
+
+        if not is_late:
+            stack.enter_context(evaluated(run, evaluate))
+        for history, loss in run.each(script):
+            assert history["val_loss"] == pytest.approx([loss])

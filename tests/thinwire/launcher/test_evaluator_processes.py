@@ -10,7 +10,7 @@ import pytest
 
 from tests.thinwire.launcher.test_run_processes import Command, processes, wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
 
 SCRIPT = """
 import json, sys, time
@@ -93,7 +93,6 @@ def test_all_workers_have_the_values_of_the_central_weights(command):
     assert not (run.folder / "run" / "settings").exists()
 
 
-@pytest.mark.product
 def test_an_evaluator_that_fails_ends_nothing(command):
     run = command("--nb_workers=2", "toy.py", "fail", "2")
     assert run.end() == 0, run.output()
@@ -104,7 +103,6 @@ def test_an_evaluator_that_fails_ends_nothing(command):
     assert "Traceback" in (run.folder / "run" / "logs" / "evaluator.out").read_text()
 
 
-@pytest.mark.product
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_supervisor_that_is_killed(command, comes_back):
     run = command("--nb_workers=2", "toy.py", "slow", "12")
