@@ -410,6 +410,15 @@ class Session:
         except ShardGone:
             part.core.stopped = True
 
+    def pull(self) -> None:
+        """Take over the shards' present model; no local steps may be under way."""
+        if not self._present or self.stopped:
+            return
+        try:
+            self.part.pull()
+        except ShardGone:
+            self.part.core.stopped = True
+
     def close(self, cause: str = "done") -> None:
         """Leave the run in good order; nothing if this worker is not in it."""
         if not self._present:

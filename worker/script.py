@@ -34,6 +34,7 @@ class ScriptRecord:
         self._endings: list[Callable[[bool, str], None]] = []
         self._report: Callable[[Mapping[str, Any]], None] | None = None
         self._left_fit_by: BaseException | None = None
+        self._failure: BaseException | None = None
 
     def add(self, session: ScriptSession) -> None:
         """Record a session, once the script has called `distribute`."""
@@ -56,6 +57,15 @@ class ScriptRecord:
         if self._report is not None:
             self._report(metrics)
         return self._report is not None
+
+    def fail(self, error: BaseException) -> None:
+        """Record what went wrong in a step that TensorFlow has called, which hides the error."""
+        self._failure = error
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return what an error that ends the script comes from: itself, or what was recorded."""
+        is_tensorflows = type(error).__module__.startswith("tensorflow.")
+        return self._failure if is_tensorflows and self._failure is not None else error
 
     def at_end(self, ending: Callable[[bool, str], None]) -> None:
         """Call `ending` once with (whether the script failed, why), when the script has ended."""

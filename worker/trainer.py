@@ -231,6 +231,12 @@ class WorkerSession:
         self.stopwatch.start()
         return weights
 
+    def pull(self) -> Float32:
+        """Take over the shards' present model between two rounds; return its weights."""
+        weights = self.core.finish(self.exchange.pull())
+        self.pacing.begin_round(self.core.step + 1, self.step_seconds)
+        return weights
+
     def leave(self, cause: str) -> None:
         """Send a last report and leave every shard that is connected."""
         if self._heartbeat is not None:

@@ -267,7 +267,7 @@ class ScriptUpdate(GradientsOnly):
         return state
 
 
-class _Part:
+class _SteppedEntries:
     """What one of several optimizers steps of a shard.
 
     Attributes:
@@ -355,7 +355,7 @@ class ScriptUpdates(GradientsOnly):
             ConfigurationError: An optimizer is not on the allow-list.
         """
         known = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
-        return {"parts": [_Part(each, theta, known) for each in self.updates]}
+        return {"parts": [_SteppedEntries(each, theta, known) for each in self.updates]}
 
     def rate(self, scheduled: float, samples: int, state: State, number: int = 0) -> float:
         """Return the script's own rate of one of them."""

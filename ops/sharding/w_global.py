@@ -88,7 +88,7 @@ def shared_variables(
 
     Returns:
         The content of W_global and of a ``tf.compat.v1`` collection of that name; when both are
-        empty, every trainable variable, as far as it is stepped.
+        empty, every trainable variable, as far as it is stepped, and what else is stepped.
 
     Raises:
         ConfigurationError: Nothing to share, or a variable is listed twice, is not one of the
@@ -98,14 +98,15 @@ def shared_variables(
     listed = [*W_global, *_graph_collection(model)]
     chosen = listed or trainable
     if not listed and stepped is not None:
-        known = {id(variable) for variable in stepped}
-        chosen = [variable for variable in trainable if id(variable) in known]
+        given = {id(variable): variable for variable in stepped}
+        chosen = [variable for variable in trainable if given.pop(id(variable), None) is not None]
+        chosen += given.values()
     if not chosen:
         raise ConfigurationError(
             f"Model {model.name!r} has no trainable variables to share; expected at least one. "
             "Give it a keras.Input, so that its layers create their variables immediately."
         )
-    for variable in chosen:
+    for variable in listed:
         _check_member(variable, model, trainable)
     model_spec(chosen, numbers_paths)
     W_global.freeze()

@@ -21,7 +21,6 @@ FAILS = {
     "returns_early": (1, "worker 2 returned early: its script ended after 1 calls of fit"),
     "never_distributes": (2, "ended without a call of thinwire.distribute()"),
     "never_fits": (2, "ended without an exchange"),
-    "gan": (2, "each worker would train them alone. Expected one optimizer"),
     "lambda_rate": (2, "Take a method whose workers step with it themselves: --method=dgs"),
     "generator_data": (2, 'Give distribute() shard="off"'),
     "two_models": (2, "expected one: a run has one model"),

@@ -1,51 +1,84 @@
-"""`distribute(model)`: a Keras model whose `fit` trains together with others."""
+"""`distribute`: a Keras model, or the optimizers of a loop, that train together with others."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import keras
 
 from thinwire.identity import note_settings
 from thinwire.keras.checks import check_model
 from thinwire.keras.evaluate import evaluate_fit
 from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
+from thinwire.keras.loops import look_fresh, models_of
 from thinwire.keras.measure import measure_fit
 from thinwire.keras.saving import save_once
 from thinwire.keras.session import ModelSession
 from thinwire.ops.run.script_settings import read_settings_file
 from thinwire.ops.types import ConfigurationError
-from thinwire.settings import read_settings, source_of
+from thinwire.settings import ScriptSettings, read_settings, source_of
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary
 
 if TYPE_CHECKING:
-    import keras
+    from thinwire.ops.run.script_settings import LaunchedScript
 
 
 def distribute(
-    model: keras.Model, args: Any = None, *, num_train: int | None = None, **settings: Any
-) -> keras.Model:
-    """Let a model's `fit` train together with other workers'.
+    trained: Any,
+    /,
+    args: Any = None,
+    *,
+    model: keras.Model | Sequence[keras.Model] | None = None,
+    num_train: int | None = None,
+    **settings: Any,
+) -> Any:
+    """Let a model's `fit`, or an optimizer of a training loop, train together with other workers.
 
-    The model joins the run at the first step of `fit` and then has the server's weights. `fit`
-    ends when the run ends, or by itself; the next `fit` joins again. Where nothing names a run,
-    the model trains alone, exactly as before.
+    A model joins the run at the first step of `fit`, or of `train_on_batch`, and then has the
+    server's weights. `fit` ends when the run ends, or by itself; the next `fit` joins again. Where
+    nothing names a run, it trains alone, exactly as before.
+
+    An optimizer exchanges wherever the script calls its `apply` or `apply_gradients`, eagerly or
+    within a `tf.function`. A loop with several, as of a GAN, distributes each, with the models that
+    it steps, before the first step. The loop's data is the script's own affair.
 
     Args:
-        model: Compiled before or after this call; built or not.
+        trained: A Keras model, compiled before or after this call, built or not; or an optimizer.
         args: See thinwire.settings.
+        model: With an optimizer: the model, or the models, that it steps; built.
         num_train: Size of the whole training set, which dgc's warm-up needs.
         **settings: Further flags by name, such as ``id_worker=2``.
 
     Returns:
-        The same model. Its `thinwire` attribute is its `thinwire.keras.session.ModelSession`.
+        The same object. Its `thinwire` attribute, and that of the models, is its
+        `thinwire.keras.session.ModelSession`.
 
     Raises:
         ConfigurationError: Settings or a model that cannot work.
     """
     record_temporary()
+    if isinstance(trained, keras.optimizers.Optimizer):
+        _distribute_optimizer(trained, models_of(trained, model), args, num_train, settings)
+    elif model is not None:
+        raise ConfigurationError(
+            f"distribute() was given model= beside a {type(trained).__name__}; expected a Keras "
+            "optimizer: optimizer = thinwire.distribute(optimizer, model=model)."
+        )
+    else:
+        _distribute_model(trained, args, num_train, settings)
+    forward_attributes()
+    return trained
+
+
+def _distribute_model(
+    model: Any, args: Any, num_train: int | None, settings: Mapping[str, Any]
+) -> None:
+    """Put a session around a model's `fit`."""
     check_model(model)
     if getattr(model, "thinwire", None) is not None:
         raise ConfigurationError("distribute() was called twice on a model; expected once.")
@@ -59,13 +92,79 @@ def distribute(
     elif source_of(args, settings) is None:
         model.thinwire = ModelSession(model)
     else:
-        chosen = read_settings(args, settings, type_node="Worker")
-        if chosen.local:
-            raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
-        model.thinwire = ModelSession(model, chosen, args, settings, num_train)
+        _new_session(model, args, num_train, settings)
         surround_fit(model, model.thinwire)
-        save_once(model, model.thinwire)
-        RECORD.add(model.thinwire)
-        note_settings(chosen)
-    forward_attributes()
-    return model
+
+
+def _distribute_optimizer(
+    optimizer: Any,
+    models: Sequence[keras.Model],
+    args: Any,
+    num_train: int | None,
+    settings: Mapping[str, Any],
+) -> None:
+    """Let an optimizer of a loop exchange, by the session that its models have or get."""
+    if getattr(optimizer, "thinwire", None) is not None:
+        raise ConfigurationError("distribute() was called twice on an optimizer; expected once.")
+    launched = read_settings_file(os.environ)
+    if _never_trains(launched) or source_of(args, settings) is None:
+        sessions = [each.thinwire for each in models if getattr(each, "thinwire", None)]
+        optimizer.thinwire = sessions[0] if sessions else ModelSession(models[0])
+        if launched is not None and launched.evaluates:
+            optimizer.apply = lambda *given, **named: None
+        return
+    session = _session_of(models, args, num_train, settings)
+    for each in models:
+        if getattr(each, "thinwire", None) is None:
+            each.thinwire = session
+            save_once(each, session)
+            look_fresh(each, session)
+    session.add_optimizer(optimizer, models)
+    optimizer.thinwire = session
+
+
+def _never_trains(launched: LaunchedScript | None) -> bool:
+    """Return whether this process evaluates for others; refuse one that measures steps.
+
+    Raises:
+        ConfigurationError: It measures for `thinwire advise`, which knows `fit` alone.
+    """
+    if launched is not None and launched.measured_to:
+        raise ConfigurationError(
+            "thinwire advise measures the steps of model.fit, and this script has a training loop "
+            "of its own; expected a script with fit. Give `thinwire advise` a model file instead."
+        )
+    return launched is not None and launched.evaluates
+
+
+def _session_of(
+    models: Sequence[keras.Model], args: Any, num_train: int | None, settings: Mapping[str, Any]
+) -> ModelSession:
+    """Return the session of some models: one that has these, or that this worker has already.
+
+    A run has one model; so all optimizers of a script share one session.
+    """
+    for each in models:
+        if isinstance(known := getattr(each, "thinwire", None), ModelSession):
+            return known
+    chosen = read_settings(args, settings, type_node="Worker")
+    place = chosen.run.addresses, chosen.worker().id_worker
+    for other in RECORD.sessions:
+        if isinstance(other, ModelSession) and other.place == place:
+            return other
+    return _new_session(models[0], args, num_train, settings)
+
+
+def _new_session(
+    model: keras.Model, args: Any, num_train: int | None, settings: Mapping[str, Any]
+) -> ModelSession:
+    """Give a model a session, and return it."""
+    chosen: ScriptSettings = read_settings(args, settings, type_node="Worker")
+    if chosen.local:
+        raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
+    session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)
+    save_once(model, session)
+    look_fresh(model, session)
+    RECORD.add(session)
+    note_settings(chosen)
+    return session

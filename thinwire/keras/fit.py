@@ -99,9 +99,17 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     @functools.wraps(train_step)
     def step(data: Any) -> Any:
-        return session.train_step(train_step, data)
+        return session.train_step(data)
+
+    trains_on_batch = model.train_on_batch
+
+    @functools.wraps(trains_on_batch)
+    def train_on_batch(*args: Any, **keywords: Any) -> Any:
+        with session.on_batch():
+            return trains_on_batch(*args, **keywords)
 
     model.fit, model.evaluate, model.train_step = fit, evaluate, step
+    model.train_on_batch = train_on_batch
     model.train_function = None  # one of an earlier `fit` holds the old step
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from thinwire.keras.plan import StepPlan, named
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.methods.method import Method
-from thinwire.ops.offer import Offer
-from thinwire.ops.optimizers.described import describe, describe_constraints
+from thinwire.ops.offer import LossScale, Offer
+from thinwire.ops.optimizers.described import DescribedOptimizer, describe, describe_constraints
+from thinwire.ops.types import ConfigurationError
 
 
 def make_offer(
     shared: SharedModel,
-    optimizer: Any,
+    plan: StepPlan,
     method: Method,
-    without_gradient: Sequence[Any],
     batch_size: int | None,
     num_examples: int | None,
 ) -> Offer:
@@ -25,37 +27,80 @@ def make_offer(
 
     Args:
         shared: The model.
-        optimizer: Compiled.
+        plan: What it does.
         method: Of the run.
-        without_gradient: Shared variables that the loss does not depend on.
         batch_size: Of one step of the script alone; None: not known.
         num_examples: Of the whole training set; None: not known.
 
     Raises:
-        ConfigurationError: The PS is to step, and cannot build the optimizer or a constraint.
+        ConfigurationError: The PS is to step, and cannot build an optimizer or a constraint.
     """
-    paths = [tensor.path for tensor in shared.spec.tensors]
-    ids = {id(variable) for variable in without_gradient}
-    unused = [path for path, each in zip(paths, shared.variables, strict=True) if id(each) in ids]
+    paths = {id(v): t.path for v, t in zip(shared.variables, shared.spec.tensors, strict=True)}
+    moved = {id(each) for each in plan.variables} - {id(each) for each in plan.without_gradient}
+    unused = [path for number, path in paths.items() if number not in moved]
+    names = "+".join(type(step.optimizer).__name__ for step in plan.steps)
     if method.steps_on_workers:
         return Offer(
             shared.spec,
             unused=tuple(unused),
             num_examples=num_examples or 0,
-            script_optimizer=type(optimizer).__name__,
+            script_optimizer=names,
         )
     # A schedule can only be read by examples where it is known how many make a step.
     clock = method.schedule_clock if batch_size else "steps"
-    described = describe(optimizer, shared.variables, batch_size or 0, clock, paths)
+    described = []
+    for optimizer, variables in _owners(shared, plan):
+        own = tuple(paths[id(each)] for each in variables)
+        found = describe(optimizer, variables, batch_size or 0, clock, own)
+        if len(plan.steps) > 1:
+            found = dataclasses.replace(found, offer=dataclasses.replace(found.offer, paths=own))
+        described.append(found)
     return Offer(
         shared.spec,
-        optimizers=(described.offer,),
-        constraints=describe_constraints(shared.variables, paths),
+        optimizers=tuple(each.offer for each in described),
+        constraints=describe_constraints(shared.variables, list(paths.values())),
         unused=tuple(unused),
-        loss_scale=described.loss_scale,
+        loss_scale=_loss_scale(described, plan),
         num_examples=num_examples or 0,
-        script_optimizer=type(optimizer).__name__,
+        script_optimizer=names,
     )
+
+
+def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:
+    """Return each optimizer with the shared variables that it steps, in order.
+
+    What is shared and never stepped, as W_global may have it, is the first one's, and unused.
+    """
+    owner = {id(v): number for number, step in enumerate(plan.steps) for v in step.variables}
+    found: list[tuple[Any, list[Any]]] = [(step.optimizer, []) for step in plan.steps]
+    for variable in shared.variables:
+        found[owner.get(id(variable), 0)][1].append(variable)
+    for optimizer, variables in found:
+        if not variables:
+            raise ConfigurationError(
+                f"{named(optimizer)} steps none of the shared variables; expected at least one. "
+                "Put its variables into thinwire.W_global too, or leave W_global alone."
+            )
+    return found
+
+
+def _loss_scale(described: Sequence[DescribedOptimizer], plan: StepPlan) -> LossScale | None:
+    """Return the dynamic loss scale of a single optimizer; refuse several.
+
+    Raises:
+        ConfigurationError: One of several optimizers scales its loss.
+    """
+    scales = [each.loss_scale for each in described]
+    if len(scales) > 1 and any(scales):
+        name = named(
+            next(s.optimizer for s, scale in zip(plan.steps, scales, strict=True) if scale)
+        )
+        raise ConfigurationError(
+            f"{name} is one of {len(scales)} optimizers, and a PS keeps one loss scale; expected "
+            "none where there are several. Train in float32 or mixed_bfloat16, or take a method "
+            "whose workers step themselves: --method=dgs, --method=gd or --method=esync."
+        )
+    return scales[0]
 
 
 def sgd_momentum(optimizer: Any) -> float:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import numpy as np
@@ -24,14 +24,31 @@ from thinwire.keras.checks import (
 )
 from thinwire.keras.clock import RunClock
 from thinwire.keras.fit_barriers import FitBarriers
+from thinwire.keras.loops import LoopSteps, Together
 from thinwire.keras.offers import make_offer, sgd_momentum
+from thinwire.keras.plan import (
+    Pairs,
+    PlannedStep,
+    StepPlan,
+    named,
+    take_first,
+    try_eagerly,
+    try_in_graph,
+)
 from thinwire.keras.reports import describe_fit, describe_history
-from thinwire.keras.step import ExchangeStep, WeightsChanged, inner
+from thinwire.keras.step import (
+    ExchangeStep,
+    StepCall,
+    WeightsChanged,
+    count_rows,
+    recording,
+    watch_steps,
+)
 from thinwire.keras.traffic import EpochTraffic
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.offer import Offer
-from thinwire.ops.sharding.w_global import shared_variables
+from thinwire.ops.sharding.w_global import W_global, shared_variables
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_metrics
@@ -56,14 +73,16 @@ _ROUNDING = 1e-6
 
 
 class ModelSession(LeavesOnExit):
-    """A model's part in a run, over all calls of its `fit`.
+    """A model's part in a run, over all calls of its `fit`, or in a loop of the script's own.
 
     Attributes:
         model: The Keras model.
         last: What became of the newest step; None before the first.
-        clock: What a schedule is read at where the compiled optimizer steps here; None before the
+        clock: What a schedule is read at where the script's optimizers step here; None before the
             first step, and where a PS steps.
         traffic: What the steps of the present epoch have sent and received.
+        call: What is known of the step that is under way.
+        own_train_step: The model's, as it was given to `distribute`.
     """
 
     def __init__(
@@ -76,6 +95,7 @@ class ModelSession(LeavesOnExit):
     ) -> None:
         """Use `thinwire.distribute`; without settings the model trains alone."""
         self.model = model
+        self.own_train_step = model.train_step
         self.last: StepInfo | None = None
         self.clock: RunClock | None = None
         self._settings = settings
@@ -83,8 +103,13 @@ class ModelSession(LeavesOnExit):
         self._session: Session | None = None
         self._offer: Offer | None = None
         self._barriers: FitBarriers | None = None
-        self._step: ExchangeStep | None = None
-        self._steps: dict[int, ExchangeStep] = {}  # by optimizer: all that were compiled
+        self._step: ExchangeStep | None = None  # of the compiled optimizer
+        self._stand_ins: dict[int, ExchangeStep] = {}  # by optimizer: all that there were
+        self._steps: list[ExchangeStep] = []  # of all that step in this phase, once that is known
+        self._plan: StepPlan | None = None  # what they step
+        self._sequence: list[int] = []  # their numbers, as they step in one train_step
+        self._loop = LoopSteps()
+        self._own_loop = self.call = StepCall(1, ends_later=False)
         self._counted: Any = None  # the optimizer whose steps `clock` counts
         self._trained: list[int] = []  # what was trainable when the phase began
         self._is_traced_anew = self._awaits_step = self._offers = False
@@ -98,6 +123,7 @@ class ModelSession(LeavesOnExit):
         self._epoch, self._validates = 0, False  # of the present `fit`
         self._has_warned = False  # that nobody evaluates
         self._in_fit = self._has_left = self._has_slots = self._shares_itself = False
+        self._in_loop = False  # a loop of the script's own has begun
         self._stop_is_known = False  # by all scripts, that this `fit` ends before its time
         self._stops_after = 0  # how many epochs it then ends
         self.traffic = EpochTraffic()
@@ -105,15 +131,21 @@ class ModelSession(LeavesOnExit):
         self._to_sit_out = 0  # rounds of this epoch
         self._num_batches = 0  # begun in this `fit`
         self._num_calls = 0  # of `exchange`, in this `fit`
-        self._rate = 0.0  # as last written into the optimizer, or compiled, or sent
         self._rate_factor = 1.0  # this worker's learning rate over the run's
         if settings is not None:
+            watch_steps(self)
             self._prepare()
 
     @property
     def active(self) -> bool:
         """Whether the model trains with others."""
         return self._settings is not None
+
+    @property
+    def place(self) -> tuple[Sequence[str], int] | None:
+        """The addresses of the run and this worker's number; None: the model trains alone."""
+        settings = self._settings
+        return None if settings is None else (settings.run.addresses, settings.worker().id_worker)
 
     @property
     def stopped(self) -> bool:
@@ -188,15 +220,16 @@ class ModelSession(LeavesOnExit):
 
     def begin_fit(self) -> None:
         """Join before the first step, unless only that shows what the model is."""
-        self._build_optimizer()
+        if self._is_standard:
+            self._build_optimizer()
         if self._session is None and self._is_offered:
-            self._build_first()
+            self._try_first()
             return
         session = self._session
         if session is not None and self._barriers is not None and self._begins_phase("begin"):
             if self._is_traced_anew or self.model.run_eagerly:  # its first step shows what it is
                 self._awaits_step = True
-                self._build_first()
+                self._try_first()
             else:
                 self._begin_phase(self._again(session))
         elif not self.stopped:
@@ -225,9 +258,7 @@ class ModelSession(LeavesOnExit):
 
     def _again(self, session: Session) -> Session:
         """Return this worker in the next phase, of the same variables."""
-        unused = set(self._offer.unused) if self._offer is not None else ()
-        rows = zip(session.shared.spec.tensors, session.shared.variables, strict=True)
-        return self._new_session([each for row, each in rows if row.path in unused], session.shared)
+        return self._new_session(self._plan, session.shared)
 
     def _begin_phase(self, session: Session) -> None:
         """Go on with the model of the script that offers its own."""
@@ -237,8 +268,8 @@ class ModelSession(LeavesOnExit):
             before.close("done")
         with self._lock:
             self._session = session
-        rate = None if self._step is None else self._step.rate
-        self._rate = 0.0 if rate is None else float(rate.numpy())
+        for step in self._steps:
+            step.known_rate = 0.0 if step.rate is None else float(step.rate.numpy())
         if self._offers:
             self._join()
         if self._wait_for_others(f"{where}-offered") is None:
@@ -260,39 +291,25 @@ class ModelSession(LeavesOnExit):
 
     # -- building, epochs, the end ------------------------------------------------------------
 
-    def _build_first(self) -> None:
-        """Let the first step be traced twice where that creates the model's variables.
-
-        Inside a trace new variables have no values yet, and values are what is offered to a PS.
-        """
+    def _try_first(self) -> None:
+        """Let the first step be traced twice where that alone shows what is to be offered."""
         model = self.model
-        if model.run_eagerly or all(layer.built for layer in model._flatten_layers()):
+        if model.run_eagerly or not self._needs_trial:
             return
         alone = model.train_function
 
         def first(iterator: Any) -> Any:
             model.train_function = alone
-            self._build(iterator.element_spec)
+            data_spec, iterator = take_first(iterator)
+            self._join_first(self._try_out(try_in_graph, data_spec))
             return alone(iterator)
 
         model.train_function = first
 
-    def _build(self, data_spec: Any) -> None:
-        step = self._step
-        if step is None:
-            return
-        step.only_builds = True
-        try:
-            tf.function(self.model.train_step, autograph=False).get_concrete_function(data_spec)
-        finally:
-            step.only_builds = False
-        self._build_optimizer()
-
     def _build_optimizer(self) -> None:
-        """Create the optimizer's variables, which Keras may only do while it traces a step."""
-        optimizer, variables = self.model.optimizer, self.model.trainable_variables
-        if not optimizer.built and variables:
-            optimizer.build(variables)
+        """Create the variables of the compiled optimizer, where it steps all of the model's."""
+        if self._step is not None:
+            self._step.build(self.model.trainable_variables)
 
     def begin_batch(self) -> None:
         """Count a mini-batch, or several in one execution; raise what went wrong before."""
@@ -391,9 +408,13 @@ class ModelSession(LeavesOnExit):
 
     def _sit_out(self, session: Session) -> None:
         """Take part in a round with nothing, which leaves the others' mean as it is."""
-        nothing = session.weights.copy() if self.takes_weights else np.zeros_like(session.weights)
-        figures = ScriptFigures(loss_scale=session.loss_scale)
-        self._try_step(nothing, 0, 0.0, session.means.copy(), self._rate, figures)
+        for number in self._sequence[:1] if self.takes_weights else self._sequence:
+            weights = session.weights
+            nothing = weights.copy() if self.takes_weights else np.zeros_like(weights)
+            step = self._steps[number]
+            number = 0 if self.takes_weights else number
+            figures = ScriptFigures(loss_scale=session.loss_scale, optimizer=number)
+            self._try_step(step, nothing, 0, 0.0, session.means.copy(), step.known_rate, figures)
         session.assign()
 
     def raise_failure(self) -> None:
@@ -446,8 +467,8 @@ class ModelSession(LeavesOnExit):
         if self._num_batches and not self._num_calls and not self._is_behind:
             raise ConfigurationError(
                 f"{self._num_batches} steps of {self.model.name!r} exchanged nothing: its "
-                "train_step never reached the compiled optimizer, so this worker trained alone. "
-                "Expected self.optimizer.apply_gradients(...) in each step."
+                "train_step never reached an optimizer, so this worker trained alone. Expected "
+                "self.optimizer.apply_gradients(...), or that of another optimizer, in each step."
             )
         if self._session is not None and self._is_offered:
             self._finish_rounds(self._session)
@@ -477,23 +498,24 @@ class ModelSession(LeavesOnExit):
         Returns:
             Whether a PS has made one.
         """
-        offer, step = self._offer, self._step
-        if offer is None or not offer.optimizers or step is None:
+        offer, steps = self._offer, self._steps
+        if offer is None or not offer.optimizers:
             return False
-        before = None if step.rate is None else float(step.rate.numpy())
+        before = [None if step.rate is None else float(step.rate.numpy()) for step in steps]
         try:
-            session.fill_slots([inner(step.optimizer)], state)
+            session.fill_slots([step.inner for step in steps], state)
         except (ConfigurationError, ValueError) as error:
             logging.warning("the compiled optimizer keeps its own state: %s", error)
             return False
-        if state.scale_streak is not None:
-            step.assign_streak(state.scale_streak)
-        if before is None:
-            return True
-        was_set = before != np.float32(self._rate)  # after the last push, as callbacks may
-        self._rate = float(step.rate.numpy())
-        if was_set:
-            step.assign_rate(before)
+        for step, rate in zip(steps, before, strict=True):
+            if state.scale_streak is not None:
+                step.assign_streak(state.scale_streak)
+            if rate is None:
+                continue
+            was_set = rate != np.float32(step.known_rate)  # after the last push, as callbacks may
+            step.known_rate = float(step.rate.numpy())
+            if was_set:
+                step.assign_rate(rate)
         return True
 
     # -- files ------------------------------------------------------------------------------
@@ -546,10 +568,11 @@ class ModelSession(LeavesOnExit):
 
     def refresh_averages(self) -> None:
         """Let the compiled optimizer have the PS's moving averages of the weights, in mid-`fit`."""
-        session, step = self._session, self._step
-        if session is None or step is None or self._has_left or session.stopped:
+        session = self._session
+        if session is None or self._has_left or session.stopped:
             return
-        if inner(step.optimizer).use_ema and (state := self._fetch(session)) is not None:
+        averages = any(step.inner.use_ema for step in self._steps)
+        if averages and (state := self._fetch(session)) is not None:
             self._fill_slots(session, state)
 
     def _finish_rounds(self, session: Session) -> None:
@@ -604,10 +627,7 @@ class ModelSession(LeavesOnExit):
             return
         if not self._is_offered:
             self._settings = self._settings_for(optimizer)
-        known = self._steps.get(id(optimizer))  # one that was compiled before
-        self._step = self._steps[id(optimizer)] = known or ExchangeStep(optimizer, self)
-        if self._session is None:  # else a new optimizer's rate is one that the script has set
-            self._rate = 0.0 if self._step.rate is None else float(self._step.rate.numpy())
+        self._step = self._stand_in(optimizer)
 
     def _settings_for(self, optimizer: Any) -> ScriptSettings:
         """Return the settings, with the compiled optimizer's momentum where the method has one."""
@@ -652,63 +672,265 @@ class ModelSession(LeavesOnExit):
 
     @property
     def takes_weights(self) -> bool:
-        """Whether the compiled optimizer steps here, and weights are exchanged, not gradients."""
+        """Whether the script's optimizers step here, and weights are exchanged, not gradients."""
         return self._joined.takes_weights
 
     @property
     def takes_momentum(self) -> bool:
         """Whether the method has taken the compiled SGD's momentum over."""
-        if self._step is None or not self.takes_weights:
+        if len(self._steps) != 1 or not self.takes_weights:
             return False
         method = self._joined.settings.run.method
-        return method.takes_momentum and sgd_momentum(inner(self._step.optimizer)) > 0
+        return method.takes_momentum and sgd_momentum(self._steps[0].inner) > 0
 
-    def shared_variables(self) -> list[Any]:
-        """Return the variables that are or will be shared."""
+    def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Refuse an optimizer that would train some of the model's variables here alone.
+
+        Raises:
+            ConfigurationError: It does.
+        """
         if self._session is not None:
-            return self.variables
-        return shared_variables(self.model, numbers_paths=self._is_offered)
+            shared = self.variables
+            if not W_global:
+                shared = [*shared, *self.model.trainable_variables]
+        elif self.model.trainable_variables:
+            shared = shared_variables(self.model, numbers_paths=self._is_offered)
+        else:
+            return
+        known = {id(each) for each in shared}
+        touched = [variable for variable in variables if id(variable) in known]
+        if not touched:
+            return
+        raise ConfigurationError(
+            f"{named(optimizer)} steps {touched[0].path} and {len(touched) - 1} more variables of "
+            f"{self.model.name!r} on this worker alone; expected an optimizer that exchanges. In a "
+            "train_step let it step in the first call already, for what steps there is shared; in "
+            "a loop of your own write `optimizer = thinwire.distribute(optimizer, model=model)`."
+        )
 
-    def train_step(self, train_step: Callable[[Any], Any], data: Any) -> Any:
-        """Call the model's own `train_step`, whose `apply` then comes here."""
-        self.check_in_fit()
-        step = self._step
-        if step is None or step.optimizer is not self.model.optimizer:
+    def train_step(self, data: Any) -> Any:
+        """Call the model's own `train_step`, whose optimizers' `apply` then comes here."""
+        self._begin_loop()
+        compiled = None if self._step is None else self._step.optimizer
+        if compiled is not getattr(self.model, "optimizer", None):
             raise ConfigurationError(
                 "the model was compiled while its fit was running; compile it before or after."
             )
+        is_first = (self._session is None or self._awaits_step) and self._is_offered
+        if is_first and tf.executing_eagerly() and self._needs_trial:
+            self._join_first(self._try_out(self._try_eagerly, data))
         try:
-            return step.run(train_step, data)
+            return self._call(data)
         except WeightsChanged:  # only where steps run eagerly: the first one of the first fit
             self.model.reset_metrics()
-            return step.run(train_step, data)
+            return self._call(data)
 
-    def check_in_fit(self) -> None:
-        """Refuse steps outside of `fit`, which would have to train alone.
+    def _call(self, data: Any) -> Any:
+        """Call the model's own `train_step`, and exchange the weights that its steps have made.
 
         Raises:
-            ConfigurationError: No `fit` of the model is running.
+            ConfigurationError: No optimizer steps in it.
         """
-        if not self._in_fit:
+        call = self.call = StepCall(count_rows(data), ends_later=True)
+        try:
+            return self._end_call(call, self.own_train_step(data))
+        finally:
+            self.call = self._own_loop
+
+    def _end_call(self, call: StepCall, logs: Any) -> Any:
+        if not call.applied:
+            self._refuse_without_step()
+        self._sequence = [step.number for step in call.applied]
+        if self.takes_weights:
+            call.applied[-1].exchange_weights()
+        return logs
+
+    def _refuse_without_step(self) -> NoReturn:
+        raise ConfigurationError(
+            f"the train_step of {self.model.name!r} does not step with any optimizer of Keras, so "
+            "each worker would train alone; expected self.optimizer.apply_gradients(...), or that "
+            "of other optimizers, in each step. Or leave thinwire.distribute() out."
+        )
+
+    @property
+    def _is_standard(self) -> bool:
+        """Whether the model's train_step is Keras' own, which has one optimizer."""
+        return getattr(self.own_train_step, "__func__", None) is keras.Model.train_step
+
+    def _try_eagerly(self, train_step: Callable[[Any], Any], data: Any) -> None:
+        try_eagerly(train_step, data, lambda: self.model.variables)
+        self.model.reset_metrics()
+
+    @property
+    def _needs_trial(self) -> bool:
+        """Whether only a trial shows what steps, or creates the model's variables.
+
+        Inside a trace new variables have no values yet, and values are what is offered to a PS.
+        """
+        if not self._is_standard:
+            return True
+        is_built = all(layer.built for layer in self.model._flatten_layers())
+        return not (is_built or self.model.run_eagerly)
+
+    def _try_out(self, attempt: Callable[[Callable[[Any], Any], Any], None], data: Any) -> StepPlan:
+        """Return what a train_step does, without doing it.
+
+        Args:
+            attempt: How it is called.
+            data: A mini-batch, or the form of one.
+
+        Raises:
+            ConfigurationError: No optimizer steps in it.
+        """
+        num_variables = len(self.model.variables)
+        with recording() as recorder:
+            attempt(self.own_train_step, data)
+        if len(self.model.variables) > num_variables:  # new ones have no gradients where they arise
+            return self._try_out(attempt, data)
+        plan = recorder.plan()
+        if not plan.steps:
+            self._refuse_without_step()
+        return plan
+
+    def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
+        """Join at the first step, and check what each is given; see `StepOwner`."""
+        self._begin_loop()
+        is_new = self._session is None or self._awaits_step
+        has_changed = is_new and self._join_first(self._first_plan(step, pairs))
+        variables = [variable for _, variable in pairs]
+        check_same_variables(self.variables, variables)
+        if step not in self._steps:
+            self.refuse_step(step.optimizer, variables)
+        elif not self.takes_weights and self._is_offered:
+            self._check_own(step, variables)
+        return not has_changed
+
+    def _first_plan(self, step: ExchangeStep, pairs: Pairs) -> StepPlan:
+        if self.call.ends_later:
+            return StepPlan((PlannedStep.of(step.optimizer, pairs),))
+        return self._loop.plan(step, pairs)
+
+    def _check_own(self, step: ExchangeStep, variables: Sequence[Any]) -> None:
+        """Refuse other variables than those that the PS steps with an optimizer.
+
+        Raises:
+            ConfigurationError: Those of another optimizer, or not all of its own.
+        """
+        shared, unused = self.variables, set(self._offer.unused if self._offer else ())
+        groups = self._offer.groups() if self._offer else []
+        for number, numbers in enumerate(groups):
+            given = {id(variable) for variable in variables}
+            for each in numbers:
+                variable, path = shared[each], self._joined.shared.spec.tensors[each].path
+                is_given = id(variable) in given
+                if is_given == (number == step.number) or (not is_given and path in unused):
+                    continue
+                what = "steps" if is_given else "does not step"
+                raise ConfigurationError(
+                    f"{named(step.optimizer)} {what} {path}, and the PS steps with it what was "
+                    "known of it at the first step; expected the same variables in each step. "
+                    "Distribute each optimizer with the model that it steps, as in "
+                    "thinwire.distribute(optimizer, model=generator), or build it before the loop: "
+                    "optimizer.build(generator.trainable_variables)."
+                )
+
+    # -- loops of the script's own --------------------------------------------------------------
+
+    def add_optimizer(self, optimizer: Any, models: Sequence[keras.Model]) -> None:
+        """Let an optimizer of a loop exchange, beside those that do already.
+
+        Args:
+            optimizer: Built or not.
+            models: Whose variables it steps.
+
+        Raises:
+            ConfigurationError: The loop has begun.
+        """
+        if self._session is not None and id(optimizer) not in self._stand_ins:
+            raise ConfigurationError(
+                f"distribute() was given {named(optimizer)} after the first step of "
+                f"{self.model.name!r}; expected it before: the first step shows the PS all "
+                "optimizers."
+            )
+        self.model = Together.of(self.model, models)
+        self._loop.add(self._stand_in(optimizer), models)
+
+    def _begin_loop(self) -> None:
+        """Begin a loop of the script's own, where the step that is under way is of no `fit`.
+
+        Raises:
+            ConfigurationError: The server's model and optimizer come from its flags.
+        """
+        if self._in_fit or self._in_loop:
+            return
+        if not self._is_offered:
             raise ConfigurationError(
                 f"{self.model.name!r} is trained by train_on_batch or a loop of its own; expected "
-                "model.fit(...). For such loops use thinwire.GradientSGD in the place of the "
-                "optimizer, and leave thinwire.distribute() out."
+                "model.fit(...), for this server has its optimizer from flags. Start the script "
+                "with `thinwire run`, or use thinwire.GradientSGD in the place of the optimizer "
+                "and leave thinwire.distribute() out."
             )
+        self._in_loop = True
+        self._prepare()
+        logging.info(
+            "%r is trained by a loop of the script's own, whose data is the script's own affair: "
+            "thinwire.worker_id() of thinwire.num_workers(), or model.thinwire.shard(...)",
+            self.model.name,
+        )
 
-    def join(self, pairs: Sequence[tuple[Any, Any]]) -> bool:
-        """Join at the first step, given its gradients, symbolic or not, and variables.
+    @contextlib.contextmanager
+    def on_batch(self) -> Iterator[None]:
+        """Be ready for one call of Keras' train_on_batch.
+
+        Raises:
+            ConfigurationError: The server's model and optimizer come from its flags.
+        """
+        self._begin_loop()
+        self._prepare()
+        if self._session is None:
+            if self._is_standard:
+                self._build_optimizer()
+            self.model.make_train_function()
+            self._try_first()
+        try:
+            yield
+        except tf.errors.OpError:
+            self.raise_failure()
+            raise
+
+    def _leave_loop(self, failed: bool, message: str) -> None:
+        """Leave the run when the script has ended."""
+        del message
+        if self._session is not None and not failed:
+            self._finish_rounds(self._session)
+        self.close("error" if failed else "done")
+
+    def refresh(self, with_slots: bool) -> None:
+        """Let the model have what the shards hold, between two steps of a loop.
+
+        Args:
+            with_slots: The optimizers, too.
+        """
+        session = self._session
+        if session is None or self._in_fit or not self._in_loop or self._failure is not None:
+            return
+        self._finish_rounds(session)
+        with self._lock:
+            if not session.stopped:
+                session.pull()
+            session.assign()
+        state = self._fetch(session) if with_slots and not session.stopped else None
+        if state is not None:
+            self._fill_slots(session, state)
+
+    def _join_first(self, plan: StepPlan) -> bool:
+        """Join, or begin a phase, once it is known what steps.
 
         Returns:
             Whether the model has other weights than before.
         """
-        if self._session is not None and not self._awaits_step:
-            check_same_variables(self.variables, [variable for _, variable in pairs])
-            return False
-        missing = [variable for gradient, variable in pairs if gradient is None]
-        stepped = [variable for _, variable in pairs]
-        shared = SharedModel.of(self.model, self._is_offered, stepped)
-        session = self._new_session(missing, shared)
+        shared = SharedModel.of(self.model, self._is_offered, plan.variables)
+        session = self._new_session(plan, shared)
         before = session.variables.read()
         if len(before) != session.variables.size:
             raise ConfigurationError(
@@ -716,7 +938,7 @@ class ModelSession(LeavesOnExit):
                 "no values yet; expected a model that is built before. Call it on one mini-batch "
                 "before fit: model(x[:1])."
             )
-        check_same_variables(shared.variables, stepped)
+        check_same_variables(shared.variables, plan.variables)
         self._trained = [id(each) for each in self.model.trainable_variables]
         if self._session is not None:
             self._begin_phase(session)
@@ -728,14 +950,19 @@ class ModelSession(LeavesOnExit):
             self._barriers = FitBarriers(
                 run, session.own.id_worker, session.part.run_id, self._stop
             )
-            self._barriers.count_fit()
-            self._wait_for_others("begin")
-            self._report_fit()
+            RECORD.at_end(self._leave_loop)
+            if self._in_fit:
+                self._barriers.count_fit()
+                self._wait_for_others("begin")
+                self._report_fit()
             self._seed_apart(session.own.id_worker)
         return not np.array_equal(before, session.weights)
 
     def exchange(
         self,
+        step: ExchangeStep,
+        repeats: bool,
+        in_turn: bool,
         values: Float32,
         rows: int,
         loss: float,
@@ -748,6 +975,9 @@ class ModelSession(LeavesOnExit):
         """Step; called by TensorFlow, in a thread of its own, where an exception would be lost.
 
         Args:
+            step: Of which optimizer.
+            repeats: Whether its examples were counted before.
+            in_turn: Whether other optimizers of a loop may step before weights are exchanged.
             values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
             rows: Examples in the mini-batch.
             loss: Its mean loss.
@@ -763,46 +993,62 @@ class ModelSession(LeavesOnExit):
         """
         session = self._joined
         with self._lock:
-            if not self.model.stop_training:  # else the rest of several steps in one execution
+            if in_turn and not self._loop.is_due(step):
+                return self._unchanged(values, statistics, rate, scale)
+            if not (
+                self._in_fit and self.model.stop_training
+            ):  # else the rest of several steps in one execution
                 figures = ScriptFigures(
-                    learning_rate=self._set_rate(float(rate)),
+                    learning_rate=self._set_rate(step, float(rate)),
                     loss_scale=float(scale),
                     overflow=bool(scale) and not np.isfinite(values).all(),
+                    optimizer=0 if self.takes_weights else step.number,
+                    repeats_batch=repeats,
                     touched={
                         int(number): np.unique(each)
                         for number, each in zip(sparse, touched, strict=True)
                     },
                 )
-                self._try_step(
-                    np.array(values), int(rows), float(loss), statistics, float(rate), figures
-                )
+                own = np.array(values)
+                self._try_step(step, own, int(rows), float(loss), statistics, float(rate), figures)
             if not self._is_offered:
-                self._rate = session.part.core.learning_rate * self._rate_factor
+                step.known_rate = session.part.core.learning_rate * self._rate_factor
             return (
                 session.weights.copy(),
                 session.means.copy(),
-                np.float32(rate if self._is_offered else self._rate),
+                np.float32(rate if self._is_offered else step.known_rate),
                 np.float32(session.loss_scale or scale),
                 0 if self.clock is None else self.clock.advance(session.samples_of_phase),
             )
 
-    def _set_rate(self, rate: float) -> float | None:
+    def _unchanged(
+        self, values: Float32, statistics: Float32, rate: float, scale: float
+    ) -> tuple[Float32, Float32, np.float32, np.float32, int]:
+        """Return what a local step goes on from that no exchange follows."""
+        count = 0 if self.clock is None else int(self.clock.variable.numpy())
+        own = np.array(values), np.array(statistics)
+        return (*own, np.float32(rate), np.float32(scale), count)
+
+    def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
         """Return a rate that the script has set since the last push; the PS then steps with it."""
-        if not self._is_offered or self.takes_weights or rate == np.float32(self._rate):
+        if not self._is_offered or self.takes_weights or rate == np.float32(step.known_rate):
             return None
-        self._rate = rate
+        step.known_rate = rate
         return rate
 
-    def _try_step(self, *arguments: Any) -> None:
+    def _try_step(self, step: ExchangeStep, *arguments: Any) -> None:
         session = self._joined
         self._num_calls += 1
         try:
             if not session.stopped:
-                self._one_step(session, *arguments)
+                self._one_step(session, step, *arguments)
             if session.stopped:
                 self._raise_if_broken(session.stop_reason)
-        except Exception as error:  # noqa: BLE001 - `fit` raises it before its next batch
-            self._failure = error
+        except Exception as error:
+            self._failure = error  # which `fit` raises before its next batch
+            if not self._in_fit:
+                RECORD.fail(error)
+                raise
         finally:
             if self._failure is not None or session.stopped:
                 self.model.stop_training = True
@@ -810,6 +1056,7 @@ class ModelSession(LeavesOnExit):
     def _one_step(
         self,
         session: Session,
+        step: ExchangeStep,
         values: Float32,
         rows: int,
         loss: float,
@@ -817,7 +1064,7 @@ class ModelSession(LeavesOnExit):
         rate: float,
         figures: ScriptFigures,
     ) -> None:
-        is_new = abs(rate - self._rate) > RATE_TOLERANCE * abs(self._rate)
+        is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
         if is_new and not self._is_offered:
             self._scale_to_rate(session, rate)
         self.last = session.step(values, rows, loss, statistics, self._rate_factor, figures)
@@ -841,33 +1088,56 @@ class ModelSession(LeavesOnExit):
         return self._session
 
     def _new_session(
-        self, without_gradient: Sequence[Any] = (), shared: SharedModel | None = None
+        self, plan: StepPlan | None = None, shared: SharedModel | None = None
     ) -> Session:
-        settings, step, data = self._settings, self._step, self._data
-        if settings is None or step is None:
+        settings, data = self._settings, self._data
+        if settings is None:
             raise RuntimeError("the model trains alone")
         shared = shared or SharedModel.of(self.model, self._is_offered)
-        if not self._is_offered:
+        if plan is not None:
+            self._steps = [self._step_of(each, number) for number, each in enumerate(plan.steps)]
+        elif self._step is not None:
+            self._steps = [self._step]
+        if plan is None or not self._is_offered:
             check_variables(shared.variables)
             return Session(settings, shared, self._num_train)
         self._refuse_second_model(shared, settings)
-        optimizer, method = step.optimizer, settings.run.method
+        method, self._plan = settings.run.method, plan
+        plan.check(method, self.model.name)
         num_train = self._num_train or data.num_examples
-        batch_size = data.batch_size
-        self._offer = make_offer(shared, optimizer, method, without_gradient, batch_size, num_train)
-        own, before = inner(optimizer), self._session
+        self._offer = make_offer(shared, plan, method, data.batch_size, num_train)
+        own, before = [step.inner for step in self._steps], self._session
         if method.steps_on_workers and method.schedule_clock == "examples":
-            if self.clock is None:
-                self.clock = RunClock(data, int(own._iterations))
-            else:
-                is_new = own is not self._counted
-                self.clock.begin_phase(data, int(own._iterations) if is_new else None)
-            self._counted = own
-        momentum = sgd_momentum(own) if method.takes_momentum else 0.0
+            self._begin_clock(own[0])
+        takes_momentum = method.takes_momentum and len(own) == 1
+        momentum = sgd_momentum(own[0]) if takes_momentum else 0.0
         phase = 0
         if before is not None and self._barriers is not None:
             phase = self._barriers.phase(self._phase_at)
-        return Session(settings, shared, num_train, momentum, self._offer, [own], before, phase)
+        return Session(settings, shared, num_train, momentum, self._offer, own, before, phase)
+
+    def _begin_clock(self, optimizer: Any) -> None:
+        """Let schedules be read at the run's count from an optimizer's own on."""
+        if self.clock is None:
+            self.clock = RunClock(self._data, int(optimizer._iterations))
+        else:
+            is_new = optimizer is not self._counted
+            self.clock.begin_phase(self._data, int(optimizer._iterations) if is_new else None)
+        self._counted = optimizer
+
+    def _step_of(self, planned: PlannedStep, number: int) -> ExchangeStep:
+        """Return what stands in for an optimizer of a plan, which is built by now."""
+        step = self._stand_in(planned.optimizer)
+        step.number = number
+        step.build(planned.variables)
+        return step
+
+    def _stand_in(self, optimizer: Any) -> ExchangeStep:
+        """Return what stands in for an optimizer, once for each."""
+        known = self._stand_ins.get(id(optimizer))
+        if known is None:
+            known = self._stand_ins[id(optimizer)] = ExchangeStep(optimizer, self)
+        return known
 
     def _refuse_second_model(self, shared: SharedModel, settings: ScriptSettings) -> None:
         """Refuse another model than the one that the script has trained in the run.
@@ -904,10 +1174,9 @@ class ModelSession(LeavesOnExit):
                 session.assign()
         if self.clock is not None:
             self.clock.start(session.samples_of_phase)
-        if self._step is None:
-            return
-        self._step.assign_scale(session.loss_scale)
-        if is_first and not self._is_offered and self._step.rate is not None:
+        for step in self._steps:
+            step.assign_scale(session.loss_scale)
+        if is_first and not self._is_offered and self._step is not None:
             self._adopt_rate(session, self._step)
 
     def _opens(self, session: Session) -> bool:
@@ -952,12 +1221,14 @@ class ModelSession(LeavesOnExit):
 
     def _adopt_rate(self, session: Session, step: ExchangeStep) -> None:
         """Go on with the server's learning rate, unless the script has set one since `compile`."""
+        if step.rate is None:
+            return
         now = float(step.rate.numpy())
-        if abs(now - self._rate) > RATE_TOLERANCE * abs(self._rate):
+        if abs(now - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate):
             return
         warn_of_other_rate("the optimizer's learning_rate", now, session)
-        self._rate = session.part.core.learning_rate
-        step.assign_rate(self._rate)
+        step.known_rate = session.part.core.learning_rate
+        step.assign_rate(step.known_rate)
 
     def _seed_apart(self, id_worker: int) -> None:
         """Let Dropout and the like draw otherwise than those of other workers do.

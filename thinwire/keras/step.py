@@ -1,7 +1,7 @@
-"""What stands in the place of a compiled optimizer's `apply`, within the graph of Keras' step.
+"""What stands in the place of an optimizer's `apply`, within the graph of a step or eagerly.
 
 Where the optimizer would step, the gradients go to the parameter server and its weights come back.
-The optimizer object stays the model's own, for callbacks and for saving; only three of its methods
+The optimizer object stays the script's own, for callbacks and for saving; only three of its methods
 are replaced, on this one instance.
 """
 
@@ -10,45 +10,101 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from thinwire.ops.types import ConfigurationError
+from thinwire.keras.plan import Pairs, StepRecorder
 
 if TYPE_CHECKING:
     from thinwire.keras.clock import RunClock
     from thinwire.models.flat_model import FlatVariables
 
-_Pairs = Sequence[tuple[Any, Any]]  # gradient or None, variable
+
+class _ThreadState(threading.local):
+    """What the steps of one thread are subject to.
+
+    Attributes:
+        recorder: Stands in the place of all optimizers, while a step is tried.
+        is_allowed: Whether an optimizer steps on behalf of one of ours.
+    """
+
+    recorder: StepRecorder | None = None
+    is_allowed = False
 
 
-#: `check` of the train_step that runs in this thread, if any.
-_GUARD = threading.local()
+_LOCAL = _ThreadState()
+#: Those who watch over variables that no other optimizer may step.
+_WATCHERS: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
+
+
+class StepWatcher(Protocol):
+    """Whoever has variables that only optimizers of theirs may step."""
+
+    def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Raise ConfigurationError if an optimizer that is not theirs steps one of them."""
+
+
+def watch_steps(watcher: StepWatcher) -> None:
+    """Let every optimizer of Keras that steps by itself be checked before, from now on."""
+    _WATCHERS.add(watcher)
+    _guard_optimizers()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[StepRecorder]:
+    """Let no optimizer step in this thread, and record what each is given."""
+    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder()
+    try:
+        yield _LOCAL.recorder
+    finally:
+        _LOCAL.recorder = before
+
+
+@contextlib.contextmanager
+def steps_allowed() -> Iterator[None]:
+    """Let optimizers step by themselves in this thread."""
+    before, _LOCAL.is_allowed = _LOCAL.is_allowed, True
+    try:
+        yield
+    finally:
+        _LOCAL.is_allowed = before
 
 
 @functools.cache
 def _guard_optimizers() -> None:
     """Let every optimizer of Keras be checked before it steps, once for the process."""
-    base, apply = keras.optimizers.Optimizer, keras.optimizers.Optimizer.apply
+    optimizers = keras.optimizers
+    for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer, optimizers.MultiOptimizer):
+        kind.apply = _guarded(kind.apply)
 
+
+def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
     def guarded(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        check = getattr(_GUARD, "check", None)
-        if check is not None:
-            check(optimizer, trainable_variables)
-        return apply(optimizer, grads, trainable_variables)
+        if _LOCAL.is_allowed:
+            return apply(optimizer, grads, trainable_variables)
+        variables = trainable_variables
+        if variables is None:
+            variables = inner(optimizer)._trainable_variables
+        variables, grads = list(variables), list(grads)
+        if _LOCAL.recorder is not None:
+            _LOCAL.recorder.record(optimizer, list(zip(grads, variables, strict=True)))
+            return None
+        for watcher in tuple(_WATCHERS):
+            watcher.refuse_step(optimizer, variables)
+        with steps_allowed():
+            return apply(optimizer, grads, trainable_variables)
 
-    base.apply = guarded
+    return guarded
 
 
 class StepOwner(Protocol):
     """What a step needs of the worker behind the model; `thinwire.keras.session` has it."""
-
-    model: Any
 
     @property
     def variables(self) -> list[Any]:
@@ -64,59 +120,86 @@ class StepOwner(Protocol):
 
     @property
     def takes_weights(self) -> bool:
-        """Whether the compiled optimizer steps here, and weights are exchanged, not gradients."""
+        """Whether the script's optimizers step here, and weights are exchanged, not gradients."""
 
     @property
     def takes_momentum(self) -> bool:
-        """Whether the method has taken the compiled SGD's momentum over."""
+        """Whether the method has taken an SGD's momentum over."""
 
     @property
     def clock(self) -> RunClock | None:
-        """What a schedule is read at where the optimizer steps here; None: its own count."""
+        """What a schedule is read at where the optimizers step here; None: their own counts."""
 
-    def shared_variables(self) -> list[Any]:
-        """Return the variables that are or will be shared."""
-
-    def check_in_fit(self) -> None:
-        """Refuse steps outside of `fit`."""
+    @property
+    def call(self) -> StepCall:
+        """What is known of the call of a step that is under way."""
 
     def ends_fit(self) -> bool:
         """Leave after the last step; return whether the optimizer's averages are of this run."""
 
-    def join(self, pairs: _Pairs) -> bool:
-        """Join at the first step; return whether the model has other weights than before."""
+    def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
+        """Join at the first step, and check what each is given.
 
-    def exchange(self, *values: Any) -> tuple[Any, ...]:
-        """Exchange one step's values, as `ExchangeStep._exchange` gives them; return the answer."""
+        Returns:
+            Whether gradients that were computed before are of use: the weights are the same.
+        """
+
+    def exchange(
+        self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
+    ) -> tuple[Any, ...]:
+        """Exchange one step's values, as `ExchangeStep` gives them; return the answer."""
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong in an exchange."""
 
 
 class WeightsChanged(Exception):
     """Joining brought other weights than those that a gradient was computed at."""
 
 
-class ExchangeStep:
-    """Stands in for one compiled optimizer.
-
-    Trainable variables that are not shared are stepped by the optimizer itself.
+class StepCall:
+    """One call of a train_step, or an endless one of a loop: what its exchanges have in common.
 
     Attributes:
-        optimizer: The compiled one; a LossScaleOptimizer where Keras put one around it.
-        only_builds: Whether steps are traced for the variables that they create, and nothing else.
+        rows: Examples of its mini-batch, a scalar tensor.
+        ends_later: Whether the weights of all its local steps are exchanged together at its end.
+        loss: Of the mini-batch, as far as it is known.
+        applied: The optimizers that have stepped, one entry for each step.
+    """
+
+    def __init__(self, rows: Any, ends_later: bool) -> None:
+        self.rows, self.ends_later = rows, ends_later
+        self.loss: Any = None
+        self.applied: list[ExchangeStep] = []
+
+    def note(self, step: ExchangeStep) -> bool:
+        """Note that an optimizer steps; return whether another step had this mini-batch before."""
+        repeats = bool(self.applied) and (self.ends_later or step is not self.applied[0])
+        if self.ends_later or step not in self.applied:
+            self.applied.append(step)
+        return repeats
+
+
+class ExchangeStep:
+    """Stands in for one optimizer.
+
+    Variables that are not shared are stepped by the optimizer itself.
+
+    Attributes:
+        optimizer: The script's; a LossScaleOptimizer where Keras put one around it.
+        number: Among the optimizers of the script, as the PS counts them.
+        known_rate: Its learning rate as last written here, or compiled, or sent.
     """
 
     def __init__(self, optimizer: Any, session: StepOwner) -> None:
         """Take the place of three of `optimizer`'s methods."""
-        _guard_optimizers()
-        self.optimizer = optimizer
+        self.optimizer, self.number = optimizer, 0
         self._session = session
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
-        self._loss: Any = None  # of the mini-batch being traced, like the next
-        self._rows: Any = None
-        self._was_applied = False
-        self.only_builds = False
         self._finalize_alone = optimizer.finalize_variable_values
         optimizer.apply, optimizer.scale_loss = self._apply, self._scale_loss
         optimizer.finalize_variable_values = self._finalize
+        self.known_rate = 0.0 if self.rate is None else float(self.rate.numpy())
 
     @property
     def rate(self) -> Any:
@@ -127,29 +210,20 @@ class ExchangeStep:
         rate = inner(self.optimizer)._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
 
-    def run(self, train_step: Callable[[Any], Any], data: Any) -> Any:
-        """Call a model's `train_step`, and refuse one that would train alone.
-
-        Raises:
-            ConfigurationError: It does not step with the compiled optimizer, or with another one.
-        """
-        self._rows, self._loss, self._was_applied = count_rows(data), None, False
-        with self._guarding_others():
-            logs = train_step(data)
-        if not self._was_applied:
-            raise ConfigurationError(
-                f"the train_step of {self._session.model.name!r} does not step with the optimizer "
-                f"that the model is compiled with ({_named(self.optimizer)}), so each worker would "
-                "train alone; expected self.optimizer.apply_gradients(...) of all shared variables "
-                "there. Compile the model with the optimizer that train_step uses, or leave "
-                "thinwire.distribute() out."
-            )
-        return logs
-
     def assign_rate(self, rate: float) -> None:
         """Write a learning rate where callbacks read it."""
         if self.rate is not None:
             self.rate.assign(rate)
+
+    @property
+    def inner(self) -> Any:
+        """The optimizer without a loss scaling around it."""
+        return inner(self.optimizer)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the optimizer's variables, which Keras may only do while it traces a step."""
+        if variables and not self.optimizer.built:
+            self.optimizer.build(list(variables))
 
     def _finalize(self, var_list: Any) -> None:
         """End the exchanges of a `fit`, and let the optimizer then write what it averages."""
@@ -158,72 +232,100 @@ class ExchangeStep:
 
     def _scale_loss(self, loss: Any) -> Any:
         """Keep the loss of the mini-batch for reports."""
-        self._loss = loss
+        self._session.call.loss = loss
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange in the place of a step, or after it."""
         session = self._session
-        session.check_in_fit()
-        self._was_applied = True
-        if self.only_builds:
-            return
         variables = trainable_variables
         if variables is None:
             variables = inner(self.optimizer)._trainable_variables
         pairs = list(zip(grads, variables, strict=True))
+        if (recorder := _LOCAL.recorder) is not None:
+            recorder.record(self.optimizer, pairs)
+            return
         is_eager = tf.executing_eagerly()
         with tf.init_scope():
-            if session.join(pairs) and is_eager:
-                raise WeightsChanged
-        if session.takes_weights:
+            is_of_use = session.begin_step(self, pairs) or not is_eager
+        if not is_of_use and session.call.ends_later:
+            raise WeightsChanged
+        if not is_of_use:
+            session.call.note(self)
+            self._sit_out()
+        elif session.takes_weights:
             with self._as_a_worker():
-                self._apply_alone(*zip(*pairs, strict=True))
-            self._exchange(session.flat_variables.joined(), [])
+                self._step_alone(pairs)
+            session.call.note(self)
+            if not session.call.ends_later:
+                self.exchange_weights()
         else:
             self._send_gradients(pairs)
 
-    def _send_gradients(self, pairs: _Pairs) -> None:
+    def exchange_weights(self) -> None:
+        """Exchange what the script's own steps have made of the weights."""
+        weights = self._session.flat_variables.joined()
+        self._exchange(weights, [], self._session.call.rows, repeats=False)
+
+    def _sit_out(self) -> None:
+        """Take part with nothing: the gradient is one of other weights than there are now."""
+        flat = self._session.flat_variables
+        values = flat.joined() if self._session.takes_weights else tf.zeros([flat.size])
+        self._exchange(values, [], tf.constant(0), repeats=False)
+
+    def _step_alone(self, pairs: Pairs) -> None:
+        with steps_allowed():
+            self._apply_alone(*zip(*pairs, strict=True))
+
+    def _send_gradients(self, pairs: Pairs) -> None:
         """Send the shared variables' gradients, and step the others here."""
         by_variable = {id(variable): gradient for gradient, variable in pairs}
         shared = self._session.variables
         sent = [by_variable.pop(id(each), None) for each in shared]
         own = [(g, v) for g, v in pairs if id(v) in by_variable and g is not None]
         flat = [_flat(gradient, each) for gradient, each in zip(sent, shared, strict=True)]
-        self._exchange(tf.concat(flat, 0), sent)
+        repeats = self._session.call.note(self)
+        self._exchange(tf.concat(flat, 0), sent, self._session.call.rows, repeats)
         if own:
-            self._apply_alone(*zip(*own, strict=True))
+            self._step_alone(own)
         else:
             inner(self.optimizer)._iterations.assign_add(1)
 
-    def _exchange(self, values: Any, gradients: Sequence[Any]) -> None:
+    def _exchange(self, values: Any, gradients: Sequence[Any], rows: Any, repeats: bool) -> None:
         """Give gradients, or weights after a step, to the session, and take over its answer.
 
         Args:
             values: [num_parameters] float32.
             gradients: What `values` were made of, if gradients; rows of sparse ones are named.
+            rows: Examples behind them.
+            repeats: Whether the examples were counted before.
         """
         session, rate, scale = self._session, self.rate, self._scale
-        loss, self._loss = self._loss, None
+        loss, session.call.loss = session.call.loss, None
         used = tf.constant(0.0)
         if scale is not None:
             used = tf.cast(scale.value, tf.float32)
             values = values / used
-        rows = [_touched(gradient) for gradient in gradients]
-        weights, means, new_rate, new_scale, count = tf.numpy_function(
-            session.exchange,
-            [
-                values,
-                tf.cast(self._rows, tf.int64),
-                tf.constant(0.0) if loss is None else tf.cast(loss, tf.float32),
-                session.flat_statistics.joined(),
-                tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
-                used,
-                tf.constant([n for n, each in enumerate(rows) if each is not None], tf.int64),
-                *(each for each in rows if each is not None),
-            ],
-            [tf.float32, tf.float32, tf.float32, tf.float32, tf.int64],
-        )
+        touched = [_touched(gradient) for gradient in gradients]
+        values = [
+            values,
+            tf.cast(rows, tf.int64),
+            tf.constant(0.0) if loss is None else tf.cast(loss, tf.float32),
+            session.flat_statistics.joined(),
+            tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
+            used,
+            tf.constant([n for n, each in enumerate(touched) if each is not None], tf.int64),
+            *(each for each in touched if each is not None),
+        ]
+        types = [tf.float32, tf.float32, tf.float32, tf.float32, tf.int64]
+        in_turn = session.takes_weights and not session.call.ends_later
+        exchange = functools.partial(session.exchange, self, repeats, in_turn)
+        try:
+            answer = tf.numpy_function(exchange, values, types)
+        except tf.errors.OpError:  # of eager steps: the recorded error explains more
+            session.raise_failure()
+            raise
+        weights, means, new_rate, new_scale, count = answer
         flat, statistics = session.flat_variables, session.flat_statistics
         flat.assign(tf.ensure_shape(weights, [flat.size]))
         statistics.assign(tf.ensure_shape(means, [statistics.size]))
@@ -271,33 +373,6 @@ class ExchangeStep:
                 stack.callback(setattr, optimizer, "momentum", momentum)
             yield
 
-    @contextlib.contextmanager
-    def _guarding_others(self) -> Iterator[None]:
-        """Refuse another optimizer that steps shared variables meanwhile, in this thread."""
-        before, _GUARD.check = getattr(_GUARD, "check", None), self._check_other
-        try:
-            yield
-        finally:
-            _GUARD.check = before
-
-    def _check_other(self, other: Any, variables: Any) -> None:
-        if other is self.optimizer or other is inner(self.optimizer):
-            return
-        shared = {id(each) for each in self._session.shared_variables()}
-        touched = [v for v in variables or other._trainable_variables if id(v) in shared]
-        if touched:
-            self._refuse(other, touched)
-
-    def _refuse(self, other: Any, touched: Sequence[Any]) -> NoReturn:
-        raise ConfigurationError(
-            f"the train_step of {self._session.model.name!r} steps {touched[0].path} and "
-            f"{len(touched) - 1} more shared variables with {_named(other)}, but the model is "
-            f"compiled with {_named(self.optimizer)}: each worker would train them alone. Expected "
-            "one optimizer, the compiled one. Several, as in a GAN, are not supported yet; leave "
-            "thinwire.distribute() out, or put only the variables of the compiled optimizer into "
-            "thinwire.W_global."
-        )
-
 
 def count_rows(data: Any) -> Any:
     """Return the number of examples in a mini-batch, a scalar tensor.
@@ -318,10 +393,6 @@ def inner(optimizer: Any) -> Any:
     """Return the optimizer inside a LossScaleOptimizer, or the optimizer itself."""
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if is_scaled else optimizer
-
-
-def _named(optimizer: Any) -> str:
-    return f"{type(optimizer).__name__} {optimizer.name!r}"
 
 
 def _touched(gradient: Any) -> Any:

@@ -218,6 +218,7 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
         code = EXIT_INTERRUPTED
         time.sleep(_INTERRUPTED_SECONDS)
     except BaseException as error:  # noqa: BLE001 - the script's own
+        error = RECORD.cause_of(error)
         failure = _failure(error, path)
         if failure is None:  # the run was ended by others
             return _code_of_end(error)
@@ -290,8 +291,8 @@ def _idleness(path: pathlib.Path) -> Failure | None:
             EXIT_CONFIGURATION,
             f"{path.name} called thinwire.distribute() and ended without an exchange: what it "
             "trained, if anything, this worker trained alone. Expected fit of the model that "
-            "distribute() was given; a training loop of its own exchanges by "
-            "thinwire.GradientSGD.",
+            "distribute() was given; in a training loop of its own, steps of `optimizer = "
+            "thinwire.distribute(optimizer, model=model)`.",
         )
     return None
 

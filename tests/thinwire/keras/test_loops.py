@@ -1,0 +1,260 @@
+"""Training loops of a script's own, against Keras alone on the same batches."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, assert_same, plain_model, scripts
+from tests.thinwire.keras.test_train_steps import NOISE, network
+from thinwire import W_global, distribute
+from thinwire.ops.types import ConfigurationError
+
+BATCHES = [slice(start, start + BATCH) for _ in range(2) for start in range(0, len(X), BATCH)]
+
+
+def parts_of(batch, settings):
+    """Return a worker's part of a batch: an equal one of each worker."""
+    number, count = settings["id_worker"], settings["nb_workers"]
+    size = (batch.stop - batch.start) // count
+    return slice(batch.start + (number - 1) * size, batch.start + number * size)
+
+
+ALONE = {"id_worker": 1, "nb_workers": 1}
+
+
+def classify(settings=ALONE, graph=False, pairs=True, optimizer=None, batches=BATCHES):
+    """Train a classifier by a loop; distributed, unless `settings` are those of a script alone."""
+    model = plain_model()
+    optimizer = optimizer() if optimizer else keras.optimizers.Adam(0.01)
+    if settings is not ALONE:
+        optimizer = distribute(optimizer, settings, model=model)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        if pairs:
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        else:
+            optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    step = tf.function(step) if graph else step
+    for batch in batches:
+        own = parts_of(batch, settings)
+        step(X[own], Y[own])
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("graph", "pairs"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.product),
+        pytest.param(True, True, marks=pytest.mark.product),
+    ],
+)
+def test_a_loop_of_two_workers_is_keras_alone(graph, pairs, tmp_path):
+    expected, _ = classify(graph=graph, pairs=pairs)
+    with scripts(tmp_path, "bsp", 2) as run:
+        found = run.each(lambda settings: classify(settings, graph, pairs))
+        for model, optimizer in found:
+            assert_same(model, expected)
+            assert optimizer.thinwire.num_exchanges == len(BATCHES)
+        assert run.shards[0].core.version == len(BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("dgs", {"compression_rate": 1}),
+        pytest.param("esync", {}, marks=pytest.mark.product),
+        pytest.param("asgd", {}, marks=pytest.mark.product),
+    ],
+)
+def test_a_loop_of_one_worker_is_keras_alone(method, settings, tmp_path):
+    expected, wanted = classify(graph=True)
+
+    def script(settings):
+        model, optimizer = classify(settings, graph=True)
+        model.get_weights()  # brings what an exchange has not taken along
+        model.save(tmp_path / "saved.keras")
+        return model, optimizer
+
+    with scripts(tmp_path, method, 1, **settings) as run:
+        ((model, optimizer),) = run.each(script)
+    assert_same(model, expected)
+    for mine, theirs in zip(optimizer.variables, wanted.variables, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5, err_msg=mine.path)
+
+
+def adversaries(settings=ALONE, graph=False, models="own", critics=1):
+    """Train a GAN by a loop."""
+    W_global.clear()
+    generator, discriminator = network("generator", 3, 6, 1), network("discriminator", 6, 1, 3)
+    g_optimizer, d_optimizer = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, 0.9)
+    if settings is not ALONE:
+        both = [generator, discriminator]
+        g_model, d_model = (generator, discriminator) if models == "own" else (both, both)
+        g_optimizer = distribute(g_optimizer, settings, model=g_model)
+        d_optimizer = distribute(d_optimizer, settings, model=d_model)
+    loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def train_discriminator(real, noise):
+        ones = tf.ones((len(real), 1))
+        with tf.GradientTape() as tape:
+            made = discriminator(generator(noise))
+            loss = loss_of(ones, discriminator(real)) + loss_of(tf.zeros_like(ones), made)
+        weights = discriminator.trainable_variables
+        d_optimizer.apply(tape.gradient(loss, weights), weights)
+
+    def train_generator(noise):
+        with tf.GradientTape() as tape:
+            loss = loss_of(tf.ones((len(noise), 1)), discriminator(generator(noise)))
+        weights = generator.trainable_variables
+        g_optimizer.apply(tape.gradient(loss, weights), weights)
+
+    if graph:
+        train_discriminator = tf.function(train_discriminator)
+        train_generator = tf.function(train_generator)
+    for batch in BATCHES:
+        own = parts_of(batch, settings)
+        for _ in range(critics):
+            train_discriminator(X[own], NOISE[own])
+        train_generator(NOISE[own])
+    return generator, discriminator
+
+
+@pytest.mark.parametrize(
+    ("graph", "models", "critics"),
+    [
+        (True, "own", 1),
+        pytest.param(False, "both", 1, marks=pytest.mark.product),
+        pytest.param(True, "both", 2, marks=pytest.mark.product),
+    ],
+)
+def test_a_gan_s_loop_of_two_workers_is_keras_alone(graph, models, critics, tmp_path):
+    expected = adversaries(graph=graph, critics=critics)
+    with scripts(tmp_path, "bsp", 2) as run:
+        for found in run.each(lambda settings: adversaries(settings, graph, models, critics)):
+            for model, other in zip(found, expected, strict=True):
+                assert_same(model, other)
+        assert run.shards[0].core.version == len(BATCHES) * (1 + critics)
+
+
+@pytest.mark.product
+def test_a_gan_s_loop_exchanges_weights_once_a_turn(tmp_path):
+    expected = adversaries(graph=True, critics=2)
+    with scripts(tmp_path, "dgs", 1, compression_rate=1) as run:
+        (found,) = run.each(lambda settings: adversaries(settings, True, "own", 2))
+        for model, other in zip(found, expected, strict=True):
+            assert_same(model, other)
+        assert run.shards[0].core.version == len(BATCHES)
+
+
+def on_batches(settings=ALONE, **options):
+    model = plain_model()
+    model.compile(keras.optimizers.AdamW(0.01), loss=LOSS, metrics=["accuracy"], **options)
+    if settings is not ALONE:
+        model = distribute(model, settings)
+    logs = None
+    for batch in BATCHES:
+        own = parts_of(batch, settings)
+        logs = model.train_on_batch(X[own], Y[own], return_dict=True)
+    assert set(logs) == {"loss", "accuracy"}
+    return model
+
+
+def test_train_on_batch_of_two_workers_is_keras_alone(tmp_path):
+    expected = on_batches()
+    with scripts(tmp_path, "bsp", 2) as run:
+        for model in run.each(on_batches):
+            assert_same(model, expected)
+
+
+def test_a_worker_with_other_weights_begins_with_those_of_the_run(tmp_path):
+    """Its first gradient is of no use."""
+
+    def script(settings):
+        model = plain_model()
+        if settings["id_worker"] == 2:
+            model.set_weights([np.zeros_like(each) for each in model.get_weights()])
+        optimizer = distribute(keras.optimizers.SGD(0.1), settings, model=model)
+        for gradient in (1.0, 2.0):
+            variables = model.trainable_variables
+            optimizer.apply([tf.fill(v.shape, gradient) for v in variables], variables)
+        return model
+
+    with scripts(tmp_path, "asgd", 1) as run:
+        (first,) = run.each(script)
+        before = first.get_weights()
+        assert run.shards[0].core.version == 2
+    initial = plain_model().get_weights()
+    for mine, theirs in zip(before, initial, strict=True):
+        np.testing.assert_allclose(mine, theirs - 0.3, atol=1e-6)
+
+
+# -- what cannot be right ------------------------------------------------------------------------
+
+
+def other_optimizer(settings):
+    model = plain_model()
+    distribute(keras.optimizers.Adam(), settings, model=model)
+    variables = model.trainable_variables
+    keras.optimizers.SGD().apply([tf.ones(v.shape) for v in variables], variables)
+
+
+def too_late(settings):
+    model, _ = classify(settings, batches=BATCHES[:1])
+    distribute(keras.optimizers.Adam(), settings, model=model)
+
+
+def of_nothing(settings):
+    distribute(keras.optimizers.Adam(), settings)
+
+
+def three_of_one_model(settings):
+    model = plain_model()
+    optimizers = [distribute(keras.optimizers.SGD(), settings, model=model) for _ in range(3)]
+    variables = model.trainable_variables[:1]
+    optimizers[0].apply([tf.ones(v.shape) for v in variables], variables)
+
+
+def by_turns(settings):
+    model = plain_model()
+    optimizer = distribute(keras.optimizers.SGD(), settings, model=model)
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    for some in (variables, variables[:2]):
+        optimizer.apply([tf.ones(v.shape) for v in some], some)
+
+
+def unbuilt(settings):
+    model = keras.Sequential([keras.layers.Dense(4)])
+    optimizer = distribute(keras.optimizers.SGD(), settings, model=model)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    step(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (other_optimizer, "write `optimizer = thinwire.distribute"),
+        (too_late, "after the first step"),
+        (of_nothing, "without a model"),
+        (three_of_one_model, "a model of its own"),
+        (by_turns, "does not step toy/logits/kernel"),
+        (unbuilt, "a model that is built before"),
+    ],
+)
+def test_a_loop_that_cannot_be_right_is_refused(script, words, tmp_path):
+    with scripts(tmp_path, "bsp", 1) as run, pytest.raises(ConfigurationError, match=words):
+        run.each(script)
