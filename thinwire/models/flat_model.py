@@ -6,6 +6,7 @@ those of its BatchNormalization layers, which training does not share.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,9 @@ class FlatVariables:
         self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
         self.size = sum(self._sizes)
         # One call each: many small variables one by one would cost more than a small model's step.
-        self._joined, self._split = tf.function(self._join), tf.function(self._assign_split)
+        # As objects of their own: TensorFlow warns of retracing by the code of a plain function.
+        self._joined = tf.function(functools.partial(self._join))
+        self._split = tf.function(functools.partial(self._assign_split))
 
     def read(self) -> Float32:
         """Return a copy of the values: [size] float32."""
