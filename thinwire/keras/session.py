@@ -48,6 +48,7 @@ from thinwire.keras.traffic import EpochTraffic
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.offer import Offer
+from thinwire.ops.run.settings import END_REASONS
 from thinwire.ops.sharding.w_global import W_global, shared_variables
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
@@ -472,6 +473,7 @@ class ModelSession(LeavesOnExit):
             )
         if self._session is not None and self._is_offered:
             self._finish_rounds(self._session)
+            self._take_final(self._session)
         self.close("done")
         if self._session is not None and self._is_offered and self._wait_for_others("end"):
             self._join()
@@ -480,6 +482,17 @@ class ModelSession(LeavesOnExit):
                 self._has_slots = state is not None and self._fill_slots(self._session, state)
         if self.stopped:
             logging.info("fit ended with the run (%s)", self.stop_reason or "interrupted")
+
+    def _take_final(self, session: Session) -> None:
+        """Take over what a run has ended with, while its shards wait for this worker to leave."""
+        if not session.stopped or session.stop_reason not in END_REASONS or self._is_behind:
+            return
+        state = self._fetch(session, weights=True)
+        if state is not None:
+            weights, statistics = state.weights()
+            session.variables.assign(weights)
+            session.statistics.assign(statistics)
+            self._has_slots = self._fill_slots(session, state)
 
     def _fetch(self, session: Session, weights: bool = False) -> CentralState | None:
         """Return what the shards hold; None: a PS steps with no optimizer, or does not answer."""
@@ -946,6 +959,7 @@ class ModelSession(LeavesOnExit):
         self._session = session
         self._join()
         if self._is_offered and not session.stopped:
+            self._follow_rate(session)
             run = session.settings.run
             self._barriers = FitBarriers(
                 run, session.own.id_worker, session.part.run_id, self._stop
@@ -1218,6 +1232,18 @@ class ModelSession(LeavesOnExit):
             )
         self._passed_over.clear()
         return opened
+
+    def _follow_rate(self, session: Session) -> None:
+        """Go on with the rate that the PS steps with; others, or an earlier start, may have set it.
+
+        A rate that this script has set since `compile` goes to the PS.
+        """
+        if self.takes_weights or len(self._steps) > 1 or not session.part.core.versions[0]:
+            return
+        step = self._steps[0]
+        if step.rate is not None and float(step.rate.numpy()) == np.float32(step.known_rate):
+            step.known_rate = session.part.core.learning_rate
+            step.assign_rate(step.known_rate)
 
     def _adopt_rate(self, session: Session, step: ExchangeStep) -> None:
         """Go on with the server's learning rate, unless the script has set one since `compile`."""

@@ -201,3 +201,17 @@ def test_the_logs_have_what_a_run_costs(tmp_path):
     assert max(history["version"][-1] for history in histories) == 8
     assert by_itself["version"] == [4, 8]
     assert by_itself["bytes_up"] == by_itself["staleness"] == [0, 0]
+
+
+@pytest.mark.parametrize("method", [product("bsp"), "asgd"])
+def test_a_run_that_ends_first_leaves_weights_and_optimizer_to_all(method, tmp_path):
+    make = compiled(lambda: o.Adam(0.01))
+    with scripts(tmp_path, method, 2, iter_max=9) as run:
+        models = [model for model, _ in run.fit(make, epochs=50)]
+        core = run.shards[0].core
+        for model in models:
+            assert model.thinwire.stop_reason == "iter_max"
+            flat = np.concatenate([np.ravel(each) for each in model.trainable_variables])
+            np.testing.assert_array_equal(flat, core.model.theta)
+            assert int(model.optimizer.iterations) == 9
+            assert max(np.abs(each).max() for each in model.optimizer.variables[2:]) > 0
