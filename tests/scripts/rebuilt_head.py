@@ -40,7 +40,7 @@ model.fit(*examples(0, 7, 4000), batch_size=32, epochs=4, verbose=2)
 model.pop()
 model.add(keras.layers.Dense(5, activation="softmax", name="few"))
 model.compile(
-    optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+    optimizer=keras.optimizers.SGD(0.02, momentum=0.9),
     loss="sparse_categorical_crossentropy",
     metrics=["accuracy"],
 )
