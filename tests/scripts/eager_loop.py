@@ -15,30 +15,29 @@ options = parser.parse_args()
 keras.utils.set_random_seed(options.seed)
 
 rng = np.random.default_rng(options.seed)
-x = rng.normal(size=(2600, 12)).astype("float32")
-y = np.sin(x[:, :4]).sum(axis=1) + x[:, 4] * x[:, 5] + rng.normal(0, 0.3, 2600)
+x = rng.normal(size=(2200, 12)).astype("float32")
+y = np.sin(x[:, :4]).sum(axis=1) + x[:, 4] * x[:, 5] + rng.normal(0, 0.3, 2200)
 y = y.astype("float32")[:, None]
-x_train, y_train, x_val, y_val = x[:1600], y[:1600], x[1600:2000], y[1600:2000]
-x_test, y_test = x[2000:], y[2000:]
+x_train, y_train, x_val, y_val = x[:1200], y[:1200], x[1200:1500], y[1200:1500]
+x_test, y_test = x[1500:], y[1500:]
 
 model = keras.Sequential(
     [
         keras.Input((12,)),
-        keras.layers.Dense(48, activation="relu"),
-        keras.layers.Dense(48, activation="relu"),
+        keras.layers.Dense(64, activation="relu"),
         keras.layers.Dense(1),
     ]
 )
-optimizer = keras.optimizers.Adam(learning_rate=3e-3, clipnorm=5.0)
+optimizer = keras.optimizers.Adam(learning_rate=4e-3, clipnorm=5.0)
 loss_fn = keras.losses.MeanSquaredError()
 train_loss = keras.metrics.Mean()
 optimizer = thinwire.distribute(optimizer, model=model)
 
 best, waited = np.inf, 0
-for epoch in range(12):
+for epoch in range(10):
     order = rng.permutation(len(x_train))
-    for start in range(0, len(order), 32):
-        batch = order[start : start + 32]
+    for start in range(0, len(order), 40):
+        batch = order[start : start + 40]
         with tf.GradientTape() as tape:
             predicted = model(x_train[batch], training=True)
             loss = loss_fn(y_train[batch], predicted)
