@@ -32,6 +32,8 @@ SHORT = (
     ("multi_output", "asgd", 0.654),
     ("tf_data_shuffle", "dgs", 0.967),
     ("early_stopping", "dgs", 0.787),
+    ("gan", "bsp", 0.996),
+    ("rebuilt_head", "asgd", 0.932),
 )
 GENEROUS = 0.05
 

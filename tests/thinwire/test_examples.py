@@ -131,7 +131,8 @@ def test_the_notebook_holds_no_results():
 
 def test_what_the_page_shows_is_run_somewhere():
     page = (ROOT / "docs" / "API.md").read_text()
-    run = "".join(path.read_text() for path in EXAMPLES.glob("*.py"))
+    scripts = [*EXAMPLES.glob("*.py"), *quality.scripts().values()]
+    run = "".join(path.read_text() for path in scripts)
     run += (ROOT / "tests" / "thinwire" / "test_adacomp.py").read_text()
     lines = [
         line.strip()
