@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: Of one processor's time that evaluations in between may take.
 _SHARE = 0.05
+#: After the first one, most of whose time went into tracing.
+_FIRST_PAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 #: What Keras calls a moving average of weights among an optimizer's slots; and how many states a
 #: shard sends where there is one optimizer: the last is of what has none.
@@ -285,7 +287,7 @@ class FitEvaluator:
         now = time.monotonic()
         cost = max(time.process_time() - spent, now - began)
         if not is_known:
-            self._free_at = now + cost / _SHARE
+            self._free_at = now + (_FIRST_PAUSE_SECONDS if last is None else cost / _SHARE)
 
     def _has_averages(self, callbacks: Any) -> bool:
         """Return whether a callback swaps the weights' moving averages in, and a PS has these."""
