@@ -15,6 +15,7 @@ def freeze_and_unfreeze(model):
     model.get_layer("hidden").trainable = False
     model.compile(keras.optimizers.Adam(0.05), loss=LOSS)
     model.fit(X, Y, epochs=2, **FIT)
+    model.between = [model.evaluate(X, Y, verbose=0), *model.predict(X[:2], verbose=0).ravel()]
     model.get_layer("hidden").trainable = True
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS)
     model.fit(X, Y, epochs=2, **FIT)
@@ -34,8 +35,9 @@ def same_as_alone(story, folder, method="bsp", nb_workers=2, nb_ps=1, **settings
 
 @pytest.mark.parametrize("nb_ps", [pytest.param(1, marks=pytest.mark.product), 2])
 def test_freeze_and_unfreeze_is_keras_alone(nb_ps, tmp_path):
-    models, shards, _ = same_as_alone(freeze_and_unfreeze, tmp_path, nb_ps=nb_ps)
+    models, shards, expected = same_as_alone(freeze_and_unfreeze, tmp_path, nb_ps=nb_ps)
     for model in models:
+        np.testing.assert_allclose(model.between, expected.between, atol=1e-5)
         assert model.thinwire.num_exchanges == 16
     assert {(shard.phase, shard.core.version) for shard in shards} == {(4, 16)}
 
