@@ -131,7 +131,8 @@ def head_then_all(model, fits=4):
     return model
 
 
-@pytest.mark.parametrize("nb_ps", [1, pytest.param(2, marks=pytest.mark.product)])
+@pytest.mark.product
+@pytest.mark.parametrize("nb_ps", [1, 2])
 def test_the_same_command_passes_over_the_fits_of_phases_that_are_over(nb_ps, tmp_path):
     models, shards = in_two_runs(tmp_path, head_then_all, 2, 3, nb_ps=nb_ps)
     expected = head_then_all(plain_model())  # the second run's two fits go on from the first's one
