@@ -61,6 +61,11 @@ class ThreadedEvaluator(threading.Thread):
         return self.error
 
 
+def patient(folder, *how, **options):
+    """Serve a run whose scripts wait for an evaluator that is slow to connect."""
+    return scripts(folder, *how, lease_seconds=30, **options)
+
+
 @contextlib.contextmanager
 def evaluated(run, script):
     """Let a thread be the evaluator of a run."""
@@ -89,7 +94,7 @@ def test_callbacks_act_on_all_workers_in_the_epoch_in_which_they_act_alone(tmp_p
     _, history = alone(compiled, **options, callbacks=watching())
     assert len(history["loss"]) < 40, "EarlyStopping has acted"
     assert len(set(history["learning_rate"])) > 1, "ReduceLROnPlateau, too"
-    with scripts(tmp_path, "bsp", 2) as run:
+    with patient(tmp_path, "bsp", 2) as run:
 
         def script(settings):
             model, callbacks = distribute(compiled(), settings), watching()
@@ -136,7 +141,7 @@ def test_an_evaluator_goes_through_the_fits_of_a_script_and_its_unbuilt_model(tm
         train(model, keeping)
 
     histories = []
-    with scripts(tmp_path, "asgd", 2) as run:
+    with patient(tmp_path, "asgd", 2) as run:
 
         def script(settings):
             model = distribute(make(), settings)
@@ -169,7 +174,7 @@ def test_without_a_supervisor_there_are_no_metrics_of_validation(tmp_path, caplo
 @pytest.mark.product
 def test_what_the_evaluator_is_given_no_validation_data_for(tmp_path, caplog):
     with (
-        scripts(tmp_path, "bsp", 1) as run,
+        patient(tmp_path, "bsp", 1) as run,
         evaluated(run, lambda of: of(compiled())(X, Y, epochs=1)) as evaluator,
     ):
         ((_, history),) = run.fit(compiled, epochs=1, validation_data=(X, Y))
@@ -190,7 +195,7 @@ def test_moving_averages_of_the_ps_are_what_is_evaluated(tmp_path):
 
     _, expected = alone(make, **options, callbacks=[keras.callbacks.SwapEMAWeights()])
     with (
-        scripts(tmp_path, "bsp", 2, nb_ps=2) as run,
+        patient(tmp_path, "bsp", 2, nb_ps=2) as run,
         evaluated(
             run, lambda of: of(make())(X, Y, **options, callbacks=keras.callbacks.SwapEMAWeights())
         ),
@@ -211,7 +216,7 @@ def test_what_a_later_fit_freezes_is_known_to_an_evaluator_that_comes_then(is_la
         model.compile("sgd", loss=LOSS)
         return fit(X, Y, validation_data=(X, Y), **options).history
 
-    with scripts(tmp_path, "bsp", 2) as run, contextlib.ExitStack() as stack:
+    with patient(tmp_path, "bsp", 2) as run, contextlib.ExitStack() as stack:
 
         def evaluate(of):
             model = compiled()
