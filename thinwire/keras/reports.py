@@ -24,13 +24,14 @@ def describe_fit(
 
     Args:
         model: Built.
-        variables: The shared ones, in order.
+        variables: The shared ones, in order; those that the model does not hold count after its own.
         layouts: Of all shards.
     """
-    numbers = {id(weight): number for number, weight in enumerate(model.weights)}
+    weights = model.weights
+    numbers = {id(weight): number for number, weight in enumerate(weights)}
     return pb.FitBegun(
-        variables=[numbers[id(each)] for each in variables],
-        num_weights=len(numbers),
+        variables=[numbers.setdefault(id(each), len(numbers)) for each in variables],
+        num_weights=len(weights),
         shards=encode_layouts(layouts),
     )
 
@@ -38,17 +39,26 @@ def describe_fit(
 def variables_of(fit: pb.FitBegun, model: keras.Model) -> list[Any]:
     """Return the weights of a model that `describe_fit` has named, in order.
 
+    Those that the model does not hold, and no evaluation needs, are new variables.
+
     Raises:
         ConfigurationError: The workers' model is another one.
     """
     weights = model.weights
-    if len(weights) != fit.num_weights or max(fit.variables, default=0) >= len(weights):
+    if len(weights) != fit.num_weights:
         raise ConfigurationError(
             f"{model.name!r} has {len(weights)} weights in the evaluator, and {fit.num_weights} on "
             "the workers; expected the same model in every process that runs the script. Build it "
             "before fit, and alike everywhere: model(x[:1])."
         )
-    return [weights[number] for number in fit.variables]
+    sizes = [0] * len(fit.variables)
+    for shard in fit.shards:
+        for variable, stop in zip(shard.variables, shard.stops, strict=True):
+            sizes[variable] = max(sizes[variable], stop)
+    return [
+        weights[number] if number < len(weights) else keras.Variable(np.zeros(size, np.float32))
+        for number, size in zip(fit.variables, sizes, strict=True)
+    ]
 
 
 def describe_history(history: Any) -> str:
