@@ -160,7 +160,8 @@ def test_a_round_of_different_optimizers_is_refused_by_name():
         run.push(worker, ones, 4, ScriptFigures(optimizer=worker - 1))
     assert [each.worker for each in refused] == [1, 2]
     assert {each.reason for each in refused} == {"OPTIMIZER"}
-    assert "worker 2 steps optimizer 2" in refused[1].message
+    words = "worker 1 steps optimizer 1 of the script and worker 2 optimizer 2"
+    assert all(words in each.message for each in refused)
     assert "--method=asgd" in refused[1].message
     assert core.version == 0
 

@@ -652,9 +652,10 @@ class PsCore:
         if len({push.optimizer for push in pushes}) <= 1:
             return []
         first, epoch = pushes[0], self.membership.epoch
+        other = next(push for push in pushes if push.optimizer != first.optimizer)
         for push in pushes:
             self._members[push.worker].request = None
-        return [refusals.other_optimizer(push, first, epoch) for push in pushes]
+        return [refusals.other_optimizer(push, (first, other), epoch) for push in pushes]
 
     def _count_applied(self, push: events.Push, version: int, group: str) -> None:
         """Count a push that was merged into the update that follows `version`."""

@@ -48,11 +48,12 @@ def outlier(push: Push, why: str, epoch: int) -> Reject:
     return Reject(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
 
 
-def other_optimizer(push: Push, first: Push, epoch: int) -> Reject:
+def other_optimizer(push: Push, differing: tuple[Push, Push], epoch: int) -> Reject:
     """Refuse a round whose workers do not step the same optimizer of their script."""
+    one, other = differing
     message = (
-        f"worker {push.worker} steps optimizer {push.optimizer + 1} of the script and worker "
-        f"{first.worker} optimizer {first.optimizer + 1} in the same round; expected all workers "
+        f"worker {one.worker} steps optimizer {one.optimizer + 1} of the script and worker "
+        f"{other.worker} optimizer {other.optimizer + 1} in the same round; expected all workers "
         "of a round to step their optimizers in the same order. Let no condition on a worker's own "
         "data decide which one steps, or take --method=asgd, which has no rounds."
     )

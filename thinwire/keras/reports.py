@@ -24,7 +24,8 @@ def describe_fit(
 
     Args:
         model: Built.
-        variables: The shared ones, in order; those that the model does not hold count after its own.
+        variables: The shared ones, in order; those that the model does not hold are numbered after
+            its own.
         layouts: Of all shards.
     """
     weights = model.weights

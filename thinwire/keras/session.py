@@ -125,6 +125,7 @@ class ModelSession(LeavesOnExit):
         self._has_warned = False  # that nobody evaluates
         self._in_fit = self._has_left = self._has_slots = self._shares_itself = False
         self._in_loop = False  # a loop of the script's own has begun
+        self._has_reported_end = False  # of the run, to such a loop
         self._stop_is_known = False  # by all scripts, that this `fit` ends before its time
         self._stops_after = 0  # how many epochs it then ends
         self.traffic = EpochTraffic()
@@ -1058,6 +1059,7 @@ class ModelSession(LeavesOnExit):
                 self._one_step(session, step, *arguments)
             if session.stopped:
                 self._raise_if_broken(session.stop_reason)
+                self._report_end()
         except Exception as error:
             self._failure = error  # which `fit` raises before its next batch
             if not self._in_fit:
@@ -1066,6 +1068,17 @@ class ModelSession(LeavesOnExit):
         finally:
             if self._failure is not None or session.stopped:
                 self.model.stop_training = True
+
+    def _report_end(self) -> None:
+        """Name, once, that steps of a loop change nothing any more."""
+        if self._in_loop and not self._in_fit and not self._has_reported_end:
+            self._has_reported_end = True
+            logging.warning(
+                "the run has ended (%s): further steps of %r change nothing; a loop can leave by "
+                "optimizer.thinwire.stopped",
+                self.stop_reason or "interrupted",
+                self.model.name,
+            )
 
     def _one_step(
         self,

@@ -230,11 +230,13 @@ class ExchangeStep:
         if self._session.ends_fit():
             self._finalize_alone(var_list)
 
+    @tf.autograph.experimental.do_not_convert
     def _scale_loss(self, loss: Any) -> Any:
         """Keep the loss of the mini-batch for reports."""
         self._session.call.loss = loss
         return self._scale_alone(loss)
 
+    @tf.autograph.experimental.do_not_convert  # nor what it calls, in a loop's tf.function
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange in the place of a step, or after it."""
         session = self._session
