@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from thinwire.models.measured import MeasuredModel
+from thinwire.ops.types import ConfigurationError
 
 if TYPE_CHECKING:
     import keras
@@ -74,11 +75,20 @@ class _Measurement:
         self.rows: list[int] = []
         self.embedding_share = 0.0
         self._rows: Any = None  # of the mini-batch being traced
+        self._was_applied = False  # in the step being traced
         self._apply_alone, train_step = model.optimizer.apply, model.train_step
 
         def step(data: Any) -> Any:
-            self._rows = count_rows(data)
-            return train_step(data)
+            self._rows, self._was_applied = count_rows(data), False
+            logs = train_step(data)
+            if not self._was_applied:
+                raise ConfigurationError(
+                    f"the train_step of {model.name!r} does not step with the optimizer that the "
+                    "model is compiled with, whose steps thinwire advise measures; expected "
+                    "self.optimizer.apply_gradients(...) there. Leave out advise: thinwire run "
+                    "trains with several optimizers, too."
+                )
+            return logs
 
         model.optimizer.apply, model.train_step = self._apply, step
         model.jit_compile = False  # XLA cannot compile what records
@@ -101,7 +111,7 @@ class _Measurement:
 
         from thinwire.ops.sharding.w_global import shared_variables
 
-        grads = list(grads)
+        grads, self._was_applied = list(grads), True
         variables = trainable_variables
         if variables is None:
             variables = self.optimizer._trainable_variables
