@@ -1,5 +1,7 @@
 """Training loops of a script's own, against Keras alone on the same batches."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -174,26 +176,94 @@ def test_train_on_batch_of_two_workers_is_keras_alone(tmp_path):
             assert_same(model, expected)
 
 
+def over_a_dataset(settings=ALONE):
+    """The whole loop is within a function of TensorFlow."""
+    model, optimizer = plain_model(), keras.optimizers.Adam(0.01)
+    if settings is not ALONE:
+        optimizer = distribute(optimizer, settings, model=[model])
+    own = [parts_of(batch, settings) for batch in BATCHES]
+    rows = tuple(np.concatenate([each[part] for part in own]) for each in (X, Y))
+    data = tf.data.Dataset.from_tensor_slices(rows).batch(BATCH // settings["nb_workers"])
+
+    @tf.function
+    def train(data):
+        for x, y in data:
+            with tf.GradientTape() as tape:
+                loss = LOSS(y, model(x, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    train(data)
+    return model
+
+
+def by_the_compiled(settings=ALONE, make=lambda: keras.optimizers.Adam(0.01)):
+    """The optimizer is that of a distributed model."""
+    model = plain_model()
+    model.compile(make(), loss=LOSS)
+    if settings is not ALONE:
+        model = distribute(model, settings)
+    for batch in BATCHES:
+        own = parts_of(batch, settings)
+        with tf.GradientTape() as tape:
+            loss = model.optimizer.scale_loss(LOSS(Y[own], model(X[own], training=True)))
+        variables = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, variables), variables)
+        model.predict(X[:2], verbose=0)
+    return model
+
+
+def scaled(settings=ALONE):
+    """The optimizer scales its loss."""
+    inner = keras.optimizers.Adam
+    optimizer = keras.optimizers.LossScaleOptimizer
+    return by_the_compiled(settings, lambda: optimizer(inner(0.01), 2.0**8, 3))
+
+
+def between_fits(settings=ALONE):
+    """Some batches by train_on_batch, between two calls of fit."""
+    model = plain_model()
+    model.compile(keras.optimizers.Adam(0.01), loss=LOSS)
+    if settings is not ALONE:
+        model = distribute(model, settings)
+    model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    for batch in BATCHES[:4]:
+        own = parts_of(batch, settings)
+        model.train_on_batch(X[own], Y[own])
+    model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("script", [over_a_dataset, by_the_compiled, scaled, between_fits])
+def test_other_loops_of_two_workers_are_keras_alone(script, tmp_path):
+    expected = script()
+    with scripts(tmp_path, "bsp", 2) as run:
+        for model in run.each(script):
+            assert_same(model, expected)
+
+
 def test_a_worker_with_other_weights_begins_with_those_of_the_run(tmp_path):
     """Its first gradient is of no use."""
+    has_stepped = threading.Event()
 
     def script(settings):
-        model = plain_model()
-        if settings["id_worker"] == 2:
+        model, is_second = plain_model(), settings["id_worker"] == 2
+        if is_second:
+            assert has_stepped.wait(60)
             model.set_weights([np.zeros_like(each) for each in model.get_weights()])
         optimizer = distribute(keras.optimizers.SGD(0.1), settings, model=model)
-        for gradient in (1.0, 2.0):
-            variables = model.trainable_variables
+        variables = model.trainable_variables
+        for gradient in (1.0, 2.0) if is_second else (4.0,):
             optimizer.apply([tf.fill(v.shape, gradient) for v in variables], variables)
-        return model
+        has_stepped.set()
+        return model.get_weights() if is_second else None
 
-    with scripts(tmp_path, "asgd", 1) as run:
-        (first,) = run.each(script)
-        before = first.get_weights()
-        assert run.shards[0].core.version == 2
-    initial = plain_model().get_weights()
-    for mine, theirs in zip(before, initial, strict=True):
-        np.testing.assert_allclose(mine, theirs - 0.3, atol=1e-6)
+    with scripts(tmp_path, "asgd", 2) as run:
+        _, found = run.each(script)
+        assert run.shards[0].core.version == 3
+    for mine, initial in zip(found, plain_model().get_weights(), strict=True):
+        np.testing.assert_allclose(mine, initial - 0.4 - 0.2, atol=1e-6)
 
 
 # -- what cannot be right ------------------------------------------------------------------------

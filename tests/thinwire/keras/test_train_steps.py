@@ -176,6 +176,75 @@ def test_a_frozen_teacher_is_not_shared(tmp_path):
         assert all("student" in path for path in paths)
 
 
+class Nested(GAN):
+    """The discriminator's step is a function of TensorFlow by itself."""
+
+    @tf.function
+    def step_discriminator(self, real, noise):
+        ones, zeros = tf.ones_like(real[:, :1]), tf.zeros_like(real[:, :1])
+        with tf.GradientTape() as tape:
+            made = self.discriminator(self.generator(noise))
+            loss = self.loss_of(ones, self.discriminator(real)) + self.loss_of(zeros, made)
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    def train_step(self, data):
+        real, noise = data
+        d_loss = self.step_discriminator(real, noise)
+        with tf.GradientTape() as tape:
+            made = self.discriminator(self.generator(noise))
+            g_loss = self.loss_of(tf.ones_like(real[:, :1]), made)
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply(tape.gradient(g_loss, weights), weights)
+        return {"d_loss": d_loss, "g_loss": g_loss}
+
+
+class Outside(keras.Model):
+    """Steps a variable that the model does not hold."""
+
+    def __init__(self):
+        super().__init__(name="outside")
+        self.net = network("net", 6, 1, 1)
+        temperature = keras.Variable(np.ones(1, np.float32), name="temperature")
+        self.temperature = lambda: temperature
+        self.compile(keras.optimizers.Adam(0.01))
+
+    def train_step(self, data):
+        variables = [*self.net.trainable_variables, self.temperature()]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.net(data[0]) * self.temperature() - 2.0))
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("make", [gan(Nested), Outside], ids=["nested", "outside"])
+def test_steps_in_functions_and_of_others_variables_are_exchanged(make, tmp_path):
+    expected, _ = fitted(make)
+    with scripts(tmp_path, "bsp", 2) as run:
+        for model, _ in run.each(lambda settings: fitted(make, settings)):
+            assert_same(model, expected)
+
+
+@pytest.mark.product
+def test_other_optimizers_begin_another_phase(tmp_path):
+    def script(settings=None):
+        model = gan()()
+        model = model if settings is None else distribute(model, settings)
+        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        model.fit(X, NOISE, **options)
+        model.compile(keras.optimizers.SGD(0.02), keras.optimizers.Adam(0.005))
+        model.fit(X, NOISE, **options)
+        model.fit(X, NOISE, **options)
+        return model
+
+    expected = script()
+    with scripts(tmp_path, "bsp", 2) as run:
+        for model in run.each(script):
+            assert_same(model, expected)
+
+
 # -- what cannot be right ------------------------------------------------------------------------
 
 
