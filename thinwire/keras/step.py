@@ -197,7 +197,8 @@ class ExchangeStep:
         self._session = session
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
         self._finalize_alone = optimizer.finalize_variable_values
-        optimizer.apply, optimizer.scale_loss = self._apply, self._scale_loss
+        as_it_is = tf.autograph.experimental.do_not_convert  # in a loop's tf.function
+        optimizer.apply, optimizer.scale_loss = as_it_is(self._apply), as_it_is(self._scale_loss)
         optimizer.finalize_variable_values = self._finalize
         self.known_rate = 0.0 if self.rate is None else float(self.rate.numpy())
 
@@ -230,13 +231,11 @@ class ExchangeStep:
         if self._session.ends_fit():
             self._finalize_alone(var_list)
 
-    @tf.autograph.experimental.do_not_convert
     def _scale_loss(self, loss: Any) -> Any:
         """Keep the loss of the mini-batch for reports."""
         self._session.call.loss = loss
         return self._scale_alone(loss)
 
-    @tf.autograph.experimental.do_not_convert  # nor what it calls, in a loop's tf.function
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange in the place of a step, or after it."""
         session = self._session
