@@ -235,6 +235,9 @@ class StreamReader:
             self._offer(hello, self.server.phases)
             return
         refusal = check_hello(hello, mine)
+        if refusal is not None and refusal[0] == pb.REASON_PHASE:  # it comes again, a fit later
+            self._refuse(*refusal)
+            raise _EndOfStream
         if refusal is not None:
             self._reject_stream("hello", refusal)
         guard.hello_received(self.stream)

@@ -134,6 +134,7 @@ def test_an_evaluator_that_comes_late_gets_what_a_phase_has_ended_with(tmp_path)
         script.close()
 
 
+@pytest.mark.product
 def test_synchronous_workers_wait_for_each_other_in_the_next_phase(tmp_path):
     with offered_run(tmp_path, "--method=bsp") as run:
         run.listen()
@@ -173,6 +174,7 @@ def test_a_model_that_cannot_be_built_is_refused_and_the_run_stays_as_it_is(tmp_
         script.control.finish()
 
 
+@pytest.mark.product
 def test_nobody_begins_a_phase_that_the_scripts_have_not_agreed_on(tmp_path):
     with offered_run(tmp_path, "--nb_workers=1") as run:
         run.listen()
@@ -191,7 +193,7 @@ def test_nobody_begins_a_phase_that_the_scripts_have_not_agreed_on(tmp_path):
         script.control.finish()
 
 
-@pytest.mark.parametrize("journal", ["on", "off"])
+@pytest.mark.parametrize("journal", ["on", pytest.param("off", marks=pytest.mark.product)])
 def test_a_shard_that_is_started_again_is_in_the_phase_that_it_was_in(journal, tmp_path):
     flags = ("--nb_workers=1", f"--journal={journal}", "--checkpoint_interval_seconds=1000")
     with offered_run(tmp_path / "run", *flags) as run:
