@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from absl import logging
 
 from thinwire.ops.run.settings import RETURNED_EARLY, SCRIPT_FAILED, Run
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import encode_metrics
 from thinwire.worker.client.control import Control, Opening, RunHalted
 from thinwire.worker.script import RECORD
+
+#: In a loop, how long a script waits for the chief to save what it saves, too.
+_IN_LOOP_SECONDS = 5.0
 
 
 class FitBarriers:
@@ -93,7 +99,7 @@ class FitBarriers:
         except RunHalted as halted:
             return halted
 
-    def saved(self, has_written: bool) -> RunHalted | None:
+    def saved(self, has_written: bool, in_loop: bool = False) -> RunHalted | None:
         """Let others go on that wait for a file; or wait until it has been written.
 
         The n-th file that is saved after a `fit` is taken for the same in all scripts. Nobody waits
@@ -101,16 +107,26 @@ class FitBarriers:
 
         Args:
             has_written: Whether this script has written it.
+            in_loop: Whether the writer may wait for this script's next step meanwhile: then nobody
+                waits for long.
 
         Returns:
             The end of the run, if it has ended meanwhile. Raises as `wait`.
         """
         self._num_saved += 1
-        where = f"saved-{self._num_saved}"
-        if not has_written:
-            opening = self.wait(where)
-            return None if isinstance(opening, Opening) else opening
-        self._control.pass_by(f"fit-{self._num_fits}-{where}")
+        name = f"fit-{self._num_fits}-saved-{self._num_saved}"
+        if has_written:
+            self._control.pass_by(name)
+            return None
+        try:
+            self._control.barrier(name, patience_seconds=_IN_LOOP_SECONDS if in_loop else math.inf)
+        except TimeoutError:
+            logging.warning(
+                "worker %d has not saved a model where this one does; it alone writes files",
+                RECORD.chief,
+            )
+        except RunHalted as halted:
+            return halted
         return None
 
     def stop_fit(self, epochs: int) -> None:
@@ -129,7 +145,9 @@ class FitBarriers:
         RECORD.chief = chief
 
     def _report(self, metrics: Mapping[str, Any]) -> None:
-        self._control.report(pb.Evaluated(fit=self._num_fits, metrics=encode_metrics(metrics)))
+        self._control.report(
+            pb.Evaluated(fit=max(1, self._num_fits), metrics=encode_metrics(metrics))
+        )
 
     def _finish(self, failed: bool, message: str) -> None:
         """Report the script's end, once; the run ends when all have ended."""

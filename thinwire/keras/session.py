@@ -549,7 +549,7 @@ class ModelSession(LeavesOnExit):
         with self.central() if writes or is_own else contextlib.nullcontext():
             yield writes or is_own
         if not (is_own or self._in_fit or self._barriers is None or self.stopped):
-            ended = self._barriers.saved(writes)
+            ended = self._barriers.saved(writes, self._in_loop)
             if ended is not None:
                 self._raise_if_broken(ended.cause, ended.message)
 

@@ -7,6 +7,7 @@ which learns from it anew what this script waits for, has passed and has finishe
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 import threading
 import time
@@ -158,15 +159,19 @@ class Control:
         error = self._error
         return error if isinstance(error, RunHalted) else None
 
-    def barrier(self, name: str, changes: bool = False) -> Opening:
+    def barrier(
+        self, name: str, changes: bool = False, patience_seconds: float = math.inf
+    ) -> Opening:
         """Wait until the scripts of all workers have come to a barrier; no time if it has opened.
 
         Args:
             name: The same in all scripts, and used once; "fit-3-begin" and "fit-3-end" are those of
                 the third fit. Coming again to one that was passed is nothing.
             changes: Whether this script's model is another one since the barrier before.
+            patience_seconds: How long to wait.
 
         Raises:
+            TimeoutError: The barrier has not opened in that time.
             RunHalted: The run is over.
             Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this script.
             InterruptedError: `interrupt` was called.
@@ -177,7 +182,8 @@ class Control:
             self._waits_for = pb.Barrier(name=name, changes=changes)
             self._send(pb.ToServer(barrier=self._waits_for))
             try:
-                self._wait_until(lambda: name in self._passed, f"at the barrier {name}")
+                where, deadline = f"at the barrier {name}", time.monotonic() + patience_seconds
+                self._wait_until(lambda: name in self._passed, where, deadline)
             finally:
                 self._waits_for = None
             return self._passed[name]
@@ -282,9 +288,13 @@ class Control:
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_SECONDS)
 
-    def _wait_until(self, condition: Callable[[], bool], where: str) -> None:
+    def _wait_until(
+        self, condition: Callable[[], bool], where: str, deadline: float = math.inf
+    ) -> None:
         """Wait for the thread below, which then notifies; `_changed` is held."""
         while not condition():
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"nothing came {where}")
             if self._error is not None:
                 raise self._error
             if self._is_interrupted:
