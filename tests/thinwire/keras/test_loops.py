@@ -52,8 +52,8 @@ def classify(settings=ALONE, graph=False, pairs=True, optimizer=None, batches=BA
 @pytest.mark.parametrize(
     ("graph", "pairs"),
     [
-        (False, True),
         (True, False),
+        pytest.param(False, True, marks=pytest.mark.product),
         pytest.param(False, False, marks=pytest.mark.product),
         pytest.param(True, True, marks=pytest.mark.product),
     ],
@@ -71,7 +71,7 @@ def test_a_loop_of_two_workers_is_keras_alone(graph, pairs, tmp_path):
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("dgs", {"compression_rate": 1}),
+        pytest.param("dgs", {"compression_rate": 1}, marks=pytest.mark.product),
         pytest.param("esync", {}, marks=pytest.mark.product),
         pytest.param("asgd", {}, marks=pytest.mark.product),
     ],
@@ -318,11 +318,16 @@ def unbuilt(settings):
     ("script", "words"),
     [
         (other_optimizer, "write `optimizer = thinwire.distribute"),
-        (too_late, "after the first step"),
         (of_nothing, "without a model"),
         (three_of_one_model, "a model of its own"),
-        (by_turns, "does not step toy/logits/kernel"),
-        (unbuilt, "a model that is built before"),
+        *(
+            pytest.param(script, words, marks=pytest.mark.product)
+            for script, words in (
+                (too_late, "after the first step"),
+                (by_turns, "does not step toy/logits/kernel"),
+                (unbuilt, "a model that is built before"),
+            )
+        ),
     ],
 )
 def test_a_loop_that_cannot_be_right_is_refused(script, words, tmp_path):

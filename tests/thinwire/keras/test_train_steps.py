@@ -94,8 +94,8 @@ class ManyCritics(GAN):
     ("kind", "options", "settings"),
     [
         (GAN, {}, {}),
-        (ManyCritics, {}, {"nb_ps": 2}),
-        (GAN, {"run_eagerly": True}, {}),
+        pytest.param(ManyCritics, {}, {"nb_ps": 2}, marks=pytest.mark.product),
+        pytest.param(GAN, {"run_eagerly": True}, {}, marks=pytest.mark.product),
         pytest.param(GAN, {"steps_per_execution": 2}, {}, marks=pytest.mark.product),
     ],
     ids=["graph", "critics", "eager", "several"],
@@ -116,7 +116,10 @@ def test_both_optimizers_of_a_gan_step_on_the_ps_as_alone(kind, options, setting
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("dgs", {"compression_rate": 1}), ("esync", {})],
+    [
+        ("dgs", {"compression_rate": 1}),
+        pytest.param("esync", {}, marks=pytest.mark.product),
+    ],
     ids=["dgs", "esync"],
 )
 def test_both_optimizers_of_a_gan_step_on_the_worker_with_one_exchange(method, settings, tmp_path):
@@ -128,6 +131,7 @@ def test_both_optimizers_of_a_gan_step_on_the_worker_with_one_exchange(method, s
         assert run.shards[0].core.version <= 2 * len(X) // BATCH
 
 
+@pytest.mark.product
 def test_workers_with_uneven_parts_of_the_data_train_a_gan(tmp_path):
     def script(settings):
         model = distribute(gan()(), settings)
@@ -160,6 +164,7 @@ class Student(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.product
 def test_a_frozen_teacher_is_not_shared(tmp_path):
     def make():
         W_global.clear()
@@ -314,8 +319,14 @@ def scaled():
     [
         (gan(OneVariableTwice), "with both Adam.*and SGD.*--method=dgs"),
         (gan(ByHand), "does not step with any optimizer"),
-        (gan(LaterOptimizer, run_eagerly=True), "on this worker alone"),
-        (unknown, "Unknown, which a PS cannot build.*--method=dgs"),
+        pytest.param(
+            gan(LaterOptimizer, run_eagerly=True),
+            "on this worker alone",
+            marks=pytest.mark.product,
+        ),
+        pytest.param(
+            unknown, "Unknown, which a PS cannot build.*--method=dgs", marks=pytest.mark.product
+        ),
         (scaled, "one loss scale"),
     ],
     ids=["twice", "by_hand", "later", "unknown", "scaled"],
@@ -325,6 +336,7 @@ def test_no_optimizer_trains_alone_silently(make, words, tmp_path):
         run.each(lambda settings: fitted(make, settings))
 
 
+@pytest.mark.product
 def test_on_the_workers_any_optimizers_may_share_variables(tmp_path):
     expected, _ = fitted(gan(OneVariableTwice))
     with scripts(tmp_path, "dgs", 1, compression_rate=1) as run:
