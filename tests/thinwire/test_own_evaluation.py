@@ -1,9 +1,14 @@
 """`thinwire.evaluate`: one worker calls the function, the run records what it returns."""
 
+import atexit
+import types
+
 import pytest
 
 import thinwire
+from thinwire.keras import fit_barriers
 from thinwire.ops.types import ConfigurationError
+from thinwire.ps.service import stream_reader
 from thinwire.worker.script import RECORD
 
 
@@ -37,3 +42,18 @@ def test_what_is_no_dictionary_of_numbers_is_refused(reported, found):
 def test_without_a_run_it_is_only_called(monkeypatch):
     monkeypatch.setattr(RECORD, "_report", None)
     assert thinwire.evaluate(lambda: {"score": 2}) == {"score": 2.0}
+
+
+def test_a_loop_without_fit_reports_what_a_shard_takes(monkeypatch):
+    sent = []
+    control = types.SimpleNamespace(report=sent.append)
+    monkeypatch.setattr(fit_barriers.Control, "of", lambda *args, **keywords: control)
+    monkeypatch.setattr(RECORD, "_report", None)
+    monkeypatch.setattr(RECORD, "_endings", [])
+    barriers = fit_barriers.FitBarriers(None, 1, "")
+    atexit.unregister(barriers._finish_at_exit)
+    monkeypatch.setattr(RECORD, "chief", 1)
+    thinwire.evaluate(lambda: {"score": 0.5})
+    (evaluated,) = sent
+    stream_reader._check_evaluated(evaluated)
+    assert not evaluated.answers
