@@ -86,6 +86,24 @@ def test_weights_that_a_callback_sets_at_the_end_are_everybody_s(tmp_path):
     assert shards[0].phase == 3
 
 
+def rebuilt(model):
+    """Put another head on layers that have been trained."""
+    model.compile(keras.optimizers.Adam(0.05), loss=LOSS)
+    model.fit(X, Y, epochs=1, **FIT)
+    initial = keras.initializers.GlorotUniform(seed=5)
+    model.pop()
+    model.add(keras.layers.Dense(3, name="other", kernel_initializer=initial))
+    model.compile(keras.optimizers.Adam(0.05), loss=LOSS)
+    model.fit(X, Y % 3, epochs=2, **FIT)
+    return model
+
+
+@pytest.mark.product
+def test_a_rebuilt_head_is_trained_in_the_place_of_the_old_one(tmp_path):
+    _, shards, _ = same_as_alone(rebuilt, tmp_path)
+    assert "toy/other/kernel" in {each.path for each in shards[0].spec.tensors}
+
+
 def with_adapters(model):
     """Train, then only adapters of Keras' own LoRA, at a schedule that begins anew."""
     model.compile(keras.optimizers.SGD(0.1), loss=LOSS, run_eagerly=True)
