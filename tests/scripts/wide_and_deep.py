@@ -1,4 +1,4 @@
-"""Wide and deep: Ftrl for the linear part, Adagrad for embeddings and layers, in one train_step."""
+"""Wide and deep: RMSprop for the linear part, Adagrad for the rest, in one train_step."""
 
 import argparse
 import json
@@ -64,7 +64,7 @@ class WideAndDeep(keras.Model):
 
 model = WideAndDeep()
 model.compile(
-    linear_optimizer=keras.optimizers.Ftrl(0.05),
+    linear_optimizer=keras.optimizers.RMSprop(0.003),
     dnn_optimizer=keras.optimizers.Adagrad(0.1),
     loss=keras.losses.BinaryCrossentropy(from_logits=True),
     metrics=[keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)],

@@ -11,7 +11,9 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+from absl import logging
 
 from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError
@@ -75,6 +77,18 @@ class StepPlan:
         }
         return [v for v in self.variables if id(v) not in moved]
 
+    def _warn_of_own_sums(self) -> None:
+        """Name an optimizer whose steps on workers pull the run's model apart."""
+        for step in self.steps:
+            optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
+            if isinstance(optimizer, keras.optimizers.Ftrl):
+                logging.warning(
+                    "%s makes its weights of sums of its own, not of those that an exchange brings, "
+                    "so workers that step themselves pull the model apart; expected a method whose "
+                    "PS steps: --method=bsp or --method=asgd",
+                    named(step.optimizer),
+                )
+
     def check(self, method: Method, name: str) -> None:
         """Refuse optimizers that a PS cannot step as they step alone.
 
@@ -87,6 +101,7 @@ class StepPlan:
                 no place for several.
         """
         if method.steps_on_workers:
+            self._warn_of_own_sums()
             return
         remedy = (
             "Or take a method whose workers step themselves: --method=dgs, --method=dgc, "

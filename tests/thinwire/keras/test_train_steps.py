@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.harness import method
 from tests.thinwire.keras.runs import BATCH, X, assert_same, scripts
 from thinwire import W_global, distribute
+from thinwire.keras.plan import PlannedStep, StepPlan
 from thinwire.ops.types import ConfigurationError
 
 #: Noise is data, so that all see the same.
@@ -342,3 +344,12 @@ def test_on_the_workers_any_optimizers_may_share_variables(tmp_path):
     with scripts(tmp_path, "dgs", 1, compression_rate=1) as run:
         ((model, _),) = run.each(lambda settings: fitted(gan(OneVariableTwice), settings))
         assert_same(model, expected)
+
+
+def test_weights_that_are_made_of_sums_are_warned_of_where_workers_step(caplog):
+    for optimizer, times in ((keras.optimizers.Ftrl(), 1), (keras.optimizers.Adagrad(), 0)):
+        caplog.clear()
+        plan = StepPlan((PlannedStep(optimizer, ()),))
+        plan.check(method("dgs"), "model")
+        plan.check(method("asgd"), "model")
+        assert caplog.text.count("--method=bsp") == times
