@@ -83,7 +83,7 @@ class StepPlan:
             optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
             if isinstance(optimizer, keras.optimizers.Ftrl):
                 logging.warning(
-                    "%s makes its weights of sums of its own, not of those that an exchange brings, "
+                    "%s makes its weights of sums of its own, not of those that it is sent, "
                     "so workers that step themselves pull the model apart; expected a method whose "
                     "PS steps: --method=bsp or --method=asgd",
                     named(step.optimizer),
