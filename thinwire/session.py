@@ -270,6 +270,12 @@ class Session:
         np.copyto(self.weights, self.variables.read())
         np.copyto(self.means, self.statistics.read())
 
+    def end_as(self, before: Session) -> None:
+        """Go on with the model's own values, without joining: the run has ended before."""
+        self.stay_behind()
+        self.part.core.stopped = True
+        self.part.core.stop_reason = before.stop_reason
+
     @property
     def samples_of_phase(self) -> int:
         """Examples that the run has consumed in the present phase of the script."""

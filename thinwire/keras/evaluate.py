@@ -61,7 +61,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
         model: Compiled before or after this call.
         run: The run's settings.
     """
-    evaluator = FitEvaluator(model, run, _requests_of, _end_process)
+    evaluator = FitEvaluator(model, run, _requests_of, _end_process, _SCRIPT)
     signature = inspect.signature(keras.Model.fit)
 
     def fit(*args: Any, **keywords: Any) -> Any:
@@ -131,6 +131,24 @@ def _end_process() -> NoReturn:
     os._exit(EXIT_DONE)
 
 
+class EvaluatedScript:
+    """What the evaluators of a script's models have in common.
+
+    Attributes:
+        num_fits: Calls of `fit` so far, of all models.
+        newest: Of the model whose `fit` was called last; None: there was none.
+        missing: By identity, variables that an earlier `fit` has trained, whose values are unknown.
+    """
+
+    def __init__(self) -> None:
+        self.num_fits = 0
+        self.newest: FitEvaluator | None = None
+        self.missing: dict[int, Any] = {}
+
+
+_SCRIPT = EvaluatedScript()
+
+
 class FitEvaluator:
     """Evaluates in the place of a model's `fit`.
 
@@ -139,6 +157,7 @@ class FitEvaluator:
         run: The run's settings.
         requests: Returns the stream of requests of a run, when it is needed.
         end_process: Called at the end of the run.
+        script: That trains the model, beside others.
     """
 
     def __init__(
@@ -147,18 +166,18 @@ class FitEvaluator:
         run: Run,
         requests: Callable[[Run], EvaluationRequests],
         end_process: Callable[[], NoReturn],
+        script: EvaluatedScript,
     ) -> None:
-        self.model, self._run = model, run
+        self.model, self._run, self._script = model, run, script
         self._requests_of, self._end_process = requests, end_process
-        self._num_fits = 0
+        self._num_fits = 0  # of the script, when this model's newest began
         self._central: CentralModel | None = None
         self._assign: tuple[FlatVariables, FlatVariables] | None = None
         self._validation: ValidationSet | None = None  # of the newest `fit` that has any
         self._fit_of_validation = 0
         self._last: pb.Evaluated | None = None
         self._last_values: tuple[int, ...] = ()  # that it is of, by their checksums
-        self._shared: list[str] = []  # paths of what the present `fit` shares
-        self._missing: set[str] = set()  # of what earlier ones have trained, and is not known here
+        self._shared: list[Any] = []  # variables that the present `fit` shares
         self._spec = ModelSpec(())
         self._layouts: Sequence[ShardLayout] = ()
         self._swaps_averages = False  # for evaluations, as SwapEMAWeights does
@@ -182,7 +201,11 @@ class FitEvaluator:
             Unreachable, RequestRejected: The PS is gone for good, or rejects this evaluator.
             ConfigurationError: The model is not the workers'.
         """
-        self._num_fits += 1
+        script, before = self._script, self._script.newest
+        if before is not None and before is not self:
+            before.close()
+        script.newest, script.num_fits = self, script.num_fits + 1
+        self._num_fits = script.num_fits
         number, requests, is_ready, has_ended = self._num_fits, self.requests, False, False
         while requests.newest_fit <= number:
             num_news = requests.num_news
@@ -206,6 +229,11 @@ class FitEvaluator:
             self._keep_weights()
         return self._history(number)
 
+    def close(self) -> None:
+        """End the streams of the central model."""
+        if self._central is not None:
+            self._central.close()
+
     def _keep_weights(self) -> None:
         """Take what a `fit` has ended with: later ones may not share all of it any more."""
         try:
@@ -213,7 +241,7 @@ class FitEvaluator:
         except RequestRejected as error:
             if error.reason != pb.REASON_PHASE:
                 raise
-            self._missing |= set(self._shared)
+            self._script.missing |= {id(each): each for each in self._shared}
 
     def _begin(self, arguments: dict[str, Any], begun: pb.FitBegun) -> None:
         """Prepare for the evaluations of a `fit`."""
@@ -221,16 +249,16 @@ class FitEvaluator:
         if are_arrays((given.get("x"), given.get("y"), given.get("sample_weight"))):
             cut_off_validation(given)
         _build(self.model, given)
-        if self._central is not None:
-            self._central.close()
+        self.close()
         variables = variables_of(begun, self.model)
         averaged = moving_statistics(self.model) if self._run.method.bn_sync else []
         flat, statistics = FlatVariables(variables), FlatVariables(averaged)
         spec = model_spec(variables, numbers_paths=True)
         layouts, run_id = decode_layouts(begun.shards, spec), self.requests.run_id
         self._central = CentralModel(self._run, run_id, spec, layouts, statistics.size, begun.phase)
-        self._shared = [each.path for each in variables]
-        self._missing -= set(self._shared)
+        self._shared = list(variables)
+        for each in variables:
+            self._script.missing.pop(id(each), None)
         self._assign, self._last = (flat, statistics), None
         self._spec, self._layouts = spec, layouts
         self._swaps_averages = self._has_averages(given.get("callbacks"))
@@ -266,11 +294,13 @@ class FitEvaluator:
     def _evaluate(self, evaluated: pb.Evaluated) -> None:
         """Evaluate the central model as it is now, and report that."""
         began, spent = time.monotonic(), time.process_time()
-        if self._missing:
+        missing = self._script.missing
+        lost = [each.path for each in self.model.variables if id(each) in missing]
+        if lost:
             if evaluated.answers:
                 evaluated.nobody = (
                     f"the evaluator came too late for what an earlier fit has made of "
-                    f"{min(self._missing)}, which is not shared any more"
+                    f"{min(lost)}, which is not shared any more"
                 )
                 self.requests.report(evaluated)
             return
@@ -353,8 +383,7 @@ class FitEvaluator:
             self._evaluate(pb.Evaluated(fit=self._fit_of_validation, final=True))
             if self._last is not None:
                 logging.info("final metrics: %s", decode_metrics(self._last.metrics))
-        if self._central is not None:
-            self._central.close()
+        self.close()
         requests.close()
         self._end_process()
 

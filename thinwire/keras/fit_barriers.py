@@ -21,7 +21,10 @@ _IN_LOOP_SECONDS = 5.0
 
 
 class FitBarriers:
-    """Counts the calls of `fit`, and ends this worker's part when its script ends.
+    """Counts the calls of `fit` of all models, and ends this worker's part when its script ends.
+
+    Attributes:
+        on_stop: See below; of the model that is trained now.
 
     Args:
         run: The run's settings.
@@ -39,7 +42,7 @@ class FitBarriers:
         on_stop: Callable[[int], None] = lambda epochs: None,
     ) -> None:
         self._num_fits = self._num_saved = 0
-        self._id_worker, self._on_stop = id_worker, on_stop
+        self._id_worker, self.on_stop = id_worker, on_stop
         self._control = Control.of(
             run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
         )
@@ -139,7 +142,7 @@ class FitBarriers:
 
     def _stopped(self, fit: int, epochs: int) -> None:
         if fit == self._num_fits:
-            self._on_stop(epochs)
+            self.on_stop(epochs)
 
     def _named(self, chief: int) -> None:
         RECORD.chief = chief

@@ -115,9 +115,13 @@ class ModelSession(LeavesOnExit):
         self._trained: list[int] = []  # what was trainable when the phase began
         self._is_traced_anew = self._awaits_step = self._offers = False
         self._phase_at = "begin"  # where in a `fit` the newest phase began
+        self._shared: SharedModel | None = None  # what this model shared last
+        self._is_member = False  # of the run; of a script's models one is, the newest trained
+        self._succeeds = False  # `_session` is another model's, until this one's phase begins
         self._exchanges_before = 0
         self._is_behind = False  # the run is in a later phase than this script
         self._passed_over: set[str] = set()  # variables of fits that were passed over
+        self._lost: dict[int, Any] = {}  # by identity: those of models before this one
         self._seeded: dict[int, Any] = {}  # by identity: what random layers draw by
         self._lock = threading.Lock()  # of the session: TensorFlow's thread and the script's
         self._failure: Exception | None = None
@@ -207,9 +211,10 @@ class ModelSession(LeavesOnExit):
         given = self._data.arguments
         is_given = given.get("validation_data") is not None
         self._validates = is_given or bool(given.get("validation_split"))
-        if self._barriers is not None:
-            self._barriers.count_fit()
         try:
+            self._succeed()
+            if self._barriers is not None:
+                self._barriers.count_fit()
             with contextlib.nullcontext() if place is None else own_randomness(place):
                 yield dict(self._data.arguments)
             self._take_over_own()
@@ -234,6 +239,9 @@ class ModelSession(LeavesOnExit):
                 self._try_first()
             else:
                 self._begin_phase(self._again(session))
+        elif self._succeeds:  # the run has ended, and this model keeps its own weights
+            self._awaits_step = True
+            self._try_first()
         elif not self.stopped:
             self._join()
             self._report_fit()
@@ -249,7 +257,7 @@ class ModelSession(LeavesOnExit):
             Whether some script's model is another one than the run's: weights that were set, or
             what `compile` and `trainable` have changed.
         """
-        changes = not self.stopped and not self._joined.has_run_s_values
+        changes = self._succeeds or (not self.stopped and not self._joined.has_run_s_values)
         if where == "begin":
             trained = [id(each) for each in self.model.trainable_variables]
             is_other = self.model.run_eagerly and trained != self._trained
@@ -260,14 +268,17 @@ class ModelSession(LeavesOnExit):
 
     def _again(self, session: Session) -> Session:
         """Return this worker in the next phase, of the same variables."""
-        return self._new_session(self._plan, session.shared)
+        return self._new_session(self._plan, self._shared or session.shared)
 
     def _begin_phase(self, session: Session) -> None:
         """Go on with the model of the script that offers its own."""
         before, where, self._awaits_step = self._session, self._phase_at, False
+        self._succeeds = False
         if before is not None:
             self._exchanges_before = self.num_exchanges
             before.close("done")
+            if before.stopped:
+                session.end_as(before)
         with self._lock:
             self._session = session
         for step in self._steps:
@@ -290,6 +301,59 @@ class ModelSession(LeavesOnExit):
             return
         if self._begins_phase("left"):
             self._begin_phase(self._again(session))
+
+    # -- several models, one after the other -----------------------------------------------------
+
+    def _succeed(self) -> None:
+        """Take this worker's place in the run over from the model that the script trained before.
+
+        The next phase is then this model's. The fits of all models are counted together.
+
+        Raises:
+            ConfigurationError: That model is being trained, or by a loop.
+        """
+        if not self._is_offered:
+            return
+        others = [
+            other
+            for other in RECORD.sessions
+            if isinstance(other, ModelSession) and other is not self and other.place == self.place
+        ]
+        for other in others:
+            if other._in_fit or other._in_loop:
+                self._refuse_second_model(other)
+        before = next((other for other in others if other._is_member), None)
+        if before is None or before._session is None:
+            return
+        if self._in_loop:
+            self._refuse_second_model(before)
+        interrupts.remove_listener(before._interrupt)
+        if self._barriers is None:
+            RECORD.at_end(self._leave_loop)
+        self._session, self._barriers = before._session, before._barriers
+        before._is_member, self._is_member, self._succeeds = False, True, True
+        self._is_behind, self._has_warned = before._is_behind, before._has_warned
+        self._passed_over, self._lost = set(), dict(before._lost)
+        if before._passed_over and before._shared is not None:
+            self._lost |= {id(each): each for each in before._shared.variables}
+        if self._barriers is not None:
+            self._barriers.on_stop = self._stop
+
+    def _refuse_second_model(self, other: ModelSession) -> NoReturn:
+        """Refuse to train this model beside another one.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        in_loop = other._in_loop or self._in_loop
+        what = "a loop of the script's own trains one of them" if in_loop else "both at a time"
+        raise ConfigurationError(
+            f"{self.model.name!r} is a second model that this script trains with "
+            f"thinwire.distribute(), beside {other.model.name!r} ({what}); expected models that "
+            "model.fit(...) trains one after the other. Leave distribute() out for the one, which "
+            "every worker then trains alone, train it in a run of its own, or distribute each "
+            "optimizer of a loop: optimizer = thinwire.distribute(optimizer, model=model)."
+        )
 
     # -- building, epochs, the end ------------------------------------------------------------
 
@@ -486,7 +550,8 @@ class ModelSession(LeavesOnExit):
 
     def _take_final(self, session: Session) -> None:
         """Take over what a run has ended with, while its shards wait for this worker to leave."""
-        if not session.stopped or session.stop_reason not in END_REASONS or self._is_behind:
+        is_over = session.stopped and session.stop_reason in END_REASONS
+        if not is_over or self._is_behind or not session.part.run_id:
             return
         state = self._fetch(session, weights=True)
         if state is not None:
@@ -561,7 +626,8 @@ class ModelSession(LeavesOnExit):
         the model stay there.
         """
         session = self._session
-        if session is None or not self._in_fit or self._has_left or session.stopped:
+        is_absent = session is None or session.stopped or self._succeeds
+        if session is None or is_absent or not self._in_fit or self._has_left:
             yield
             return
         own, means = session.variables.read(), session.statistics.read()
@@ -583,7 +649,7 @@ class ModelSession(LeavesOnExit):
     def refresh_averages(self) -> None:
         """Let the compiled optimizer have the PS's moving averages of the weights, in mid-`fit`."""
         session = self._session
-        if session is None or self._has_left or session.stopped:
+        if session is None or self._has_left or session.stopped or self._succeeds:
             return
         averages = any(step.inner.use_ema for step in self._steps)
         if averages and (state := self._fetch(session)) is not None:
@@ -884,6 +950,10 @@ class ModelSession(LeavesOnExit):
                 "with `thinwire run`, or use thinwire.GradientSGD in the place of the optimizer "
                 "and leave thinwire.distribute() out."
             )
+        for other in RECORD.sessions:
+            is_other = isinstance(other, ModelSession) and other is not self
+            if is_other and other.place == self.place and other._session is not None:
+                self._refuse_second_model(other)
         self._in_loop = True
         self._prepare()
         logging.info(
@@ -954,10 +1024,11 @@ class ModelSession(LeavesOnExit):
             )
         check_same_variables(shared.variables, plan.variables)
         self._trained = [id(each) for each in self.model.trainable_variables]
+        self._shared = shared
         if self._session is not None:
             self._begin_phase(session)
             return not np.array_equal(before, session.weights)
-        self._session = session
+        self._session, self._is_member = session, True
         self._join()
         if self._is_offered and not session.stopped:
             self._follow_rate(session)
@@ -1128,7 +1199,6 @@ class ModelSession(LeavesOnExit):
         if plan is None or not self._is_offered:
             check_variables(shared.variables)
             return Session(settings, shared, self._num_train)
-        self._refuse_second_model(shared, settings)
         method, self._plan = settings.run.method, plan
         plan.check(method, self.model.name)
         num_train = self._num_train or data.num_examples
@@ -1165,27 +1235,6 @@ class ModelSession(LeavesOnExit):
         if known is None:
             known = self._stand_ins[id(optimizer)] = ExchangeStep(optimizer, self)
         return known
-
-    def _refuse_second_model(self, shared: SharedModel, settings: ScriptSettings) -> None:
-        """Refuse another model than the one that the script has trained in the run.
-
-        Raises:
-            ConfigurationError: Its variables are others.
-        """
-        mine = (settings.run.addresses, settings.worker().id_worker)
-        for other in RECORD.sessions:
-            known = getattr(other, "_session", None)
-            if known is None or other is self:  # in the phase before
-                continue
-            if (known.settings.run.addresses, known.own.id_worker) != mine:
-                continue
-            if known.shared.spec != shared.spec:
-                raise ConfigurationError(
-                    f"{self.model.name!r} is the second model that this script trains with "
-                    f"thinwire.distribute(), after {known.shared.model.name!r}; expected one: a "
-                    "run has one model. Leave distribute() out for the other, which every worker "
-                    "then trains alone, or train it in a run of its own."
-                )
 
     def _join(self) -> None:
         """Join or join again, and take over the server's weights."""
@@ -1236,7 +1285,10 @@ class ModelSession(LeavesOnExit):
         """
         opened, self._is_behind = session.open(), False
         shared = {each.path for each in session.shared.variables}
-        if missing := sorted(self._passed_over - shared):
+        missing = sorted(self._passed_over - shared)
+        known = {id(each) for each in session.shared.variables}
+        missing += [each.path for number, each in self._lost.items() if number not in known]
+        if missing:
             raise ConfigurationError(
                 f"this script was started again in a later phase of its run: {missing[0]} and "
                 f"{len(missing) - 1} more variables that an earlier fit has trained are not shared "
@@ -1244,6 +1296,7 @@ class ModelSession(LeavesOnExit):
                 "that it has trained. Start it anew with --overwrite."
             )
         self._passed_over.clear()
+        self._lost.clear()
         return opened
 
     def _follow_rate(self, session: Session) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, plain_model, scripts
 from thinwire import distribute
-from thinwire.keras.evaluate import FitEvaluator
+from thinwire.keras.evaluate import EvaluatedScript, FitEvaluator
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.settings import ScriptSettings, read_settings
@@ -34,6 +34,7 @@ class ThreadedEvaluator(threading.Thread):
         self.run_settings = read_settings(settings, {"id_worker": 1}, type_node="Worker").run
         self.requests = EvaluationRequests(self.run_settings)
         self.reported, self.script, self.error = [], script, None
+        self.fits = EvaluatedScript()
         report = self.requests.report
         self.requests.report = lambda each: (self.reported.append(each), report(each))
         self.start()
@@ -44,7 +45,9 @@ class ThreadedEvaluator(threading.Thread):
         def end():
             raise RunEnded
 
-        evaluator = FitEvaluator(model, self.run_settings, lambda run: self.requests, end)
+        evaluator = FitEvaluator(
+            model, self.run_settings, lambda run: self.requests, end, self.fits
+        )
         return lambda *data, **options: evaluator.fit(
             dict(zip(("x", "y"), data, strict=True)) | options
         )
