@@ -137,6 +137,7 @@ class ModelSession(LeavesOnExit):
         self._to_sit_out = 0  # rounds of this epoch
         self._num_batches = 0  # begun in this `fit`
         self._num_calls = 0  # of `exchange`, in this `fit`
+        self._came_late = False  # to this `fit`: the run had ended before
         self._rate_factor = 1.0  # this worker's learning rate over the run's
         if settings is not None:
             watch_steps(self)
@@ -207,7 +208,7 @@ class ModelSession(LeavesOnExit):
         self._data = Shared(arguments) if place is None else share(arguments, place)
         self._failure, self._num_batches, self._num_calls = None, 0, 0
         self._in_fit, self._has_left, self._has_slots = True, False, False
-        self._stop_is_known, self._stops_after = False, 0
+        self._stop_is_known, self._stops_after, self._came_late = False, 0, False
         given = self._data.arguments
         is_given = given.get("validation_data") is not None
         self._validates = is_given or bool(given.get("validation_split"))
@@ -246,7 +247,12 @@ class ModelSession(LeavesOnExit):
             self._join()
             self._report_fit()
         if self.stopped:
-            self.model.stop_training = True
+            self.model.stop_training = self._came_late = True
+            logging.warning(
+                "the run has ended (%s) before this fit, which does not train %r",
+                self.stop_reason or "interrupted",
+                self.model.name,
+            )
 
     # -- phases of the script -----------------------------------------------------------------
 
@@ -314,19 +320,15 @@ class ModelSession(LeavesOnExit):
         """
         if not self._is_offered:
             return
-        others = [
-            other
-            for other in RECORD.sessions
-            if isinstance(other, ModelSession) and other is not self and other.place == self.place
-        ]
+        others = self._others
         for other in others:
             if other._in_fit or other._in_loop:
-                self._refuse_second_model(other)
+                self._refuse_second_model(other, in_loop=other._in_loop)
         before = next((other for other in others if other._is_member), None)
         if before is None or before._session is None:
             return
         if self._in_loop:
-            self._refuse_second_model(before)
+            self._refuse_second_model(before, in_loop=True)
         interrupts.remove_listener(before._interrupt)
         if self._barriers is None:
             RECORD.at_end(self._leave_loop)
@@ -339,13 +341,25 @@ class ModelSession(LeavesOnExit):
         if self._barriers is not None:
             self._barriers.on_stop = self._stop
 
-    def _refuse_second_model(self, other: ModelSession) -> NoReturn:
+    @property
+    def _others(self) -> list[ModelSession]:
+        """This worker's other models."""
+        return [
+            other
+            for other in RECORD.sessions
+            if isinstance(other, ModelSession) and other is not self and other.place == self.place
+        ]
+
+    def _refuse_second_model(self, other: ModelSession, in_loop: bool) -> NoReturn:
         """Refuse to train this model beside another one.
+
+        Args:
+            other: Of that model.
+            in_loop: Whether a loop trains one of them.
 
         Raises:
             ConfigurationError: Always.
         """
-        in_loop = other._in_loop or self._in_loop
         what = "a loop of the script's own trains one of them" if in_loop else "both at a time"
         raise ConfigurationError(
             f"{self.model.name!r} is a second model that this script trains with "
@@ -530,7 +544,8 @@ class ModelSession(LeavesOnExit):
     def _end_fit(self) -> None:
         self.raise_failure()
         self._stop_others(after=self._epoch + 1)
-        if self._num_batches and not self._num_calls and not self._is_behind:
+        is_passed_over = self._is_behind or self._came_late
+        if self._num_batches and not self._num_calls and not is_passed_over:
             raise ConfigurationError(
                 f"{self._num_batches} steps of {self.model.name!r} exchanged nothing: its "
                 "train_step never reached an optimizer, so this worker trained alone. Expected "
@@ -950,10 +965,9 @@ class ModelSession(LeavesOnExit):
                 "with `thinwire run`, or use thinwire.GradientSGD in the place of the optimizer "
                 "and leave thinwire.distribute() out."
             )
-        for other in RECORD.sessions:
-            is_other = isinstance(other, ModelSession) and other is not self
-            if is_other and other.place == self.place and other._session is not None:
-                self._refuse_second_model(other)
+        for other in self._others:
+            if other._session is not None:
+                self._refuse_second_model(other, in_loop=True)
         self._in_loop = True
         self._prepare()
         logging.info(

@@ -1,4 +1,4 @@
-"""Two models, distributed one after the other."""
+"""Two models, one of which is trained while the other one is."""
 
 import argparse
 
@@ -19,5 +19,15 @@ other = keras.Sequential([keras.Input((10,)), keras.layers.Dense(1)])
 for each in (model, other):
     each.compile("adam", "mse")
     each = thinwire.distribute(each)
-    each.fit(x, y, batch_size=16, epochs=2, verbose=0)
+
+
+class Critic(keras.callbacks.Callback):
+    """Trains the other model on what this one makes."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Train it."""
+        other.fit(x, model.predict(x, verbose=0), batch_size=16, verbose=0)
+
+
+model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[Critic()])
 print("trained")

@@ -172,3 +172,114 @@ def all_then_head(model, fits=2):
 def test_a_run_whose_trained_values_are_gone_is_not_resumed_silently(tmp_path):
     with pytest.raises(ConfigurationError, match="2 more variables|1 more variables"):
         in_two_runs(tmp_path, all_then_head, 2, 2)
+
+
+def student_after_teacher(train, fits=((1, 0), (2, 1))):
+    """Train a teacher, then a student on the same layer and what the teacher answers, then both.
+
+    Args:
+        train: Returns a compiled model as it is to be trained.
+        fits: Epochs, and of which of the models.
+    """
+    teacher = plain_model()
+    teacher.compile(keras.optimizers.Adam(0.05), loss=LOSS)
+    initial = keras.initializers.GlorotUniform(seed=5)
+    head = keras.layers.Dense(4, name="other", kernel_initializer=initial)
+    student = keras.Model(teacher.inputs, head(teacher.get_layer("hidden").output), name="student")
+    student.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
+    models, targets = [train(teacher), train(student)], [Y, None]
+    for epochs, number in fits:
+        models[number].fit(X, targets[number], epochs=epochs, **FIT)
+        if number == 0:
+            targets[1] = teacher.predict(X, verbose=0)
+    return models
+
+
+def several(story, folder, method="bsp", nb_workers=2, **settings):
+    """Compare all models of a script that trains several with what Keras alone makes."""
+    expected = story(lambda model: model)
+    with scripts(folder, method, nb_workers, **settings) as run:
+        found = run.each(lambda given: story(lambda model: distribute(model, given)))
+        shards = list(run.shards.values())
+    for models in found:
+        assert len(models) == len(expected)
+        for mine, theirs in zip(models, expected, strict=True):
+            assert_same(mine, theirs)
+            for own, other in zip(
+                mine.optimizer.variables, theirs.optimizer.variables, strict=True
+            ):
+                np.testing.assert_allclose(own, other, atol=1e-5, err_msg=own.path)
+    return shards
+
+
+def test_a_second_model_goes_on_where_the_first_has_ended(tmp_path):
+    (shard,) = several(student_after_teacher, tmp_path)
+    assert (shard.phase, shard.core.version) == (4, 12)
+    assert "other/kernel" in {each.path for each in shard.spec.tensors}
+
+
+def there_and_back(train):
+    return student_after_teacher(train, ((1, 0), (1, 1), (1, 0), (1, 1), (1, 0)))
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("nb_ps", [1, 2])
+def test_models_that_take_turns_keep_their_optimizers(nb_ps, tmp_path):
+    shards = several(there_and_back, tmp_path, nb_ps=nb_ps)
+    assert {(shard.phase, shard.core.version) for shard in shards} == {(10, 20)}
+
+
+def folds(train):
+    """Train three models of the same names, each on other rows."""
+    models = []
+    for fold in range(3):
+        rows = np.arange(96) % 3 != fold
+        model = plain_model(name="same" if fold else "other")
+        model.compile(keras.optimizers.Adam(0.05), loss=LOSS)
+        model = train(model)
+        model.fit(X[rows], Y[rows], epochs=2, batch_size=16, shuffle=False, verbose=0)
+        models.append(model)
+    return models
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("method", ["bsp", "asgd", "dgs", "esync"])
+def test_models_of_the_same_names_begin_anew(method, tmp_path):
+    settings = {"compression_rate": 1} if method == "dgs" else {}
+    several(folds, tmp_path, method, 2 if method == "bsp" else 1, **settings)
+
+
+def beside(model, other):
+    """Return a callback of one model that trains another."""
+
+    class Other(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            other.fit(X, Y, **FIT)
+
+    model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+    other.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+    return Other()
+
+
+def test_models_that_are_trained_at_a_time_are_refused(tmp_path):
+    with scripts(tmp_path) as run:
+
+        def script(given):
+            models = [distribute(plain_model(name), given) for name in ("toy", "other")]
+            with pytest.raises(ConfigurationError, match="'other' is a second model.*both at a t"):
+                models[0].fit(X, Y, callbacks=[beside(*models)], **FIT)
+            with pytest.raises(ConfigurationError, match="a loop of the script's own"):
+                models[1].train_on_batch(X, Y)
+
+        run.each(script)
+
+
+@pytest.mark.product
+def test_a_script_that_is_started_again_at_its_second_model_is_refused(tmp_path):
+    def story(train, fits):
+        return student_after_teacher(train, ((1, 0), (1, 1)) + ((1, 1),) * (fits - 2))
+
+    with pytest.raises(ConfigurationError, match="more variables that an earlier fit has trained"):
+        for fits in (2, 3):
+            with scripts(tmp_path, "bsp", 2) as run:
+                run.each(lambda given, fits=fits: story(lambda each: distribute(each, given), fits))
