@@ -403,7 +403,7 @@ class Session:
         return dataclasses.replace(info, skipped=skipped)
 
     def flush(self) -> None:
-        """Finish what is under way, and send the local steps that no exchange has taken along."""
+        """Finish what is under way, and send the local steps and changes that were kept back."""
         part = self.part
         if not self._present or self.stopped:
             return
@@ -411,6 +411,9 @@ class Session:
             part.finish_exchange(lambda weights: None)
             if part.core.round.num_steps and not self.stopped:
                 part.exchange_round(part.core.end_round(), lambda weights: None)
+            rest = part.core.end_training() if not self.stopped else None
+            if rest is not None:
+                part.exchange_round(rest, lambda weights: None)
         except NonFiniteUpdate as error:
             part.skip(error)
         except ShardGone:

@@ -199,7 +199,8 @@ class WarmUp(CodecWrapper):
         epoch = min(int(ctx.epoch), self.epochs)
         rate = self.compression_rate
         keep = max(rate, rate ** ((epoch + 1) / (self.epochs + 1)))
-        ctx = dataclasses.replace(ctx, keep=keep)
+        if ctx.keep is None:  # else there will be no later epochs
+            ctx = dataclasses.replace(ctx, keep=keep)
         return super().encode(tensors, state, ctx)
 
 

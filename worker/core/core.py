@@ -83,6 +83,7 @@ class UpdatePacker:
         epoch: float,
         touched: Mapping[int, Int64] | None = None,
         group: int = 0,
+        keep: float | None = None,
     ) -> Packet:
         """Code a change of the model, or of the tensors that one optimizer steps.
 
@@ -94,6 +95,7 @@ class UpdatePacker:
             epoch: Examples the whole run has consumed / examples of the training set.
             touched: Tensor's number -> ascending rows that are not 0; left out: any may be.
             group: Number of the optimizer.
+            keep: Fraction of the entries to send; None: the codec's own.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: NaN or infinity in them; nothing has changed.
@@ -108,6 +110,7 @@ class UpdatePacker:
             kernels=self._kernels,
             epoch=epoch,
             touched={own: rows[n] for own, n in enumerate(numbers) if n in rows},
+            keep=keep,
         )
         packet, self._codec_states[group] = self._method.codec.encode(
             tensors, self._codec_states[group], context
@@ -326,6 +329,22 @@ class WorkerCore:
         """Return the exchange of the local steps taken so far (at least one)."""
         return self._request(self._encode(*self._to_send(self.weights, self.learning_rate)))
 
+    def end_training(self) -> PushRequest | None:
+        """Return the exchange of all changes that the codec has kept back; None: there are none.
+
+        Only where changes of weights travel, of which late ones are as good as others: the sum is
+        what the workers have trained. See the analysis of error feedback by its virtual iterate,
+        Karimireddy et al., ICML 2019.
+        """
+        if self.method.kind is not Kind.DELTA or not self.method.codec.sends_fraction:
+            return None
+        nothing = np.zeros(self.spec.num_parameters, np.float32)
+        packet = self._packer.encode(nothing, self.step + 1, 1.0, self._epoch, keep=1.0)
+        if not packet.blocks:
+            return None
+        self.round.record(0, 0.0)
+        return self._request(packet)
+
     def _request(
         self,
         packet: Packet,
@@ -485,7 +504,11 @@ class WorkerCore:
         return self.method.local.as_gradient(self.weights, values, rate)
 
     def _encode(self, values: Float32, rate: float, figures: ScriptFigures = NO_FIGURES) -> Packet:
-        epoch = self.samples_of_run / self._num_examples if self._num_examples else 0.0
+        step = self.step + 1
         return self._packer.encode(
-            values, self.step + 1, rate, epoch, figures.touched, figures.optimizer
+            values, step, rate, self._epoch, figures.touched, figures.optimizer
         )
+
+    @property
+    def _epoch(self) -> float:
+        return self.samples_of_run / self._num_examples if self._num_examples else 0.0
