@@ -87,6 +87,15 @@ def with_momentum(codec: Codec, momentum: float) -> Codec:
     return codec.with_momentum(momentum) if isinstance(codec, CodecWrapper) else codec
 
 
+def has_momentum(codec: Codec) -> bool:
+    """Return whether a codec keeps a momentum of what it has sent, beside what it has not."""
+    while isinstance(codec, CodecWrapper):
+        if getattr(codec, "carry", None) or getattr(codec, "momentum", None):
+            return True
+        codec = codec.inner
+    return False
+
+
 def coding_of(codec: Codec) -> Codec:
     """Return what a codec's wrappers are around: the one that decides what is sent."""
     while isinstance(codec, CodecWrapper):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.codecs.base import EncodeContext, TouchedRows
+from thinwire.ops.codecs.error_feedback import has_momentum
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
@@ -333,10 +334,12 @@ class WorkerCore:
         """Return the exchange of all changes that the codec has kept back; None: there are none.
 
         Only where changes of weights travel, of which late ones are as good as others: the sum is
-        what the workers have trained. See the analysis of error feedback by its virtual iterate,
-        Karimireddy et al., ICML 2019.
+        what the workers have trained. With momentum the residual holds more than that sum. See the
+        analysis of error feedback by its virtual iterate, Karimireddy et al., ICML 2019.
         """
-        if self.method.kind is not Kind.DELTA or not self.method.codec.sends_fraction:
+        codec = self.method.codec
+        is_sum = self.method.kind is Kind.DELTA and not has_momentum(codec)
+        if not (is_sum and codec.sends_fraction):
             return None
         nothing = np.zeros(self.spec.num_parameters, np.float32)
         packet = self._packer.encode(nothing, self.step + 1, 1.0, self._epoch, keep=1.0)
