@@ -15,6 +15,8 @@ SCALINGS = ("standardize", "unit", "cifar10", "imagenet")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
 INPUT_PIPELINES = ("tfdata", "dali")
 PARTITIONS = ("iid", "contiguous", "class", "dirichlet", "file")
+#: Those of them that need a class of each example.
+BY_CLASS = ("class", "dirichlet")
 PARTS = ("train", "test")
 #: --batch: of scripts, whose the batch size is: the whole run's, or each worker's.
 BATCHES = ("global", "worker")

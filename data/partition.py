@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.data import fractions
-from thinwire.data.choices import PARTITIONS
+from thinwire.data.choices import BY_CLASS, PARTITIONS
 from thinwire.data.fractions import Fractions
 from thinwire.ops.types import ConfigurationError
 
@@ -25,8 +25,6 @@ DIRICHLET_ALPHA = 0.5
 MOST_LABELS = 200
 #: Draws before shares that are too small are filled up instead.
 _MOST_DRAWS = 20
-#: Partitions that need a class of each example.
-BY_CLASS = ("class", "dirichlet")
 #: Separates the draws from those of the other partitions with the same seed.
 _STREAM = 2
 

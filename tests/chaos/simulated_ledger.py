@@ -197,7 +197,7 @@ class Ledger:
                 for key, base, update in entry.pushes
             ]
             fresh.apply(arrivals, entry.oldest_base)
-        fresh.count(core.model.samples)
+        fresh.count(core.model.samples - fresh.samples)
         one, other = fresh.state_dict(soft=False), core.model.state_dict(soft=False)
         for name in FOLLOWS:
             same(one[name], other[name], f"shard {self.number}: {name}")

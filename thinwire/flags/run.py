@@ -16,6 +16,7 @@ from absl import flags
 from thinwire.data.choices import (
     AUGMENTATIONS,
     BATCHES,
+    BY_CLASS,
     DATASETS,
     INPUT_PIPELINES,
     PARTITIONS,
@@ -24,7 +25,6 @@ from thinwire.data.choices import (
 )
 from thinwire.data.defaults import check_preprocessing, reports_top5
 from thinwire.data.fractions import read_fractions
-from thinwire.data.partition import BY_CLASS
 from thinwire.flags import dgt, security
 from thinwire.flags.method import CODEC, GUARDS, METHOD, POLICIES
 from thinwire.models.registry import NETWORKS

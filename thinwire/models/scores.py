@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.types import ConfigurationError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 #: Sums by name, float64 of any shape, over all examples.
-Sums = Mapping[str, NDArray[np.float64]]
+Sums = Mapping[str, "NDArray[np.float64]"]
 #: The right answer is looked for among this many best answers of the model.
 _TOP = 5
 
@@ -117,6 +118,8 @@ def _number_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
 
 
 def _number_values(sums: Sums) -> dict[str, float]:
+    import numpy as np
+
     variation = np.sum(sums["label_squared"] - np.square(sums["label"]) / sums["rows"])
     return {
         "mae": _ratio(sums["absolute"], sums["all"]),
@@ -147,6 +150,8 @@ def _label_set_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
 
 
 def _label_set_values(sums: Sums) -> dict[str, float]:
+    import numpy as np
+
     found, either = sums["found"], sums["wanted"] + sums["given"]
     each = np.divide(2 * found, either, out=np.zeros_like(found), where=either > 0)
     return {

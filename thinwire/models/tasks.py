@@ -2,17 +2,14 @@
 
 `TASKS` has a row for each value of --task; nothing else distinguishes tasks. A new one is a row,
 with a network (`registry`) and a generator of examples (thinwire.data.readers.synthetic) if none
-fits. Keras is imported where it is used: flags and ``--help`` read the table.
+fits. Keras and numpy are imported where they are used: flags and ``--help`` read the table.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from thinwire.data.choices import DATASETS, IN_MEMORY_IMAGES
 from thinwire.models import scores
@@ -20,6 +17,9 @@ from thinwire.models.registry import NETWORKS
 from thinwire.models.scores import ScoreGroup
 from thinwire.ops.run.target import Target
 from thinwire.ops.types import ConfigurationError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CLASSIFICATION = "classification"
 
@@ -46,6 +46,8 @@ class LabelForm:
         Raises:
             ValueError: They are of another form.
         """
+        import numpy as np
+
         if self.are_inputs:
             return inputs
         found = np.asarray(labels)

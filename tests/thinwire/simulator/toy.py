@@ -45,9 +45,11 @@ class ToyTrainer:
 
 def dataset(examples=400):
     """Each "image" is the number of an example of the toy problem."""
+    labels = np.arange(examples) % 4
     return types.SimpleNamespace(
         train_images=np.arange(examples, dtype=np.float32)[:, None],
-        train_labels=np.arange(examples) % 4,
+        train_labels=labels,
+        classes=labels,
         train_file_offsets=None,
     )
 
