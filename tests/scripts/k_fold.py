@@ -16,7 +16,7 @@ keras.utils.set_random_seed(options.seed)
 FOLDS = 3
 rng = np.random.default_rng(options.seed)
 x = rng.normal(size=(4500, 16)).astype("float32")
-y = (np.tanh(x @ rng.normal(size=(16, 12))) @ rng.normal(size=(12, 4))).argmax(axis=1)
+y = (x @ rng.normal(size=(16, 4))).argmax(axis=1)
 
 scores = []
 for fold in range(FOLDS):
@@ -34,7 +34,7 @@ for fold in range(FOLDS):
         metrics=["accuracy"],
     )
     model = thinwire.distribute(model)
-    model.fit(x[~is_test], y[~is_test], batch_size=32, epochs=8, verbose=2)
+    model.fit(x[~is_test], y[~is_test], batch_size=32, epochs=6, verbose=2)
     scores.append(model.evaluate(x[is_test], y[is_test], verbose=0)[1])
 
 print(json.dumps({"metric": "accuracy", "value": float(np.mean(scores))}))
