@@ -251,16 +251,18 @@ def _value(row: dict[str, object]) -> float:
 
 
 def table(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> str:
-    """Return the Markdown table of all scripts."""
+    """Return the Markdown table of the scripts that were measured alone with every seed."""
     lines = [
         f"| script | what it is | metric | alone | {' | '.join(methods)} |",
         f"|---|---|---|---|{'---|' * len(methods)}",
     ]
     for name, path in scripts().items():
         alone = results.series(name, ALONE, seeds)
+        if len(alone) < len(seeds):
+            continue
         what = path.read_text().split('"""')[1].strip().splitlines()[0].rstrip(".")
-        value = f"{statistics.fmean(_value(row) for row in alone):.3f}" if alone else "-"
-        metric = str(alone[0]["metric"]) if alone else "-"
+        value = f"{statistics.fmean(_value(row) for row in alone):.3f}"
+        metric = str(alone[0]["metric"])
         cells = " | ".join(cell(results, name, method, seeds) for method in methods)
         link = f"[{name}](../tests/scripts/{path.name})"
         lines.append(f"| {link} | {what} | {metric} | {value} | {cells} |")
