@@ -56,7 +56,7 @@ def adopted(name, make):
     variable = keras.Variable([[0.5]])
     spec = ModelSpec((TensorSpec("w", (1, 1)), TensorSpec("v", (1, 1))))
     found = describe(make(), [variable, keras.Variable([[0.5]])], paths=["w", "v"])
-    return adopt(method_of(name), Offer(spec, optimizer=found.offer)), spec
+    return adopt(method_of(name), Offer(spec, optimizers=(found.offer,))), spec
 
 
 def where(name, make):

@@ -131,7 +131,7 @@ def _end_process() -> NoReturn:
     os._exit(EXIT_DONE)
 
 
-class EvaluatedScript:
+class ScriptFits:
     """What the evaluators of a script's models have in common.
 
     Attributes:
@@ -146,7 +146,7 @@ class EvaluatedScript:
         self.missing: dict[int, Any] = {}
 
 
-_SCRIPT = EvaluatedScript()
+_SCRIPT = ScriptFits()
 
 
 class FitEvaluator:
@@ -166,7 +166,7 @@ class FitEvaluator:
         run: Run,
         requests: Callable[[Run], EvaluationRequests],
         end_process: Callable[[], NoReturn],
-        script: EvaluatedScript,
+        script: ScriptFits,
     ) -> None:
         self.model, self._run, self._script = model, run, script
         self._requests_of, self._end_process = requests, end_process

@@ -723,6 +723,8 @@ class ModelSession(LeavesOnExit):
         if not self._is_offered:
             self._settings = self._settings_for(optimizer)
         self._step = self._stand_in(optimizer)
+        if self._session is not None and not self._is_offered:  # no phase begins there
+            self._steps = [self._step]
 
     def _settings_for(self, optimizer: Any) -> ScriptSettings:
         """Return the settings, with the compiled optimizer's momentum where the method has one."""

@@ -343,7 +343,7 @@ class WorkerCore:
             return None
         nothing = np.zeros(self.spec.num_parameters, np.float32)
         packet = self._packer.encode(nothing, self.step + 1, 1.0, self._epoch, keep=1.0)
-        if not packet.blocks:
+        if not any(block.values.data.any() for block in packet.blocks):
             return None
         self.round.record(0, 0.0)
         return self._request(packet)

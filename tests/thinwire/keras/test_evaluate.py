@@ -9,7 +9,7 @@ import pytest
 
 from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, plain_model, scripts
 from thinwire import distribute
-from thinwire.keras.evaluate import EvaluatedScript, FitEvaluator
+from thinwire.keras.evaluate import ScriptFits, FitEvaluator
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.settings import ScriptSettings, read_settings
@@ -34,7 +34,7 @@ class ThreadedEvaluator(threading.Thread):
         self.run_settings = read_settings(settings, {"id_worker": 1}, type_node="Worker").run
         self.requests = EvaluationRequests(self.run_settings)
         self.reported, self.script, self.error = [], script, None
-        self.fits = EvaluatedScript()
+        self.fits = ScriptFits()
         report = self.requests.report
         self.requests.report = lambda each: (self.reported.append(each), report(each))
         self.start()
