@@ -190,6 +190,7 @@ def says_hello_in_vain(nodes, words, compression_rate="0.01", **fields):
         ClientSession(f"127.0.0.1:{nodes.port}", pb.Hello(**hello | fields), 1000).open(5.0)
 
 
+@pytest.mark.product
 def test_a_ps_binds_other_addresses_only_when_told(nodes):
     nodes.start("ps", "--type_node=PS", "--ip_PS=0.0.0.0")
     ends_with(nodes, "ps", 2, "--insecure", "0.0.0.0")

@@ -35,6 +35,7 @@ def flags(tmp_path):
     return (f"--model={tmp_path / 'normed.py'}", "--learning_rate=0.1", "--batch_size=20")
 
 
+@pytest.mark.product
 def test_what_workers_normalise_by_is_what_is_evaluated_and_saved(nodes, flags):
     # Of the two shards the first alone holds the statistics.
     nodes.cluster(2, "--method=asgd", "--iter_max=200", *flags, nb_ps=2, supervisor=True)

@@ -38,6 +38,7 @@ def test_bsp_by_a_ring_is_bsp_by_the_ps(tmp_path):
     np.testing.assert_allclose(by_ring["theta"], by_ps["theta"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.product
 def test_a_ring_closes_around_a_killed_worker(nodes):
     nodes.cluster(
         3, "--method=bsp", "--collective=ring", "--collective_sync_every=5", "--iter_max=400"

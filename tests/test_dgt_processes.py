@@ -11,6 +11,7 @@ def both_push(status):
     return all(worker.pushes >= 20 for worker in status.workers) and len(status.workers) == 2
 
 
+@pytest.mark.product
 def test_a_worker_and_a_shard_are_killed_and_come_back(nodes):
     nodes.nb_ps, other = 2, free_port()
     hosts = f"127.0.0.1:{nodes.port},127.0.0.1:{other}"

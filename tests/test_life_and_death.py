@@ -12,6 +12,7 @@ pytestmark = pytest.mark.timeout(150)
 LONG = pytest.mark.product
 
 
+@pytest.mark.product
 def test_three_roles_by_hand_in_any_order(nodes):
     nodes.common = (*nodes.common, "--nb_workers=2", "--method=asgd", "--iter_max=300")
     nodes.supervisor()
@@ -86,6 +87,7 @@ def test_the_supervisor_may_die_and_return(nodes):
         assert len(numbers) - worker["pushes"] in (0, 1)  # the last one may come after the end
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(
     "method", ["adacomp", pytest.param("bsp", marks=LONG), pytest.param("esync", marks=LONG)]
 )
@@ -120,6 +122,7 @@ def test_ctrl_c_ends_a_cluster_cleanly_and_the_same_command_resumes(nodes):
     assert "finished" in nodes.output("again")
 
 
+@pytest.mark.product
 def test_two_shards_serve_one_run(nodes):
     nodes.cluster(2, "--method=adacomp", "--iter_max=400", nb_ps=2, supervisor=True)
     assert [nodes.wait(name) for name in nodes.processes] == [0] * 5

@@ -316,6 +316,7 @@ def test_nodes_by_command_and_a_script_with_distribute_train_together(home):
     assert home.traces("script") == 1
 
 
+@pytest.mark.product
 @pytest.mark.processes
 @pytest.mark.timeout(200)
 def test_the_other_commands_of_the_wheel(home):
@@ -340,6 +341,7 @@ pathlib.Path("code.tar.gz").write_bytes(ssh.pack({}))
 """
 
 
+@pytest.mark.product
 @pytest.mark.processes
 def test_an_installed_package_is_copied_to_hosts_that_lack_it(home, tmp_path):
     (home.folder / "pack.py").write_text(PACK)

@@ -31,6 +31,7 @@ def load_data():
 """
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(
     ("task", "target", "names"),
     [

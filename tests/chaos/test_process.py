@@ -25,6 +25,7 @@ def kill(folder, method, kills, nb_ps, seed):
         cast.close()
 
 
+@pytest.mark.product
 def test_a_shard_that_is_killed_three_times(tmp_path):
     summary, trial = kill(tmp_path, "adacomp", kills=3, nb_ps=1, seed=3)
     assert len(trial.kills) == 3

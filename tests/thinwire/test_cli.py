@@ -116,7 +116,7 @@ def test_the_package_is_not_run_by_its_path():
 
 
 @pytest.mark.processes  # its time is measured: nothing else may run
-@pytest.mark.parametrize("command", ["run", "cluster", "doctor", "main.py"])
+@pytest.mark.parametrize("command", ["run", "main.py"])
 def test_help_is_instant(command):
     how = (command,) if command == "main.py" else ("-m", "thinwire", command)
     best, result = float("inf"), None

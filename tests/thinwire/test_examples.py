@@ -57,6 +57,7 @@ def _compare(name, method, *arguments, python=sys.executable, run_dir=None):
     assert min(finished.values) >= alone - MARGIN, (alone, finished.values)
 
 
+@pytest.mark.product
 @pytest.mark.processes
 def test_a_table_alone_and_on_two_workers():
     _compare("tabular", "bsp", "--epochs=4")
@@ -144,6 +145,7 @@ def test_what_the_page_shows_is_run_somewhere():
     assert [line for line in lines if line not in run] == []
 
 
+@pytest.mark.product
 @pytest.mark.processes
 def test_two_loops_train_one_model(tmp_path):
     flags = (f"--port={free_port()}", "--nb_workers=2", "--method=dgs", "--learning_rate=0.03")

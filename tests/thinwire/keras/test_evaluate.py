@@ -9,7 +9,7 @@ import pytest
 
 from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, plain_model, scripts
 from thinwire import distribute
-from thinwire.keras.evaluate import ScriptFits, FitEvaluator
+from thinwire.keras.evaluate import FitEvaluator, ScriptFits
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.settings import ScriptSettings, read_settings

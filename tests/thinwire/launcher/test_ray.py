@@ -22,6 +22,7 @@ def test_without_ray_it_says_so(monkeypatch):
         ray._connect()
 
 
+@pytest.mark.product
 @needs_ray
 @pytest.mark.parametrize(
     "number",

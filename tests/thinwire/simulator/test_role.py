@@ -31,6 +31,7 @@ def simulate(folder, *flags, code=0):
     return said
 
 
+@pytest.mark.product
 @pytest.mark.processes
 def test_a_simulated_run_leaves_what_a_real_one_does_and_the_same_twice(tmp_path):
     for name in ("one", "two"):
