@@ -15,6 +15,7 @@ from thinwire.flags.run import read_run
 from thinwire.ops.offer import Described, Offer, OptimizerOffer, read_offer
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps import flags as ps_flags
+from thinwire.ps.core import events
 from thinwire.ps.initial_model import model_of_offer
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.role import ShardProcess, start_offered
@@ -137,8 +138,8 @@ class OfferedRun:
     def close(self):
         for stage in self.stages.values():
             stage.interrupt()
-        for shard in self.shards.values():
-            shard.interrupt()
+        for shard in self.shards.values():  # an interrupted one would wait for workers to leave
+            shard.server.queue.put(events.Stop("finished"))
         for thread in self.threads:
             thread.join(20)
             assert not thread.is_alive()
