@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import secrets
 import threading
@@ -25,7 +24,7 @@ from thinwire.proto.grpc.session import (
     rhythm,
 )
 from thinwire.supervisor.evaluator import ModelFetcher, ModelView
-from thinwire.supervisor.shard_stream import ShardStream
+from thinwire.supervisor.shard_stream import ShardStream, open_streams
 
 #: Nothing large comes on the stream of requests.
 _MOST_BYTES = 1 << 16
@@ -208,7 +207,8 @@ class CentralModel:
         self._run, self._run_id, self._phase = run, run_id, phase
         self._shards: list[ShardStream] = []
         self._closing = threading.Event()
-        self._limits = [payload_limit(layout, num_statistics) for layout in layouts]
+        limits = (payload_limit(layout, num_statistics) for layout in layouts)
+        self._diallers = [self._dialler(number, limit) for number, limit in enumerate(limits)]
         in_step = len(run.method.sync.groups) == 1
         self._fetcher = ModelFetcher(spec, layouts, num_statistics, in_step)
 
@@ -240,14 +240,10 @@ class CentralModel:
         for shard in self._shards:
             shard.session.close(0.0)
         self._shards = []
-        with contextlib.ExitStack() as opened:
-            for number, limit in enumerate(self._limits):
-                session = self._dial(number, limit)
-                opened.callback(session.close, 0.0)
-                self._shards.append(ShardStream(session, queue.SimpleQueue()))
-            opened.pop_all()
+        patience = self._run.reconnect_timeout_seconds
+        self._shards = open_streams(self._diallers, patience, queue.SimpleQueue())
 
-    def _dial(self, number: int, limit: int) -> ClientSession:
+    def _dialler(self, number: int, limit: int) -> Dialler:
         address, credentials = self._run.addresses[number], self._run.credentials
 
         def make() -> ClientSession:
@@ -255,8 +251,7 @@ class CentralModel:
             hello.phase = self._phase
             return ClientSession(address, hello, limit, credentials=credentials)
 
-        dialler = Dialler(f"the PS at {address}", make, self._closing, (pb.REASON_STARTING,))
-        return dialler.dial(self._run.reconnect_timeout_seconds)[0]
+        return Dialler(f"the PS at {address}", make, self._closing, (pb.REASON_STARTING,))
 
 
 def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0) -> pb.Hello:

@@ -49,7 +49,7 @@ from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.supervisor.instruments import collect
 from thinwire.supervisor.recorder import Recorder
 from thinwire.supervisor.script_evaluator import ScriptEvaluator
-from thinwire.supervisor.shard_stream import Batches, ShardStream
+from thinwire.supervisor.shard_stream import Batches, ShardStream, open_streams
 
 if TYPE_CHECKING:
     from thinwire.supervisor.scorer import ModelScorer
@@ -165,19 +165,13 @@ class _Watcher:
         Raises:
             Unreachable, RequestRejected: A shard does not answer, or rejects this Supervisor.
         """
-        shards: list[ShardStream] = []
-        for dialler in self._diallers:
-            try:
-                session, welcome = dialler.dial(self.run.reconnect_timeout_seconds)
-            except (Unreachable, RequestRejected):
-                for shard in shards:
-                    shard.session.close(0.0)
-                raise
-            self.run_id = welcome.run_id
-            shards.append(ShardStream(session, self.rounds))
-        self.shards = shards
+        patience = self.run.reconnect_timeout_seconds
+        self.shards = open_streams(self._diallers, patience, self.rounds, self._note_welcome)
         if self.script_evaluator is not None:
             self._offer_evaluator(self.script_evaluator.why_not)
+
+    def _note_welcome(self, welcome: pb.Welcome) -> None:
+        self.run_id = welcome.run_id  # which the next Hello names
 
     def _offer_evaluator(self, why_not: str) -> None:
         """Let shard 0 know whether there will be an evaluator, or why not."""

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+from collections.abc import Callable, Iterable
 
 from absl import logging
 
 from thinwire.ops.telemetry import run_status
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost
-from thinwire.proto.grpc.session import ClientSession
+from thinwire.proto.grpc.session import ClientSession, Dialler
 
 #: Batches of rounds as they arrive: worker, document.
 Batches = queue.SimpleQueue[tuple[int, str]]
+
+
+def open_streams(
+    diallers: Iterable[Dialler],
+    patience_seconds: float,
+    rounds: Batches,
+    on_welcome: Callable[[pb.Welcome], None] = lambda welcome: None,
+) -> list[ShardStream]:
+    """Join every shard, patiently, one after the other.
+
+    Args:
+        diallers: Of all shards.
+        patience_seconds: For each.
+        rounds: Where batches of rounds go.
+        on_welcome: Called with each shard's, before the next one is dialled.
+
+    Raises:
+        Unreachable, RequestRejected: A shard does not answer, or rejects this client; no stream is
+            left open.
+    """
+    with contextlib.ExitStack() as opened:
+        streams = []
+        for dialler in diallers:
+            session, welcome = dialler.dial(patience_seconds)
+            opened.callback(session.close, 0.0)
+            on_welcome(welcome)
+            streams.append(ShardStream(session, rounds))
+        opened.pop_all()
+    return streams
 
 
 class ShardStream:

@@ -17,7 +17,7 @@ from absl import logging
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.codecs import Codec
 from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.codecs.error_feedback import CodecWrapper
+from thinwire.ops.codecs.error_feedback import wrappers_of
 from thinwire.ops.codecs.wrappers import WarmUp
 from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.slots import SCALE_STREAK, OptimizerState, OwnSlots, whole_values
@@ -319,10 +319,15 @@ class Session:
         """Return this worker's part of a training set; see `part_of`."""
         return part_of(self.settings, data)
 
-    def assign(self) -> None:
-        """Write weights and averaged statistics into the model."""
-        self.variables.assign(self.weights)
-        self.statistics.assign(self.means)
+    def assign(self, values: tuple[Float32, Float32] | None = None) -> None:
+        """Write weights and averaged statistics into the model.
+
+        Args:
+            values: [num_parameters] and [m]; None: this worker's own.
+        """
+        weights, statistics = (self.weights, self.means) if values is None else values
+        self.variables.assign(weights)
+        self.statistics.assign(statistics)
 
     @property
     def takes_weights(self) -> bool:
@@ -510,9 +515,8 @@ def part_of(settings: ScriptSettings, data: Sequence[Any]) -> Any:
 
 def needed_size(codec: Codec, num_train: int | None) -> int:
     """Return the size of the training set, 0 where no codec needs it."""
-    while isinstance(codec, CodecWrapper) and not isinstance(codec, WarmUp):
-        codec = codec.inner
-    if isinstance(codec, WarmUp) and not num_train:
+    warms_up = any(isinstance(wrapper, WarmUp) for wrapper in wrappers_of(codec))
+    if warms_up and not num_train:
         raise ConfigurationError(
             f"num_train={num_train}: the codec sends more in the first epochs, so it must know how "
             "large the whole training set is; give num_train, or warmup_epochs=0 to all nodes."

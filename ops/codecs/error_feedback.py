@@ -7,7 +7,7 @@ inner one's: lists with one flat array for each tensor.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.codecs.base import Codec, EncodeContext, check_finite
@@ -76,6 +76,11 @@ class CodecWrapper:
         """Let the inner codec take back what did not arrive."""
         return state | {"inner": self.inner.undelivered(packet, state["inner"])}
 
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether the state holds a momentum of what was sent, beside what was not."""
+        return False
+
     def with_momentum(self, momentum: float) -> CodecWrapper:
         """Return the codec with this momentum where one was left open."""
         inner = with_momentum(self.inner, momentum)
@@ -87,19 +92,17 @@ def with_momentum(codec: Codec, momentum: float) -> Codec:
     return codec.with_momentum(momentum) if isinstance(codec, CodecWrapper) else codec
 
 
-def has_momentum(codec: Codec) -> bool:
-    """Return whether a codec keeps a momentum of what it has sent, beside what it has not."""
+def wrappers_of(codec: Codec) -> Iterator[CodecWrapper]:
+    """Yield a codec's wrappers, the outermost first."""
     while isinstance(codec, CodecWrapper):
-        if getattr(codec, "carry", None) or getattr(codec, "momentum", None):
-            return True
+        yield codec
         codec = codec.inner
-    return False
 
 
 def coding_of(codec: Codec) -> Codec:
     """Return what a codec's wrappers are around: the one that decides what is sent."""
-    while isinstance(codec, CodecWrapper):
-        codec = codec.inner
+    for wrapper in wrappers_of(codec):
+        codec = wrapper.inner
     return codec
 
 
@@ -131,6 +134,11 @@ class ErrorFeedback(CodecWrapper):
         """Refuse a momentum that does not decay."""
         if self.carry is not None and not 0 <= self.carry < 1:
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
+
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether a part of what was sent stays in the residual."""
+        return bool(self.carry)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return a residual of zeros."""
@@ -193,6 +201,11 @@ class MomentumCorrection(CodecWrapper):
         """Refuse a momentum that does not decay."""
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--dgc_momentum={self.momentum}: expected 0 <= momentum < 1.")
+
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether there is a velocity."""
+        return bool(self.momentum)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return a velocity of zeros."""

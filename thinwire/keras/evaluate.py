@@ -24,6 +24,7 @@ from absl import logging
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
+from thinwire.keras.plan import is_built
 from thinwire.keras.reports import fill_history, variables_of
 from thinwire.keras.saving import is_own_file
 from thinwire.models.flat_model import FlatVariables, moving_statistics
@@ -390,7 +391,7 @@ class FitEvaluator:
 
 def _build(model: Any, arguments: dict[str, Any]) -> None:
     """Let a first batch create the variables of a model that has none yet."""
-    if all(layer.built for layer in model._flatten_layers()):
+    if is_built(model):
         return
     names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
     iterator = TFEpochIterator(

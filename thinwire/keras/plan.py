@@ -158,6 +158,11 @@ class StepRecorder:
         return StepPlan(tuple(self._steps.values()))
 
 
+def is_built(model: Any) -> bool:
+    """Return whether a model's variables exist."""
+    return all(layer.built for layer in model._flatten_layers())
+
+
 def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
     """Trace a train_step for mini-batches of this form; it creates variables that there are not.
 

@@ -30,6 +30,7 @@ from thinwire.keras.plan import (
     Pairs,
     PlannedStep,
     StepPlan,
+    is_built,
     named,
     take_first,
     try_eagerly,
@@ -435,8 +436,12 @@ class ModelSession(LeavesOnExit):
     def is_evaluated_elsewhere(self) -> bool:
         """Whether `fit` takes over what the Supervisor's evaluator finds, as all workers do."""
         is_launched = self._settings is not None and self._settings.is_launched
-        takes_part = self._barriers is not None and not self.stopped and not self._is_behind
-        return is_launched and self._in_fit and takes_part
+        return is_launched and self._in_fit and self._takes_part
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether this script's fits are those that all scripts are in."""
+        return self._barriers is not None and not self.stopped and not self._is_behind
 
     def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the metrics of the validation data at the end of the present epoch.
@@ -474,8 +479,7 @@ class ModelSession(LeavesOnExit):
 
     def _report_fit(self) -> None:
         """Report a `fit` of a run that has a Supervisor of ours."""
-        takes_part = self._barriers is not None and not self.stopped and not self._is_behind
-        if self._session is not None and self._barriers is not None and takes_part:
+        if self._session is not None and self._barriers is not None and self._takes_part:
             fit = describe_fit(self.model, self.variables, self._session.part.core.layouts)
             fit.validates, fit.phase = self._validates, self._session.phase
             self._barriers.begin_fit(fit)
@@ -570,9 +574,7 @@ class ModelSession(LeavesOnExit):
             return
         state = self._fetch(session, weights=True)
         if state is not None:
-            weights, statistics = state.weights()
-            session.variables.assign(weights)
-            session.statistics.assign(statistics)
+            session.assign(state.weights())
             self._has_slots = self._fill_slots(session, state)
 
     def _fetch(self, session: Session, weights: bool = False) -> CentralState | None:
@@ -633,6 +635,13 @@ class ModelSession(LeavesOnExit):
             if ended is not None:
                 self._raise_if_broken(ended.cause, ended.message)
 
+    @property
+    def _present(self) -> Session | None:
+        """The session, unless the run has ended, or this model has no part in it now."""
+        session = self._session
+        is_absent = session is None or session.stopped or self._succeeds or self._has_left
+        return None if is_absent else session
+
     @contextlib.contextmanager
     def central(self) -> Iterator[None]:
         """Have weights, statistics and the optimizer as they are on the shards, in mid-`fit`.
@@ -640,31 +649,27 @@ class ModelSession(LeavesOnExit):
         Afterwards this worker goes on with its own weights. Weights that a callback has put into
         the model stay there.
         """
-        session = self._session
-        is_absent = session is None or session.stopped or self._succeeds
-        if session is None or is_absent or not self._in_fit or self._has_left:
+        session = self._present
+        if session is None or not self._in_fit:
             yield
             return
-        own, means = session.variables.read(), session.statistics.read()
-        is_own = _is_like(own, session.weights)
+        own = session.variables.read(), session.statistics.read()
+        is_own = _is_like(own[0], session.weights)
         state = self._fetch(session, weights=True) if is_own else None
         if state is None:
             yield
             return
-        weights, statistics = state.weights()
-        session.variables.assign(weights)
-        session.statistics.assign(statistics)
+        session.assign(state.weights())
         self._fill_slots(session, state)
         try:
             yield
         finally:
-            session.variables.assign(own)
-            session.statistics.assign(means)
+            session.assign(own)
 
     def refresh_averages(self) -> None:
         """Let the compiled optimizer have the PS's moving averages of the weights, in mid-`fit`."""
-        session = self._session
-        if session is None or self._has_left or session.stopped or self._succeeds:
+        session = self._present
+        if session is None:
             return
         averages = any(step.inner.use_ema for step in self._steps)
         if averages and (state := self._fetch(session)) is not None:
@@ -866,8 +871,7 @@ class ModelSession(LeavesOnExit):
         """
         if not self._is_standard:
             return True
-        is_built = all(layer.built for layer in self.model._flatten_layers())
-        return not (is_built or self.model.run_eagerly)
+        return not (is_built(self.model) or self.model.run_eagerly)
 
     def _try_out(self, attempt: Callable[[Callable[[Any], Any], Any], None], data: Any) -> StepPlan:
         """Return what a train_step does, without doing it.
@@ -1324,8 +1328,7 @@ class ModelSession(LeavesOnExit):
             return
         step = self._steps[0]
         if step.rate is not None and float(step.rate.numpy()) == np.float32(step.known_rate):
-            step.known_rate = session.part.core.learning_rate
-            step.assign_rate(step.known_rate)
+            step.adopt_rate(session.part.core.learning_rate)
 
     def _adopt_rate(self, session: Session, step: ExchangeStep) -> None:
         """Go on with the server's learning rate, unless the script has set one since `compile`."""
@@ -1335,8 +1338,7 @@ class ModelSession(LeavesOnExit):
         if abs(now - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate):
             return
         warn_of_other_rate("the optimizer's learning_rate", now, session)
-        step.known_rate = session.part.core.learning_rate
-        step.assign_rate(step.known_rate)
+        step.adopt_rate(session.part.core.learning_rate)
 
     def _seed_apart(self, id_worker: int) -> None:
         """Let Dropout and the like draw otherwise than those of other workers do.

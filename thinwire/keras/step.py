@@ -216,6 +216,11 @@ class ExchangeStep:
         if self.rate is not None:
             self.rate.assign(rate)
 
+    def adopt_rate(self, rate: float) -> None:
+        """Go on with the server's learning rate."""
+        self.known_rate = rate
+        self.assign_rate(rate)
+
     @property
     def inner(self) -> Any:
         """The optimizer without a loss scaling around it."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.codecs.base import EncodeContext, TouchedRows
-from thinwire.ops.codecs.error_feedback import has_momentum
+from thinwire.ops.codecs.error_feedback import wrappers_of
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
@@ -338,8 +338,8 @@ class WorkerCore:
         analysis of error feedback by its virtual iterate, Karimireddy et al., ICML 2019.
         """
         codec = self.method.codec
-        is_sum = self.method.kind is Kind.DELTA and not has_momentum(codec)
-        if not (is_sum and codec.sends_fraction):
+        has_momentum = any(wrapper.keeps_momentum for wrapper in wrappers_of(codec))
+        if self.method.kind is not Kind.DELTA or has_momentum or not codec.sends_fraction:
             return None
         nothing = np.zeros(self.spec.num_parameters, np.float32)
         packet = self._packer.encode(nothing, self.step + 1, 1.0, self._epoch, keep=1.0)

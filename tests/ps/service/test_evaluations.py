@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.ps.service.test_run_control import Script
-from tests.ps.streams import Shard, Stream, frame
+from tests.ps.service.test_run_control import ControlStream, Script
+from tests.ps.streams import Shard
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security.credentials import PART_OF_SUPERVISOR, part_of
@@ -16,7 +16,6 @@ from thinwire.ps.service.evaluations import (
     ForScript,
     ForSupervisors,
 )
-from thinwire.ps.service.stream_reader import StreamReader
 
 LEASE = 10.0
 
@@ -209,22 +208,13 @@ def test_a_time_in_which_the_process_stood_still_does_not_count():
 # -- at a real server ---------------------------------------------------------------------------
 
 
-class Observer:
-    """An open stream of a Supervisor or an evaluator."""
+class Observer(ControlStream):
+    """Of a Supervisor or an evaluator."""
 
     def __init__(self, shard, role, **fields):
-        self.shard, self.stream = shard, Stream(shard.server)
-        self.reader = StreamReader(shard.server, shard.server.decoder, self.stream)
         version = messages.PROTOCOL_VERSION
-        self.send(hello=pb.Hello(protocol_version=version, role=role, num_shards=1, **fields))
-
-    def send(self, **body):
-        self.is_open = self.reader.receive(frame(**body))
-        self.shard.server.run_until(self.shard.server.queue.empty)
-        return self
-
-    def last(self, body):
-        return self.stream.last(body)[0]
+        hello = pb.Hello(protocol_version=version, role=role, num_shards=1, **fields)
+        super().__init__(shard, hello)
 
 
 def test_a_run_with_a_supervisor_and_an_evaluator():

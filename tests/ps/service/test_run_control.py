@@ -15,13 +15,13 @@ def hello(worker, **fields):
     return pb.Hello(protocol_version=messages.PROTOCOL_VERSION, **{**given, **fields})
 
 
-class Script:
-    """An open control stream."""
+class ControlStream:
+    """An open stream to a shard, of a client without part in the updates."""
 
-    def __init__(self, server, worker, **fields):
-        self.shard, self.stream = server, Stream(server.server)
-        self.reader = StreamReader(server.server, server.server.decoder, self.stream)
-        self.send(hello=hello(worker, **fields))
+    def __init__(self, shard, first):
+        self.shard, self.stream = shard, Stream(shard.server)
+        self.reader = StreamReader(shard.server, shard.server.decoder, self.stream)
+        self.send(hello=first)
 
     def send(self, **body):
         self.is_open = self.reader.receive(frame(**body))
@@ -30,6 +30,13 @@ class Script:
 
     def last(self, body):
         return self.stream.last(body)[0]
+
+
+class Script(ControlStream):
+    """Of a worker's script."""
+
+    def __init__(self, server, worker, **fields):
+        super().__init__(server, hello(worker, **fields))
 
 
 def test_scripts_meet_and_finish():

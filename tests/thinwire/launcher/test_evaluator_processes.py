@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command, processes, wait_until
+from tests.thinwire.launcher.test_run_processes import Command, commands, processes, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
 
@@ -63,19 +63,8 @@ class Validating(Command):
 
 @pytest.fixture
 def command(tmp_path):
-    """Start commands, and see to it that nothing of them is left."""
-    started = []
-
-    def start(*arguments):
-        started.append(Validating(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait()
-    run_dir = str(tmp_path / "run")
-    wait_until(lambda: not [words for _, words in processes() if run_dir in str(words)], 40)
+    with commands(Validating, tmp_path) as start:
+        yield start
 
 
 def test_all_workers_have_the_values_of_the_central_weights(command):

@@ -1,5 +1,6 @@
 """`thinwire run` with real processes: a toy script on two workers, to its end and to others."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -102,13 +103,13 @@ def wait_until(condition, seconds=90.0):
         threading.Event().wait(0.05)
 
 
-@pytest.fixture
-def command(tmp_path):
-    """Start commands, and see to it that nothing of them is left."""
+@contextlib.contextmanager
+def commands(kind, tmp_path):
+    """Start commands of a kind, and see to it that nothing of them is left."""
     started = []
 
     def start(*arguments):
-        started.append(Command(tmp_path, *arguments))
+        started.append(kind(tmp_path, *arguments))
         return started[-1]
 
     yield start
@@ -117,6 +118,12 @@ def command(tmp_path):
         each.process.wait()
     run_dir = str(tmp_path / "run")
     wait_until(lambda: not [words for _, words in processes() if run_dir in str(words)], 40)
+
+
+@pytest.fixture
+def command(tmp_path):
+    with commands(Command, tmp_path) as start:
+        yield start
 
 
 def test_a_script_trains_to_its_end_once(command, tmp_path):
