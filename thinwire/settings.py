@@ -228,7 +228,9 @@ def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> Script
     Raises:
         ConfigurationError: A word that contradicts the launcher's flags.
     """
-    values, own = _new_values("Worker", _LAUNCHED_TOPICS), _new_values("Worker")
+    # The evaluator has the Supervisor's certificate.
+    values = _new_values("Supervisor" if launched.evaluates else "Worker", _LAUNCHED_TOPICS)
+    own = _new_values("Worker")
     _parse(values, launched.flags)
     _parse(own, words)
     given = frozenset(name for name in _OPTIONS if own[name].present)
@@ -350,7 +352,12 @@ def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.Flag
     """Return all flags with their defaults, apart from those of the process."""
     values = flags.FlagValues()
     flags.DEFINE_enum(
-        "type_node", type_node, ["PS", "Worker"], "", flag_values=values, module_name="Run"
+        "type_node",
+        type_node,
+        ["PS", "Worker", "Supervisor"],
+        "",
+        flag_values=values,
+        module_name="Run",
     )
     values["type_node"].present = 1  # TF_CONFIG may number this node, not choose its role
     define(*topics, flag_values=values)

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from thinwire.ops.run.script_settings import SETTINGS_VARIABLE, write_settings
+from tests.certificates import Papers
+from thinwire.ops.run.script_settings import EVALUATES, SETTINGS_VARIABLE, write_settings
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.settings import read_settings, source_of
 
@@ -59,6 +60,19 @@ def test_a_method_of_changes_steps_on_the_workers(launched):
     launched("--method=dgs")
     method = read().run.method
     assert method.kind is Kind.DELTA and method.local.brings_weights
+
+
+def test_the_evaluator_has_the_supervisor_s_certificate(monkeypatch, tmp_path):
+    papers = Papers()
+    for name, issued in papers.by_name.items():
+        papers.write(tmp_path, name, issued)
+    own = f"--tls_cert={tmp_path}/{{node}}.crt", f"--tls_key={tmp_path}/{{node}}.key"
+    words = [word for word in WORDS if not word.startswith(("--type_node", "--id_worker"))]
+    words += [f"--run_dir={tmp_path}", *own, f"--tls_ca={tmp_path}/ca.crt", EVALUATES]
+    path = write_settings(tmp_path, "evaluator", words, ["train.py"])
+    monkeypatch.setenv(SETTINGS_VARIABLE, str(path))
+    credentials = read().run.credentials
+    assert credentials.certificate == (tmp_path / "supervisor-0.crt").read_bytes()
 
 
 def test_a_script_takes_its_data_as_it_likes(launched):

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
 def _absolute(word: str) -> str:
     """Return a flag that names a file with its whole path: the script may go elsewhere."""
     name, equals, value = word.partition("=")
-    is_path = name == "--run_dir" or name.endswith("_file")
+    is_path = name == "--run_dir" or name.endswith("_file") or name.startswith("--tls_")
     return f"{name}={os.path.abspath(value)}" if is_path and equals else word
 
 

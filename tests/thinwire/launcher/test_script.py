@@ -14,7 +14,7 @@ from tests.nodes import MAIN
 from thinwire.launcher import program
 from thinwire.launcher.failures import Failure
 
-FLAGS = ("--seed=3", "--id_worker=2", "--run_dir=run", "--worker_threads=1")
+FLAGS = ("--seed=3", "--id_worker=2", "--run_dir=run", "--worker_threads=1", "--tls_ca=ca.crt")
 #: Ends as if something had been exchanged.
 TRAINED = """
 from thinwire.worker.script import RECORD
@@ -81,7 +81,8 @@ print(oct(stat.S_IMODE(os.stat(path).st_mode)), open(path).read())
     mode, _, document = out.splitlines()[0].partition(" ")
     found = json.loads(document)
     assert (code, mode, found["script"]) == (0, "0o600", ["sub/mine.py"])
-    assert f"--run_dir={tmp_path.resolve()}/run" in found["flags"]
+    whole = {f"--run_dir={tmp_path.resolve()}/run", f"--tls_ca={tmp_path.resolve()}/ca.crt"}
+    assert whole <= {*found["flags"]}, "the script may change its folder"
     folder = tmp_path / "run" / "settings"
     assert not list(folder.iterdir()) and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
