@@ -28,24 +28,30 @@ _IN_PROPORTION = ("sgd", "momentum", "script")
 
 
 def check_model(model: Any) -> None:
-    """Refuse what cannot be trained by exchanges at all.
+    """Refuse what is no Keras model. Raises ConfigurationError."""
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(
+            f"distribute() was given a {type(model).__name__}; expected a keras.Model."
+        )
+
+
+def check_exchanges(model: Any) -> None:
+    """Refuse a model that cannot be trained by exchanges at all.
 
     Raises:
-        ConfigurationError: Another backend, no Keras model, or several replicas.
+        ConfigurationError: Another backend, or variables that tf.distribute has made.
     """
     if keras.backend.backend() != "tensorflow":
         raise ConfigurationError(
             f"Keras runs on {keras.backend.backend()}; expected KERAS_BACKEND=tensorflow."
         )
-    if not isinstance(model, keras.Model):
+    strategy = getattr(model, "_distribute_strategy", None)
+    if strategy is not None:
         raise ConfigurationError(
-            f"distribute() was given a {type(model).__name__}; expected a keras.Model."
-        )
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1:
-        raise ConfigurationError(
-            f"the model has {replicas} replicas by tf.distribute; expected one device a worker. "
-            "Start a worker for each."
+            f"{model.name!r} was made in the scope of a {type(strategy).__name__} of tf.distribute "
+            f"({strategy.num_replicas_in_sync} replicas); expected none: a worker trains on one "
+            "device, and the exchange takes the strategy's place. Leave `with strategy.scope():` "
+            "out, and start a worker for each device."
         )
 
 

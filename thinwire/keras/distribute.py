@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from thinwire.identity import note_settings
-from thinwire.keras.checks import check_model
+from thinwire.keras.checks import check_exchanges, check_model
 from thinwire.keras.evaluate import evaluate_fit
 from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
@@ -83,13 +83,16 @@ def _distribute_model(
     if getattr(model, "thinwire", None) is not None:
         raise ConfigurationError("distribute() was called twice on a model; expected once.")
     launched = read_settings_file(os.environ)
+    is_alone = source_of(args, settings) is None
+    if not is_alone:
+        check_exchanges(model)
     if launched is not None and launched.measured_to:
         model.thinwire = ModelSession(model)
         measure_fit(model, pathlib.Path(launched.measured_to))
     elif launched is not None and launched.evaluates:
         model.thinwire = ModelSession(model)
         evaluate_fit(model, read_settings(args, settings, type_node="Worker").run)
-    elif source_of(args, settings) is None:
+    elif is_alone:
         model.thinwire = ModelSession(model)
     else:
         _new_session(model, args, num_train, settings)
@@ -113,6 +116,8 @@ def _distribute_optimizer(
         if launched is not None and launched.evaluates:
             optimizer.apply = lambda *given, **named: None
         return
+    for each in models:
+        check_exchanges(each)
     session = _session_of(models, args, num_train, settings)
     for each in models:
         if getattr(each, "thinwire", None) is None:

@@ -389,7 +389,7 @@ class ModelSession(LeavesOnExit):
 
     def _build_optimizer(self) -> None:
         """Create the variables of the compiled optimizer, where it steps all of the model's."""
-        if self._step is not None:
+        if self._step is not None and is_built(self.model):  # else some of them are still to come
             self._step.build(self.model.trainable_variables)
 
     def begin_batch(self) -> None:
@@ -498,7 +498,8 @@ class ModelSession(LeavesOnExit):
             step = self._steps[number]
             number = 0 if self.takes_weights else number
             figures = ScriptFigures(loss_scale=session.loss_scale, optimizer=number)
-            self._try_step(step, nothing, 0, 0.0, session.means.copy(), step.known_rate, figures)
+            means, held = session.means.copy(), session.weights
+            self._try_step(step, held, nothing, 0, 0.0, means, step.known_rate, figures)
         session.assign()
 
     def raise_failure(self) -> None:
@@ -555,6 +556,7 @@ class ModelSession(LeavesOnExit):
                 "train_step never reached an optimizer, so this worker trained alone. Expected "
                 "self.optimizer.apply_gradients(...), or that of another optimizer, in each step."
             )
+        set_here = self._weights_set_here()
         if self._session is not None and self._is_offered:
             self._finish_rounds(self._session)
             self._take_final(self._session)
@@ -564,8 +566,18 @@ class ModelSession(LeavesOnExit):
             if not self._is_behind:
                 state = self._fetch(self._session)
                 self._has_slots = state is not None and self._fill_slots(self._session, state)
+        if self._session is not None and set_here is not None and not self.stopped:
+            self._session.variables.assign(set_here)
         if self.stopped:
             logging.info("fit ended with the run (%s)", self.stop_reason or "interrupted")
+
+    def _weights_set_here(self) -> Float32 | None:
+        """Return the model's weights [n] if a callback has set them after the last step."""
+        session = self._session
+        if session is None or not self._is_offered or session.stopped or self._is_behind:
+            return None
+        held = session.variables.read()
+        return None if _is_like(held, session.weights) else held
 
     def _take_final(self, session: Session) -> None:
         """Take over what a run has ended with, while its shards wait for this worker to leave."""
@@ -1018,6 +1030,11 @@ class ModelSession(LeavesOnExit):
         session = self._session
         if session is None or self._in_fit or not self._in_loop or self._failure is not None:
             return
+        if not session.stopped:
+            held = session.variables.read()
+            if self.takes_weights and not _is_like(held, session.weights):
+                return  # the script has set them; they travel with its next step
+            self._check_held(session, held)
         self._finish_rounds(session)
         with self._lock:
             if not session.stopped:
@@ -1072,6 +1089,7 @@ class ModelSession(LeavesOnExit):
         values: Float32,
         rows: int,
         loss: float,
+        held: Float32,
         statistics: Float32,
         rate: float,
         scale: float,
@@ -1087,6 +1105,7 @@ class ModelSession(LeavesOnExit):
             values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
             rows: Examples in the mini-batch.
             loss: Its mean loss.
+            held: [num_parameters] float32 weights of the model where `values` are a gradient.
             statistics: [m] float32 moving statistics after it.
             rate: The optimizer's learning rate; a callback may have changed it.
             scale: What the loss was multiplied by; 0: nothing, or the optimizer unscales itself.
@@ -1115,8 +1134,9 @@ class ModelSession(LeavesOnExit):
                         for number, each in zip(sparse, touched, strict=True)
                     },
                 )
-                own = np.array(values)
-                self._try_step(step, own, int(rows), float(loss), statistics, float(rate), figures)
+                own, rows = np.array(values), int(rows)
+                given = own, rows, float(loss), statistics, float(rate), figures
+                self._try_step(step, session.weights if self.takes_weights else held, *given)
             if not self._is_offered:
                 step.known_rate = session.part.core.learning_rate * self._rate_factor
             return (
@@ -1142,11 +1162,19 @@ class ModelSession(LeavesOnExit):
         step.known_rate = rate
         return rate
 
-    def _try_step(self, step: ExchangeStep, *arguments: Any) -> None:
+    def _try_step(self, step: ExchangeStep, held: Float32, *arguments: Any) -> None:
+        """Step; keep an error for `fit` to raise.
+
+        Args:
+            step: Of which optimizer.
+            held: [num_parameters] float32 weights that the model has.
+            arguments: Of `_one_step`.
+        """
         session = self._joined
         self._num_calls += 1
         try:
             if not session.stopped:
+                self._check_held(session, held)
                 self._one_step(session, step, *arguments)
             if session.stopped:
                 self._raise_if_broken(session.stop_reason)
@@ -1159,6 +1187,31 @@ class ModelSession(LeavesOnExit):
         finally:
             if self._failure is not None or session.stopped:
                 self.model.stop_training = True
+
+    def _check_held(self, session: Session, held: Float32) -> None:
+        """Refuse to step from weights that a script has changed itself, where the PS steps.
+
+        Args:
+            session: Of the run.
+            held: [num_parameters] float32 weights that the model has.
+
+        Raises:
+            ConfigurationError: They are not those that the run gave it last.
+        """
+        if _is_like(held, session.weights):
+            return
+        changed = np.flatnonzero(held != session.weights)
+        path = session.shared.spec.tensors[
+            int(np.searchsorted(session.shared.spec.offsets, changed[0], "right")) - 1
+        ].path
+        raise ConfigurationError(
+            f"the script has changed {len(changed)} weights of {self.model.name!r} itself since "
+            f"the newest step, the first of them in {path}: by assign or set_weights in a "
+            "train_step, a loop, a layer or a callback. The PS steps from its own weights, so that "
+            "this would be lost; expected weights that only optimizers and constraints change "
+            "while the model trains. Take a method whose workers step themselves, which exchange "
+            "whatever has changed: --method=dgs, --method=dgc, --method=gd or --method=esync."
+        )
 
     def _report_end(self) -> None:
         """Name, once, that steps of a loop change nothing any more."""
@@ -1365,4 +1418,4 @@ def _is_like(mine: Float32, theirs: Float32) -> bool:
     if np.array_equal(mine, theirs):
         return True
     scale = float(np.abs(theirs).max(initial=0.0))
-    return bool(np.abs(mine - theirs).max(initial=0.0) <= _ROUNDING * scale)
+    return not np.abs(mine - theirs).max(initial=0.0) > _ROUNDING * scale  # not, for NaN

@@ -317,6 +317,7 @@ class ExchangeStep:
             values,
             tf.cast(rows, tf.int64),
             tf.constant(0.0) if loss is None else tf.cast(loss, tf.float32),
+            tf.zeros([0]) if session.takes_weights else session.flat_variables.joined(),
             session.flat_statistics.joined(),
             tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
             used,

@@ -95,6 +95,30 @@ def test_a_model_that_its_first_batch_builds_is_keras_alone(method, tmp_path):
     assert found["loss"] == pytest.approx(history["loss"], rel=1e-4)
 
 
+class HalfBuilt(Unbuilt):
+    """One of its trainable parts has its variables before, as a teacher that has been trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden.build((None, 6))
+
+
+@pytest.mark.parametrize("method", ["bsp", pytest.param("dgs", marks=LONG)])
+def test_an_optimizer_has_state_for_what_the_first_batch_builds(method, tmp_path):
+    def make():
+        model = HalfBuilt()
+        model.compile(keras.optimizers.Adam(0.01), loss=LOSS)
+        return model
+
+    settings = {"compression_rate": 1} if method == "dgs" else {}
+    expected, _ = alone(make, epochs=2)
+    with scripts(tmp_path, method, 1, **settings) as run:
+        [(model, _)] = run.fit(make, epochs=2)
+    assert_same(model, expected)
+    for mine, theirs in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5, err_msg=mine.path)
+
+
 def test_a_model_that_has_trained_goes_on_with_its_optimizer_s_state(tmp_path):
     """As one that was loaded: moments and count travel to two shards, and come back after fit."""
 

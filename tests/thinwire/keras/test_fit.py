@@ -201,6 +201,18 @@ def test_models_that_cannot_be_distributed_are_refused():
         fit(distribute(model, mode="asgd", port=1))
 
 
+def test_a_strategy_is_refused_but_where_the_script_trains_alone(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        model, other = compiled(), compiled()
+    assert fit(distribute(model)).keys() == {"accuracy", "loss"}
+    with pytest.raises(ConfigurationError, match="OneDeviceStrategy.*Leave `with strategy"):
+        distribute(other, mode="asgd", port=1)
+    optimizer = keras.optimizers.SGD()
+    with pytest.raises(ConfigurationError, match="OneDeviceStrategy"):
+        distribute(optimizer, mode="asgd", port=1, model=other)
+
+
 def test_without_settings_a_model_trains_alone(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     expected = fit(compiled())

@@ -266,6 +266,27 @@ def test_a_worker_with_other_weights_begins_with_those_of_the_run(tmp_path):
         np.testing.assert_allclose(mine, initial - 0.4 - 0.2, atol=1e-6)
 
 
+def interpolate(settings):
+    """Go on from a part of what two steps have made of the weights, as Reptile does."""
+    model = plain_model()
+    optimizer = distribute(keras.optimizers.SGD(0.1), settings, model=model)
+    variables = model.trainable_variables
+    for gradient in (1.0, 2.0):
+        before = model.get_weights()
+        for _ in range(2):
+            optimizer.apply([tf.fill(v.shape, gradient) for v in variables], variables)
+        after = model.get_weights()
+        model.set_weights([w + 0.5 * (v - w) for v, w in zip(after, before, strict=True)])
+    return model.get_weights()
+
+
+def test_weights_that_a_loop_sets_travel_with_its_next_step(tmp_path):
+    with scripts(tmp_path, "dgs", 1, compression_rate=1) as run:
+        [found] = run.each(interpolate)
+    for mine, initial in zip(found, plain_model().get_weights(), strict=True):
+        np.testing.assert_allclose(mine, initial - 0.5 * 0.2 - 0.5 * 0.4, atol=1e-6)
+
+
 # -- what cannot be right ------------------------------------------------------------------------
 
 
@@ -319,6 +340,7 @@ def unbuilt(settings):
     [
         (other_optimizer, "write `optimizer = thinwire.distribute"),
         (of_nothing, "without a model"),
+        (interpolate, "changed .* weights of 'toy' itself.*--method=dgs"),
         (three_of_one_model, "a model of its own"),
         *(
             pytest.param(script, words, marks=pytest.mark.product)

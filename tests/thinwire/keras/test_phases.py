@@ -74,15 +74,22 @@ class BadEnd(keras.callbacks.Callback):
         self.model.set_weights([values + 1 for values in self.model.get_weights()])
 
 
-def weights_of_a_callback(model):
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS)
-    model.fit(X, Y, epochs=1, callbacks=[BadEnd()], **FIT)
-    model.fit(X, Y, epochs=1, **FIT)
-    return model
+class BadEpoch(keras.callbacks.Callback):
+    """Does so at the end of the last epoch, as own averages of weights do."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.set_weights([values + 1 for values in self.model.get_weights()])
 
 
-def test_weights_that_a_callback_sets_at_the_end_are_everybody_s(tmp_path):
-    _, shards, _ = same_as_alone(weights_of_a_callback, tmp_path)
+@pytest.mark.parametrize("callback", [pytest.param(BadEnd, marks=pytest.mark.product), BadEpoch])
+def test_weights_that_a_callback_sets_at_the_end_are_everybody_s(callback, tmp_path):
+    def script(model):
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS)
+        model.fit(X, Y, epochs=1, callbacks=[callback()], **FIT)
+        model.fit(X, Y, epochs=1, **FIT)
+        return model
+
+    _, shards, _ = same_as_alone(script, tmp_path)
     assert shards[0].phase == 3
 
 

@@ -282,6 +282,16 @@ class ByHand(GAN):
         return {"loss": loss}
 
 
+class Clipping(GAN):
+    """Clips weights itself, as the first WGAN did."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for weight in self.discriminator.trainable_weights:
+            weight.assign(tf.clip_by_value(weight, -0.1, 0.1))
+        return logs
+
+
 class LaterOptimizer(GAN):
     """Begins to step with the second optimizer in mid-fit."""
 
@@ -323,6 +333,11 @@ def scaled():
         (gan(OneVariableTwice), "with both Adam.*and SGD.*--method=dgs"),
         (gan(ByHand), "does not step with any optimizer"),
         pytest.param(
+            gan(Clipping),
+            "changed .* weights .* discriminator/hidden/kernel.*--method=dgs",
+            marks=pytest.mark.product,
+        ),
+        pytest.param(
             gan(LaterOptimizer, run_eagerly=True),
             "on this worker alone",
             marks=pytest.mark.product,
@@ -332,7 +347,7 @@ def scaled():
         ),
         (scaled, "one loss scale"),
     ],
-    ids=["twice", "by_hand", "later", "unknown", "scaled"],
+    ids=["twice", "by_hand", "clipping", "later", "unknown", "scaled"],
 )
 def test_no_optimizer_trains_alone_silently(make, words, tmp_path):
     with scripts(tmp_path, "bsp", 1) as run, pytest.raises(ConfigurationError, match=words):
