@@ -13,6 +13,7 @@ from thinwire.ops.optimizers.server import keras_optimizer
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.dc_asgd import DcAsgd
+from thinwire.sharing.place import WorkerPlace
 
 #: Setting of a Keras optimizer -> what does the same here.
 _INSTEAD = {
@@ -53,6 +54,42 @@ def check_exchanges(model: Any) -> None:
             "device, and the exchange takes the strategy's place. Leave `with strategy.scope():` "
             "out, and start a worker for each device."
         )
+
+
+def check_states(model: Any, place: WorkerPlace) -> None:
+    """Refuse stateful layers where the workers share the rows of a data set.
+
+    Raises:
+        ConfigurationError: The model has one.
+    """
+    layers = model._flatten_layers() if place.is_shared else ()
+    for layer in layers:
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ConfigurationError(
+                f"{layer.path} of {model.name!r} is stateful: each row of a batch goes on where "
+                "that row of the batch before has ended, and the parts of a data set that is "
+                'shared by rows do not. Give distribute() shard="off" (or --shard=off), and let '
+                "the script give each worker sequences of its own, by thinwire.worker_id() and "
+                "thinwire.num_workers()."
+            )
+
+
+def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: int | None) -> None:
+    """Add to an error of a script's first step that its batches are parts here.
+
+    Args:
+        error: Of the step.
+        place: This worker's; None: the script shares its data itself.
+        batch_size: The script's, as far as it is known.
+    """
+    is_own = isinstance(error, ConfigurationError | KeyboardInterrupt | SystemExit)
+    if is_own or place is None or not place.divides_batch:
+        return
+    error.add_note(
+        f"Thinwire: a batch of {batch_size or 'fit'} is the whole run's here, and each of "
+        f"{place.num_workers} workers takes its part of the rows. If the model or its train_step "
+        "fixes a number of rows, give --batch=worker: every batch is then as the script makes it."
+    )
 
 
 def momentum_of(optimizer: Any) -> float | None:

@@ -19,7 +19,9 @@ from thinwire.keras.checks import (
     check_optimizer,
     check_rate_change,
     check_same_variables,
+    check_states,
     check_variables,
+    explain_batch,
     momentum_of,
 )
 from thinwire.keras.clock import RunClock
@@ -206,6 +208,8 @@ class ModelSession(LeavesOnExit):
         self._is_traced_anew = self.model.train_function is None
         self._prepare()
         place = self._place()
+        if place is not None:
+            check_states(self.model, place)
         self._data = Shared(arguments) if place is None else share(arguments, place)
         self._failure, self._num_batches, self._num_calls = None, 0, 0
         self._in_fit, self._has_left, self._has_slots = True, False, False
@@ -221,6 +225,8 @@ class ModelSession(LeavesOnExit):
                 yield dict(self._data.arguments)
             self._take_over_own()
         except BaseException as error:
+            if not self._num_calls:
+                explain_batch(error, place, self._data.batch_size)
             RECORD.leave_fit(error)
             self.close("error")
             raise

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.thinwire.keras.runs import LOSS, X, Y, alone, assert_same, plain_model, scripts
+from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, assert_same, plain_model, scripts
 from thinwire import distribute
+from thinwire.ops.types import ConfigurationError
 
 
 def make():
@@ -82,3 +83,27 @@ def test_a_worker_with_fewer_steps_holds_nobody_up(method, tmp_path):
     assert_same(first, second, atol=0)
     assert (first.thinwire.num_exchanges, second.thinwire.num_exchanges) == (16, 4)
     assert np.isfinite(first.get_weights()[0]).all()
+
+
+def of_fixed_rows():
+    fixed = keras.layers.Lambda(lambda x: keras.ops.reshape(x, (BATCH, 6)))
+    model = keras.Sequential([keras.Input((6,)), fixed, keras.layers.Dense(4)])
+    model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+    return model
+
+
+def stateful():
+    model = keras.Sequential(
+        [keras.Input(batch_shape=(BATCH, 6, 1)), keras.layers.LSTM(4, stateful=True)]
+    )
+    model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+    return model
+
+
+def test_a_model_that_fixes_the_rows_of_a_batch_is_helped(tmp_path):
+    with scripts(tmp_path, "bsp", 2) as run:
+        with pytest.raises(ValueError, match="72 elements") as raised:
+            run.fit(of_fixed_rows)
+        assert "--batch=worker" in raised.value.__notes__[0]
+        with pytest.raises(ConfigurationError, match="lstm.* is stateful.*--shard=off"):
+            run.fit(stateful)
