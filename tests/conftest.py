@@ -7,7 +7,7 @@ import signal
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # Workers in threads wait within TensorFlow's steps, one of its threads each, for a PS beside them.
-os.environ.setdefault("TF_NUM_INTEROP_THREADS", "6")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")
 
 # Shells start what runs in the background deaf to Ctrl-C, which tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

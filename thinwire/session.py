@@ -6,6 +6,7 @@ import abc
 import atexit
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -23,10 +24,12 @@ from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.slots import SCALE_STREAK, OptimizerState, OwnSlots, whole_values
 from thinwire.ops.run.settings import Diverged
 from thinwire.ops.sharding.split import part_of_layout
+from thinwire.ops.telemetry import round_trace
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State
 from thinwire.settings import ScriptSettings
 from thinwire.sharing.data import part_of_data
 from thinwire.sharing.place import WorkerPlace
+from thinwire.worker.background import BackgroundCalls
 from thinwire.worker.client.offering import Offering
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.client.slots import fetch_slots
@@ -38,10 +41,14 @@ from thinwire.worker.core.messages import (
     was_accepted,
 )
 from thinwire.worker.train_step import clip, decay
-from thinwire.worker.trainer import WorkerSession
+from thinwire.worker.trainer import Stopwatch, WorkerSession
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
+
+
+#: What an exchange that is under way may still take when a worker leaves.
+_CUT_SECONDS = 2.0
 
 
 class RunOver(Exception):
@@ -71,6 +78,17 @@ class StepInfo:
     exchanged: bool = False  # False: a local step, or a mini-batch that was left out
     stopped: bool = False  # the run has ended; this was the last step
     skipped: bool = False  # the mini-batch was not finite, and left out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exchanged:
+    """An exchange that is over: what was sent, and a reply of every shard, if they are known."""
+
+    request: PushRequest | None = None
+    replies: Sequence[ShardReply | None] = ()
+
+
+_NOTHING = _Exchanged()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +200,12 @@ class Session:
             )
         self._present = False
         self._saved: State | None = None  # of the incarnation before
+        self._exchanges: BackgroundCalls[_Exchanged] = BackgroundCalls("exchange")
+        self._samples_ahead = 0  # of the run, once what is under way is applied
+        self._computes_from = time.monotonic()  # the end of the newest step, or of a pause
         self.part: WorkerSession = self._new_part(self.statistics.read())
+        self._counted = self._counters()  # by the newest StepInfo
+        self._versions: list[int] = []  # of the base that the present step began at
         if before is not None:
             self.part.before, self.part.loss = before.part.metrics(), before.part.loss
 
@@ -280,7 +303,7 @@ class Session:
     def samples_of_phase(self) -> int:
         """Examples that the run has consumed in the present phase of the script."""
         before = self.part.exchange.shards[0].welcome.samples_before
-        return self.part.samples_of_run - before
+        return max(self.part.samples_of_run, self._samples_ahead) - before
 
     @property
     def means(self) -> Float32:
@@ -305,9 +328,12 @@ class Session:
         if self._saved is not None:
             self.part.core.restore(self._saved, last)
         self._present = True
+        self._samples_ahead = 0
         atexit.register(self.close, "error")
         try:
             self.part.begin()
+            self._counted, self._versions = self._counters(), list(self.part.core.versions)
+            self.begin_compute()
         except ShardGone:
             self.part.core.stopped = True
         except BaseException:
@@ -369,31 +395,27 @@ class Session:
         """
         if self.stopped:
             raise RunOver(f"this run has ended ({self.stop_reason or 'interrupted'}).")
-        part, started = self.part, time.monotonic()
-        before = self._counters()
+        part = self.part
         if not self.takes_weights:
             decay(values, part.core.weights, self.own.weight_decay)
             clip(values, self.own.clip_norm)
             if rate_factor != 1:
                 values *= np.float32(rate_factor)
-        outgoing: PushRequest | None = None
-        replies: list[ShardReply | None] = []
+        overlaps, done = self.settings.run.method.overlap, _NOTHING
+        computed_at = self._versions if overlaps else None
+        arguments = (values, samples, loss, statistics, self._computes_from, computed_at, figures)
         applied = skipped = False
-        overlaps = self.settings.run.method.overlap
-        computed_at = list(part.core.versions) if overlaps else None
         try:
-            if overlaps:  # the exchange of the step before
-                replies = part.finish_exchange(lambda weights: None)
-            if not self.stopped:
-                outgoing = (
-                    part.submit(values, samples, loss, statistics, started, computed_at, figures)
-                    or part.poll_pacer()
-                )
-            if outgoing is not None:
-                part.send(outgoing)
-                if not overlaps:
-                    replies = part.finish_exchange(lambda weights: None)
-            applied = not replies or was_accepted(replies)
+            if part.core.codes_behind:
+                done = self._begin_behind(values, samples, arguments)
+            elif overlaps:
+                done = self._settle()
+                if not self.stopped:
+                    self._versions = list(part.core.versions)
+                    done = _Exchanged(self._send(arguments), done.replies)
+            else:
+                done = self._exchange(arguments)
+            applied = not done.replies or was_accepted(done.replies)
         except NonFiniteUpdate as error:
             part.skip(error)
             skipped = True
@@ -404,8 +426,53 @@ class Session:
         except Diverged:
             self.close("diverged")
             raise
-        info = self._info(before, outgoing if applied else None, replies)
+        info = self._info(done.request if applied else None, done.replies)
+        self.begin_compute()
         return dataclasses.replace(info, skipped=skipped)
+
+    def _begin_behind(self, values: Float32, samples: int, arguments: Any) -> _Exchanged:
+        """Begin to code and exchange a change of weights while the script goes on from it.
+
+        Returns:
+            The exchange of the step before.
+        """
+        part = self.part
+        part.measure.record(round_trace.FORWARD_AND_BACKWARD, part.stopwatch.lap("compute"))
+        done = self._settle()
+        part.stopwatch.lap("wait")
+        if not self.stopped:
+            part.core.go_ahead(values)
+            self._versions = list(part.core.versions)
+            self._samples_ahead = part.samples_of_run + samples
+            part.exchange_watch.start()
+            self._exchanges.start(functools.partial(self._exchange, arguments))
+        part.stopwatch.lap("encode")
+        return done
+
+    def _send(self, arguments: Any) -> PushRequest | None:
+        """Send a mini-batch; return the request, None for a local step."""
+        part = self.part
+        outgoing = part.submit(*arguments) or part.poll_pacer()
+        if outgoing is not None:
+            part.send(outgoing)
+        return outgoing
+
+    def _exchange(self, arguments: Any) -> _Exchanged:
+        """Send a mini-batch, and wait for the answer."""
+        outgoing = self._send(arguments)
+        replies = self.part.finish_exchange(lambda weights: None) if outgoing is not None else []
+        return _Exchanged(outgoing, replies)
+
+    def _settle(self) -> _Exchanged:
+        """Wait for the exchange that is under way, if there is one; return it."""
+        done = self._exchanges.result()
+        if done is not None:
+            return done
+        return _Exchanged(None, self.part.finish_exchange(lambda weights: None))
+
+    def begin_compute(self) -> None:
+        """Note that the script begins to compute, perhaps after a pause that is no part of it."""
+        self._computes_from = time.monotonic()
 
     def flush(self) -> None:
         """Finish what is under way, and send the local steps and changes that were kept back."""
@@ -413,7 +480,8 @@ class Session:
         if not self._present or self.stopped:
             return
         try:
-            part.finish_exchange(lambda weights: None)
+            part.exchange_watch.start()
+            self._settle()
             if part.core.round.num_steps and not self.stopped:
                 part.exchange_round(part.core.end_round(), lambda weights: None)
             rest = part.core.end_training() if not self.stopped else None
@@ -429,7 +497,9 @@ class Session:
         if not self._present or self.stopped:
             return
         try:
+            self._settle()
             self.part.pull()
+            self._versions = list(self.part.core.versions)
         except ShardGone:
             self.part.core.stopped = True
 
@@ -441,16 +511,27 @@ class Session:
         atexit.unregister(self.close)
         if cause == "error" and self.stopped:
             cause = "interrupted" if self.part.closing.is_set() else "done"
+        self._cut()
         self._saved = self.part.core.save()
         self.part.leave(cause)
         logging.info("left the run after %d exchanges (%s)", self.part.core.step, cause)
+
+    def _cut(self) -> None:
+        """Let an exchange that is under way come to an end, however it does."""
+        try:
+            self._exchanges.result(_CUT_SECONDS)
+        except TimeoutError:
+            self.part.closing.set()  # it ends with its stream, and dials no other
+            self._exchanges = BackgroundCalls("exchange")
+        except Exception as error:  # noqa: BLE001 - of a run that this worker leaves
+            logging.info("the exchange under way has failed: %s", error)
 
     def _new_part(self, statistics: Float32) -> WorkerSession:
         """Return this worker before it has joined.
 
         Gradients come as arrays of the host, in whatever thread: the kernels work there too.
         """
-        return WorkerSession(
+        part = WorkerSession(
             self.settings.run,
             self.own,
             self.shared.spec,
@@ -459,6 +540,9 @@ class Session:
             momentum=self._momentum,
             offering=self._offering,
         )
+        if part.core.codes_behind:
+            part.exchange_watch = Stopwatch()
+        return part
 
     def renew(self) -> None:
         """Begin another incarnation of this worker, as a process that was started again."""
@@ -471,13 +555,10 @@ class Session:
         exchange = self.part.exchange
         return exchange.bytes_up, exchange.bytes_down, dict(self.part.stopwatch.seconds)
 
-    def _info(
-        self,
-        before: tuple[int, int, dict[str, float]],
-        outgoing: PushRequest | None,
-        replies: list[ShardReply | None],
-    ) -> StepInfo:
-        core, (up, down, seconds) = self.part.core, self._counters()
+    def _info(self, outgoing: PushRequest | None, replies: Sequence[ShardReply | None]) -> StepInfo:
+        """Return what has come since the last one."""
+        core, before = self.part.core, self._counted
+        up, down, seconds = self._counted = self._counters()
         sent = outgoing.shards if outgoing is not None else []
         answers = [reply for reply in replies if reply is not None]
         return StepInfo(

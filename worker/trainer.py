@@ -169,7 +169,8 @@ class WorkerSession:
             offering.offer.groups() if offering else (),
         )
         self.exchange = exchange_for(run, own, self.core, self.closing, offering)
-        self.stopwatch = Stopwatch()
+        self.stopwatch = Stopwatch()  # of the training thread
+        self.exchange_watch = self.stopwatch  # of the thread that codes and exchanges
         self.measure = MEASURES[own.measure](run.method.pacer, self.exchange)
         self.pacing = PacingClient(run.method.pacer, self.exchange.shards[0])
         self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
@@ -261,7 +262,7 @@ class WorkerSession:
 
     def poll_pacer(self) -> PushRequest | None:
         """Return the request that ends the round, if the pacer wants it before another step."""
-        core, lap = self.core, self.stopwatch.lap
+        core, lap = self.core, self.exchange_watch.lap
         self.measure.begin_step()
         ready = self.pacing.ready(
             core.step + 1, core.round.num_steps, self.step_seconds, self._step_ended_at
@@ -298,14 +299,14 @@ class WorkerSession:
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: It holds NaN or infinity; call `skip`.
         """
-        self.measure.record(round_trace.FORWARD_AND_BACKWARD, self.stopwatch.lap("compute"))
+        self.measure.record(round_trace.FORWARD_AND_BACKWARD, self.exchange_watch.lap("compute"))
         self.num_steps += 1
         self.loss = loss
         request = self.core.begin(values, samples, loss, statistics, computed_at, figures)
         self._step_ended_at = time.monotonic()
         self.step_seconds = self._step_ended_at - started
         phase = round_trace.LOCAL_UPDATE if request is None else round_trace.ENCODE
-        self.measure.record(phase, self.stopwatch.lap("encode"))
+        self.measure.record(phase, self.exchange_watch.lap("encode"))
         return request
 
     def exchange_round(
@@ -319,7 +320,7 @@ class WorkerSession:
         """Push; `finish_exchange` waits for the replies, perhaps after the next gradient."""
         self.exchange.send(request)
         self._under_way = request
-        self.measure.record(round_trace.ENCODE, self.stopwatch.lap("encode"))
+        self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
 
     def finish_exchange(
         self, take_over: Callable[[Float32], None], epoch: int = 0
@@ -342,14 +343,14 @@ class WorkerSession:
         if request is None:
             return []
         replies = self.exchange.replies()
-        seconds = self.stopwatch.lap("wait")
+        seconds = self.exchange_watch.lap("wait")
         for number, reply in enumerate(replies):
             if reply is not None:
                 self.core.receive(number, reply)
         self.core.handle_refusals(replies)
         take_over(self.core.restart_from_base())
         self.pacing.begin_round(self.core.step + 1, self.step_seconds)
-        self.measure.record_exchange(seconds + self.stopwatch.lap("compute"))
+        self.measure.record_exchange(seconds + self.exchange_watch.lap("compute"))
         self.measure.end_round(request, replies, epoch, seconds)
         logging.debug(
             "step %d: version %d, answered after %.3f s",

@@ -113,29 +113,26 @@ def _check_collective(method: Method) -> None:
 
 def _check_overlap(method: Method) -> None:
     """Refuse to compute ahead where the next step must start from the answer."""
-    if not method.overlap:
-        return
-    reasons = (
-        (
-            method.takes_local_steps,
-            f"--pacer={method.choices['pacer']}, whose local steps start from the answer",
-        ),
-        (
-            method.collective != THROUGH_PS,
-            f"--collective={method.collective}, where every worker steps the model itself",
-        ),
-        (
-            method.weighting.needs_copies,
-            f"--weighting={method.choices['weighting']}, which needs the "
-            "model that a gradient was computed at, and the PS keeps the one that it last gave",
-        ),
-    )
-    for holds, what in reasons:
-        if holds:
-            raise ConfigurationError(
-                f"--overlap computes the next gradient before an exchange is answered; this is "
-                f"{what}. Leave one of them out."
-            )
+    why = why_no_overlap(method)
+    if method.overlap and why is not None:
+        raise ConfigurationError(
+            f"--overlap computes the next gradient before an exchange is answered; this is {why}. "
+            "Leave one of them out."
+        )
+
+
+def why_no_overlap(method: Method) -> str | None:
+    """Return what of a method needs an exchange's answer before the next step; None: nothing."""
+    if method.takes_local_steps:
+        return f"--pacer={method.choices['pacer']}, whose local steps start from the answer"
+    if method.collective != THROUGH_PS:
+        return f"--collective={method.collective}, where every worker steps the model itself"
+    if method.weighting.needs_copies:
+        return (
+            f"--weighting={method.choices['weighting']}, which needs the model that a gradient was "
+            "computed at, and the PS keeps the one that it last gave"
+        )
+    return None
 
 
 def check_dense(method: Method) -> None:

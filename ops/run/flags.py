@@ -47,7 +47,7 @@ class Option:
         'seconds; default 10'
         """
         if self.kind == "switch":
-            return f"switch; default {'on' if self.default else 'off'}"
+            return f"switch; default {self.unset or ('on' if self.default else 'off')}"
         default = self.unset if self.default in (None, "") else f"{self.default}".removesuffix(".0")
         return f"{'|'.join(self.values) or self.unit}; default {default}"
 
@@ -65,9 +65,9 @@ def advanced(*options: Option) -> tuple[Option, ...]:
     return tuple(dataclasses.replace(option, is_advanced=True) for option in options)
 
 
-def switch(name: str, text: str, default: bool = False) -> Option:
-    """Return a flag that is off, or on, unless given."""
-    return Option("switch", name, default, text)
+def switch(name: str, text: str, default: bool | None = False, unset: str = "") -> Option:
+    """Return a flag that is off, or on, unless given; `unset` is what None means."""
+    return Option("switch", name, default, text, unset=unset)
 
 
 def integer(

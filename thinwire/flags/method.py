@@ -237,7 +237,10 @@ METHOD = Topic(
             (THROUGH_PS, *collectives.REGISTRY),
         ),
         switch(
-            "overlap", "Compute the next gradient during an exchange, which makes it a step staler."
+            "overlap",
+            "Compute the next gradient during an exchange, which makes it a step staler.",
+            default=None,
+            unset="on where a script's own optimizer steps on its worker",
         ),
         *advanced(*_ADVANCED),
     ),

@@ -33,7 +33,7 @@ from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import INTERFACES, METHODS, Method
-from thinwire.ops.methods.validation import check_shards
+from thinwire.ops.methods.validation import check_shards, why_no_overlap
 from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import MOST_UPDATES, Schedule, parse_drops
 from thinwire.ops.optimizers.server import SCRIPT
@@ -501,6 +501,7 @@ def _check_model_from(given: flags.FlagValues) -> None:
 def _method(given: flags.FlagValues, nb_ps: int) -> Method:
     choices = _named_like_fields(given, Choices) | {
         "overrides": {name: given[name].value for name in INTERFACES},
+        "overlap": bool(given.overlap),
         **_groups(given),
         "bound": given.staleness_bound,
         "window": given.staleness_window,
@@ -512,6 +513,9 @@ def _method(given: flags.FlagValues, nb_ps: int) -> Method:
     method = compose(Choices(**choices))
     if given.model_from == FROM_WORKER:
         method = compose(_with_script_optimizer(Choices(**choices), method.kind, given))
+        is_free = method.steps_on_workers and why_no_overlap(method) is None
+        if given.overlap is None and is_free:
+            method = dataclasses.replace(method, overlap=True)
     if isinstance(method.placement, BySpeed):
         method.placement.speeds(nb_ps)
     _check_collective(given, method, nb_ps)

@@ -402,6 +402,8 @@ class ModelSession(LeavesOnExit):
         """Count a mini-batch, or several in one execution; raise what went wrong before."""
         self.raise_failure()
         self._num_batches += 1
+        if self._session is not None:
+            self._session.begin_compute()
 
     def begin_epoch(self, epoch: int) -> None:
         """Find how many of the coming epoch's rounds this worker has no rows for.

@@ -49,6 +49,8 @@ def _policies(run: Run) -> str:
     pairs = [f"{name} {run.method.choices[name]}" for name in INTERFACES]
     if run.method.kind is Kind.DELTA:
         pairs.append("local_optimizer script")
+    if run.method.overlap:
+        pairs.append("overlap")
     return ", ".join(pairs)
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.codecs.base import EncodeContext, TouchedRows
+from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, TouchedRows
 from thinwire.ops.codecs.error_feedback import wrappers_of
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
-from thinwire.ops.kernels.numpy_ops import aligned
+from thinwire.ops.kernels.numpy_ops import aligned, all_finite
 from thinwire.ops.methods.method import Method
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.sharding.split import part_of_spec, shard_positions, split_packet
@@ -227,9 +227,12 @@ class WorkerCore:
         self.base = aligned(spec.num_parameters)  # the model as received from the shards
         # A script that steps itself need not wait for an answer: what it has sent it knows.
         self._runs_ahead = method.overlap and method.steps_on_workers
+        self._has_momentum = any(codec.keeps_momentum for codec in wrappers_of(method.codec))
         # After the local steps, or ahead of the base by what was sent; else the base itself.
         has_own = method.takes_local_steps or self._runs_ahead
         self.weights = aligned(spec.num_parameters) if has_own else self.base
+        # What the script's step began at.
+        self._origin = aligned(spec.num_parameters) if self.codes_behind else self.weights
         self.loss_scale = 0.0  # the factor of the loss for the next gradient; 0: none
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
         stepped = self.weights if method.takes_local_steps else self.base
@@ -254,6 +257,36 @@ class WorkerCore:
         """
         on_host = self.method.takes_local_steps or self.method.steps_on_workers
         return self.kernels.name == "tf" and not on_host
+
+    @property
+    def codes_behind(self) -> bool:
+        """Whether a step may begin before the change of the one before is coded.
+
+        With a momentum, only the codec shows what is sent.
+        """
+        return self._runs_ahead and not self._has_momentum
+
+    def go_ahead(self, values: Float32) -> None:
+        """Go on from the script's step, before `begin` has coded it; where the core `codes_behind`.
+
+        `weights` are then the base and the whole change; once the answer is here, the base holds
+        what was sent of it, and the rest is in the residual. One worker that sends everything so
+        trains as if it had waited.
+
+        Args:
+            values: [num_parameters] the weights that the script's step has made of `weights`.
+
+        Raises:
+            thinwire.ops.codecs.base.NonFiniteUpdate: NaN or infinity; nothing has changed.
+        """
+        if not all_finite(values):
+            raise NonFiniteUpdate(
+                "a step of the script's optimizer made NaN or infinity; expected finite weights. "
+                "Lower its learning rate, or clip its gradients (clipnorm, global_clipnorm)."
+            )
+        self.weights, self._origin = self._origin, self.weights
+        np.subtract(values, self._origin, out=self.weights)
+        self.weights += self.base
 
     def begin(
         self,
@@ -296,15 +329,14 @@ class WorkerCore:
             self.statistics[:] = statistics
         self.round.record(samples, loss)
         request = self._request(packet, computed_at, figures) if packet is not None else None
-        if self._runs_ahead:
+        if self._runs_ahead and not self.codes_behind:
             self._run_ahead()
         return request
 
     def _run_ahead(self) -> None:
         """Go on from the base and what was just sent, before the shards answer it.
 
-        They add the same; their answer adds the others' changes, one step later. One worker that
-        sends everything so trains as if it had waited.
+        They add the same; their answer adds the others' changes, one step later.
         """
         np.copyto(self.weights, self.base)
         for shard, blocks in enumerate(self._packer.sent):
@@ -337,9 +369,8 @@ class WorkerCore:
         what the workers have trained. With momentum the residual holds more than that sum. See the
         analysis of error feedback by its virtual iterate, Karimireddy et al., ICML 2019.
         """
-        codec = self.method.codec
-        has_momentum = any(wrapper.keeps_momentum for wrapper in wrappers_of(codec))
-        if self.method.kind is not Kind.DELTA or has_momentum or not codec.sends_fraction:
+        is_sum = self.method.kind is Kind.DELTA and not self._has_momentum
+        if not (is_sum and self.method.codec.sends_fraction):
             return None
         nothing = np.zeros(self.spec.num_parameters, np.float32)
         packet = self._packer.encode(nothing, self.step + 1, 1.0, self._epoch, keep=1.0)
@@ -504,7 +535,7 @@ class WorkerCore:
         """Return what an exchange sends, and the learning rate that goes with it."""
         if self.method.takes_local_steps:
             return self.weights - self.base, rate
-        return self.method.local.as_gradient(self.weights, values, rate)
+        return self.method.local.as_gradient(self._origin, values, rate)
 
     def _encode(self, values: Float32, rate: float, figures: ScriptFigures = NO_FIGURES) -> Packet:
         step = self.step + 1

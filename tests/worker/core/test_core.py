@@ -21,7 +21,7 @@ from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.sharding.split import place_tensors, shard_positions
-from thinwire.ops.types import Kind
+from thinwire.ops.types import Kind, where_of
 from thinwire.worker.core.core import WorkerCore
 
 
@@ -134,6 +134,54 @@ def test_local_steps_send_the_change_of_weights():
     np.testing.assert_array_equal(core.base, numbers())
     np.testing.assert_array_equal(start(core, numbers(9)), numbers(9))
     assert core.begin(numbers(), 4, 1.0) is None, "the next round begins at its first step"
+
+
+def running_ahead(**choices):
+    """Return a core of a script that steps itself, at a model of zeros."""
+    core = core_of("gd", local_optimizer="script", overlap=True, **choices)
+    start(core, np.zeros(SIZE, np.float32))
+    return core
+
+
+def add(shard, outgoing, layout):
+    """Add what was sent to the model of the only shard."""
+    for block in outgoing.shards[0]:
+        piece = layout.slices[block.slot]
+        start = SPEC.offsets[piece.tensor] + piece.start
+        shard[start : start + piece.size][where_of(block.indices)] += block.values.data
+
+
+def test_a_script_goes_on_from_its_whole_step_and_keeps_what_was_sent_of_it():
+    core = running_ahead(compression_rate=0.25)
+    [layout] = core.layouts
+    shard, total = np.zeros(SIZE, np.float32), np.zeros(SIZE)
+    for number in range(20):
+        change, others = numbers(number), numbers(100 + number)
+        held, stepped = core.base.copy(), core.weights + change
+        core.go_ahead(stepped)
+        np.testing.assert_allclose(core.weights, held + change, atol=1e-5)
+        add(shard, core.begin(stepped, samples=8, loss=0.0), layout)
+        shard += others
+        core.receive(0, reply(layout, values=shard))
+        np.testing.assert_array_equal(core.base, shard)
+        total += change.astype(float) + others
+    add(shard, core.end_training(), layout)
+    np.testing.assert_allclose(shard, total, atol=1e-4)
+
+
+def test_a_step_to_nan_is_refused_before_the_script_goes_on():
+    core = running_ahead(compression_rate=0.25)
+    bad = numbers()
+    bad[3] = math.nan
+    with pytest.raises(NonFiniteUpdate, match="optimizer made NaN"):
+        core.go_ahead(bad)
+    np.testing.assert_array_equal(core.weights, np.zeros(SIZE))
+
+
+def test_with_a_momentum_only_the_codec_shows_what_is_sent():
+    assert running_ahead(compression_rate=0.25).codes_behind
+    core = core_of("dgs", local_optimizer="script", overlap=True, dgs_momentum=0.9)
+    assert not core.codes_behind
 
 
 @pytest.mark.parametrize("local_steps", [1, 3])
