@@ -106,10 +106,13 @@ class ShardInitials:
     def config(self, saved: SavedShard, start_timeout_seconds: float) -> CoreConfig:
         """Return the settings of the core that goes on from the saved state.
 
-        A run that goes on waits only as long as workers take to come back.
+        A run that goes on waits only as long as workers take to come back. In a later phase their
+        scripts wait for each other, of which one joins before the others do.
         """
         run, patience = self.run, start_timeout_seconds
-        if saved.core:
+        if saved.phase:
+            patience = 0.0
+        elif saved.core:
             patience = min(patience, 10.0 + 2 * run.lease_seconds)
         return CoreConfig(
             budget=self._budget,

@@ -38,8 +38,8 @@ def initials_of(number, *flags, examples=None):
     return ShardInitials(run, number, model_of_flags(run, number, model(), examples))
 
 
-def saved(core=None):
-    return types.SimpleNamespace(core=core, generation=4, generations_undone=2)
+def saved(core=None, phase=0):
+    return types.SimpleNamespace(core=core, phase=phase, generation=4, generations_undone=2)
 
 
 def test_cores_hold_what_the_layout_says_and_share_no_weights():
@@ -83,6 +83,8 @@ def test_a_run_that_goes_on_waits_no_longer_than_workers_take_to_come_back():
     assert again.start_timeout_seconds == 20.0
     assert (again.generation, again.generations_undone) == (4, 2)
     assert initials.config(saved(core={"theta": 1}), 3.0).start_timeout_seconds == 3.0
+    later = initials.config(saved(core={"theta": 1}, phase=4), 600.0)
+    assert later.start_timeout_seconds == 0.0, "the others wait for the one that joins"
 
 
 def test_epochs_are_counted_in_examples():

@@ -574,6 +574,8 @@ class ModelSession(LeavesOnExit):
             if not self._is_behind:
                 state = self._fetch(self._session)
                 self._has_slots = state is not None and self._fill_slots(self._session, state)
+            # Else the rounds of a worker that is started again would wait for this one.
+            self.close("done")
         if self._session is not None and set_here is not None and not self.stopped:
             self._session.variables.assign(set_here)
         if self.stopped:

@@ -218,6 +218,8 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
         code = EXIT_INTERRUPTED
         time.sleep(_INTERRUPTED_SECONDS)
     except BaseException as error:  # noqa: BLE001 - the script's own
+        if _ENDED:  # what TensorFlow has made of the SystemExit
+            return 128 + _ENDED[0]
         error = RECORD.cause_of(error)
         failure = _failure(error, path)
         if failure is None:  # the run was ended by others

@@ -1,5 +1,7 @@
 """Freeze and unfreeze, rebuilt heads, weights that the script sets: as Keras alone."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -290,3 +292,26 @@ def test_a_script_that_is_started_again_at_its_second_model_is_refused(tmp_path)
         for fits in (2, 3):
             with scripts(tmp_path, "bsp", 2) as run:
                 run.each(lambda given, fits=fits: story(lambda each: distribute(each, given), fits))
+
+
+def test_between_two_fits_no_worker_is_in_a_round(tmp_path):
+    """Else the rounds of one that is started again would wait for it, and it for their end."""
+    present = []
+
+    class Arrives(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            present.append(run.shards[0].core.live_workers())
+
+    def story(settings):
+        model = distribute(plain_model(), settings)
+        model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+        model.fit(X, Y, epochs=1, callbacks=[Arrives()], **FIT)
+        return model.evaluate(X, Y, verbose=0)
+
+    with scripts(tmp_path, "bsp", 2) as run:
+        first, second = run.each(story)
+        deadline = time.monotonic() + 10
+        while run.shards[0].core.live_workers() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert run.shards[0].core.live_workers() == ()
+    assert first == second and (1, 2) in present

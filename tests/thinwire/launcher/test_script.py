@@ -154,6 +154,20 @@ def test_a_script_whose_run_others_ended_is_quiet(tmp_path):
     assert run(tmp_path, text.format("interrupted"))[::3] == (130, None)
 
 
+def test_an_end_from_outside_is_no_error_of_its_own(tmp_path):
+    """TensorFlow puts an error of its own in the place of a SystemExit that passes through it."""
+    text = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True: pass
+except SystemExit as error:
+    raise RuntimeError("REPLACED BY SystemExit") from None
+    """
+    code, _, error, failure = run(tmp_path, text)
+    assert (code, error, failure) == (128 + signal.SIGTERM, "", None)
+
+
 def test_files_that_it_leaves_open_are_complete_although_it_ends_without_a_search(tmp_path):
     """Modules are cleared as ever; only cycles are not looked for among TensorFlow's objects."""
     text = """
