@@ -51,7 +51,16 @@ def _install() -> None:
         os.close(reader)
         os.close(writer)
         return
+    os.register_at_fork(after_in_child=_release)
     threading.Thread(target=_listen, args=(reader,), name="interrupts", daemon=True).start()
+
+
+def _release() -> None:
+    """Leave the descriptor to the parent, whom a signal to this process does not concern.
+
+    Keras' pools of processes end by SIGTERM.
+    """
+    signal.set_wakeup_fd(-1)
 
 
 def _listen(reader: int) -> None:

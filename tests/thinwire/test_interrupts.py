@@ -29,3 +29,14 @@ def test_listeners_are_called_until_they_are_removed():
     assert not first.is_set()
     remove_listener(second.set)
     remove_listener(second.set)
+
+
+def test_a_signal_to_a_child_is_not_the_parents():
+    """As pools of processes that prepare data end theirs."""
+    listener = threading.Event().set
+    add_listener(listener)
+    child = os.fork()
+    if not child:
+        os._exit(0 if signal.set_wakeup_fd(-1) == -1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    remove_listener(listener)

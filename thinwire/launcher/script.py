@@ -150,6 +150,7 @@ def _prepare_process(given: Mapping[str, str]) -> None:
     record_temporary()
     if EVALUATES[2:] not in given:  # the evaluator has nothing to clean up
         signal.signal(signal.SIGTERM, _end)
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int) -> None:
