@@ -2,7 +2,9 @@
 
 import logging
 import os
+import re
 import signal
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -16,8 +18,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # below, for TensorFlow reads the environment at import
 from hypothesis import settings
 
+#: What a test that starts nodes has in its file: the mark, or the fixture that brings it.
+_STARTS_NODES = re.compile(r"mark\.processes|\bnodes\b")
+
 settings.register_profile("repository", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repository")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file that has none of the tests that were asked for, which takes 10 s."""
+    wants_nodes = config.option.markexpr.startswith("processes")
+    if not (wants_nodes and collection_path.suffix == ".py"):
+        return None
+    return None if _STARTS_NODES.search(collection_path.read_text()) else True
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by mark
