@@ -51,14 +51,17 @@ def test_a_simulated_run_leaves_what_a_real_one_does_and_the_same_twice(tmp_path
     assert (one / "metrics.jsonl").stat().st_mtime_ns == started
 
 
+LONG = pytest.mark.product  # a process for each
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
         (("--sim_step_seconds=0",), "seconds is 0"),
-        (("--sim_failures=9@1",), "a worker of 1..3"),
-        (("--sim_server_seconds=1,2",), "--sim_server_seconds has 2 values"),
-        (("--sim_server_mbps=-1",), "--sim_server_mbps=-1"),
-        (("--sim_server_mbps=x",), "--sim_server_mbps: expected numbers"),
+        pytest.param(("--sim_failures=9@1",), "a worker of 1..3", marks=LONG),
+        pytest.param(("--sim_server_seconds=1,2",), "--sim_server_seconds has 2", marks=LONG),
+        pytest.param(("--sim_server_mbps=-1",), "--sim_server_mbps=-1", marks=LONG),
+        pytest.param(("--sim_server_mbps=x",), "--sim_server_mbps: expected numbers", marks=LONG),
         (("--sim_step_seconds=", "--step_seconds=0.2", "--slowdown=2"), "give --sim_step_seconds"),
     ],
 )
