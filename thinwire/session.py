@@ -206,6 +206,7 @@ class Session:
         self.part: WorkerSession = self._new_part(self.statistics.read())
         self._counted = self._counters()  # by the newest StepInfo
         self._versions: list[int] = []  # of the base that the present step began at
+        self._means: Float32 | None = None  # where a step begins before the one before is averaged
         if before is not None:
             self.part.before, self.part.loss = before.part.metrics(), before.part.loss
 
@@ -308,7 +309,7 @@ class Session:
     @property
     def means(self) -> Float32:
         """The averaged moving statistics to go on from: [m] float32, not a copy."""
-        return self.part.core.statistics
+        return self.part.core.statistics if self._means is None else self._means
 
     def open(self) -> bool:
         """Join, or join again after `close`; nothing while this worker is present.
@@ -332,14 +333,22 @@ class Session:
         atexit.register(self.close, "error")
         try:
             self.part.begin()
-            self._counted, self._versions = self._counters(), list(self.part.core.versions)
-            self.begin_compute()
+            self._counted = self._counters()
+            self._begin_at_base()
         except ShardGone:
             self.part.core.stopped = True
         except BaseException:
             self.close("error")
             raise
         return True
+
+    def _begin_at_base(self) -> None:
+        """Begin the next step at what the shards hold."""
+        core = self.part.core
+        self._versions = list(core.versions)
+        if self.settings.run.method.overlap:
+            self._means = core.statistics.copy()
+        self.begin_compute()
 
     def shard(self, *data: Any) -> Any:
         """Return this worker's part of a training set; see `part_of`."""
@@ -405,20 +414,21 @@ class Session:
         computed_at = self._versions if overlaps else None
         arguments = (values, samples, loss, statistics, self._computes_from, computed_at, figures)
         applied = skipped = False
+        means = self._means
         try:
             if part.core.codes_behind:
-                done = self._begin_behind(values, samples, arguments)
+                done = self._begin_behind(arguments)
             elif overlaps:
                 done = self._settle()
                 if not self.stopped:
-                    self._versions = list(part.core.versions)
+                    self._go_on(statistics)
                     done = _Exchanged(self._send(arguments), done.replies)
             else:
                 done = self._exchange(arguments)
             applied = not done.replies or was_accepted(done.replies)
         except NonFiniteUpdate as error:
             part.skip(error)
-            skipped = True
+            self._means, skipped = means, True
         except ShardGone:
             part.core.stopped = applied = True
         try:
@@ -430,24 +440,34 @@ class Session:
         self.begin_compute()
         return dataclasses.replace(info, skipped=skipped)
 
-    def _begin_behind(self, values: Float32, samples: int, arguments: Any) -> _Exchanged:
+    def _begin_behind(self, arguments: Any) -> _Exchanged:
         """Begin to code and exchange a change of weights while the script goes on from it.
 
         Returns:
             The exchange of the step before.
         """
-        part = self.part
+        part, (values, samples, loss, statistics, *_) = self.part, arguments
         part.measure.record(round_trace.FORWARD_AND_BACKWARD, part.stopwatch.lap("compute"))
         done = self._settle()
         part.stopwatch.lap("wait")
         if not self.stopped:
-            part.core.go_ahead(values)
-            self._versions = list(part.core.versions)
+            part.core.go_ahead(values, loss, statistics)
+            self._go_on(statistics)
             self._samples_ahead = part.samples_of_run + samples
             part.exchange_watch.start()
             self._exchanges.start(functools.partial(self._exchange, arguments))
         part.stopwatch.lap("encode")
         return done
+
+    def _go_on(self, statistics: Float32 | None) -> None:
+        """Begin the next step before this one is exchanged, at what the one before has brought.
+
+        Moving statistics go on as weights do: from the newest averages and this step's change.
+        """
+        core = self.part.core
+        self._versions = list(core.versions)
+        if statistics is not None and self._means is not None:
+            self._means = core.statistics + (statistics - self._means)
 
     def _send(self, arguments: Any) -> PushRequest | None:
         """Send a mini-batch; return the request, None for a local step."""
@@ -499,7 +519,7 @@ class Session:
         try:
             self._settle()
             self.part.pull()
-            self._versions = list(self.part.core.versions)
+            self._begin_at_base()
         except ShardGone:
             self.part.core.stopped = True
 

@@ -266,7 +266,9 @@ class WorkerCore:
         """
         return self._runs_ahead and not self._has_momentum
 
-    def go_ahead(self, values: Float32) -> None:
+    def go_ahead(
+        self, values: Float32, loss: float = 0.0, statistics: Float32 | None = None
+    ) -> None:
         """Go on from the script's step, before `begin` has coded it; where the core `codes_behind`.
 
         `weights` are then the base and the whole change; once the answer is here, the base holds
@@ -275,14 +277,17 @@ class WorkerCore:
 
         Args:
             values: [num_parameters] the weights that the script's step has made of `weights`.
+            loss: Of the mini-batch.
+            statistics: [m] the moving statistics after it, where they are averaged.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: NaN or infinity; nothing has changed.
         """
-        if not all_finite(values):
+        if not (self._are_finite(loss, statistics) and all_finite(values)):
             raise NonFiniteUpdate(
-                "a step of the script's optimizer made NaN or infinity; expected finite weights. "
-                "Lower its learning rate, or clip its gradients (clipnorm, global_clipnorm)."
+                "a step of the script's optimizer made NaN or infinity, or the loss is; expected "
+                "finite values. Lower its learning rate, or clip its gradients (clipnorm, "
+                "global_clipnorm)."
             )
         self.weights, self._origin = self._origin, self.weights
         np.subtract(values, self._origin, out=self.weights)
@@ -316,8 +321,7 @@ class WorkerCore:
         """
         if figures.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
-        finite = statistics is None or np.isfinite(statistics).all()
-        if not (finite and np.isfinite(loss)):
+        if not self._are_finite(loss, statistics):
             # Let the codec's own check refuse it.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
         rate = self.learning_rate if figures.learning_rate is None else figures.learning_rate
@@ -332,6 +336,11 @@ class WorkerCore:
         if self._runs_ahead and not self.codes_behind:
             self._run_ahead()
         return request
+
+    @staticmethod
+    def _are_finite(loss: float, statistics: Float32 | None) -> bool:
+        finite = statistics is None or bool(np.isfinite(statistics).all())
+        return finite and bool(np.isfinite(loss))
 
     def _run_ahead(self) -> None:
         """Go on from the base and what was just sent, before the shards answer it.

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, assert_same, plain_model, scripts
+from thinwire import W_global
 
 
 def compiled(optimizer, **options):
@@ -64,6 +65,33 @@ def test_one_worker_that_steps_itself_is_keras_alone(method, settings, tmp_path)
     assert_same(model, expected)
     for name, values in history.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4)
+
+
+def normalised():
+    W_global.clear()
+    initial = keras.initializers.GlorotUniform
+    model = keras.Sequential(
+        [
+            keras.Input((6,), name="in"),
+            keras.layers.Dense(8, name="hidden", kernel_initializer=initial(seed=1)),
+            keras.layers.BatchNormalization(name="norm", momentum=0.9),
+            keras.layers.Dense(4, name="logits", kernel_initializer=initial(seed=2)),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), loss=LOSS)
+    return model
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_moving_statistics_of_one_worker_are_keras_alone(overlap, tmp_path):
+    expected, _ = alone(normalised, epochs=3)
+    with scripts(tmp_path, "dgs", 1, compression_rate=1, overlap=overlap) as run:
+        [(model, _)] = run.fit(normalised, epochs=3)
+    assert_same(model, expected)
+    for mine, theirs in zip(
+        model.non_trainable_variables, expected.non_trainable_variables, strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5, err_msg=mine.path)
 
 
 class Unbuilt(keras.Model):
