@@ -226,7 +226,8 @@ class Session:
         return self.part.core.weights
 
     @property
-    def _offer(self) -> Offer | None:
+    def offer(self) -> Offer | None:
+        """The model, as it is offered to servers without one; None: they have it."""
         return None if self._offering is None else self._offering.offer
 
     def _own_slots(self, optimizers: Sequence[Any]) -> list[OwnSlots]:
@@ -235,7 +236,7 @@ class Session:
         Raises:
             ConfigurationError: No PS does, or one was built on other variables.
         """
-        offer, variables = self._offer, self.shared.variables
+        offer, variables = self.offer, self.shared.variables
         if offer is None or not offer.optimizers:
             raise ConfigurationError("no PS steps with this script's optimizer; there are no slots")
         return [
@@ -266,7 +267,7 @@ class Session:
         Raises:
             ConfigurationError, ValueError: One was built on other variables.
         """
-        own, offer = self._own_slots(optimizers), self._offer
+        own, offer = self._own_slots(optimizers), self.offer
         for number, numbers in enumerate(offer.groups() if offer else ()):
             states = [states[number] for states in state.shards]
             parts = [part_of_layout(layout, numbers)[0] for layout in state.layouts]

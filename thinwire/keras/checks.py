@@ -8,7 +8,10 @@ from typing import Any
 
 import keras
 
+from thinwire.keras.plan import named
+from thinwire.models.flat_model import SharedModel
 from thinwire.ops.methods.method import Method
+from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.server import keras_optimizer
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
@@ -203,6 +206,64 @@ def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
             "model was compiled, and a run shares those that were; expected the same. Compile the "
             "model again after `trainable` has changed, as Keras alone wants it, too."
         )
+
+
+def refuse_step_alone(
+    optimizer: Any, variables: Sequence[Any], shared: Iterable[Any], name: str
+) -> None:
+    """Refuse an optimizer that steps some of a model's variables without an exchange.
+
+    Args:
+        optimizer: Not distributed, or not known at the first step.
+        variables: Those that it steps.
+        shared: Those that only exchanges may change.
+        name: Of the model.
+
+    Raises:
+        ConfigurationError: It steps one of these.
+    """
+    known = {id(each) for each in shared}
+    touched = [variable for variable in variables if id(variable) in known]
+    if not touched:
+        return
+    raise ConfigurationError(
+        f"{named(optimizer)} steps {touched[0].path} and {len(touched) - 1} more variables of "
+        f"{name!r} on this worker alone; expected an optimizer that exchanges. In a "
+        "train_step let it step in the first call already, for what steps there is shared; in "
+        "a loop of your own write `optimizer = thinwire.distribute(optimizer, model=model)`."
+    )
+
+
+def check_offered_step(
+    optimizer: Any, number: int, variables: Sequence[Any], shared: SharedModel, offer: Offer
+) -> None:
+    """Refuse other variables than those that the PS steps with an optimizer.
+
+    Args:
+        optimizer: About to step.
+        number: Its own among those of the offer.
+        variables: Those that it is given.
+        shared: The model.
+        offer: As the PS has it.
+
+    Raises:
+        ConfigurationError: Those of another optimizer, or not all of its own.
+    """
+    unused, given = set(offer.unused), {id(variable) for variable in variables}
+    for owner, numbers in enumerate(offer.groups()):
+        for each in numbers:
+            variable, path = shared.variables[each], shared.spec.tensors[each].path
+            is_given = id(variable) in given
+            if is_given == (owner == number) or (not is_given and path in unused):
+                continue
+            what = "steps" if is_given else "does not step"
+            raise ConfigurationError(
+                f"{named(optimizer)} {what} {path}, and the PS steps with it what was "
+                "known of it at the first step; expected the same variables in each step. "
+                "Distribute each optimizer with the model that it steps, as in "
+                "thinwire.distribute(optimizer, model=generator), or build it before the loop: "
+                "optimizer.build(generator.trainable_variables)."
+            )
 
 
 def _differences(compiled: dict[str, Any], known: dict[str, Any]) -> list[str]:

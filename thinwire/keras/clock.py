@@ -19,27 +19,29 @@ class RunClock:
         variable: The count, which the graph of a step reads: a scalar int64.
     """
 
-    def __init__(self, data: Shared, iterations: int) -> None:
+    def __init__(self, data: Shared, optimizer: Any) -> None:
         """Begin at the optimizer's own count.
 
         Args:
             data: What the run trains on; without a batch size the optimizer's own count is read.
-            iterations: Of the optimizer before the run.
+            optimizer: Whose steps are counted; built.
         """
         self._batch_size, self._num_examples = data.batch_size, data.num_examples
-        self._first = self._steps = iterations
+        self._optimizer = optimizer
+        self._first = self._steps = int(optimizer._iterations)
         self._at_samples = 0
-        self.variable = tf.Variable(iterations, dtype=tf.int64, trainable=False)
+        self.variable = tf.Variable(self._steps, dtype=tf.int64, trainable=False)
 
-    def begin_phase(self, data: Shared, iterations: int | None) -> None:
+    def begin_phase(self, data: Shared, optimizer: Any) -> None:
         """Count on in another phase of the script.
 
         Args:
             data: What the run trains on now.
-            iterations: Of an optimizer that was compiled since; None: it is the one of before.
+            optimizer: Whose steps are counted: the one of before, or one that begins anew.
         """
         self._batch_size, self._num_examples = data.batch_size, data.num_examples
-        self._first = self._steps if iterations is None else iterations
+        is_new, self._optimizer = optimizer is not self._optimizer, optimizer
+        self._first = int(optimizer._iterations) if is_new else self._steps
         self._steps, self._at_samples = self._first, 0
         self.variable.assign(self._steps)
 

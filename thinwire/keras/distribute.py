@@ -122,8 +122,8 @@ def _distribute_optimizer(
     for each in models:
         if getattr(each, "thinwire", None) is None:
             each.thinwire = session
-            save_once(each, session)
-            look_fresh(each, session)
+            save_once(each, session.central)
+            look_fresh(each, session.loop)
     session.add_optimizer(optimizer, models)
     optimizer.thinwire = session
 
@@ -168,8 +168,8 @@ def _new_session(
     if chosen.local:
         raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
     session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)
-    save_once(model, session)
-    look_fresh(model, session)
+    save_once(model, session.central)
+    look_fresh(model, session.loop)
     RECORD.add(session)
     note_settings(chosen)
     return session

@@ -36,37 +36,36 @@ class FitCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Join, where that is possible before the first step."""
         del logs
-        self._session.begin_fit()
+        self._session.fits.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count."""
         del logs
-        self._session.begin_epoch(epoch)
+        self._session.fits.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Count, and end `fit` with what went wrong in the batch before."""
         del batch, logs
-        self._session.begin_batch()
+        self._session.fits.begin_batch()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """End the epoch before it is evaluated, and `fit` if something went wrong."""
         del logs
-        self._session.end_epoch()
-        if self._swaps and not self._session.is_evaluated_elsewhere:
-            self._session.refresh_averages()
+        self._session.fits.end_steps()
+        if self._swaps and not self._session.evaluations.is_elsewhere:
+            self._session.central.refresh_averages()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End `fit` with what went wrong in the last batch; wait for those that have another."""
         del epoch, logs
-        self._session.end_epoch()
-        self._session.stop_if_due()
+        self._session.fits.end_epoch()
         if self._swaps_at_end:
-            self._session.refresh_averages()
+            self._session.central.refresh_averages()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Leave; from here on the model has the final weights."""
         del logs
-        self._session.ends_fit()
+        self._session.fits.leave()
 
 
 def surround_fit(model: keras.Model, session: ModelSession) -> None:
@@ -81,18 +80,18 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
     def fit(*args: Any, **keywords: Any) -> Any:
         given = _named(signature.bind(*args, **keywords))
         others = _listed(given.get("callbacks"))
-        written = writing_once(others, lambda: session.writes_files)
-        with session.fitting(given) as arguments, written:
+        written = writing_once(others, lambda: session.central.writes_files)
+        with session.fits.running(given) as arguments, written:
             arguments["callbacks"] = _first(FitCallback(session, others), given.get("callbacks"))
             history = alone(**arguments)
-        session.report_history(history)
+        session.evaluations.report_history(history)
         return history
 
     @functools.wraps(evaluate_alone)
     def evaluate(*args: Any, **keywords: Any) -> Any:
-        is_of_fit = keywords.get("_use_cached_eval_dataset") and session.is_evaluated_elsewhere
+        is_of_fit = keywords.get("_use_cached_eval_dataset") and session.evaluations.is_elsewhere
         return (
-            session.evaluate(evaluate_alone, keywords)
+            session.fits.evaluate(evaluate_alone, keywords)
             if is_of_fit
             else evaluate_alone(*args, **keywords)
         )
@@ -105,7 +104,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     @functools.wraps(trains_on_batch)
     def train_on_batch(*args: Any, **keywords: Any) -> Any:
-        with session.on_batch():
+        with session.loop.on_batch():
             return trains_on_batch(*args, **keywords)
 
     model.fit, model.evaluate, model.train_step = fit, evaluate, step

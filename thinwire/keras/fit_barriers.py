@@ -25,6 +25,7 @@ class FitBarriers:
 
     Attributes:
         on_stop: See below; of the model that is trained now.
+        where: At which end of the present `fit` the newest phase may begin: begin or left.
 
     Args:
         run: The run's settings.
@@ -42,6 +43,8 @@ class FitBarriers:
         on_stop: Callable[[int], None] = lambda epochs: None,
     ) -> None:
         self._num_fits = self._num_saved = 0
+        self.where = "begin"
+        self._has_warned = False  # that nobody evaluates
         self._id_worker, self.on_stop = id_worker, on_stop
         self._control = Control.of(
             run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
@@ -57,11 +60,12 @@ class FitBarriers:
 
     def count_fit(self) -> None:
         """Begin another `fit`, the first included."""
-        self._num_fits, self._num_saved = self._num_fits + 1, 0
+        self._num_fits, self._num_saved, self.where = self._num_fits + 1, 0, "begin"
 
-    def phase(self, where: str) -> int:
-        """Return the number of the phase that may begin at the beginning or end of this `fit`."""
-        return 2 * self._num_fits + (where == "left")
+    @property
+    def phase(self) -> int:
+        """The number of the phase that may begin at the beginning or end of this `fit`."""
+        return 2 * self._num_fits + (self.where == "left")
 
     def wait(self, where: str, changes: bool = False) -> Opening | RunHalted:
         """Wait until every script begins or ends the present `fit`.
@@ -98,9 +102,18 @@ class FitBarriers:
             The evaluation, or the end of the run, if that has come before. Raises as `wait`.
         """
         try:
-            return self._control.evaluate(self._num_fits, epoch)
+            found = self._control.evaluate(self._num_fits, epoch)
         except RunHalted as halted:
             return halted
+        if found.nobody and not self._has_warned:
+            self._has_warned = True
+            logging.warning(
+                "epoch %d was not evaluated (%s): History and callbacks have no val_* of it, nor "
+                "of later ones, until a Supervisor evaluates again",
+                found.epoch + 1,
+                found.nobody,
+            )
+        return found
 
     def saved(self, has_written: bool, in_loop: bool = False) -> RunHalted | None:
         """Let others go on that wait for a file; or wait until it has been written.

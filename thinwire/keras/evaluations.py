@@ -1,0 +1,76 @@
+"""What `fit` reports to the Supervisor, and takes over of what the Supervisor's evaluator finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from thinwire.keras.reports import describe_fit, describe_history
+from thinwire.keras.run_member import RunMember
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.evaluations import decode_metrics
+
+
+class FitEvaluations:
+    """The evaluations of a model's calls of `fit`.
+
+    Attributes:
+        validates: Whether the present `fit` has validation data.
+    """
+
+    def __init__(self, member: RunMember) -> None:
+        self.validates = False
+        self._member = member
+
+    def begin_fit(self, arguments: dict[str, Any]) -> None:
+        """Look at the arguments of Keras' fit for validation data."""
+        is_given = arguments.get("validation_data") is not None
+        self.validates = is_given or bool(arguments.get("validation_split"))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether `fit` takes over what the Supervisor's evaluator finds, as all workers do."""
+        member = self._member
+        is_launched = member.settings is not None and member.settings.is_launched
+        return is_launched and member.in_fit and member.takes_part
+
+    def evaluate(self, epoch: int, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+        """Return the metrics of the validation data at the end of an epoch.
+
+        The run's weights are evaluated once, by the Supervisor's evaluator, and all workers wait
+        for that. Where nobody evaluates there are no metrics; where the run has ended, this worker
+        evaluates its own weights.
+
+        Args:
+            epoch: As Keras counts them.
+            alone: Keras' evaluate.
+            keywords: Its arguments, as `fit` gives them.
+        """
+        barriers, callbacks = self._member.barriers, keywords["callbacks"]
+        callbacks.on_test_begin()
+        found = None if barriers is None else barriers.evaluate(epoch)
+        if isinstance(found, pb.Evaluated):
+            logs = decode_metrics(found.metrics)
+        else:
+            self._member.take_end(found)
+            logs = alone(**keywords | {"callbacks": None, "verbose": 0})
+        callbacks.on_test_end(logs)
+        return logs
+
+    def report_fit(self) -> None:
+        """Report a `fit` of a run that has a Supervisor of ours."""
+        member, session = self._member, self._member.session
+        if session is not None and member.barriers is not None and member.takes_part:
+            layouts = session.part.core.layouts
+            fit = describe_fit(member.model, session.shared.variables, layouts)
+            fit.validates, fit.phase = self.validates, session.phase
+            member.barriers.begin_fit(fit)
+
+    def report_history(self, history: Any) -> None:
+        """Report what `fit` has returned."""
+        member = self._member
+        is_known = isinstance(history, keras.callbacks.History)  # else of a fit of the script's own
+        if member.barriers is not None and not member.stopped and is_known:
+            member.barriers.end_fit(describe_history(history))

@@ -1,0 +1,225 @@
+"""The exchange of a step: gradients, or weights, go to the servers, and the new weights come back.
+
+TensorFlow calls it within the graph of a step, in a thread of its own, where an exception would be
+lost: what goes wrong is kept, and raised where Python is in charge again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import logging
+
+from thinwire.gradient_sgd import RATE_TOLERANCE
+from thinwire.keras.checks import check_rate_change
+from thinwire.keras.loops import LoopSteps
+from thinwire.keras.optimizers import ScriptOptimizers
+from thinwire.keras.run_member import RunMember
+from thinwire.keras.step import ExchangeStep
+from thinwire.keras.traffic import EpochTraffic
+from thinwire.session import Session, StepInfo
+from thinwire.worker.core.messages import ScriptFigures
+from thinwire.worker.script import RECORD
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+
+class StepExchange:
+    """Exchanges for the steps of one model.
+
+    Attributes:
+        last: What became of the newest step; None before the first.
+        traffic: What the steps of the present epoch have sent and received.
+        num_calls: Exchanges of the present `fit`, those after the run's end included.
+
+    Args:
+        member: The model's place in the run.
+        optimizers: Of the script.
+        loop_steps: Of a loop of the script's own.
+    """
+
+    def __init__(
+        self, member: RunMember, optimizers: ScriptOptimizers, loop_steps: LoopSteps
+    ) -> None:
+        self.last: StepInfo | None = None
+        self.traffic = EpochTraffic()
+        self.num_calls = 0
+        self._member, self._optimizers, self._loop_steps = member, optimizers, loop_steps
+        self._failure: Exception | None = None
+        self._rate_factor = 1.0  # this worker's learning rate over the run's
+        self._has_reported_end = False  # of the run, to a loop
+
+    def begin_fit(self) -> None:
+        """Forget the `fit` before."""
+        self._failure, self.num_calls = None, 0
+
+    def begin_epoch(self) -> None:
+        """Count what is sent and received anew."""
+        self.traffic = EpochTraffic()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something went wrong that is yet to be raised."""
+        return self._failure is not None
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong in an exchange, where TensorFlow would have swallowed it."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def exchange(
+        self,
+        step: ExchangeStep,
+        repeats: bool,
+        in_turn: bool,
+        values: Float32,
+        rows: int,
+        loss: float,
+        statistics: Float32,
+        rate: float,
+        scale: float,
+        sparse: Sequence[int],
+        *touched: Any,
+    ) -> tuple[Float32, Float32, np.float32, np.float32, int]:
+        """Step; called by TensorFlow.
+
+        Args:
+            step: Of which optimizer.
+            repeats: Whether its examples were counted before.
+            in_turn: Whether other optimizers of a loop may step before weights are exchanged.
+            values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
+            rows: Examples in the mini-batch.
+            loss: Its mean loss.
+            statistics: [m] float32 moving statistics after it.
+            rate: The optimizer's learning rate; a callback may have changed it.
+            scale: What the loss was multiplied by; 0: nothing, or the optimizer unscales itself.
+            sparse: Numbers of the variables whose gradients name their rows.
+            touched: Those rows, of one variable each, in any order and repeated.
+
+        Returns:
+            weights [num_parameters], statistics [m], learning rate, loss scale and the schedule's
+            count to go on from.
+        """
+        member, clock = self._member, self._optimizers.clock
+        session, is_offered = member.joined, member.is_offered
+        with member.lock:
+            if in_turn and not self._loop_steps.is_due(step):
+                return self._unchanged(values, statistics, rate, scale)
+            if not (
+                member.in_fit and member.model.stop_training
+            ):  # else the rest of several steps in one execution
+                figures = ScriptFigures(
+                    learning_rate=self._set_rate(step, float(rate)),
+                    loss_scale=float(scale),
+                    overflow=bool(scale) and not np.isfinite(values).all(),
+                    optimizer=0 if session.takes_weights else step.number,
+                    repeats_batch=repeats,
+                    touched={
+                        int(number): np.unique(each)
+                        for number, each in zip(sparse, touched, strict=True)
+                    },
+                )
+                own = np.array(values)
+                self._try_step(step, own, int(rows), float(loss), statistics, float(rate), figures)
+            if not is_offered:
+                step.known_rate = session.part.core.learning_rate * self._rate_factor
+            return (
+                session.weights.copy(),
+                session.means.copy(),
+                np.float32(rate if is_offered else step.known_rate),
+                np.float32(session.loss_scale or scale),
+                0 if clock is None else clock.advance(session.samples_of_phase),
+            )
+
+    def sit_out(self, session: Session) -> None:
+        """Take part in a round with nothing, which leaves the others' mean as it is."""
+        optimizers, takes_weights = self._optimizers, session.takes_weights
+        with self._member.lock:
+            if session.stopped:
+                return
+            for number in optimizers.sequence[:1] if takes_weights else optimizers.sequence:
+                weights = session.weights
+                nothing = weights.copy() if takes_weights else np.zeros_like(weights)
+                step = optimizers.stepping[number]
+                number = 0 if takes_weights else number
+                figures = ScriptFigures(loss_scale=session.loss_scale, optimizer=number)
+                self._try_step(
+                    step, nothing, 0, 0.0, session.means.copy(), step.known_rate, figures
+                )
+            session.assign()
+
+    def _unchanged(
+        self, values: Float32, statistics: Float32, rate: float, scale: float
+    ) -> tuple[Float32, Float32, np.float32, np.float32, int]:
+        """Return what a local step goes on from that no exchange follows."""
+        clock = self._optimizers.clock
+        count = 0 if clock is None else int(clock.variable.numpy())
+        own = np.array(values), np.array(statistics)
+        return (*own, np.float32(rate), np.float32(scale), count)
+
+    def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
+        """Return a rate that the script has set since the last push; the PS then steps with it."""
+        member = self._member
+        is_known = rate == np.float32(step.known_rate)
+        if not member.is_offered or member.takes_weights or is_known:
+            return None
+        step.known_rate = rate
+        return rate
+
+    def _try_step(
+        self,
+        step: ExchangeStep,
+        values: Float32,
+        rows: int,
+        loss: float,
+        statistics: Float32,
+        rate: float,
+        figures: ScriptFigures,
+    ) -> None:
+        """Step, and keep what goes wrong."""
+        member, session = self._member, self._member.joined
+        self.num_calls += 1
+        try:
+            if not session.stopped:
+                is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
+                if is_new and not member.is_offered:
+                    self._scale_to_rate(session, rate)
+                factor = self._rate_factor
+                self.last = session.step(values, rows, loss, statistics, factor, figures)
+                self.traffic.add(self.last)
+            if session.stopped:
+                member.raise_if_broken(session.stop_reason)
+                self._report_end()
+        except Exception as error:
+            self._failure = error  # which `fit` raises before its next batch
+            if not member.in_fit:
+                RECORD.fail(error)
+                raise
+        finally:
+            if self._failure is not None or session.stopped:
+                member.model.stop_training = True
+
+    def _report_end(self) -> None:
+        """Name, once, that steps of a loop change nothing any more."""
+        member = self._member
+        if member.in_loop and not member.in_fit and not self._has_reported_end:
+            self._has_reported_end = True
+            logging.warning(
+                "the run has ended (%s): further steps of %r change nothing; a loop can leave by "
+                "optimizer.thinwire.stopped",
+                member.stop_reason or "interrupted",
+                member.model.name,
+            )
+
+    def _scale_to_rate(self, session: Session, rate: float) -> None:
+        """Step with a rate that the script has set, where the server has its own."""
+        factor = rate / session.part.core.learning_rate
+        if abs(factor - 1) <= RATE_TOLERANCE:
+            factor = 1.0
+        if factor != self._rate_factor:
+            check_rate_change(rate, session.settings.run.method)
+        self._rate_factor = factor

@@ -1,0 +1,200 @@
+"""The life of one call of `fit`: it joins, counts epochs and batches, and leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from absl import logging
+
+from thinwire.keras.central import CentralAccess
+from thinwire.keras.early_stop import EarlyStop
+from thinwire.keras.evaluations import FitEvaluations
+from thinwire.keras.exchange import StepExchange
+from thinwire.keras.joining import Joining
+from thinwire.keras.phases import Phases
+from thinwire.keras.run_member import RunMember
+from thinwire.keras.succession import Succession
+from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.data import Shared, share
+from thinwire.sharing.place import WorkerPlace
+from thinwire.sharing.randomness import own_randomness
+from thinwire.worker.script import RECORD
+
+
+class FitLifecycle:
+    """Where the present `fit` is, over all calls of a model.
+
+    Attributes:
+        shares_itself: Whether the script has shared its data by `shard`.
+
+    Args:
+        member: The model's place in the run.
+        succession: Of the script's models.
+        phases: Of the script.
+        joining: Makes the sessions.
+        exchange: Of the steps.
+        central: To what is on the shards.
+        evaluations: By the Supervisor.
+        stop: Before its time.
+    """
+
+    def __init__(
+        self,
+        *,
+        member: RunMember,
+        succession: Succession,
+        phases: Phases,
+        joining: Joining,
+        exchange: StepExchange,
+        central: CentralAccess,
+        evaluations: FitEvaluations,
+        stop: EarlyStop,
+    ) -> None:
+        self.shares_itself = False
+        self._member, self._succession, self._phases = member, succession, phases
+        self._joining, self._exchange, self._central = joining, exchange, central
+        self._evaluations, self._stop = evaluations, stop
+        self._to_sit_out = 0  # rounds of this epoch
+        self._num_batches = 0  # begun in this `fit`
+        self._came_late = False  # to this `fit`: the run had ended before
+        self._has_slots = False  # the optimizers have the state that the PS has made
+
+    @contextlib.contextmanager
+    def running(self, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Be ready for one call of `fit`; leave the run if it fails.
+
+        Args:
+            arguments: Of Keras' fit.
+
+        Yields:
+            The arguments with this worker's part of the training data.
+
+        Raises:
+            ConfigurationError: Data that cannot be shared, or an optimizer that cannot step.
+        """
+        member = self._member
+        self._phases.prepare_fit()
+        place = self._place()
+        self._joining.data = Shared(arguments) if place is None else share(arguments, place)
+        self._exchange.begin_fit()
+        self._stop.begin_fit()
+        self._evaluations.begin_fit(self._joining.data.arguments)
+        self._num_batches, self._came_late, self._has_slots = 0, False, False
+        member.in_fit, member.has_left = True, False
+        try:
+            self._succession.begin_fit()
+            if member.barriers is not None:
+                member.barriers.count_fit()
+            with contextlib.nullcontext() if place is None else own_randomness(place):
+                yield dict(self._joining.data.arguments)
+            self._phases.end()
+        except BaseException as error:
+            RECORD.leave_fit(error)
+            member.close("error")
+            raise
+        finally:
+            member.in_fit = False
+
+    def begin(self) -> None:
+        """Join before the first step, unless only that shows what the model is."""
+        member = self._member
+        self._phases.begin()
+        if member.stopped:
+            member.model.stop_training = self._came_late = True
+            logging.warning(
+                "the run has ended (%s) before this fit, which does not train %r",
+                member.stop_reason or "interrupted",
+                member.model.name,
+            )
+
+    def begin_batch(self) -> None:
+        """Count a mini-batch, or several in one execution; raise what went wrong before."""
+        self._exchange.raise_failure()
+        self._num_batches += 1
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Find how many of the coming epoch's rounds this worker has no rows for.
+
+        Args:
+            epoch: As Keras counts them.
+        """
+        self._to_sit_out = self._joining.data.short_by
+        self._exchange.begin_epoch()
+        self._stop.begin_epoch(epoch)
+
+    def end_steps(self) -> None:
+        """Sit out the last rounds of an epoch, in which only others have rows; once.
+
+        Where the epoch ends before its time, nobody waits for this worker's rounds any more.
+        """
+        session = self._member.session
+        self._exchange.raise_failure()
+        number, self._to_sit_out = self._to_sit_out, 0
+        if session is None:
+            return
+        if self._member.model.stop_training:
+            self._stop.notify(after=0)
+            self._member.finish_rounds(session)
+            self._member.close("done")
+            return
+        for _ in range(number):
+            self._exchange.sit_out(session)
+        self._exchange.raise_failure()
+
+    def end_epoch(self) -> None:
+        """End an epoch, and this `fit` with it, if another script has ended its own there."""
+        self.end_steps()
+        self._stop.end_epoch()
+
+    def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+        """Return the metrics at the end of the present epoch; see `FitEvaluations.evaluate`."""
+        return self._evaluations.evaluate(self._stop.epoch, alone, keywords)
+
+    def leave(self) -> bool:
+        """Leave after the last step, and take over what all workers have made; once.
+
+        Returns:
+            Whether the optimizer's own averages are of this run.
+
+        Raises:
+            ConfigurationError: There were steps, and none of them reached the run.
+        """
+        member = self._member
+        if not member.has_left:
+            member.has_left = True
+            self._leave()
+        return member.session is not None and (member.takes_weights or self._has_slots)
+
+    def _leave(self) -> None:
+        member = self._member
+        self._exchange.raise_failure()
+        self._stop.notify(after=self._stop.epoch + 1)
+        is_passed_over = member.catch_up.is_behind or self._came_late
+        if self._num_batches and not self._exchange.num_calls and not is_passed_over:
+            raise ConfigurationError(
+                f"{self._num_batches} steps of {member.model.name!r} exchanged nothing: its "
+                "train_step never reached an optimizer, so this worker trained alone. Expected "
+                "self.optimizer.apply_gradients(...), or that of another optimizer, in each step."
+            )
+        session = member.session if member.is_offered else None
+        if session is not None:
+            member.finish_rounds(session)
+            self._has_slots = self._central.take_final(session)
+        member.close("done")
+        if session is not None and member.wait_for_others("end"):
+            self._joining.join()
+            if not member.catch_up.is_behind:
+                self._has_slots = self._central.fill_slots(session)
+        if member.stopped:
+            logging.info("fit ended with the run (%s)", member.stop_reason or "interrupted")
+
+    def _place(self) -> WorkerPlace | None:
+        """Return this worker's place among those that share data; None: the script shares it."""
+        settings = self._member.settings
+        if settings is None or not self._member.is_offered:
+            return None
+        place = WorkerPlace.of(settings.run, settings.worker().id_worker)
+        return dataclasses.replace(place, shard="off") if self.shares_itself else place

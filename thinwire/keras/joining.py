@@ -1,0 +1,91 @@
+"""This worker in each phase of its script: what it offers to the servers, and how it joins."""
+
+from __future__ import annotations
+
+from thinwire.keras.checks import check_variables
+from thinwire.keras.early_stop import EarlyStop
+from thinwire.keras.offers import make_offer, sgd_momentum
+from thinwire.keras.optimizers import ScriptOptimizers
+from thinwire.keras.plan import StepPlan
+from thinwire.keras.run_member import RunMember
+from thinwire.models.flat_model import SharedModel
+from thinwire.session import Session
+from thinwire.sharing.data import Shared
+
+
+class Joining:
+    """Makes the sessions of a model, and joins by them.
+
+    Attributes:
+        data: What the present `fit` trains on; of a loop nothing is known.
+
+    Args:
+        member: The model's place in the run.
+        optimizers: Of the script.
+        stop: Of the present `fit`.
+        num_train: Size of the whole training set, as the script has given it.
+    """
+
+    def __init__(
+        self,
+        member: RunMember,
+        optimizers: ScriptOptimizers,
+        stop: EarlyStop,
+        num_train: int | None,
+    ) -> None:
+        self.data = Shared({})
+        self._member, self._optimizers, self._stop = member, optimizers, stop
+        self._num_train = num_train
+        self._offered: tuple[StepPlan, SharedModel] | None = None  # in this model's last phase
+
+    def join(self) -> None:
+        """Join or join again, and take over the server's weights, counts and loss scale."""
+        member = self._member
+        member.join()
+        session = member.joined
+        if member.catch_up.is_behind and not session.stopped:
+            self._stop.pass_over()
+        self._optimizers.start(session)
+
+    def join_by_flags(self) -> None:
+        """Join a server that has its model, and its optimizer, from flags; or join it again."""
+        member, is_first = self._member, self._member.session is None
+        if is_first:
+            shared = SharedModel.of(member.model, is_offered=False)
+            self._optimizers.take_compiled()
+            check_variables(shared.variables)
+            member.session = Session(member.own_settings, shared, self._num_train)
+        self.join()
+        if is_first:
+            self._optimizers.adopt_rate(member.joined)
+
+    def again(self) -> Session:
+        """Return this worker in the next phase, of the same variables."""
+        if self._offered is None:
+            raise RuntimeError("the model has not joined a run yet")
+        return self.offer(*self._offered)
+
+    def offer(self, plan: StepPlan, shared: SharedModel) -> Session:
+        """Return this worker in the next phase, or the first, with what is offered to the servers.
+
+        Args:
+            plan: What the script steps.
+            shared: The model.
+
+        Raises:
+            ConfigurationError: The PS cannot step as the script does.
+        """
+        member, data, optimizers = self._member, self.data, self._optimizers
+        settings, before, barriers = member.own_settings, member.session, member.barriers
+        optimizers.take(plan)
+        method, self._offered = settings.run.method, (plan, shared)
+        plan.check(method, member.model.name)
+        num_train = self._num_train or data.num_examples
+        offer = make_offer(shared, plan, method, data.batch_size, num_train)
+        if method.steps_on_workers and method.schedule_clock == "examples":
+            optimizers.begin_clock(data)
+        own = [step.inner for step in optimizers.stepping]
+        takes_momentum = method.takes_momentum and len(own) == 1
+        momentum = sgd_momentum(own[0]) if takes_momentum else 0.0
+        phase = 0 if before is None or barriers is None else barriers.phase
+        return Session(settings, shared, num_train, momentum, offer, own, before, phase)

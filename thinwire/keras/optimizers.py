@@ -1,0 +1,216 @@
+"""The optimizers of a script that step in the run, and what stands in for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from thinwire.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
+from thinwire.keras.checks import (
+    check_offered_step,
+    check_optimizer,
+    check_same_variables,
+    momentum_of,
+    refuse_step_alone,
+)
+from thinwire.keras.clock import RunClock
+from thinwire.keras.offers import sgd_momentum
+from thinwire.keras.plan import StepPlan
+from thinwire.keras.run_member import RunMember
+from thinwire.keras.step import ExchangeStep, StepOwner
+from thinwire.ops.methods.validation import refuse_script_steps
+from thinwire.ops.sharding.w_global import W_global, shared_variables
+from thinwire.session import Session
+from thinwire.settings import ScriptSettings, read_settings
+from thinwire.sharing.data import Shared
+
+
+def settings_with_momentum(
+    args: Any, keywords: Mapping[str, Any], optimizer: Any
+) -> ScriptSettings:
+    """Return a script's settings, with the compiled optimizer's momentum where the method has one.
+
+    Args:
+        args: See thinwire.settings.
+        keywords: Further flags by name.
+        optimizer: Compiled, of a worker whose server has its own from flags.
+
+    Raises:
+        ConfigurationError: A setting of the optimizer would have no effect.
+    """
+    chosen = read_settings(args, keywords, type_node="Worker")
+    momentum = momentum_of(optimizer)
+    is_servers = momentum in (None, chosen.run.method.server.momentum)
+    if not is_servers:
+        chosen = read_settings(args, keywords, type_node="Worker", momentum=momentum)
+    refuse_script_steps(chosen.run.method, "a worker whose server has its model from flags")
+    check_optimizer(optimizer, chosen.run.method, takes_momentum=not is_servers)
+    return chosen
+
+
+class ScriptOptimizers:
+    """What stands in for the optimizers of one model's script.
+
+    Attributes:
+        compiled: Stands in for the model's own; None: it has none yet.
+        stepping: Of all that step in the present phase, in the order of the offer.
+        sequence: Their numbers, as they step in one train_step.
+        clock: What a schedule is read at where they step here; None before the first step, and
+            where a PS steps.
+
+    Args:
+        member: The model's place in the run.
+        owner: What the steps need of the worker.
+        settings_for: Returns the settings with an optimizer whose server has its own from flags.
+    """
+
+    def __init__(
+        self, member: RunMember, owner: StepOwner, settings_for: Callable[[Any], ScriptSettings]
+    ) -> None:
+        self.compiled: ExchangeStep | None = None
+        self.stepping: list[ExchangeStep] = []
+        self.sequence: list[int] = []
+        self.clock: RunClock | None = None
+        self._member, self._owner, self._settings_for = member, owner, settings_for
+        self._stand_ins: dict[int, ExchangeStep] = {}  # by optimizer: all that there were
+
+    def stand_in(self, optimizer: Any) -> ExchangeStep:
+        """Return what stands in for an optimizer, once for each."""
+        known = self._stand_ins.get(id(optimizer))
+        if known is None:
+            known = self._stand_ins[id(optimizer)] = ExchangeStep(optimizer, self._owner)
+        return known
+
+    def has(self, optimizer: Any) -> bool:
+        """Return whether there is what stands in for an optimizer."""
+        return id(optimizer) in self._stand_ins
+
+    def prepare(self) -> None:
+        """Stand in for the compiled optimizer, whichever that is now."""
+        member, step = self._member, self.compiled
+        optimizer = getattr(member.model, "optimizer", None)
+        if optimizer is None:
+            return
+        if member.model.jit_compile:
+            logging.warning("jit_compile is switched off: XLA cannot compile an exchange")
+        member.model.jit_compile = False
+        if step is not None and step.optimizer is optimizer:
+            return
+        if not member.is_offered:
+            member.settings = self._settings_for(optimizer)
+        self.compiled = self.stand_in(optimizer)
+        if member.session is not None and not member.is_offered:  # no phase begins there
+            self.stepping = [self.compiled]
+
+    def build_compiled(self) -> None:
+        """Create the variables of the compiled optimizer, where it steps all of the model's."""
+        if self.compiled is not None:
+            self.compiled.build(self._member.model.trainable_variables)
+
+    def take(self, plan: StepPlan) -> None:
+        """Let those of a plan step from now on; they are built by now."""
+        self.stepping = []
+        for number, planned in enumerate(plan.steps):
+            step = self.stand_in(planned.optimizer)
+            step.number = number
+            step.build(planned.variables)
+            self.stepping.append(step)
+
+    def take_compiled(self) -> None:
+        """Let the compiled one step from now on."""
+        if self.compiled is not None:
+            self.stepping = [self.compiled]
+
+    @property
+    def takes_momentum(self) -> bool:
+        """Whether the method has taken the compiled SGD's momentum over."""
+        session = self._member.joined
+        if len(self.stepping) != 1 or not session.takes_weights:
+            return False
+        is_taken = session.settings.run.method.takes_momentum
+        return is_taken and sgd_momentum(self.stepping[0].inner) > 0
+
+    # -- what each steps ------------------------------------------------------------------------
+
+    def check_step(self, step: ExchangeStep, variables: Sequence[Any]) -> None:
+        """Refuse variables that a step is given, and the run does not share or step so.
+
+        Raises:
+            ConfigurationError: Others of the model, or those of another optimizer.
+        """
+        session = self._member.joined
+        check_same_variables(session.shared.variables, variables)
+        if step not in self.stepping:
+            self.refuse_step(step.optimizer, variables)
+        elif not session.takes_weights and session.offer is not None:
+            check_offered_step(
+                step.optimizer, step.number, variables, session.shared, session.offer
+            )
+
+    def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Refuse an optimizer that would train some of the model's variables here alone.
+
+        Raises:
+            ConfigurationError: It does.
+        """
+        member = self._member
+        if member.session is not None:
+            shared = member.session.shared.variables
+            if not W_global:
+                shared = [*shared, *member.model.trainable_variables]
+        elif member.model.trainable_variables:
+            shared = shared_variables(member.model, numbers_paths=member.is_offered)
+        else:
+            return
+        refuse_step_alone(optimizer, variables, shared, member.model.name)
+
+    # -- rates, schedules and the loss scale ------------------------------------------------------
+
+    def begin_clock(self, data: Shared) -> None:
+        """Let schedules be read at the run's count, from the first optimizer's own on.
+
+        Args:
+            data: What the run trains on in this phase.
+        """
+        optimizer = self.stepping[0].inner
+        if self.clock is None:
+            self.clock = RunClock(data, optimizer)
+        else:
+            self.clock.begin_phase(data, optimizer)
+
+    def start(self, session: Session) -> None:
+        """Begin with the counts and the loss scale of a run that was joined."""
+        if self.clock is not None:
+            self.clock.start(session.samples_of_phase)
+        for step in self.stepping:
+            step.assign_scale(session.loss_scale)
+
+    def note_rates(self) -> None:
+        """Take the present rates for those that the phase begins with."""
+        for step in self.stepping:
+            step.known_rate = 0.0 if step.rate is None else float(step.rate.numpy())
+
+    def follow_rate(self, session: Session) -> None:
+        """Go on with the rate that the PS steps with; others, or an earlier start, may have set it.
+
+        A rate that this script has set since `compile` goes to the PS.
+        """
+        if session.takes_weights or len(self.stepping) > 1 or not session.part.core.versions[0]:
+            return
+        step = self.stepping[0]
+        if step.rate is not None and float(step.rate.numpy()) == np.float32(step.known_rate):
+            step.adopt_rate(session.part.core.learning_rate)
+
+    def adopt_rate(self, session: Session) -> None:
+        """Go on with the server's learning rate, unless the script has set one since `compile`."""
+        step = self.compiled
+        if step is None or step.rate is None:
+            return
+        now = float(step.rate.numpy())
+        if abs(now - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate):
+            return
+        warn_of_other_rate("the optimizer's learning_rate", now, session)
+        step.adopt_rate(session.part.core.learning_rate)

@@ -1,0 +1,102 @@
+"""A training loop of the script's own, or one of train_on_batch, over all of its steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+from absl import logging
+
+from thinwire.keras.central import CentralAccess
+from thinwire.keras.exchange import StepExchange
+from thinwire.keras.optimizers import ScriptOptimizers
+from thinwire.keras.phases import Phases
+from thinwire.keras.run_member import RunMember
+from thinwire.keras.succession import Succession
+from thinwire.ops.types import ConfigurationError
+
+
+class OwnLoop:
+    """A loop that begins with its first step and ends with the script.
+
+    Args:
+        member: The model's place in the run.
+        optimizers: Of the script.
+        succession: Of the script's models.
+        phases: Of the script.
+        exchange: Of the steps.
+        central: To what is on the shards.
+    """
+
+    def __init__(
+        self,
+        member: RunMember,
+        optimizers: ScriptOptimizers,
+        succession: Succession,
+        phases: Phases,
+        exchange: StepExchange,
+        central: CentralAccess,
+    ) -> None:
+        self._member, self._optimizers, self._succession = member, optimizers, succession
+        self._phases, self._exchange, self._central = phases, exchange, central
+
+    def begin(self) -> None:
+        """Begin, where the step that is under way is the first, and of no `fit`.
+
+        Raises:
+            ConfigurationError: The server's model and optimizer come from its flags.
+        """
+        member = self._member
+        if member.in_fit or member.in_loop:
+            return
+        if not member.is_offered:
+            raise ConfigurationError(
+                f"{member.model.name!r} is trained by train_on_batch or a loop of its own; "
+                "expected model.fit(...), for this server has its optimizer from flags. Start the "
+                "script with `thinwire run`, or use thinwire.GradientSGD in the place of the "
+                "optimizer and leave thinwire.distribute() out."
+            )
+        self._succession.check_loop()
+        member.in_loop = True
+        self._optimizers.prepare()
+        logging.info(
+            "%r is trained by a loop of the script's own, whose data is the script's own affair: "
+            "thinwire.worker_id() of thinwire.num_workers(), or model.thinwire.shard(...)",
+            member.model.name,
+        )
+
+    @contextlib.contextmanager
+    def on_batch(self) -> Iterator[None]:
+        """Be ready for one call of Keras' train_on_batch.
+
+        Raises:
+            ConfigurationError: The server's model and optimizer come from its flags.
+        """
+        self.begin()
+        self._optimizers.prepare()
+        if self._member.session is None:
+            self._member.model.make_train_function()
+            self._phases.begin()
+        try:
+            yield
+        except tf.errors.OpError:
+            self._exchange.raise_failure()
+            raise
+
+    def refresh(self, with_slots: bool) -> None:
+        """Let the model have what the shards hold, between two steps.
+
+        Args:
+            with_slots: The optimizers, too.
+        """
+        member, session = self._member, self._member.session
+        if session is None or member.in_fit or not member.in_loop or self._exchange.has_failed:
+            return
+        member.finish_rounds(session)
+        with member.lock:
+            if not session.stopped:
+                session.pull()
+            session.assign()
+        if with_slots and not session.stopped:
+            self._central.fill_slots(session)
