@@ -14,6 +14,7 @@ import tensorflow as tf
 from thinwire.models.fast_bias import plain_bias_sums
 from thinwire.models.flat_model import SharedModel
 from thinwire.models.loss import ensure_compiled_loss
+from thinwire.models.seeds import seed_apart
 from thinwire.ops.kernels.device import DeviceArray
 from thinwire.ops.kernels.tensorflow_ops import norm
 from thinwire.ops.kernels.tensorflow_select import accumulate
@@ -73,10 +74,8 @@ class TrainStep:
         return DeviceArray(flat), float(loss)
 
     def vary_local_randomness(self, number: int) -> None:
-        """Give dropout and other random layers a stream of their own on worker `number`."""
-        for variable in self._local:
-            if "seed_generator_state" in variable.path:
-                variable.assign(variable.value + number)
+        """Give dropout and other random layers a stream of their own on worker `number`, from 1."""
+        seed_apart(self._local, number)
 
     def save_local(self) -> State:
         """Return the variables that stay on this worker (statistics, dropout seeds)."""

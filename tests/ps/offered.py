@@ -135,6 +135,13 @@ class OfferedRun:
         offering = Lying(offer, lambda: mine, lambda: statistics, lie=lie)
         return WorkerSession(run, own, offer.spec, statistics, offering=offering)
 
+    def interrupt(self):
+        """End the shards as an operator does: the same command goes on with the run."""
+        for shard in self.shards.values():
+            shard.interrupt()
+        for thread in self.threads:
+            thread.join(20)
+
     def close(self):
         for stage in self.stages.values():
             stage.interrupt()

@@ -19,12 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
-import tensorflow as tf
 from absl import logging
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
-from thinwire.keras.plan import is_built
+from thinwire.keras.plan import is_built, try_in_graph
 from thinwire.keras.reports import fill_history, variables_of
 from thinwire.keras.saving import is_own_file
 from thinwire.models.flat_model import FlatVariables, moving_statistics
@@ -400,5 +399,4 @@ def _build(model: Any, arguments: dict[str, Any]) -> None:
         distribute_strategy=model.distribute_strategy,
         steps_per_execution=1,
     )
-    spec = iterator._distributed_dataset.element_spec
-    tf.function(model.train_step, autograph=False).get_concrete_function(spec)
+    try_in_graph(model.train_step, iterator._distributed_dataset.element_spec)

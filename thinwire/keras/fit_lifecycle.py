@@ -188,6 +188,8 @@ class FitLifecycle:
             self._joining.join()
             if not member.catch_up.is_behind:
                 self._has_slots = self._central.fill_slots(session)
+            # Else the rounds of a worker that is started again would wait for this one.
+            member.close("done")
         if member.stopped:
             logging.info("fit ended with the run (%s)", member.stop_reason or "interrupted")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thinwire.keras.checks import check_variables
 from thinwire.keras.early_stop import EarlyStop
-from thinwire.keras.offers import make_offer, sgd_momentum
+from thinwire.keras.offers import make_offer
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.plan import StepPlan
 from thinwire.keras.run_member import RunMember
@@ -85,7 +85,6 @@ class Joining:
         if method.steps_on_workers and method.schedule_clock == "examples":
             optimizers.begin_clock(data)
         own = [step.inner for step in optimizers.stepping]
-        takes_momentum = method.takes_momentum and len(own) == 1
-        momentum = sgd_momentum(own[0]) if takes_momentum else 0.0
+        momentum = optimizers.momentum_for(method)
         phase = 0 if before is None or barriers is None else barriers.phase
         return Session(settings, shared, num_train, momentum, offer, own, before, phase)

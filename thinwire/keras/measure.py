@@ -16,14 +16,17 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import keras
 import numpy as np
+import tensorflow as tf
 
+from thinwire.keras.step import count_rows, flat_gradient
+from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.models.measured import MeasuredModel
+from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
 
 if TYPE_CHECKING:
-    import keras
-
     from thinwire.ops.types import Float32
 
 #: Gradients that are kept; of a large model fewer, for they take memory.
@@ -46,12 +49,10 @@ def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
     alone = model.fit
 
     def fit(*args: Any, **keywords: Any) -> NoReturn:
-        import keras
-
         bound = inspect.signature(keras.Model.fit).bind(model, *args, **keywords).arguments
         arguments = {name: value for name, value in bound.items() if name not in _LEFT_OUT}
         measurement = _Measurement(model)
-        arguments |= {"callbacks": [_stopper(measurement)], "verbose": 0}
+        arguments |= {"callbacks": [_Stopper(measurement)], "verbose": 0}
         arguments |= dict.fromkeys(("epochs", "validation_freq"), sys.maxsize)
         arguments["initial_epoch"] = 0
         alone(**arguments)
@@ -67,8 +68,6 @@ class _Measurement:
     """Stands before one compiled optimizer's `apply`, and records what it gets."""
 
     def __init__(self, model: Any) -> None:
-        from thinwire.keras.step import count_rows
-
         self.model, self.optimizer = model, model.optimizer
         self.gradients: list[Float32] = []
         self.times: list[float] = []
@@ -107,10 +106,6 @@ class _Measurement:
         return [after - before for before, after in itertools.pairwise(times)]
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        import tensorflow as tf
-
-        from thinwire.ops.sharding.w_global import shared_variables
-
         grads, self._was_applied = list(grads), True
         variables = trainable_variables
         if variables is None:
@@ -120,7 +115,7 @@ class _Measurement:
         sizes = [int(np.prod(each.shape)) for each in shared]
         rows = [isinstance(found.get(id(each)), tf.IndexedSlices) for each in shared]
         self.embedding_share = sum(np.multiply(sizes, rows)) / max(1, sum(sizes))
-        flat = tf.concat([_flat(found.get(id(each)), each) for each in shared], 0)
+        flat = tf.concat([flat_gradient(found.get(id(each)), each) for each in shared], 0)
         scale = getattr(self.optimizer, "dynamic_scale", None)
         if scale is not None:
             flat = flat / tf.cast(scale.value, tf.float32)
@@ -135,34 +130,22 @@ class _Measurement:
             self.gradients.append(gradient.copy())
 
 
-def _flat(gradient: Any, variable: Any) -> Any:
-    import tensorflow as tf
+class _Stopper(keras.callbacks.Callback):
+    """Ends `fit` when enough is known."""
 
-    if gradient is None:
-        return tf.zeros([int(np.prod(variable.shape))], tf.float32)
-    return tf.reshape(tf.cast(tf.convert_to_tensor(gradient), tf.float32), [-1])
+    def __init__(self, measurement: _Measurement) -> None:
+        super().__init__()
+        self._measurement = measurement
 
-
-def _stopper(measurement: _Measurement) -> Any:
-    """Return the callback that ends `fit` when enough is known."""
-    import keras
-
-    class Stopper(keras.callbacks.Callback):
-        """Ends `fit`."""
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            """Look whether enough is known."""
-            del batch, logs
-            if measurement.is_done:
-                self.model.stop_training = True
-
-    return Stopper()
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Look whether enough is known."""
+        del batch, logs
+        if self._measurement.is_done:
+            self.model.stop_training = True
 
 
 def _measured(measurement: _Measurement) -> MeasuredModel:
     """Return what was recorded."""
-    from thinwire.models.flat_model import FlatVariables, SharedModel
-
     shared, optimizer = SharedModel.of(measurement.model), measurement.optimizer
     seconds = measurement.step_seconds()
     return MeasuredModel(

@@ -21,6 +21,7 @@ from thinwire.keras.offers import sgd_momentum
 from thinwire.keras.plan import StepPlan
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import ExchangeStep, StepOwner
+from thinwire.ops.methods.method import Method
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.sharding.w_global import W_global, shared_variables
 from thinwire.session import Session
@@ -128,10 +129,12 @@ class ScriptOptimizers:
     def takes_momentum(self) -> bool:
         """Whether the method has taken the compiled SGD's momentum over."""
         session = self._member.joined
-        if len(self.stepping) != 1 or not session.takes_weights:
-            return False
-        is_taken = session.settings.run.method.takes_momentum
-        return is_taken and sgd_momentum(self.stepping[0].inner) > 0
+        return session.takes_weights and self.momentum_for(session.settings.run.method) > 0
+
+    def momentum_for(self, method: Method) -> float:
+        """Return the compiled SGD's momentum, where a method takes it over; else 0."""
+        is_alone = len(self.stepping) == 1
+        return sgd_momentum(self.stepping[0].inner) if method.takes_momentum and is_alone else 0.0
 
     # -- what each steps ------------------------------------------------------------------------
 

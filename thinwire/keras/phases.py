@@ -20,12 +20,10 @@ from thinwire.keras.plan import StepPlan
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.trial import StepTrial
 from thinwire.models.flat_model import SharedModel
+from thinwire.models.seeds import seed_apart
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import Session
 from thinwire.worker.script import RECORD
-
-_SEEDS = "seed_generator_state"  # Keras' name of what Dropout and the like draw by
-_SEED_STEP, _SEED_LIMIT = 1_000_003, 2**31 - 1
 
 
 class Phases:
@@ -67,12 +65,12 @@ class Phases:
         if self._trial.is_standard:
             self._optimizers.build_compiled()
         if member.session is None and member.is_offered:
-            self._trial.before_first(self.begin_first)
-        elif member.session is not None and member.barriers is not None and self._begins("begin"):
+            self._trial.before_first(self.begin_with)
+        elif self._wait_for_change("begin"):
             if self._is_traced_anew or member.model.run_eagerly:
                 self._await_step()
             else:
-                self._begin(self._joining.again())
+                self._go_on(self._joining.again())
         elif member.succeeds:  # the run has ended, and this model keeps its own weights
             self._await_step()
         elif not member.stopped:
@@ -85,17 +83,15 @@ class Phases:
     def end(self) -> None:
         """Let all workers go on with weights that callbacks have set at the end of `fit`."""
         member = self._member
-        if member.session is None or member.barriers is None or member.stopped:
-            return
-        if self._begins("left"):
-            self._begin(self._joining.again())
+        if not member.stopped and self._wait_for_change("left"):
+            self._go_on(self._joining.again())
 
     @property
     def begins_with_step(self) -> bool:
         """Whether the next step begins a phase, the first included: it shows what is offered."""
         return self._member.session is None or self._awaits_step
 
-    def begin_first(self, plan: StepPlan) -> bool:
+    def begin_with(self, plan: StepPlan) -> bool:
         """Join, or begin a phase, once it is known what steps.
 
         Returns:
@@ -119,7 +115,7 @@ class Phases:
         if member.session is None:
             self._join_first(session)
         else:
-            self._begin(session)
+            self._go_on(session)
         return not np.array_equal(before, session.weights)
 
     def _join_first(self, session: Session) -> None:
@@ -139,7 +135,7 @@ class Phases:
             self._evaluations.report_fit()
         self._seed_apart(session.own.id_worker)
 
-    def _begins(self, where: str) -> bool:
+    def _wait_for_change(self, where: str) -> bool:
         """Wait until all scripts begin this `fit`, or have left it, each with its model.
 
         Returns:
@@ -147,23 +143,24 @@ class Phases:
             what `compile` and `trainable` have changed.
         """
         member = self._member
+        if member.session is None or member.barriers is None:
+            return False
         is_other = member.succeeds or (not member.stopped and not member.joined.has_run_s_values)
         if where == "begin":
             trained = [id(each) for each in member.model.trainable_variables]
             has_changed = member.model.run_eagerly and trained != self._trained
             is_other = is_other or has_changed or self._is_traced_anew
         opening = member.wait_for_others(where, is_other)
-        if member.barriers is not None:
-            member.barriers.where = where
+        member.barriers.where = where
         self._offers = opening is not None and opening.offers
         return opening is not None and opening.changes
 
     def _await_step(self) -> None:
         """Let the first step begin the phase: it shows what the model is."""
         self._awaits_step = True
-        self._trial.before_first(self.begin_first)
+        self._trial.before_first(self.begin_with)
 
-    def _begin(self, session: Session) -> None:
+    def _go_on(self, session: Session) -> None:
         """Go on with the model of the script that offers its own."""
         member, self._awaits_step = self._member, False
         where = "" if member.barriers is None else member.barriers.where
@@ -181,14 +178,10 @@ class Phases:
         self._seed_apart(session.own.id_worker)
 
     def _seed_apart(self, id_worker: int) -> None:
-        """Let Dropout and the like draw otherwise than those of other workers do.
+        """Let Dropout and the like draw otherwise than those of other workers do, once each.
 
-        The launcher seeds all scripts alike; worker 1 keeps its seeds.
+        The launcher seeds all scripts alike.
         """
-        for variable in self._member.model.non_trainable_variables:
-            is_new = variable.name == _SEEDS and id(variable) not in self._seeded
-            self._seeded[id(variable)] = variable
-            if is_new and id_worker > 1:
-                state = np.array(variable, np.int64)
-                state[0] = (state[0] + (id_worker - 1) * _SEED_STEP) % _SEED_LIMIT
-                variable.assign(state)
+        variables = self._member.model.non_trainable_variables
+        seed_apart((each for each in variables if id(each) not in self._seeded), id_worker)
+        self._seeded |= {id(each): each for each in variables}

@@ -180,7 +180,7 @@ class ModelSession(LeavesOnExit):
             )
         is_first = self._phases.begins_with_step and member.is_offered
         if is_first and tf.executing_eagerly() and self._trial.is_needed:
-            self._phases.begin_first(self._trial.eagerly(data))
+            self._phases.begin_with(self._trial.eagerly(data))
         try:
             return self._call(data)
         except WeightsChanged:  # only where steps run eagerly: the first one of the first fit
@@ -245,7 +245,7 @@ class ModelSession(LeavesOnExit):
         """Join at the first step, and check what each is given; see `StepOwner`."""
         self.loop.begin()
         is_first = self._phases.begins_with_step
-        has_changed = is_first and self._phases.begin_first(self._first_plan(step, pairs))
+        has_changed = is_first and self._phases.begin_with(self._first_plan(step, pairs))
         self._optimizers.check_step(step, [variable for _, variable in pairs])
         return not has_changed
 

@@ -289,7 +289,7 @@ class ExchangeStep:
         shared = self._session.variables
         sent = [by_variable.pop(id(each), None) for each in shared]
         own = [(g, v) for g, v in pairs if id(v) in by_variable and g is not None]
-        flat = [_flat(gradient, each) for gradient, each in zip(sent, shared, strict=True)]
+        flat = [flat_gradient(gradient, each) for gradient, each in zip(sent, shared, strict=True)]
         repeats = self._session.call.note(self)
         self._exchange(tf.concat(flat, 0), sent, self._session.call.rows, repeats)
         if own:
@@ -407,7 +407,7 @@ def _touched(gradient: Any) -> Any:
     return tf.cast(gradient.indices, tf.int64) if isinstance(gradient, tf.IndexedSlices) else None
 
 
-def _flat(gradient: Any, variable: Any) -> Any:
+def flat_gradient(gradient: Any, variable: Any) -> Any:
     """Return a gradient, or zeros for none, as one float32 vector."""
     if gradient is None:
         return tf.zeros([int(np.prod(variable.shape))], tf.float32)

@@ -9,10 +9,8 @@ import numpy as np
 from keras.src.random.seed_generator import global_seed_generator
 from tensorflow.python.eager import context
 
+from thinwire.models.seeds import own_seed
 from thinwire.sharing.place import WorkerPlace
-
-_STEP = 1_000_003
-_NUM_SEEDS = 2**31 - 1
 
 
 @contextlib.contextmanager
@@ -34,7 +32,7 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
     before = common.numpy()
     common.assign(before + np.uint32(number))
     if seed is not None:  # what is traced in `fit` takes its seeds from it
-        tensorflow._seed = (seed + number * _STEP) % _NUM_SEEDS
+        tensorflow._seed = own_seed(seed, place.worker)
     try:
         yield
     finally:

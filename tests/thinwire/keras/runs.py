@@ -71,6 +71,10 @@ class Scripts:
             raise errors[0]
         return [results[number] for number in numbers]
 
+    def interrupt(self):
+        """End the run so that the same command goes on with it; the scripts have ended."""
+        self._run.interrupt()
+
     def fit(self, make, nb_workers=None, **options):
         """Let every worker fit a model that `make` compiles; return models and histories.
 

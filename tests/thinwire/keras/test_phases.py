@@ -143,6 +143,7 @@ def in_two_runs(folder, story, *ends, **settings):
         with scripts(folder, "bsp", 2, **settings) as run:
             models = run.each(lambda given, end=end: story(distribute(plain_model(), given), end))
             shards = list(run.shards.values())
+            run.interrupt()
     return models, shards
 
 
@@ -292,6 +293,7 @@ def test_a_script_that_is_started_again_at_its_second_model_is_refused(tmp_path)
         for fits in (2, 3):
             with scripts(tmp_path, "bsp", 2) as run:
                 run.each(lambda given, fits=fits: story(lambda each: distribute(each, given), fits))
+                run.interrupt()
 
 
 def test_between_two_fits_no_worker_is_in_a_round(tmp_path):
