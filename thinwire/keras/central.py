@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
 
+from thinwire.keras.held_weights import is_like
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.run_member import RunMember
 from thinwire.ops.run.settings import END_REASONS
@@ -17,12 +17,6 @@ from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.session import CentralState, Session
 from thinwire.worker.script import RECORD
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
-
-#: Of the largest weight: what adding and subtracting another one of its size may change.
-_ROUNDING = 1e-6
 
 
 class CentralAccess:
@@ -67,7 +61,7 @@ class CentralAccess:
             yield
             return
         own = session.variables.read(), session.statistics.read()
-        is_own = _is_like(own[0], session.weights)
+        is_own = is_like(own[0], session.weights)
         state = self._fetch(session, weights=True) if is_own else None
         if state is None:
             yield
@@ -143,11 +137,3 @@ class CentralAccess:
             if was_set:
                 step.assign_rate(rate)
         return True
-
-
-def _is_like(mine: Float32, theirs: Float32) -> bool:
-    """Return whether weights [n] are the same but for the rounding of SwapEMAWeights."""
-    if np.array_equal(mine, theirs):
-        return True
-    scale = float(np.abs(theirs).max(initial=0.0))
-    return bool(np.abs(mine - theirs).max(initial=0.0) <= _ROUNDING * scale)

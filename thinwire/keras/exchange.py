@@ -14,6 +14,7 @@ from absl import logging
 
 from thinwire.gradient_sgd import RATE_TOLERANCE
 from thinwire.keras.checks import check_rate_change
+from thinwire.keras.held_weights import check_held
 from thinwire.keras.loops import LoopSteps
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.run_member import RunMember
@@ -79,6 +80,7 @@ class StepExchange:
         values: Float32,
         rows: int,
         loss: float,
+        held: Float32,
         statistics: Float32,
         rate: float,
         scale: float,
@@ -94,6 +96,7 @@ class StepExchange:
             values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
             rows: Examples in the mini-batch.
             loss: Its mean loss.
+            held: [num_parameters] float32 weights of the model where `values` are a gradient.
             statistics: [m] float32 moving statistics after it.
             rate: The optimizer's learning rate; a callback may have changed it.
             scale: What the loss was multiplied by; 0: nothing, or the optimizer unscales itself.
@@ -123,8 +126,9 @@ class StepExchange:
                         for number, each in zip(sparse, touched, strict=True)
                     },
                 )
-                own = np.array(values)
-                self._try_step(step, own, int(rows), float(loss), statistics, float(rate), figures)
+                own, rows = np.array(values), int(rows)
+                given = own, rows, float(loss), statistics, float(rate), figures
+                self._try_step(step, session.weights if session.takes_weights else held, *given)
             if not is_offered:
                 step.known_rate = session.part.core.learning_rate * self._rate_factor
             return (
@@ -147,9 +151,8 @@ class StepExchange:
                 step = optimizers.stepping[number]
                 number = 0 if takes_weights else number
                 figures = ScriptFigures(loss_scale=session.loss_scale, optimizer=number)
-                self._try_step(
-                    step, nothing, 0, 0.0, session.means.copy(), step.known_rate, figures
-                )
+                means = session.means.copy()
+                self._try_step(step, weights, nothing, 0, 0.0, means, step.known_rate, figures)
             session.assign()
 
     def _unchanged(
@@ -173,6 +176,7 @@ class StepExchange:
     def _try_step(
         self,
         step: ExchangeStep,
+        held: Float32,
         values: Float32,
         rows: int,
         loss: float,
@@ -180,11 +184,12 @@ class StepExchange:
         rate: float,
         figures: ScriptFigures,
     ) -> None:
-        """Step, and keep what goes wrong."""
+        """Step from the weights [num_parameters] that the model holds; keep what goes wrong."""
         member, session = self._member, self._member.joined
         self.num_calls += 1
         try:
             if not session.stopped:
+                check_held(session, held, member.model.name)
                 is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
                 if is_new and not member.is_offered:
                     self._scale_to_rate(session, rate)

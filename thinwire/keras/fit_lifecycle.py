@@ -10,9 +10,11 @@ from typing import Any
 from absl import logging
 
 from thinwire.keras.central import CentralAccess
+from thinwire.keras.checks import check_states, explain_batch
 from thinwire.keras.early_stop import EarlyStop
 from thinwire.keras.evaluations import FitEvaluations
 from thinwire.keras.exchange import StepExchange
+from thinwire.keras.held_weights import set_by_script
 from thinwire.keras.joining import Joining
 from thinwire.keras.phases import Phases
 from thinwire.keras.run_member import RunMember
@@ -78,6 +80,8 @@ class FitLifecycle:
         member = self._member
         self._phases.prepare_fit()
         place = self._place()
+        if place is not None:
+            check_states(member.model, place)
         self._joining.data = Shared(arguments) if place is None else share(arguments, place)
         self._exchange.begin_fit()
         self._stop.begin_fit()
@@ -92,6 +96,8 @@ class FitLifecycle:
                 yield dict(self._joining.data.arguments)
             self._phases.end()
         except BaseException as error:
+            if not self._exchange.num_calls:
+                explain_batch(error, place, self._joining.data.batch_size)
             RECORD.leave_fit(error)
             member.close("error")
             raise
@@ -114,6 +120,8 @@ class FitLifecycle:
         """Count a mini-batch, or several in one execution; raise what went wrong before."""
         self._exchange.raise_failure()
         self._num_batches += 1
+        if self._member.session is not None:
+            self._member.session.begin_compute()
 
     def begin_epoch(self, epoch: int) -> None:
         """Find how many of the coming epoch's rounds this worker has no rows for.
@@ -180,6 +188,9 @@ class FitLifecycle:
                 "self.optimizer.apply_gradients(...), or that of another optimizer, in each step."
             )
         session = member.session if member.is_offered else None
+        set_here = None
+        if session is not None and not (session.stopped or member.catch_up.is_behind):
+            set_here = set_by_script(session)
         if session is not None:
             member.finish_rounds(session)
             self._has_slots = self._central.take_final(session)
@@ -190,6 +201,8 @@ class FitLifecycle:
                 self._has_slots = self._central.fill_slots(session)
             # Else the rounds of a worker that is started again would wait for this one.
             member.close("done")
+        if session is not None and set_here is not None and not member.stopped:
+            session.variables.assign(set_here)
         if member.stopped:
             logging.info("fit ended with the run (%s)", member.stop_reason or "interrupted")
 

@@ -18,7 +18,7 @@ from thinwire.keras.checks import (
 )
 from thinwire.keras.clock import RunClock
 from thinwire.keras.offers import sgd_momentum
-from thinwire.keras.plan import StepPlan
+from thinwire.keras.plan import StepPlan, is_built
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import ExchangeStep, StepOwner
 from thinwire.ops.methods.method import Method
@@ -108,8 +108,9 @@ class ScriptOptimizers:
 
     def build_compiled(self) -> None:
         """Create the variables of the compiled optimizer, where it steps all of the model's."""
-        if self.compiled is not None:
-            self.compiled.build(self._member.model.trainable_variables)
+        model = self._member.model
+        if self.compiled is not None and is_built(model):  # else some of them are still to come
+            self.compiled.build(model.trainable_variables)
 
     def take(self, plan: StepPlan) -> None:
         """Let those of a plan step from now on; they are built by now."""

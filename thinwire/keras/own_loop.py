@@ -10,6 +10,7 @@ from absl import logging
 
 from thinwire.keras.central import CentralAccess
 from thinwire.keras.exchange import StepExchange
+from thinwire.keras.held_weights import check_held, is_like
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.phases import Phases
 from thinwire.keras.run_member import RunMember
@@ -93,6 +94,11 @@ class OwnLoop:
         member, session = self._member, self._member.session
         if session is None or member.in_fit or not member.in_loop or self._exchange.has_failed:
             return
+        if not session.stopped:
+            held = session.variables.read()
+            if session.takes_weights and not is_like(held, session.weights):
+                return  # the script has set them; they travel with its next step
+            check_held(session, held, member.model.name)
         member.finish_rounds(session)
         with member.lock:
             if not session.stopped:
