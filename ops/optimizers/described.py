@@ -120,11 +120,28 @@ def describe_constraints(
     return found
 
 
+def own_schedule(optimizer: Any) -> Any:
+    """Return an optimizer's schedule if it is of a class of the script's own; else None.
+
+    No PS builds that, so a worker reads it and sends the rate with each push.
+    """
+    import keras
+
+    schedules, rate = keras.optimizers.schedules, optimizer._learning_rate
+    name = type(rate).__name__
+    if not isinstance(rate, schedules.LearningRateSchedule):
+        return None
+    is_known = name in allow_list.SCHEDULES and type(rate) is getattr(schedules, name)
+    return None if is_known else rate
+
+
 def _rate(optimizer: Any, name: str) -> Any:
     """Return the learning rate: a number, or a schedule's class and arguments."""
     import keras
 
     rate = optimizer._learning_rate
+    if own_schedule(optimizer) is not None:
+        return 0.0  # until the first push
     if not callable(rate) or isinstance(rate, keras.Variable):
         return float(rate)
     schedule = _described(

@@ -1,4 +1,7 @@
-"""The count that a schedule of learning rates is read at, where the script's optimizer steps."""
+"""The count at which this worker reads a schedule of learning rates.
+
+It does where the script's optimizer steps here, and where no PS can build the schedule.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from thinwire.sharing.place import Shared
 
@@ -16,7 +18,7 @@ class RunClock:
     """Counts the steps that the script alone would have taken for the run's examples.
 
     Attributes:
-        variable: The count, which the graph of a step reads: a scalar int64.
+        variable: The count, which the graph of a step reads; of the kind that optimizers have.
     """
 
     def __init__(self, data: Shared, optimizer: Any) -> None:
@@ -30,7 +32,9 @@ class RunClock:
         self._optimizer = optimizer
         self._first = self._steps = int(optimizer._iterations)
         self._at_samples = 0
-        self.variable = tf.Variable(self._steps, dtype=tf.int64, trainable=False)
+        self.variable = keras.Variable(
+            self._steps, dtype="int", trainable=False, name="run_clock", aggregation="none"
+        )
 
     def begin_phase(self, data: Shared, optimizer: Any) -> None:
         """Count on in another phase of the script.
@@ -67,6 +71,10 @@ class RunClock:
         size = self._num_examples
         epochs, rest = divmod(samples, size) if size else (0, samples)
         return self._first + epochs * -(-(size or 0) // batch_size) + -(-rest // batch_size)
+
+    def read(self, schedule: Any) -> float:
+        """Return a schedule's rate at the count."""
+        return float(schedule(self.variable))
 
     @contextlib.contextmanager
     def reading(self, optimizer: Any) -> Iterator[None]:

@@ -167,8 +167,12 @@ class StepExchange:
     def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
         """Return a rate that the script has set since the last push; the PS then steps with it."""
         member = self._member
-        is_known = rate == np.float32(step.known_rate)
-        if not member.is_offered or member.takes_weights or is_known:
+        if not member.is_offered or member.takes_weights:
+            return None
+        clock, schedule = self._optimizers.clock, step.own_schedule
+        if clock is not None and schedule is not None:
+            return clock.read(schedule)
+        if rate == np.float32(step.known_rate):
             return None
         step.known_rate = rate
         return rate

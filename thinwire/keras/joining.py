@@ -82,7 +82,11 @@ class Joining:
         plan.check(method, member.model.name)
         num_train = self._num_train or data.num_examples
         offer = make_offer(shared, plan, method, data.batch_size, num_train)
-        if method.steps_on_workers and method.schedule_clock == "examples":
+        if method.steps_on_workers:
+            reads_schedule = method.schedule_clock == "examples"
+        else:
+            reads_schedule = optimizers.stepping[0].own_schedule is not None
+        if reads_schedule:
             optimizers.begin_clock(data)
         own = [step.inner for step in optimizers.stepping]
         momentum = optimizers.momentum_for(method)

@@ -59,8 +59,8 @@ class ScriptOptimizers:
         compiled: Stands in for the model's own; None: it has none yet.
         stepping: Of all that step in the present phase, in the order of the offer.
         sequence: Their numbers, as they step in one train_step.
-        clock: What a schedule is read at where they step here; None before the first step, and
-            where a PS steps.
+        clock: What a schedule is read at on this worker; None before the first step, and
+            where a PS reads it.
 
     Args:
         member: The model's place in the run.

@@ -234,7 +234,7 @@ class ModelSession(LeavesOnExit):
 
     @property
     def clock(self) -> RunClock | None:
-        """What a schedule is read at where the script's optimizers step here; None: their own."""
+        """What a schedule is read at on this worker; None: its optimizer's own count, or none."""
         return self._optimizers.clock
 
     def ends_fit(self) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from thinwire.keras.plan import Pairs, StepRecorder
+from thinwire.ops.optimizers.described import own_schedule
 
 if TYPE_CHECKING:
     from thinwire.keras.clock import RunClock
@@ -128,7 +129,7 @@ class StepOwner(Protocol):
 
     @property
     def clock(self) -> RunClock | None:
-        """What a schedule is read at where the optimizers step here; None: their own counts."""
+        """What a schedule is read at on this worker; None: its optimizer's own count, or none."""
 
     @property
     def call(self) -> StepCall:
@@ -210,6 +211,11 @@ class ExchangeStep:
         """
         rate = inner(self.optimizer)._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
+
+    @property
+    def own_schedule(self) -> Any:
+        """The schedule of the learning rate, if no PS can build it; else None."""
+        return own_schedule(inner(self.optimizer))
 
     def assign_rate(self, rate: float) -> None:
         """Write a learning rate where callbacks read it."""
@@ -341,7 +347,8 @@ class ExchangeStep:
         if scale is not None:
             scale.assign(tf.reshape(new_scale, []))
         if session.clock is not None:
-            session.clock.variable.assign(tf.cast(tf.reshape(count, []), tf.int64))
+            counted = session.clock.variable
+            counted.assign(tf.cast(tf.reshape(count, []), counted.dtype))
 
     @property
     def _scale(self) -> Any:

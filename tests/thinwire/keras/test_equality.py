@@ -21,7 +21,15 @@ def cosine():
     return keras.optimizers.schedules.CosineDecay(0.05, 7)
 
 
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of a script's own, which no PS can build."""
+
+    def __call__(self, step):
+        return 0.01 * keras.ops.minimum(step * 0.25, 4 / (step + 1))
+
+
 OPTIMIZERS = {
+    "own schedule": lambda: keras.optimizers.Adam(WarmUp()),
     "adamw": lambda: keras.optimizers.AdamW(cosine(), weight_decay=0.1, global_clipnorm=0.5),
     "averaged": lambda: keras.optimizers.SGD(
         0.1, momentum=0.9, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.5
@@ -35,7 +43,8 @@ LONG = pytest.mark.product
 
 
 @pytest.mark.parametrize(
-    "name", ["adamw", *(pytest.param(n, marks=LONG) for n in ("averaged", "sgd", "lamb"))]
+    "name",
+    ["adamw", *(pytest.param(n, marks=LONG) for n in ("own schedule", "averaged", "sgd", "lamb"))],
 )
 def test_two_workers_of_bsp_are_keras_alone(name, tmp_path):
     make = compiled(OPTIMIZERS[name])
@@ -58,7 +67,7 @@ def test_two_workers_of_bsp_are_keras_alone(name, tmp_path):
     ],
 )
 def test_one_worker_that_steps_itself_is_keras_alone(method, settings, tmp_path):
-    make = compiled(OPTIMIZERS["adamw"], steps_per_execution=2)
+    make = compiled(OPTIMIZERS["adamw" if settings else "own schedule"], steps_per_execution=2)
     expected, history = alone(make, epochs=3)
     with scripts(tmp_path, method, 1, **settings) as run:
         [(model, found)] = run.fit(make, epochs=3)
