@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import logging
 
+from thinwire import interrupts
 from thinwire.ops.run.settings import RETURNED_EARLY, SCRIPT_FAILED, Run
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import encode_metrics
@@ -49,6 +50,8 @@ class FitBarriers:
         self._control = Control.of(
             run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
         )
+        # For good: a script that a signal ends must not wait for a PS that is gone as well.
+        interrupts.add_listener(self._control.interrupt)
         RECORD.on_evaluation(self._report)
         RECORD.at_end(self._finish)
         atexit.register(self._finish_at_exit)
@@ -61,6 +64,7 @@ class FitBarriers:
     def count_fit(self) -> None:
         """Begin another `fit`, the first included."""
         self._num_fits, self._num_saved, self.where = self._num_fits + 1, 0, "begin"
+        self._control.resume()
 
     @property
     def phase(self) -> int:
@@ -79,7 +83,7 @@ class FitBarriers:
 
         Raises:
             Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this script.
-            InterruptedError: `interrupt` was called.
+            InterruptedError: This process was interrupted.
         """
         try:
             return self._control.barrier(f"fit-{self._num_fits}-{where}", changes)
@@ -149,10 +153,6 @@ class FitBarriers:
         """Let every other script end the present `fit` after so many epochs; 0: immediately."""
         self._control.stop_fit(self._num_fits, epochs)
 
-    def interrupt(self) -> None:
-        """Let a wait return (any thread)."""
-        self._control.interrupt()
-
     def _stopped(self, fit: int, epochs: int) -> None:
         if fit == self._num_fits:
             self.on_stop(epochs)
@@ -169,6 +169,7 @@ class FitBarriers:
         """Report the script's end, once; the run ends when all have ended."""
         atexit.unregister(self._finish_at_exit)
         self._control.finish(failed, message)
+        interrupts.remove_listener(self._control.interrupt)
 
     def _finish_at_exit(self) -> None:
         """Do so for a script that no launcher of ours has started."""

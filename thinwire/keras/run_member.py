@@ -187,5 +187,3 @@ class RunMember:
     def _interrupt(self) -> None:
         if self.session is not None:
             self.session.part.interrupt()
-        if self.barriers is not None:
-            self.barriers.interrupt()

@@ -276,6 +276,11 @@ class Control:
             self._is_interrupted = True
             self._changed.notify_all()
 
+    def resume(self) -> None:
+        """Let calls wait again, after `interrupt`."""
+        with self._changed:
+            self._is_interrupted = self._closing.is_set()
+
     def close(self) -> None:
         """End the stream. A script that has not finished is missed by the others for a lease."""
         self._closing.set()

@@ -144,10 +144,23 @@ def test_one_that_dies_is_waited_for_a_lease():
 
 
 def test_a_wait_can_be_interrupted():
-    with scripts() as (_, (one, _two), _ends):
+    with scripts() as (_, (one, two), _ends):
         waiting = passes(one, "fit-1-begin")
         one.interrupt()
         assert isinstance(waiting.end().error, InterruptedError)
+        with pytest.raises(InterruptedError):
+            one.barrier("fit-1-begin")
+        one.resume()
+        again = passes(one, "fit-1-begin")
+        two.barrier("fit-1-begin")
+        assert again.end().error is None
+
+
+def test_an_interrupted_script_waits_for_no_shard_that_is_gone():
+    with scripts() as (cluster, (one, _), _):
+        cluster.shards[0].kill()
+        one.interrupt()
+        assert not one.finish(failed=True, wait_seconds=1e6)
 
 
 def test_a_script_of_another_run_is_refused():
