@@ -34,7 +34,7 @@ class StepExchange:
     Attributes:
         last: What became of the newest step; None before the first.
         traffic: What the steps of the present epoch have sent and received.
-        num_calls: Exchanges of the present `fit`, those after the run's end included.
+        num_calls: Of `exchange` in the present `fit`, those after its end included.
 
     Args:
         member: The model's place in the run.
@@ -109,6 +109,7 @@ class StepExchange:
         """
         member, clock = self._member, self._optimizers.clock
         session, is_offered = member.joined, member.is_offered
+        self.num_calls += 1
         with member.lock:
             if in_turn and not self._loop_steps.is_due(step):
                 return self._unchanged(values, statistics, rate, scale)
@@ -190,7 +191,6 @@ class StepExchange:
     ) -> None:
         """Step from the weights [num_parameters] that the model holds; keep what goes wrong."""
         member, session = self._member, self._member.joined
-        self.num_calls += 1
         try:
             if not session.stopped:
                 check_held(session, held, member.model.name)

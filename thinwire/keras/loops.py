@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from thinwire.keras.checks import check_model
 from thinwire.keras.plan import Pairs, PlannedStep, StepPlan, named
@@ -112,10 +113,29 @@ class LoopSteps:
         self._models: dict[ExchangeStep, list[keras.Model]] = {}
         self._cycle: list[ExchangeStep] = []  # in the order of their first steps
         self._num_pending = 0  # local steps since the last exchange
+        self._others: dict[int, Any] = {}  # by identity: that step beside them
 
     def add(self, step: ExchangeStep, models: Sequence[keras.Model]) -> None:
         """Count an optimizer in."""
         self._models[step] = list(models)
+
+    def name_other(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Name, once, an optimizer that the loop steps beside these.
+
+        Args:
+            optimizer: Not distributed.
+            variables: That it steps, none of which is shared.
+        """
+        if not self._models or id(optimizer) in self._others:
+            return
+        self._others[id(optimizer)] = optimizer
+        logging.warning(
+            "%s steps %s and %d more variables, which this worker trains alone; if all workers "
+            "are to train them together: optimizer = thinwire.distribute(optimizer, model=model)",
+            named(optimizer),
+            variables[0].path,
+            len(variables) - 1,
+        )
 
     def plan(self, step: ExchangeStep, pairs: Pairs) -> StepPlan:
         """Return what all optimizers step, given what one of them is about to.

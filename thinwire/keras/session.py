@@ -84,7 +84,7 @@ class ModelSession(LeavesOnExit):
             member, self._optimizers, succession, self._phases, self._exchange, self.central
         )
         if settings is not None:
-            watch_steps(self._optimizers)
+            watch_steps(self)
             self._optimizers.prepare()
 
     # -- for scripts ----------------------------------------------------------------------------
@@ -204,6 +204,12 @@ class ModelSession(LeavesOnExit):
             return logs
         finally:
             self.call = self._endless
+
+    def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Refuse an optimizer that trains shared variables here alone; see `StepWatcher`."""
+        self._optimizers.refuse_step(optimizer, variables)
+        if not self._member.in_fit:
+            self._loop_steps.name_other(optimizer, variables)
 
     # -- for the steps; see `thinwire.keras.step.StepOwner` ---------------------------------------
 

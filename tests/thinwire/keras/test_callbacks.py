@@ -215,3 +215,21 @@ def test_a_run_that_ends_first_leaves_weights_and_optimizer_to_all(method, tmp_p
             np.testing.assert_array_equal(flat, core.model.theta)
             assert int(model.optimizer.iterations) == 9
             assert max(np.abs(each).max() for each in model.optimizer.variables[2:]) > 0
+
+
+class Finished(keras.callbacks.Callback):
+    """Stops a fit as it begins, as one of a script that finds its work done."""
+
+    def on_train_begin(self, logs=None):
+        self.model.stop_training = True
+
+
+def test_a_fit_may_be_stopped_as_it_begins(tmp_path):
+    def story(settings):
+        model = distribute(compiled(lambda: o.SGD(0.1))(), settings)
+        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[Finished()])
+        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+        return model.thinwire.num_exchanges
+
+    with scripts(tmp_path) as run:
+        assert run.each(story) == [2 * len(X) // BATCH]

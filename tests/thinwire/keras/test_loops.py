@@ -355,3 +355,24 @@ def unbuilt(settings):
 def test_a_loop_that_cannot_be_right_is_refused(script, words, tmp_path):
     with scripts(tmp_path, "bsp", 1) as run, pytest.raises(ConfigurationError, match=words):
         run.each(script)
+
+
+def test_an_optimizer_that_the_loop_steps_beside_is_named_once(tmp_path, caplog):
+    def story(settings):
+        other = keras.Variable([1.0, 2.0], name="other")
+        beside = keras.optimizers.SGD(0.5)
+        model = plain_model()
+        optimizer = distribute(keras.optimizers.SGD(0.1), settings, model=model)
+        for _ in range(3):
+            beside.apply([np.ones(2, np.float32)], [other])
+            with tf.GradientTape() as tape:
+                loss = LOSS(Y, model(X, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+        return other.numpy()
+
+    with scripts(tmp_path) as run:
+        (other,) = run.each(story)
+    np.testing.assert_array_equal(other, [-0.5, 0.5])
+    alone = [line for line in caplog.messages if "which this worker trains alone" in line]
+    assert len(alone) == 1 and "other and 0 more" in alone[0]
