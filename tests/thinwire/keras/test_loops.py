@@ -369,7 +369,7 @@ def test_an_optimizer_that_the_loop_steps_beside_is_named_once(tmp_path, caplog)
                 loss = LOSS(Y, model(X, training=True))
             gradients = tape.gradient(loss, model.trainable_variables)
             optimizer.apply(gradients, model.trainable_variables)
-        return other.numpy()
+        return keras.ops.convert_to_numpy(other)
 
     with scripts(tmp_path) as run:
         (other,) = run.each(story)
