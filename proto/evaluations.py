@@ -42,14 +42,16 @@ def decode_metrics(metrics: Iterable[pb.Metric]) -> dict[str, Any]:
 
 
 def numbers_of(metrics: Iterable[pb.Metric]) -> dict[str, float]:
-    """Return metrics by name where each is one number; entries of arrays are numbered.
+    """Return metrics by name where each is one number; entries of longer arrays are numbered.
 
     >>> numbers_of(encode_metrics({"loss": 0.5, "f1": np.array([0.0, 1.0])}))
     {'loss': 0.5, 'f1_0': 0.0, 'f1_1': 1.0}
+    >>> numbers_of(encode_metrics({"f1": np.array([0.5])}))
+    {'f1': 0.5}
     """
     found: dict[str, float] = {}
     for each in metrics:
-        if each.shape:
+        if len(each.values) != 1:
             values = list(each.values)[:_MOST_ENTRIES]
             found |= {f"{each.name}_{number}": value for number, value in enumerate(values)}
         else:

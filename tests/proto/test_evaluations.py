@@ -25,6 +25,7 @@ def test_metrics_come_back_as_keras_has_them():
     np.testing.assert_array_equal(found["f1"], logs["f1"])
     assert found["f1"].dtype == np.float32
     assert numbers_of(encode_metrics({"f1": np.zeros((2, 1))})) == {"f1_0": 0.0, "f1_1": 0.0}
+    assert numbers_of(encode_metrics({"f1": np.array([0.25]), "none": np.zeros(0)})) == {"f1": 0.25}
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
