@@ -9,6 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 
+class LeftBehind(Exception):
+    """This script was started again and can take no part in its run, which goes on without it."""
+
+
 class ScriptSession(Protocol):
     """A model's place in the run, as far as the script's end concerns it."""
 
@@ -75,6 +79,10 @@ class ScriptRecord:
         """Call what `at_end` was given, the newest first; nothing when repeated."""
         while self._endings:
             self._endings.pop()(failed, message)
+
+    def abandon(self) -> None:
+        """Leave without a report: for the others this script is lost."""
+        self._endings.clear()
 
     @property
     def sessions(self) -> Sequence[ScriptSession]:

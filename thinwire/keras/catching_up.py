@@ -11,6 +11,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.session import Session
+from thinwire.worker.script import LeftBehind
 
 
 class CatchUp:
@@ -37,6 +38,7 @@ class CatchUp:
 
         Raises:
             ConfigurationError: What was passed over has trained what is not shared any more.
+            LeftBehind: So it has, and the launcher has started this worker again.
             RequestRejected: For another reason.
         """
         try:
@@ -73,11 +75,16 @@ class CatchUp:
         known = {id(each) for each in session.shared.variables}
         missing += [each.path for number, each in self._lost.items() if number not in known]
         if missing:
-            raise ConfigurationError(
+            text = (
                 f"this script was started again in a later phase of its run: {missing[0]} and "
                 f"{len(missing) - 1} more variables that an earlier fit has trained are not shared "
-                "any more, so that their values are lost; expected a run that goes on with all "
-                "that it has trained. Start it anew with --overwrite."
+                "any more, so that their values are lost"
+            )
+            if session.own.num_restarts:
+                raise LeftBehind(f"{text}; the other workers go on without this one.")
+            raise ConfigurationError(
+                f"{text}; expected a run that goes on with all that it has trained. Start it anew "
+                "with --overwrite."
             )
         self._passed_over.clear()
         self._lost.clear()

@@ -438,8 +438,7 @@ class Cluster:
         own_fault = [code for code in codes if code and code > 0]  # the others were killed
         if self.rules.one_failure_is_all:
             for child, code in zip(self._of("Worker"), codes, strict=True):
-                is_lost = code == EXIT_UNREACHABLE and child.node.number not in self.at_fault
-                if code and code > 0 and not is_lost:
+                if code and code > 0 and not self._is_lost(child):
                     return code
         if all(code not in (None, EXIT_DONE) for code in codes):
             return next(iter(own_fault), EXIT_UNREACHABLE)
@@ -480,4 +479,12 @@ class Cluster:
             logging.info("workers that were started again: %s", restarts)
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
-        return self.root_cause or max(0, *codes.values())
+        lost = {child.node.name for child in self._of("Worker") if self._is_lost(child)}
+        return self.root_cause or max(
+            0, *(code for name, code in codes.items() if name not in lost)
+        )
+
+    def _is_lost(self, worker: Child) -> bool:
+        """Return whether a script could not reach the PS, or go on with the others."""
+        may_be_lost = self.rules.one_failure_is_all and worker.node.number not in self.at_fault
+        return may_be_lost and worker.poll() == EXIT_UNREACHABLE

@@ -57,7 +57,7 @@ from thinwire.ops.run.settings import (
     Diverged,
 )
 from thinwire.ops.types import ConfigurationError
-from thinwire.worker.script import RECORD
+from thinwire.worker.script import RECORD, LeftBehind
 from thinwire.worker.temporary import record_temporary
 
 #: (module, exception) by which a script learns that the run is over.
@@ -233,6 +233,8 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     if failure is not None:
         code = failure.code
         failure.report()
+    if failure is not None and failure.is_lost:
+        RECORD.abandon()
     with contextlib.suppress(Exception):  # the launcher ends the run anyway
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
     if code == EXIT_DONE:
@@ -336,6 +338,8 @@ def _expected_code(error: BaseException) -> int | None:
         return EXIT_CONFIGURATION
     if isinstance(error, Diverged):
         return EXIT_DIVERGED
+    if isinstance(error, LeftBehind):
+        return EXIT_UNREACHABLE
     if _cause_of_end(error):
         return _code_of_end(error)
     if "grpc" not in sys.modules:

@@ -154,6 +154,14 @@ def test_a_script_whose_run_others_ended_is_quiet(tmp_path):
     assert run(tmp_path, text.format("interrupted"))[::3] == (130, None)
 
 
+def test_one_that_cannot_come_back_is_lost_and_ends_nothing(tmp_path):
+    text = "from thinwire.worker.script import LeftBehind\nraise LeftBehind('too late')"
+    code, out, error, failure = run(tmp_path, TRAINED + text)
+    assert (code, failure.code, failure.is_lost) == (3, 3, True), error
+    assert "too late" in failure.text and "Traceback" not in failure.text
+    assert "END" not in out
+
+
 def test_an_end_from_outside_is_no_error_of_its_own(tmp_path):
     """TensorFlow puts an error of its own in the place of a SystemExit that passes through it."""
     text = """
