@@ -11,7 +11,7 @@ from thinwire.proto.grpc.session import RequestRejected
 from thinwire.worker.script import LeftBehind
 
 
-class Joined:
+class JoinAttempt:
     """A session of some variables, in a run that is in the phases from `accepts` on."""
 
     def __init__(self, *variables, accepts=True, num_restarts=0):
@@ -36,22 +36,22 @@ def variable(path):
 def test_what_earlier_fits_have_trained_must_be_with_the_run(num_restarts, error):
     """Where the launcher has started one worker again, the others go on without it."""
     catch_up, base, head = CatchUp(), variable("base"), variable("head")
-    assert not catch_up.open(Joined(base, head, accepts=False), None)
+    assert not catch_up.open(JoinAttempt(base, head, accepts=False), None)
     assert catch_up.is_behind
     with pytest.raises(error, match="base and 0 more variables"):
-        catch_up.open(Joined(head, num_restarts=num_restarts), 4)
+        catch_up.open(JoinAttempt(head, num_restarts=num_restarts), 4)
 
 
 def test_a_model_after_it_does_not_have_them():
     catch_up, first, second = CatchUp(), variable("kernel"), variable("kernel")
-    assert not catch_up.open(Joined(first, accepts=False), None)
+    assert not catch_up.open(JoinAttempt(first, accepts=False), None)
     catch_up.go_to_next_model([first])
     with pytest.raises(LeftBehind, match="kernel"):
-        catch_up.open(Joined(second, num_restarts=2), 4)
+        catch_up.open(JoinAttempt(second, num_restarts=2), 4)
 
 
 def test_a_script_that_has_all_of_them_goes_on():
     catch_up, base, head = CatchUp(), variable("base"), variable("head")
-    assert not catch_up.open(Joined(base, accepts=False), None)
-    assert catch_up.open(Joined(base, head, num_restarts=1), 4)
+    assert not catch_up.open(JoinAttempt(base, accepts=False), None)
+    assert catch_up.open(JoinAttempt(base, head, num_restarts=1), 4)
     assert not catch_up.is_behind
