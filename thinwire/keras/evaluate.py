@@ -14,8 +14,7 @@ import os
 import sys
 import time
 import types
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -23,33 +22,26 @@ from absl import logging
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
+from thinwire.keras.evaluated_weights import EvaluatedWeights
 from thinwire.keras.plan import is_built, try_in_graph
-from thinwire.keras.reports import fill_history, variables_of
+from thinwire.keras.reports import fill_history
 from thinwire.keras.saving import is_own_file
-from thinwire.models.flat_model import FlatVariables, moving_statistics
 from thinwire.ops.run.settings import END_REASONS, EXIT_DONE
-from thinwire.ops.sharding.w_global import model_spec
-from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.evaluations import decode_layouts, decode_metrics, encode_metrics
+from thinwire.proto.evaluations import decode_metrics, encode_metrics
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.sharing.arrays import are_arrays, cut_off_validation
-from thinwire.supervisor.evaluation_requests import CentralModel, EvaluationRequests
-from thinwire.worker.client.slots import fetch_slots
+from thinwire.supervisor.evaluation_requests import EvaluationRequests
 from thinwire.worker.temporary import remove_temporary
 
 if TYPE_CHECKING:
     from thinwire.ops.run.settings import Run
-    from thinwire.ops.types import Float32, ShardLayout
 
 #: Of one processor's time that evaluations in between may take.
 _SHARE = 0.05
 #: After the first one, most of whose time went into tracing.
 _FIRST_PAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-#: What Keras calls a moving average of weights among an optimizer's slots; and how many states a
-#: shard sends where there is one optimizer: the last is of what has none.
-_AVERAGE, _WITH_ONE_OPTIMIZER = "average", 2
 #: What would write a file of the model.
 _WRITERS = ("save", "save_weights", "export")
 
@@ -171,15 +163,11 @@ class FitEvaluator:
         self.model, self._run, self._script = model, run, script
         self._requests_of, self._end_process = requests, end_process
         self._num_fits = 0  # of the script, when this model's newest began
-        self._central: CentralModel | None = None
-        self._assign: tuple[FlatVariables, FlatVariables] | None = None
+        self._weights: EvaluatedWeights | None = None  # of the newest `fit`
         self._validation: ValidationSet | None = None  # of the newest `fit` that has any
         self._fit_of_validation = 0
         self._last: pb.Evaluated | None = None
         self._last_values: tuple[int, ...] = ()  # that it is of, by their checksums
-        self._shared: list[Any] = []  # variables that the present `fit` shares
-        self._spec = ModelSpec(())
-        self._layouts: Sequence[ShardLayout] = ()
         self._swaps_averages = False  # for evaluations, as SwapEMAWeights does
         self._free_at = 0.0  # when the next evaluation in between is due
 
@@ -231,8 +219,8 @@ class FitEvaluator:
 
     def close(self) -> None:
         """End the streams of the central model."""
-        if self._central is not None:
-            self._central.close()
+        if self._weights is not None:
+            self._weights.close()
 
     def _keep_weights(self) -> None:
         """Take what a `fit` has ended with: later ones may not share all of it any more."""
@@ -241,7 +229,8 @@ class FitEvaluator:
         except RequestRejected as error:
             if error.reason != pb.REASON_PHASE:
                 raise
-            self._script.missing |= {id(each): each for each in self._shared}
+            if self._weights is not None:
+                self._script.missing |= {id(each): each for each in self._weights.shared}
 
     def _begin(self, arguments: dict[str, Any], begun: pb.FitBegun) -> None:
         """Prepare for the evaluations of a `fit`."""
@@ -250,17 +239,10 @@ class FitEvaluator:
             cut_off_validation(given)
         _build(self.model, given)
         self.close()
-        variables = variables_of(begun, self.model)
-        averaged = moving_statistics(self.model) if self._run.method.bn_sync else []
-        flat, statistics = FlatVariables(variables), FlatVariables(averaged)
-        spec = model_spec(variables, numbers_paths=True)
-        layouts, run_id = decode_layouts(begun.shards, spec), self.requests.run_id
-        self._central = CentralModel(self._run, run_id, spec, layouts, statistics.size, begun.phase)
-        self._shared = list(variables)
-        for each in variables:
+        weights = EvaluatedWeights(self.model, self._run, self.requests.run_id, begun)
+        self._weights, self._last = weights, None
+        for each in weights.shared:
             self._script.missing.pop(id(each), None)
-        self._assign, self._last = (flat, statistics), None
-        self._spec, self._layouts = spec, layouts
         self._swaps_averages = self._has_averages(given.get("callbacks"))
         if given.get("validation_data") is not None:
             self._validation = ValidationSet(self.model, given)
@@ -334,39 +316,9 @@ class FitEvaluator:
         )
         return False
 
-    def _put_averages(self, weights: Float32) -> None:
-        """Replace weights by their moving averages, where the PS's optimizer has some.
-
-        Args:
-            weights: [num_parameters], in place.
-        """
-        requests, run, offsets = self.requests, self._run, self._spec.offsets
-        shards = fetch_slots(run, 0, requests.run_id, self._layouts, role=pb.ROLE_EVALUATOR)
-        for layout, states in zip(self._layouts, shards, strict=True):
-            if len(states) != _WITH_ONE_OPTIMIZER:
-                continue
-            for slot in states[0].slots:
-                if slot.role == _AVERAGE and slot.slice is not None:
-                    piece = layout.slices[slot.slice]
-                    start = offsets[piece.tensor] + piece.start
-                    weights[start : start + piece.size] = slot.values.ravel()
-
     def _take_weights(self, averages: bool = False) -> tuple[list[int], tuple[int, ...]]:
-        """Give the model the central weights and statistics; return versions and checksums.
-
-        Args:
-            averages: Whether moving averages of the weights take their place.
-        """
-        if self._central is None or self._assign is None:
-            return [], ()
-        view, (flat, statistics) = self._central.fetch(), self._assign
-        if averages and any(view.versions):  # before the first update there are none
-            self._put_averages(view.weights)
-        flat.assign(view.weights)
-        if view.statistics is not None:
-            statistics.assign(view.statistics)
-        given = [each for each in (view.weights, view.statistics) if each is not None]
-        return list(view.versions), tuple(zlib.crc32(each.data) for each in given)
+        """Give the model the central weights, once there are some; see `EvaluatedWeights.take`."""
+        return ([], ()) if self._weights is None else self._weights.take(averages)
 
     def _history(self, number: int) -> keras.callbacks.History:
         history = keras.callbacks.History()
